@@ -1,0 +1,198 @@
+"""How does a value cross a wire or a disk? As JSON, by the types of its dataclass, both ways and strictly.
+
+Rules: only frozen dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, string-keyed
+dicts and other dataclasses); an unknown or missing field is an error, since both ends run the same bundle; a value
+of a union of dataclasses carries its class name under `kind`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+T = TypeVar("T")
+Reader = Callable[[Any], Any]
+
+
+class CodecError(ValueError):
+    """The text is no JSON, or not of the type that was asked for."""
+
+
+def pack(value: object) -> Any:
+    """Turn `value` into what `json.dumps` takes. Dataclasses become objects without a `kind`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: pack(getattr(value, name)) for name in _field_names(type(value))}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): pack(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [pack(item) for item in value]
+    assert value is None or isinstance(value, (str, int, float, bool)), f"cannot pack {type(value)}"
+    return value
+
+
+def pack_kind(value: object) -> dict[str, Any]:
+    """Like `pack`, with the class name under `kind`, so that `unpack_kind` can tell which class it was."""
+    return {"kind": type(value).__name__, **pack(value)}
+
+
+def dumps(value: object) -> str:
+    """Return one line of JSON for a dataclass."""
+    return json.dumps(pack(value), separators=(",", ":"))
+
+
+def dumps_kind(value: object) -> str:
+    """Return one line of JSON for a dataclass of a union."""
+    return json.dumps(pack_kind(value), separators=(",", ":"))
+
+
+def dumps_plain(data: Any) -> str:
+    """Return one line of JSON for plain data."""
+    return json.dumps(data, separators=(",", ":"))
+
+
+def loads_plain(text: str | bytes) -> dict[str, Any]:
+    """Read a JSON object. Raises CodecError."""
+    data = _json(text)
+    if not isinstance(data, dict):
+        raise CodecError("an object wanted")
+    return data
+
+
+def loads(cls: type[T], text: str | bytes) -> T:
+    """Read one `cls` from JSON text. Raises CodecError."""
+    return unpack(cls, _json(text))
+
+
+def loads_kind(classes: Mapping[str, type[T]], text: str | bytes) -> T:
+    """Read one of `classes` from JSON text by its `kind`. Raises CodecError."""
+    return unpack_kind(classes, _json(text))
+
+
+def unpack(cls: type[T], data: Any) -> T:
+    """Read one `cls` from plain JSON data. Raises CodecError."""
+    value: T = _reader(typing.cast(typing.Hashable, cls))(data)
+    return value
+
+
+def unpack_kind(classes: Mapping[str, type[T]], data: Any) -> T:
+    """Read one of `classes` from plain JSON data by its `kind`. Raises CodecError."""
+    if not isinstance(data, dict) or data.get("kind") not in classes:
+        raise CodecError(f"unknown kind: {str(data)[:200]}")
+    return unpack(classes[data["kind"]], {key: item for key, item in data.items() if key != "kind"})
+
+
+def by_kind(union: object) -> dict[str, type[Any]]:
+    """Return the classes of a union type by their names, for `unpack_kind`."""
+    return {cls.__name__: cls for cls in get_args(union)}
+
+
+def _json(text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as err:
+        raise CodecError(f"no JSON: {err}") from err
+
+
+@functools.cache
+def _field_names(cls: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
+@functools.cache
+def _reader(tp: Any) -> Reader:
+    """Build the function that reads a value of type `tp`; once per type, so that decoding a beat costs microseconds."""
+    origin = get_origin(tp)
+    if origin in (typing.Union, types.UnionType):
+        return _union_reader(get_args(tp))
+    if origin is tuple:
+        return _tuple_reader(get_args(tp))
+    if origin is dict or origin is Mapping:
+        item = _reader(get_args(tp)[1])
+        return lambda data: {str(key): item(value) for key, value in _expect(data, dict).items()}
+    if dataclasses.is_dataclass(tp):
+        return _dataclass_reader(typing.cast(type, tp))
+    if isinstance(tp, type) and issubclass(tp, enum.Enum):
+        return _checked(tp, "enum")
+    if tp is Path:
+        return lambda data: Path(_expect(data, str))
+    if tp is float:
+        return _read_float
+    if tp in (str, int, bool):
+        return lambda data: _expect(data, tp)
+    raise AssertionError(f"the codec does not know {tp}")
+
+
+def _union_reader(members: tuple[Any, ...]) -> Reader:
+    """Read `X | None`; unions of several classes go through `unpack_kind`."""
+    rest = [member for member in members if member is not type(None)]
+    assert len(rest) == 1 and len(members) == 2, f"only X | None, not {members}"
+    inner = _reader(rest[0])
+    return lambda data: None if data is None else inner(data)
+
+
+def _tuple_reader(members: tuple[Any, ...]) -> Reader:
+    if len(members) == 2 and members[1] is Ellipsis:
+        item = _reader(members[0])
+        return lambda data: tuple(item(value) for value in _expect(data, list))
+    readers = [_reader(member) for member in members]
+
+    def read(data: Any) -> tuple[Any, ...]:
+        values = _expect(data, list)
+        if len(values) != len(readers):
+            raise CodecError(f"{len(readers)} items wanted: {str(data)[:200]}")
+        return tuple(one(value) for one, value in zip(readers, values, strict=True))
+
+    return read
+
+
+def _dataclass_reader(cls: type) -> Reader:
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    readers = {field.name: _reader(hints[field.name]) for field in fields}
+    needed = {
+        field.name
+        for field in fields
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    }
+
+    def read(data: Any) -> Any:
+        values = _expect(data, dict)
+        if not needed.issubset(values) or not readers.keys() >= values.keys():
+            off = sorted((needed - values.keys()) | (values.keys() - readers.keys()))
+            raise CodecError(f"{cls.__name__}: missing or unknown {', '.join(off)}")
+        return cls(**{name: readers[name](value) for name, value in values.items()})
+
+    return read
+
+
+def _checked(tp: type[enum.Enum], what: str) -> Reader:
+    def read(data: Any) -> enum.Enum:
+        try:
+            return tp(data)
+        except ValueError as err:
+            raise CodecError(f"{what}: {err}") from err
+
+    return read
+
+
+def _expect(data: Any, tp: type[T]) -> T:
+    if not isinstance(data, tp) or (tp is int and isinstance(data, bool)):
+        raise CodecError(f"{tp.__name__} wanted: {str(data)[:200]}")
+    return data
+
+
+def _read_float(data: Any) -> float:
+    if isinstance(data, bool) or not isinstance(data, (int, float)):
+        raise CodecError(f"number wanted: {str(data)[:200]}")
+    return float(data)

@@ -1,0 +1,112 @@
+"""How do two ends talk? Lines of JSON over TLS: the job's own certificate, pinned, then the job's token.
+
+Rules: a line has a limit; a stranger is cut off before it is believed in anything; whoever is too slow to read is
+cut off rather than buffered for without bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import codec
+from .durable import LINE_BYTES_MAX
+
+SEND_BYTES_MAX = 8 << 20
+"""How much may wait to be sent to one peer before the connection is given up."""
+
+KEPT = "#"
+"""The key beside a message's own fields that numbers a kept report."""
+
+
+class LineError(ConnectionError):
+    """The peer broke the rules of the line, or went away."""
+
+
+@dataclass(slots=True)
+class Line:
+    """One connection: send and receive messages."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, message: object, seq: int = 0) -> None:
+        """Queue one message, numbered when it is a kept one. Raises LineError when the peer has stopped reading or the line is closing."""
+        transport = self.writer.transport
+        if transport.is_closing():
+            raise LineError("the connection is closed")
+        data = codec.pack_kind(message)
+        if seq:
+            data[KEPT] = seq
+        self.writer.write(json.dumps(data, separators=(",", ":")).encode() + b"\n")
+        if transport.get_write_buffer_size() > SEND_BYTES_MAX:
+            self.abort()
+            raise LineError(f"the peer has left more than {SEND_BYTES_MAX} bytes unread")
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message as plain data. Raises LineError at the end of the line or on anything but a line."""
+        try:
+            raw = await self.reader.readuntil(b"\n")
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as err:
+            raise LineError(f"the connection ended: {err}") from err
+        try:
+            data = json.loads(raw)
+        except (ValueError, RecursionError) as err:
+            raise LineError("the peer sent no JSON") from err
+        if not isinstance(data, dict):
+            raise LineError("the peer sent no message")
+        return data
+
+    def abort(self) -> None:
+        """Close at once, without a word."""
+        self.writer.transport.abort()
+
+
+def take_message(data: dict[str, Any], classes: Mapping[str, type[Any]]) -> tuple[Any, int]:
+    """Turn received data into one of `classes` and its sequence number (0 for none). Raises LineError."""
+    seq = data.pop(KEPT, 0)
+    try:
+        return codec.unpack_kind(classes, data), int(seq)
+    except (codec.CodecError, TypeError, ValueError) as err:
+        raise LineError(str(err)) from err
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the supervisor's side of TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def client_context(certificate_pem: str) -> ssl.SSLContext:
+    """Return an agent's side of TLS: the job's certificate is the only one in the world it trusts."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = (
+        False  # the address is often a forwarded port; the pinned certificate is the identity
+    )
+    context.load_verify_locations(cadata=certificate_pem)
+    return context
+
+
+async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: float) -> Line:
+    """Connect to a supervisor. Raises OSError (LineError among them) within `connect_s_max`."""
+    opening = asyncio.open_connection(
+        host,
+        port,
+        ssl=context,
+        server_hostname="orch",
+        limit=LINE_BYTES_MAX,
+        ssl_handshake_timeout=connect_s_max,
+    )
+    try:
+        reader, writer = await asyncio.wait_for(opening, connect_s_max)
+    except asyncio.TimeoutError as err:
+        raise LineError(f"no answer from {host}:{port} within {connect_s_max:g} s") from err
+    return Line(reader, writer)

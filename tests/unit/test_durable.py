@@ -1,0 +1,71 @@
+"""Does a reader see the old text or the new, and a log only whole lines?"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from orchestrator.wire import durable
+from orchestrator.wire.durable import LineLog, read_lines, replace_bytes, replace_text
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    replace_text(path, "old")
+    with path.open() as reader:
+        replace_text(path, "new \udc80", durable=False)
+        assert reader.read() == "old"
+    assert path.read_bytes() == b"new \x80"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_private_file_is_private_under_any_mask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        replace_bytes(tmp_path / "token", b"x", mode=0o600)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+
+
+def test_a_replacement_that_fails_leaves_the_old_text(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "file").touch()
+    with pytest.raises(OSError, match="directory"):
+        replace_text(path, "text")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_lines_are_appended_across_openings(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for word in ("one", "two"):
+        log = LineLog(path)
+        log.append(word)
+        log.close()
+    assert list(read_lines(path)) == ["one", "two"]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 4, durable.LINE_BYTES_MAX])
+@pytest.mark.parametrize(("text", "left"), [("one\ntwo\nth", ["one", "two"]), ("no end", []), ("", [])])
+def test_a_torn_last_line_is_not_read_and_is_cut_off_at_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, text: str, left: list[str]
+) -> None:
+    monkeypatch.setattr(durable, "LINE_BYTES_MAX", block_bytes)
+    path = tmp_path / "log"
+    path.write_text(text)
+    assert list(read_lines(path)) == left
+    log = LineLog(path)
+    log.append("after")
+    log.close()
+    assert list(read_lines(path)) == [*left, "after"]
+
+
+def test_a_record_is_one_line(tmp_path: Path) -> None:
+    log = LineLog(tmp_path / "log")
+    with pytest.raises(AssertionError):
+        log.append("two\nlines")
+    log.close()

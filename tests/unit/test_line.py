@@ -1,0 +1,216 @@
+"""Who gets through to a supervisor, and what happens to those who break the rules of the line?"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import links as links_module
+from orchestrator.links import Down, Links, Said, Up, Word
+from orchestrator.submission import _certificate
+from orchestrator.wire import line
+from orchestrator.wire import messages as m
+from orchestrator.wire.durable import LINE_BYTES_MAX
+from orchestrator.wire.line import Line, LineError
+
+TOKEN = "right token"
+HELLO = m.Hello(m.PROTOCOL, "job-1", TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0)
+ANSWER_S_MAX = 20.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A listening `Links`, and what it takes to reach it."""
+
+    links: Links
+    port: int
+    certificate: str
+
+    async def dial(self) -> Line:
+        return await line.dial("127.0.0.1", self.port, line.client_context(self.certificate), ANSWER_S_MAX)
+
+    async def greet(self, hello: m.Hello = HELLO) -> Line:
+        one = await self.dial()
+        one.send(hello)
+        return one
+
+    async def hear(self) -> Word:
+        return await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
+
+
+def _play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:
+    """Let `act` meet a supervisor's links."""
+    certificate, key = _certificate()
+    (folder / "certificate.pem").write_bytes(certificate)
+    (folder / "key.pem").write_bytes(key)
+
+    async def play() -> None:
+        links = Links("job-1", TOKEN, ("node-0", "node-1"))
+        context = line.server_context(folder / "certificate.pem", folder / "key.pem")
+        port = await links.listen(context, "127.0.0.1", 0)
+        try:
+            await act(Place(links, port, certificate.decode()))
+        finally:
+            await links.close()
+
+    asyncio.run(play())
+
+
+async def _is_cut_off(one: Line) -> bool:
+    with pytest.raises(LineError):
+        await asyncio.wait_for(one.receive(), ANSWER_S_MAX)
+    return True
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"token": "wrong token"}, {"token": "\ud800"}, {"job": "job-2"}, {"node": "node-9"}, {"protocol": 0}],
+    ids=["token", "surrogate", "job", "node", "protocol"],
+)
+def test_a_stranger_is_cut_off_and_leaves_no_word(tmp_path: Path, change: dict[str, object]) -> None:
+    async def act(place: Place) -> None:
+        stranger = await place.greet(dataclasses.replace(HELLO, **change))  # type: ignore[arg-type]
+        assert await _is_cut_off(stranger)
+        assert place.links.inbox.empty()
+        assert not place.links.connected("node-0")
+
+    _play(tmp_path, act)
+
+
+@pytest.mark.parametrize("said", [b"no json\n", b"[]\n", b'{"kind":"Beat"}\n', b"x" * (LINE_BYTES_MAX + 10)])
+def test_a_stranger_who_talks_nonsense_is_cut_off(tmp_path: Path, said: bytes) -> None:
+    async def act(place: Place) -> None:
+        stranger = await place.dial()
+        stranger.writer.write(said)
+        assert await _is_cut_off(stranger)
+        assert place.links.inbox.empty()
+
+    _play(tmp_path, act)
+
+
+def test_a_stranger_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "HELLO_S_MAX", 0.2)
+
+    async def act(place: Place) -> None:
+        assert await _is_cut_off(await place.dial())
+
+    _play(tmp_path, act)
+
+
+def test_too_many_strangers_at_once_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links_module, "STRANGERS_MAX", 1)
+
+    async def act(place: Place) -> None:
+        first = await place.dial()
+        second = await place.dial()
+        assert await _is_cut_off(second)
+        first.send(HELLO)
+        assert isinstance(await place.hear(), Up)
+
+    _play(tmp_path, act)
+
+
+def test_an_agent_talks_to_nobody_but_its_own_supervisor(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        other, _ = _certificate()
+        with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+            await line.dial("127.0.0.1", place.port, line.client_context(other.decode()), ANSWER_S_MAX)
+
+    _play(tmp_path, act)
+
+
+def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.dial()
+        agent.send(dataclasses.replace(HELLO, pending=2))
+        agent.send(m.Started(1, (5,)), 3)
+        agent.send(m.Stopped(1, "asked"), 4)
+        agent.send(m.Beat(1, 1, ()))
+        heard = [await place.hear() for _ in range(4)]
+        assert [type(word) for word in heard] == [Said, Said, Up, Said]
+        assert [word.seq for word in heard if isinstance(word, Said)] == [3, 4, 0]
+        assert place.links.boot("node-0") == "boot"
+
+    _play(tmp_path, act)
+
+
+def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        old = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        new = await place.greet(dataclasses.replace(HELLO, boot="second"))
+        assert await _is_cut_off(old)
+        up = await place.hear()
+        assert isinstance(up, Up)
+        assert up.hello.boot == "second"
+        assert place.links.send("node-0", m.Leave())
+        assert await new.receive() == {"kind": "Leave"}
+        new.abort()
+        assert await place.hear() == Down("node-0")
+        assert not place.links.send("node-0", m.Leave())
+        assert place.links.inbox.empty()
+
+    _play(tmp_path, act)
+
+
+def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        agent.writer.write(b"x" * (LINE_BYTES_MAX + 10))
+        assert await place.hear() == Down("node-0")
+
+    _play(tmp_path, act)
+
+
+def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        place.links.drop("node-0")
+        place.links.drop("node-1")
+        assert await place.hear() == Down("node-0")
+        assert await _is_cut_off(agent)
+
+    _play(tmp_path, act)
+
+
+def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "SEND_BYTES_MAX", 10_000)
+
+    async def act(place: Place) -> None:
+        agent = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        order = m.Prepare(1, {"A": "x" * 500_000}, (), "python", False, None)
+        sent = [place.links.send("node-0", order) for _ in range(40)]
+        assert sent[0]
+        assert not sent[-1]
+
+    _play(tmp_path, act)
+
+
+def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        other = Links("job-1", TOKEN, ("node-0",))
+        context = line.server_context(tmp_path / "certificate.pem", tmp_path / "key.pem")
+        port = await other.listen(context, "127.0.0.1", place.port)
+        assert port != place.port
+        await other.close()
+
+    _play(tmp_path, act)
+
+
+def test_nobody_at_home_is_an_oserror() -> None:
+    certificate, _ = _certificate()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(line.dial("127.0.0.1", port, line.client_context(certificate.decode()), 1.0))
