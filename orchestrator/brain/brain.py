@@ -1,0 +1,271 @@
+"""The brain itself: `learn` and `decide`. See the package's docstring for the caller's duties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from . import decisions as d
+from . import events as e
+from . import policy
+from .decisions import Decision
+from .diagnose import diagnose
+from .facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
+from .fold import fold, folded_beat
+from .watch import Watch
+
+STACKS_S_MAX = 6.0
+"""How long a hang's verdict waits for the stacks of all nodes."""
+
+LAUNCH_S_MAX = 60.0
+"""How long an agent may take from its launch to its first word before that counts as a failure."""
+
+LAUNCH_PAUSE_S = 1.0
+"""Pause from one launch that failed to the next, doubled each time."""
+
+LAUNCH_PAUSE_S_MAX = 30.0
+
+KILL_S_MAX = 60.0
+"""How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
+
+UNREACHED_S_MAX = 600.0
+"""How long after the grace a node that cannot be asked may leave it open whether it still runs something."""
+
+SLEPT_S = 10.0
+"""A look that comes this much later than it was asked for: the supervisor's machine slept."""
+
+
+class Brain:
+    """Facts of one job, and what follows from them."""
+
+    def __init__(self) -> None:
+        self.facts = Facts()
+        self._beaten_at: dict[str, float] = {}
+
+    def learn(self, news: News) -> None:
+        """Fold an event, or a journaled decision, into the facts."""
+        fold(self.facts, news)
+        if isinstance(news, e.Beat):
+            self._beaten_at[news.node] = news.at
+
+    def beats(self) -> list[e.Beat]:
+        """Return what the beats learned since the last call came to, one a node, for the journal.
+
+        Folding them into the facts as they were at the last call gives the facts as they are now.
+        """
+        beats = [folded_beat(self.facts, node, at) for node, at in self._beaten_at.items()]
+        self._beaten_at.clear()
+        return beats
+
+    def decide(self, now_s: float) -> tuple[list[Decision], float]:
+        """Return what is to be done now, and the job clock at which to ask again if nothing happens (may be inf)."""
+        watch = Watch(now_s)
+        decisions = _decide(self.facts, watch)
+        return decisions, (now_s if decisions else watch.wake_s)
+
+
+def _decide(facts: Facts, watch: Watch) -> list[Decision]:
+    attempt = facts.attempt
+    if facts.limits is None:
+        return []
+    if facts.end is not None:
+        return _dismiss(facts, facts.every_node(), "the job has ended", watch)
+    if attempt is None:
+        return _first(facts, watch)
+    if attempt.phase is Phase.STOP:
+        return _stop(facts, attempt, watch)
+    leaving = _dismiss(facts, facts.leaving.values(), "the plan has no work for this node any more", watch)
+    return leaving or _close(facts, attempt, watch) or _drive(facts, attempt, watch)
+
+
+def _first(facts: Facts, watch: Watch) -> list[Decision]:
+    if facts.want is Want.CANCEL:
+        return [d.EndJob(watch.now_s, "cancelled by the user before it began", 0, d.JobEnd.CANCELLED)]
+    return [d.BeginAttempt(watch.now_s, "submitted", 1, facts.checkpoint)]
+
+
+def _close(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """See whether the attempt is to end: cancelled, done, or judged. Evidence of a hang is taken before its verdict."""
+    if facts.want is Want.CANCEL:
+        return [d.Finish(watch.now_s, "cancelled by the user", attempt.number)]
+    if facts.done:
+        return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
+    verdict = diagnose(facts, watch)
+    if verdict is None:
+        return []
+    if not verdict.signature.startswith(d.Kind.HANG.value):
+        return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
+    return _judge_hang(facts, attempt, verdict, watch)
+
+
+def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: Watch) -> list[Decision]:
+    assert facts.limits is not None
+    if attempt.stacks_at is None or attempt.stacks_at < verdict.since_s:
+        why = f"evidence before the verdict: {verdict.summary}"
+        return [
+            d.TakeStacks(watch.now_s, why, attempt.number, node.name)
+            for node in facts.nodes.values()
+            if node.link is Link.UP
+        ]
+    waiting = [n for n in facts.nodes.values() if n.link is Link.UP and n.stacks_of < attempt.number]
+    if waiting and not watch.passed(attempt.stacks_at + STACKS_S_MAX):
+        return []
+    if facts.limits.on_hang != "notify":
+        return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
+    if attempt.noticed_at is not None and attempt.noticed_at >= verdict.since_s:
+        return []
+    return [d.Notice(watch.now_s, verdict.summary, attempt.number, verdict)]
+
+
+def _drive(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Move the attempt on: agents up, nodes prepared, then all ranks at once."""
+    if attempt.phase is Phase.PREPARE:
+        launches = _launches(facts, attempt, watch)
+        prepares: list[Decision] = [
+            d.Prepare(watch.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
+            for node in facts.nodes.values()
+            if node.link is Link.UP and node.ready < attempt.number and node.ordered_prepare < attempt.number
+        ]
+        if launches or prepares:
+            return launches + prepares
+        if any(node.link is not Link.UP or node.ready < attempt.number for node in facts.nodes.values()):
+            return []
+    return _starts(facts, attempt, watch)
+
+
+def _starts(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    first = next(iter(facts.nodes.values()))
+    why = f"all {len(facts.nodes)} nodes are ready"
+    return [
+        d.Start(watch.now_s, why, attempt.number, node.name, first.address, first.port, attempt.resume)
+        for node in facts.nodes.values()
+        if node.link is Link.UP and node.started < attempt.number and node.ordered_start < attempt.number
+    ]
+
+
+def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Start the agents that are missing; a launch that is not heard of in time is tried again."""
+    return [
+        d.Launch(watch.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
+        for node in facts.nodes.values()
+        if _needs_launch(facts, node, watch)
+    ]
+
+
+def _needs_launch(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+    assert facts.limits is not None
+    match node.link:
+        case Link.UP:
+            return False
+        case Link.LAUNCHING:
+            return watch.passed(node.launched_at + LAUNCH_S_MAX)
+        case Link.SILENT:
+            return watch.passed(node.contact_at + facts.limits.node_silent_s_max)
+        case Link.ABSENT:
+            if node.hopeless:
+                return False
+            doublings = min(node.launch_failures, 10) - 1
+            pause_s = (
+                min(LAUNCH_PAUSE_S * 2.0**doublings, LAUNCH_PAUSE_S_MAX) if node.launch_failures else 0.0
+            )
+            return watch.passed(node.launched_at + pause_s)
+
+
+def _stop(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Stop what is left of the attempt; when nothing can be left, say what follows."""
+    left = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, watch)]
+    if not left:
+        return _follow(facts, attempt, watch)
+    return _stop_orders(facts, attempt, left, watch) or _give_up(facts, attempt, left, watch)
+
+
+def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Watch) -> bool:
+    """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
+
+    An agent without contact and without a step of its ranks kills them well before `node_silent_s_max` is over. A
+    gang that is broken makes no steps; so that long after the break and the last word nothing runs on a silent node.
+    """
+    assert facts.limits is not None
+    if node.is_clear(attempt.number):
+        return True
+    if node.link is Link.UP:
+        return False
+    broken_at = facts.broken_at()
+    if broken_at is None:
+        return False
+    last_sign_s = max(node.contact_at, facts.stepped_at, attempt.stop_at or 0.0, broken_at)
+    return watch.passed(last_sign_s + facts.limits.node_silent_s_max)
+
+
+def _stop_orders(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Watch) -> list[Decision]:
+    grace_s = _grace_s(facts, attempt)
+    orders: list[Decision] = []
+    for node in left:
+        if node.link is Link.UP and node.ordered_stop < attempt.number:
+            why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
+            orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s))
+        elif _needs_launch(facts, node, watch):
+            why = f"only an agent can say that nothing of attempt {attempt.number} is left on {node.name}"
+            orders.append(d.Launch(watch.now_s, why, attempt.number, node.name))
+    return orders
+
+
+def _grace_s(facts: Facts, attempt: AttemptFacts) -> float:
+    """A whole gang (cancel, time limit) gets the user's grace to save itself; a broken one cannot save anything."""
+    assert facts.limits is not None
+    verdict = attempt.verdict
+    whole = verdict is None or verdict.kind in (d.Kind.TIME_LIMIT, d.Kind.PREEMPTED)
+    return facts.limits.stop_grace_s if whole else facts.limits.break_grace_s
+
+
+def _ending(facts: Facts, attempt: AttemptFacts) -> str:
+    if attempt.verdict is not None:
+        return attempt.verdict.kind.value
+    return "cancelled" if facts.want is Want.CANCEL else "done"
+
+
+def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Watch) -> list[Decision]:
+    """End the job when its processes cannot be stopped: a second attempt beside them could ruin its checkpoints."""
+    grace_s = _grace_s(facts, attempt)
+    for node in left:
+        deadline_s = node.stop_ordered_at + grace_s + KILL_S_MAX
+        ordered = node.link is Link.UP and node.ordered_stop == attempt.number
+        # Only one that was heard after the deadline has had its chance to say that all is stopped.
+        if ordered and watch.passed(deadline_s) and node.contact_at >= deadline_s:
+            why = (
+                f"processes of attempt {attempt.number} on {node.name} outlive SIGKILL; the host needs a look"
+            )
+            return [d.EndJob(watch.now_s, why, attempt.number, _end(facts))]
+    since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
+    if not watch.passed(since_s + grace_s + UNREACHED_S_MAX):
+        return []
+    names = ", ".join(node.name for node in left)
+    why = (
+        f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; look at the host"
+    )
+    return [d.EndJob(watch.now_s, f"{_ending(facts, attempt)}; {why}", attempt.number, _end(facts))]
+
+
+def _end(facts: Facts) -> d.JobEnd:
+    """Say how the job ends when it must end now."""
+    if facts.done:
+        return d.JobEnd.SUCCEEDED
+    return d.JobEnd.CANCELLED if facts.want is Want.CANCEL else d.JobEnd.FAILED
+
+
+def _follow(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    match policy.after(facts):
+        case policy.Over(end, why):
+            return [d.EndJob(watch.now_s, why, attempt.number, end)]
+        case policy.Again(not_before_s, resume, why):
+            if not watch.passed(not_before_s):
+                return []
+            return [d.BeginAttempt(watch.now_s, why, attempt.number + 1, resume)]
+
+
+def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, watch: Watch) -> list[Decision]:
+    number = facts.attempt.number if facts.attempt else 0
+    return [
+        d.Dismiss(watch.now_s, why, number, node.name)
+        for node in nodes
+        if node.link is Link.UP and not node.ordered_leave
+    ]

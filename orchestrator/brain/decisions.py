@@ -1,0 +1,173 @@
+"""What can the brain want? Every decision is stamped `at`, names its attempt, and says why in one line."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+class Kind(enum.Enum):
+    """The kinds of verdict, as the contract names them."""
+
+    CRASH = "crash"
+    OOM = "oom"
+    HANG = "hang"
+    NODE_LOST = "node_lost"
+    START_TIMEOUT = "start_timeout"
+    RENDEZVOUS = "rendezvous"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    NO_PROGRESS = "no_progress"
+    LAUNCH = "launch"
+    DESYNC = "desync"
+
+
+class JobEnd(enum.Enum):
+    """How a job ends."""
+
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+    CANCELLED = "CANCELLED"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What went wrong in an attempt, whose fault it was, and how that is known.
+
+    `signature` is equal for two failures that a person would call the same; `step` is the job's optimizer step at
+    which it happened, None when no step was seen; `since_s` is the job clock at the last sign of progress or the
+    death, so that `at - since_s` of the judgement is the time it took to detect.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    node: str
+    summary: str
+    evidence: tuple[str, ...]
+    signature: str
+    step: int | None
+    since_s: float
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint to start from, and the job's step it holds; None where only the user knows."""
+
+    path: str
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class BeginAttempt:
+    at: float
+    why: str
+    attempt: int
+    resume: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Start an agent on a node."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the node's ranks, which meet at `address:port`."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+    address: str
+    port: int
+    resume: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class TakeStacks:
+    """Write what every rank of the node is doing to the evidence folder."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """The verdict on an attempt; its ranks are to be stopped."""
+
+    at: float
+    why: str
+    attempt: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """A suspicion that the user wants to be told of, and nothing done about."""
+
+    at: float
+    why: str
+    attempt: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The attempt is over without a verdict: every rank ended well, or the user cancelled."""
+
+    at: float
+    why: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when nothing is left."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    at: float
+    why: str
+    attempt: int
+    end: JobEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Tell a node's agent that its work is done."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+
+
+Decision: TypeAlias = (
+    BeginAttempt | Launch | Prepare | Start | TakeStacks | Judge | Notice | Finish | Stop | EndJob | Dismiss
+)

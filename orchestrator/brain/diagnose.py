@@ -1,0 +1,316 @@
+"""What went wrong, and whose fault is it? Pure: facts and the time in, a verdict with its evidence or nothing out.
+
+The order of the questions matters: what is certain (a dead process, a failed setup) comes before what is inferred
+from silence, and a failure that looks like a victim's waits a moment for its culprit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+from .decisions import Kind, Verdict
+from .facts import AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
+from .recognise import recognise
+from .watch import Watch
+
+SETTLE_S = 1.0
+"""How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second."""
+
+STOPPED_S_MAX = 5.0
+"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s harms nobody."""
+
+HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError")
+"""Exceptions that another start cannot mend, when they come before the first step."""
+
+_VICTIM = re.compile(
+    r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|remote process exited"
+    r"|communicator was aborted|process ?group .*abort|peer|timed out (waiting|after)|recvvalue failed"
+    r"|watchdog caught collective",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and the store say in a rank whose peer has gone."""
+
+_VICTIM_TYPES = re.compile(r"RuntimeError|Dist\w*Error|Connection\w*Error|BrokenPipeError|TimeoutError")
+_RENDEZVOUS = re.compile(
+    r"address already in use|EADDRINUSE|server socket has failed to listen|client socket has (failed|timed out)"
+    r"|Failed to recv, got 0 bytes",
+    re.IGNORECASE,
+)
+_CUDA_OOM = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def diagnose(facts: Facts, watch: Watch) -> Verdict | None:
+    """Return the verdict that the facts call for now, or None; deadlines still ahead are left in `watch`."""
+    attempt = facts.attempt
+    if attempt is None or attempt.phase is Phase.STOP:
+        return None
+    questions: tuple[Callable[[Facts, AttemptFacts, Watch], Verdict | None], ...] = (
+        _out_of_time,
+        _cannot_launch,
+        _crashed,
+        _node_lost,
+        _start_took_too_long,
+        _stands_still,
+        _hangs,
+    )
+    for question in questions:
+        verdict = question(facts, attempt, watch)
+        if verdict is not None:
+            return recognise(facts, attempt, verdict)
+    return None
+
+
+def looks_like_victim(rank: RankFacts) -> bool:
+    """Tell whether the rank's end is what a rank looks like whose peer has gone."""
+    if rank.failure is None:
+        return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
+    text = f"{rank.failure.type} {rank.failure.message}"
+    return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))
+
+
+_SIGABRT = 6
+_SIGKILL = 9
+
+
+def _verdict(facts: Facts, kind: Kind, summary: str, **more: object) -> Verdict:
+    """Build a verdict at the job's present step, with the plain values for what is not said."""
+    blank = Verdict(kind, (), "", summary, (), kind.value, facts.step, facts.progress_at, True)
+    return dataclasses.replace(blank, **more)  # type: ignore[arg-type]
+
+
+def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    limits = facts.limits
+    if limits is None or limits.time_s_max is None or facts.run_began_at is None:
+        return None
+    if not watch.passed(facts.run_began_at + limits.time_s_max):
+        return None
+    summary = f"the job's time limit of {limits.time_s_max:g} s is over"
+    return _verdict(
+        facts, Kind.TIME_LIMIT, summary, retry=False, since_s=facts.run_began_at + limits.time_s_max
+    )
+
+
+def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    for node in facts.nodes.values():
+        if node.trouble:
+            evidence = (node.trouble_tail,) if node.trouble_tail else ()
+            return _verdict(
+                facts, Kind.LAUNCH, f"{node.name}: {node.trouble}", node=node.name, evidence=evidence,
+                signature=f"launch {node.trouble}", since_s=node.contact_at,
+            )  # fmt: skip
+        if node.hopeless:
+            summary = f"{node.name}: its agent could not be started, {node.launch_failures} times: {node.launch_reason}"
+            return _verdict(
+                facts, Kind.LAUNCH, summary, node=node.name, evidence=(node.launch_reason,), retry=False,
+                since_s=attempt.began_at,
+            )  # fmt: skip
+    return None
+
+
+def _crashed(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    failed = sorted((rank for rank in facts.ranks.values() if rank.failed), key=lambda r: (r.died_at, r.rank))
+    if not failed:
+        return None
+    culprits = [rank for rank in failed if not looks_like_victim(rank)]
+    if culprits:
+        return _crash(facts, culprits[0], failed)
+    if any(node.lost for node in facts.nodes.values()):
+        return None  # the lost node is the culprit, and has its own verdict
+    first = failed[0]
+    if not watch.passed(first.died_at + SETTLE_S):
+        return None
+    assert facts.limits is not None
+    quiet = [
+        node for node in facts.nodes.values() if node.contact_at < first.died_at and facts.unfinished(node)
+    ]
+    if not quiet:
+        return _crash(facts, first, failed)
+    if not watch.passed(first.died_at + facts.limits.node_silent_s_max):
+        return None  # a node that has not spoken since may be the culprit
+    silent_s = watch.now_s - quiet[0].contact_at
+    return _lost(facts, quiet[0], f"no word for {silent_s:.0f} s, and its peers lost their connections to it")
+
+
+def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict:
+    kind = _crash_kind(facts, culprit)
+    others = [rank.rank for rank in failed if rank is not culprit]
+    left = sorted(r.rank for r in facts.ranks.values() if r.life is Life.EXITED and not r.failed)
+    failure = culprit.failure
+    pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was told
+    evidence = [f"rank {culprit.rank} on {culprit.node}{pid} {_how_it_ended(culprit)}"]
+    if culprit.oom:
+        evidence.append(f"the kernel's OOM killer was at work on {culprit.node} during this attempt")
+    if others:
+        evidence.append(f"after it ended badly: ranks {_ranks_text(others)}")
+    if looks_like_victim(culprit) and left:
+        evidence.append(f"before it had left in good order: ranks {_ranks_text(left)}")
+    if failure is not None and failure.traceback:
+        evidence.append(failure.traceback)
+    what = (
+        f"{failure.type}: {_first_line(failure.message)}"
+        if failure and failure.type
+        else _how_it_ended(culprit)
+    )
+    place = f" at {failure.where}" if failure and failure.where else ""
+    hopeless = failure is not None and failure.type in HOPELESS and not culprit.count
+    never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
+    step = facts.attempt.base_step + culprit.count if facts.attempt and culprit.count else facts.step
+    return _verdict(
+        facts, kind, f"rank {culprit.rank} on {culprit.node}: {what}{place}", ranks=(culprit.rank,),
+        node=culprit.node, evidence=tuple(evidence), signature=_signature(kind, culprit), since_s=culprit.died_at,
+        step=step, retry=not (hopeless or never),
+    )  # fmt: skip
+
+
+def _crash_kind(facts: Facts, rank: RankFacts) -> Kind:
+    text = f"{rank.failure.type} {rank.failure.message}" if rank.failure else ""
+    if _CUDA_OOM.search(text) or text.startswith("MemoryError") or (rank.oom and rank.signal == _SIGKILL):
+        return Kind.OOM
+    if not rank.count and _RENDEZVOUS.search(text):
+        return Kind.RENDEZVOUS
+    return Kind.CRASH
+
+
+def _signature(kind: Kind, rank: RankFacts) -> str:
+    """Name the failure so that its return is recognised: an exception by type and place whoever raises it, a
+    signal by the rank it hit."""
+    if rank.failure is not None and rank.failure.type:
+        return f"{kind.value} {rank.failure.type} {rank.failure.where}"
+    if rank.signal:
+        return f"{kind.value} signal {rank.signal} rank {rank.rank}"
+    return f"{kind.value} code {rank.code}"
+
+
+def _how_it_ended(rank: RankFacts) -> str:
+    if rank.signal:
+        return f"was killed by {_SIGNALS.get(rank.signal, 'signal')} ({rank.signal})"
+    return f"exited with code {rank.code}"
+
+
+_SIGNALS = {1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE",
+            9: "SIGKILL", 11: "SIGSEGV", 13: "SIGPIPE", 15: "SIGTERM"}  # fmt: skip
+
+
+def _first_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[0][:300] if lines else ""
+
+
+def _ranks_text(ranks: list[int]) -> str:
+    shown = ", ".join(str(rank) for rank in ranks[:16])
+    return shown if len(ranks) <= 16 else f"{shown} and {len(ranks) - 16} more"
+
+
+def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    if attempt.phase is not Phase.RUN:
+        return None
+    for node in facts.nodes.values():
+        if node.lost:
+            return _lost(facts, node, node.lost)
+    for node in facts.nodes.values():
+        if (
+            node.link in (Link.UP, Link.SILENT)
+            and facts.unfinished(node)
+            and _silent_too_long(facts, node, watch)
+        ):
+            silent_s = watch.now_s - node.contact_at
+            return _lost(facts, node, f"no word for {silent_s:.0f} s, and no progress of the gang")
+    return None
+
+
+def _silent_too_long(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+    assert facts.limits is not None
+    return watch.passed(max(node.contact_at, facts.stepped_at) + facts.limits.node_silent_s_max)
+
+
+def _lost(facts: Facts, node: NodeFacts, how: str) -> Verdict:
+    victims = [rank.rank for rank in facts.ranks.values() if rank.failed]
+    evidence = [f"{node.name}: {how}"]
+    if victims:
+        evidence.append(f"ranks {_ranks_text(victims)} ended as its victims")
+    return _verdict(
+        facts, Kind.NODE_LOST, f"{node.name} (ranks {_ranks_text(list(node.ranks))}): {how}", ranks=node.ranks,
+        node=node.name, evidence=tuple(evidence), signature=f"node_lost {node.name}",
+        since_s=max(facts.stepped_at, node.contact_at),
+    )  # fmt: skip
+
+
+def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    if attempt.running_at is not None:
+        return None
+    assert facts.limits is not None
+    if not watch.passed(attempt.watched_at + facts.limits.start_s_max):
+        return None
+    missing = [
+        f"{node.name}: {_stage(node, attempt)}"
+        for node in facts.nodes.values()
+        if node.started < attempt.number
+    ]
+    summary = f"not all ranks were started within {facts.limits.start_s_max:g} s; {missing[0]}"
+    return _verdict(facts, Kind.START_TIMEOUT, summary, evidence=tuple(missing), since_s=attempt.began_at)
+
+
+def _stage(node: NodeFacts, attempt: AttemptFacts) -> str:
+    if node.link is not Link.UP:
+        reason = f" ({node.launch_reason})" if node.launch_reason else ""
+        return f"its agent is {node.link.value}{reason}"
+    return "its ranks were not started" if node.ready == attempt.number else "its setup has not ended"
+
+
+def _stands_still(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """A stopped process (T) hangs the gang for sure, and one whose main thread is a zombie (Z) never comes back."""
+    for rank in facts.ranks.values():
+        if rank.life is not Life.ALIVE or facts.nodes[rank.node].link is not Link.UP:
+            continue
+        if rank.state == "Z":
+            return _hang(
+                facts, [rank], f"rank {rank.rank} on {rank.node} is a zombie (state Z)", rank.state_at
+            )
+        if rank.state == "T" and rank.beat_at >= rank.state_at + STOPPED_S_MAX:
+            still_s = rank.beat_at - rank.state_at
+            summary = f"rank {rank.rank} on {rank.node} is stopped (state T) for {still_s:.0f} s"
+            return _hang(facts, [rank], summary, rank.state_at)
+    return None
+
+
+def _hangs(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    assert facts.limits is not None
+    limit_s = facts.limits.hang_s_max
+    if attempt.running_at is None or limit_s is None:
+        return None
+    alive = [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
+    if not alive or any(facts.nodes[rank.node].link is not Link.UP for rank in alive):
+        return None  # what a silent node does is not known; that is another question
+    since_s = max(facts.progress_at, attempt.running_at)
+    deadline_s = since_s + limit_s
+    if not watch.passed(deadline_s) or any(facts.nodes[rank.node].contact_at < deadline_s for rank in alive):
+        return None  # each node must have been heard, still without progress, after the time was over
+    behind = _behind(alive)
+    who = f"; ranks {_ranks_text([r.rank for r in behind])} are behind" if behind else ""
+    left = sorted(rank.rank for rank in facts.ranks.values() if rank.ended_well)
+    before = f"; ranks {_ranks_text(left)} had left in good order" if left else ""
+    summary = f"no sign of progress from any rank for {watch.now_s - since_s:.0f} s{who}{before}"
+    return _hang(facts, behind, summary, since_s)
+
+
+def _behind(alive: list[RankFacts]) -> list[RankFacts]:
+    """Return who is the likely culprit: in a state that cannot run, else with fewer steps than the rest."""
+    stuck = [rank for rank in alive if rank.state in ("T", "t", "Z", "D")]
+    if stuck:
+        return stuck
+    most = max(rank.count for rank in alive)
+    late = [rank for rank in alive if rank.count < most]
+    return late if len(late) < len(alive) else []
+
+
+def _hang(facts: Facts, culprits: list[RankFacts], summary: str, since_s: float) -> Verdict:
+    assert facts.limits is not None
+    stacks = tuple(line for node in facts.nodes.values() for line in node.stacks)
+    node = culprits[0].node if culprits else ""
+    return _verdict(
+        facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), node=node, evidence=stacks,
+        signature=f"hang ranks {_ranks_text([rank.rank for rank in culprits])}",
+        since_s=since_s, retry=facts.limits.on_hang != "fail",
+    )  # fmt: skip

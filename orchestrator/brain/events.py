@@ -1,0 +1,274 @@
+"""What can the brain hear? Every event is stamped `at` (job clock, seconds) and, where ranks are meant, by attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node of the plan and the global ranks that live on it."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every limit that the brain judges by. `None` means no limit."""
+
+    start_s_max: float
+    hang_s_max: float | None
+    node_silent_s_max: float
+    stop_grace_s: float
+    break_grace_s: float
+    restarts_max: int
+    backoff_s: float
+    backoff_s_max: float
+    never_on_exit_codes: tuple[int, ...]
+    time_s_max: float | None
+    on_hang: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a rank said as it died: the exception of the hook's error file, or the last lines of its log."""
+
+    type: str
+    message: str
+    traceback: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    """A rank as its agent sees it at the moment of connecting."""
+
+    rank: int
+    pid: int
+    exited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """When (job clock) a rank last gave a sign, made a step, changed its state and was heard of."""
+
+    sign_at: float
+    step_at: float
+    state_at: float
+    beat_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankBeat:
+    """One rank's signs of life. `count`: optimizer steps since this process began; `state`: the letter of /proc.
+
+    `seen` is never sent: it stands in beats that were folded into one for the journal, see `Brain.beats`.
+    """
+
+    rank: int
+    count: int
+    state: str
+    log_bytes: int
+    cpu_s: float
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is (anew) this; always the first event, and again when a resume changed the plan."""
+
+    at: float
+    nodes: tuple[NodePlan, ...]
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStarted:
+    """A supervisor took the lock. It has heard nobody yet, so no silence counts from before."""
+
+    at: float
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentUp:
+    """An agent connected. `boot` names its process; `running` and `ready` are attempts, 0 for none."""
+
+    at: float
+    node: str
+    boot: str
+    running: int
+    ready: int
+    address: str
+    port: int
+    ranks: tuple[RankSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSilent:
+    """The connection to an agent broke; it says nothing about the agent or its ranks."""
+
+    at: float
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGone:
+    """The backend knows that the agent's process is no more."""
+
+    at: float
+    node: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """An agent could not be started: at which stage, why, and what would mend it."""
+
+    at: float
+    node: str
+    stage: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A node is set up for an attempt; the first node adds where the others will meet."""
+
+    at: float
+    node: str
+    attempt: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """A node's setup lines failed, or a rank's program cannot be started there."""
+
+    at: float
+    node: str
+    attempt: int
+    reason: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """All ranks of a node were started; their process ids in the order of the node's ranks."""
+
+    at: float
+    node: str
+    attempt: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A rank's process ended. Exactly one of `code` and `signal` is set.
+
+    `count`: its optimizer steps; `oom`: the kernel's OOM killer was at work on its host; `ordered`: its agent was
+    stopping it.
+    """
+
+    at: float
+    node: str
+    attempt: int
+    rank: int
+    code: int | None
+    signal: int | None
+    count: int
+    failure: Failure | None
+    oom: bool
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The regular word of an agent. The latest of a node replaces the one before."""
+
+    at: float
+    node: str
+    attempt: int
+    ranks: tuple[RankBeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Nothing of an attempt, nor of any before it, runs on this node any more. `how`: asked, fenced or ended."""
+
+    at: float
+    node: str
+    attempt: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class StacksTaken:
+    """A node's stacks are on disk; `lines` say in short what each rank was doing."""
+
+    at: float
+    node: str
+    attempt: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    """A complete checkpoint; `count`: the optimizer steps of that attempt's processes when it was written."""
+
+    at: float
+    node: str
+    attempt: int
+    path: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpoiled:
+    """A checkpoint that was found before is no more, or its rewriting was cut off."""
+
+    at: float
+    node: str
+    attempt: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Request number `request` of the job folder: the user wants the job to stop for good."""
+
+    at: float
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Request number `request`: go on with an ended job, from `path` or the newest checkpoint when it is empty."""
+
+    at: float
+    request: int
+    path: str
+
+
+Event: TypeAlias = (
+    Planned
+    | SupervisorStarted
+    | AgentUp
+    | AgentSilent
+    | AgentGone
+    | LaunchFailed
+    | Prepared
+    | PrepareFailed
+    | Started
+    | Exited
+    | Beat
+    | Stopped
+    | StacksTaken
+    | CheckpointFound
+    | CheckpointSpoiled
+    | CancelAsked
+    | ResumeAsked
+)

@@ -1,0 +1,279 @@
+"""What is known? The facts of a job. A wish (what was ordered) and an observation (what was seen) are two fields."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from . import decisions as d
+from . import events as e
+
+LAUNCH_FAILURES_MAX = 3
+"""How often the first agent of a node may fail to start before the job says that it cannot be launched."""
+
+News: TypeAlias = "e.Event | d.Decision"
+
+
+class Link(enum.Enum):
+    """What is seen of a node's agent."""
+
+    ABSENT = "absent"
+    LAUNCHING = "launching"
+    UP = "up"
+    SILENT = "silent"
+
+
+class Life(enum.Enum):
+    """What is seen of a rank's process."""
+
+    WAITING = "waiting"
+    ALIVE = "alive"
+    EXITED = "exited"
+
+
+class Phase(enum.Enum):
+    """How far an attempt is."""
+
+    PREPARE = "prepare"  # agents come up, set up their nodes, and find a port
+    RUN = "run"  # ranks were ordered to start
+    STOP = "stop"  # a verdict fell, all ranks ended, or the user cancelled: what is left is being stopped
+
+
+class Want(enum.Enum):
+    """What the user wants of the job."""
+
+    RUN = "run"
+    CANCEL = "cancel"
+
+
+@dataclass(slots=True)
+class NodeFacts:
+    """One node. Attempts are numbers, 0 for none; `ordered_*` are wishes, the rest was seen."""
+
+    name: str
+    ranks: tuple[int, ...]
+    link: Link = Link.ABSENT
+    boot: str = ""
+    contact_at: float = 0.0
+    launched_at: float = 0.0
+    launch_failures: int = 0
+    launch_reason: str = ""
+    ordered_prepare: int = 0
+    ordered_start: int = 0
+    ordered_stop: int = 0
+    stop_ordered_at: float = 0.0
+    ordered_leave: bool = False
+    ever_started: int = 0  # the latest attempt for which a Start was ever sent: only later ones can be clear
+    ready: int = 0
+    address: str = ""
+    port: int = 0
+    started: int = 0
+    clear: int = 0
+    cleared_at: float = 0.0
+    stacks: tuple[str, ...] = ()
+    stacks_of: int = 0
+    trouble: str = ""  # setup failed or program not found, in the current attempt
+    trouble_tail: str = ""
+    lost_at: float = 0.0
+    lost: str = ""  # how the agent was lost while it had ranks of the current attempt
+
+    @property
+    def hopeless(self) -> bool:
+        """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
+        return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.boot
+
+    def is_clear(self, attempt: int) -> bool:
+        """Tell whether nothing of `attempt` can be running here."""
+        return self.clear >= attempt or self.ever_started < attempt
+
+
+@dataclass(slots=True)
+class RankFacts:
+    """One rank in the current attempt."""
+
+    rank: int
+    node: str
+    life: Life = Life.WAITING
+    pid: int = 0
+    count: int = 0
+    state: str = ""
+    state_at: float = 0.0
+    log_bytes: int = 0
+    cpu_s: float = 0.0
+    sign_at: float = 0.0
+    step_at: float = (
+        0.0  # when its count last grew: unlike other signs, a step proves that the whole gang is there
+    )
+    beat_at: float = 0.0
+    code: int | None = None
+    signal: int | None = None
+    died_at: float = 0.0
+    ordered: bool = False
+    failure: e.Failure | None = None
+    oom: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether this rank ended badly and not by our own hand."""
+        return self.life is Life.EXITED and not self.ordered and (self.code or 0, self.signal or 0) != (0, 0)
+
+    @property
+    def ended_well(self) -> bool:
+        """Tell whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
+        return self.life is Life.EXITED and not self.ordered and self.code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """A script has ignored its checkpoint: it truly began at step `base`, as `path` shows, which an earlier attempt
+    had written and which it wrote again after `count` steps of its own."""
+
+    base: int
+    path: str
+    count: int
+
+
+@dataclass(slots=True)
+class AttemptFacts:
+    """The current attempt."""
+
+    number: int
+    began_at: float
+    watched_at: float  # since when one supervisor watches it: what nobody watched is not held against it
+    resume: d.Checkpoint | None
+    phase: Phase = Phase.PREPARE
+    running_at: float | None = None
+    verdict: d.Verdict | None = None
+    judged_at: float = 0.0
+    noticed_at: float | None = None
+    stacks_at: float | None = None
+    stop_at: float | None = None
+    checkpointed: bool = False
+    failed_count: int | None = None  # its own steps up to the failure that it was judged for
+    anew: Anew | None = None
+    resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
+
+    @property
+    def base_step(self) -> int:
+        """The job's step that the attempt started from."""
+        if self.anew is not None:
+            return self.anew.base
+        return (self.resume.step or 0) if self.resume else 0
+
+    def own_steps(self, verdict: d.Verdict) -> int | None:
+        """Return how many steps the attempt had made by itself when it failed, None if no step is known."""
+        return None if verdict.step is None else verdict.step - self.base_step
+
+
+@dataclass(slots=True)
+class PastAttempt:
+    """What is kept of an attempt that is over."""
+
+    attempt: AttemptFacts
+    step: int | None
+    progressed: bool
+
+    @property
+    def number(self) -> int:
+        return self.attempt.number
+
+    @property
+    def verdict(self) -> d.Verdict | None:
+        return self.attempt.verdict
+
+    @property
+    def failed_step(self) -> int | None:
+        """The job's step at which it failed; truer than its verdict's if it was seen only later to begin anew."""
+        count = self.attempt.failed_count
+        return None if count is None else self.attempt.base_step + count
+
+
+@dataclass(slots=True)
+class Facts:
+    """Everything the brain knows of a job."""
+
+    limits: e.Limits | None = None
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something
+    ranks: dict[int, RankFacts] = field(default_factory=dict)
+    want: Want = Want.RUN
+    attempt: AttemptFacts | None = None
+    past: list[PastAttempt] = field(default_factory=list)
+    checkpoint: d.Checkpoint | None = None
+    older: list[d.Checkpoint] = field(default_factory=list)  # what to fall back on if the newest is spoiled
+    known_steps: dict[str, int] = field(default_factory=dict)
+    writers: dict[str, int] = field(default_factory=dict)  # the attempt that wrote each of them last
+    slots: set[str] = field(default_factory=set)  # those that one attempt has written more than once
+    best_step: int = 0
+    spent: int = 0
+    resumed_after: int = 0  # the last attempt before the user's latest resume: what came up to it is forgiven
+    run_began_at: float | None = None
+    end: d.JobEnd | None = None
+    end_why: str = ""
+    ended_at: float | None = None
+    requests: int = 0
+    heard_at: float = 0.0
+
+    @property
+    def step(self) -> int | None:
+        """The job's optimizer step: the furthest rank's, None while no rank has made one and none was resumed."""
+        if self.attempt is None:
+            return None
+        count = max((rank.count for rank in self.ranks.values()), default=0)
+        if count == 0 and self.attempt.base_step == 0:
+            return None
+        return self.attempt.base_step + count
+
+    @property
+    def progress_at(self) -> float:
+        """When the gang last gave a sign of progress (job clock)."""
+        return max((rank.sign_at for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def stepped_at(self) -> float:
+        """When the gang was last seen to have made an optimizer step (job clock)."""
+        return max((rank.step_at for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def done(self) -> bool:
+        """Tell whether every rank ended by itself and with code 0."""
+        return all(rank.ended_well for rank in self.ranks.values())
+
+    def every_node(self) -> list[NodeFacts]:
+        """Return the nodes of the plan, then those of earlier plans."""
+        return [*self.nodes.values(), *self.leaving.values()]
+
+    def node(self, name: str) -> NodeFacts | None:
+        """Return the node of that name, of this plan or an earlier one."""
+        return self.nodes.get(name) or self.leaving.get(name)
+
+    def unfinished(self, node: NodeFacts) -> bool:
+        """Tell whether a rank of the node has not been seen to end."""
+        return any(rank.life is not Life.EXITED for rank in self.ranks.values() if rank.node == node.name)
+
+    def broken_at(self) -> float | None:
+        """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
+
+        A gang that misses one rank makes no step, so its other ranks fence themselves when they are cut off. One
+        that is not known to be broken may train on behind a cut line for ever.
+        """
+        attempt = self.attempt
+        assert attempt is not None
+        started = [node for node in self.every_node() if node.ever_started == attempt.number]
+        ends_at = [rank.died_at for rank in self.ranks.values() if rank.life is Life.EXITED]
+        ends_at += [node.cleared_at for node in started if node.is_clear(attempt.number)]
+        ends_at += [node.lost_at for node in started if node.lost]
+        return max(ends_at, default=None)
+
+    def progressed(self) -> bool:
+        """Tell whether the current attempt got further than all before it: a new step or a newer checkpoint.
+
+        Of one that began anew only a new step is further: its checkpoints may be newer than where it began, and yet
+        old.
+        """
+        attempt = self.attempt
+        if attempt is None:
+            return False
+        newer = attempt.checkpointed and attempt.anew is None
+        return newer or (self.step or 0) > self.best_step

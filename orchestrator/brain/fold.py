@@ -1,0 +1,399 @@
+"""How does each piece of news fold into the facts? No judgement is made here.
+
+Rules: news of a stale attempt proves that its sender lives, and nothing else; orders are void when the line they went
+over breaks, and are given again when it is back; folding a journal anew gives the same facts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from . import checkpoints
+from . import decisions as d
+from . import events as e
+from .facts import AttemptFacts, Facts, Life, Link, News, NodeFacts, PastAttempt, Phase, RankFacts, Want
+
+CPU_SIGN_S = 0.05
+"""Processor seconds that count as a sign of life before the first step."""
+
+
+def fold(facts: Facts, news: News) -> None:
+    """Fold one event or journaled decision into the facts."""
+    facts.heard_at = max(facts.heard_at, news.at)
+    _FOLDS[type(news)](facts, news)
+
+
+def _planned(facts: Facts, news: e.Planned) -> None:
+    if facts.end is not None:
+        _file_attempt(facts)  # before its ranks are forgotten
+    old = {node.name: node for node in facts.every_node()}
+    facts.limits = news.limits
+    facts.nodes = {plan.name: old.pop(plan.name, NodeFacts(plan.name, plan.ranks)) for plan in news.nodes}
+    facts.leaving = old
+    for plan in news.nodes:
+        facts.nodes[plan.name].ranks = plan.ranks
+    facts.ranks = {rank: RankFacts(rank, plan.name) for plan in news.nodes for rank in plan.ranks}
+
+
+def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
+    for node in facts.every_node():
+        if node.link is not Link.ABSENT:
+            _line_broke(node)
+        node.contact_at = news.at
+    if facts.attempt is not None:
+        facts.attempt.watched_at = news.at
+    for rank in facts.ranks.values():
+        rank.sign_at = max(rank.sign_at, news.at) if rank.life is Life.ALIVE else rank.sign_at
+        rank.state_at = news.at
+
+
+def _line_broke(node: NodeFacts) -> None:
+    """Orders that were under way may never have arrived; they are given again when the agent is back."""
+    node.link = Link.SILENT
+    node.ordered_prepare = node.ordered_start = node.ordered_stop = 0
+    node.ordered_leave = False
+
+
+def _agent_up(facts: Facts, news: e.AgentUp) -> None:
+    node = facts.node(news.node)
+    if node is None:
+        return
+    attempt = facts.attempt.number if facts.attempt else 0
+    if node.boot and node.boot != news.boot:
+        _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
+    _line_broke(node)
+    node.link = Link.UP
+    node.boot = news.boot
+    node.contact_at = news.at
+    node.launch_failures = 0
+    if news.running == 0:
+        _cleared(node, node.ever_started, news.at)
+    node.ready = news.ready
+    if news.ready == attempt:
+        node.address, node.port = news.address, news.port
+    if news.running == attempt and attempt and node.started != attempt:
+        _ranks_started(facts, node, attempt, tuple(seen.pid for seen in news.ranks), news.at)
+
+
+def _agent_silent(facts: Facts, news: e.AgentSilent) -> None:
+    node = facts.node(news.node)
+    if node is not None and node.link is Link.UP:
+        _line_broke(node)
+
+
+def _agent_gone(facts: Facts, news: e.AgentGone) -> None:
+    node = facts.node(news.node)
+    if node is None or node.link is Link.ABSENT:
+        return
+    if node.link is Link.LAUNCHING:
+        node.launch_failures += 1
+        node.launch_reason = news.evidence
+    else:
+        _lost(facts, node, news.evidence, news.at)
+    _line_broke(node)
+    node.link = Link.ABSENT
+
+
+def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
+    """Note that an agent is no more, if that took ranks of the current attempt with it."""
+    attempt = facts.attempt
+    if attempt is not None and node.ever_started == attempt.number and facts.unfinished(node):
+        node.lost, node.lost_at = how, at
+
+
+def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
+    node = facts.node(news.node)
+    if node is None or node.link is Link.UP:
+        return
+    node.link = Link.ABSENT
+    node.launch_failures += 1
+    node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
+
+
+def _current(facts: Facts, node: str, attempt: int, at: float) -> NodeFacts | None:
+    """Note that the node spoke; return it only when it speaks of the current attempt."""
+    known = facts.node(node)
+    if known is None:
+        return None
+    known.contact_at = max(known.contact_at, at)
+    current = facts.attempt is not None and facts.attempt.number == attempt and node in facts.nodes
+    return known if current else None
+
+
+def _prepared(facts: Facts, news: e.Prepared) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        node.ready = news.attempt
+        node.address, node.port = news.address, news.port
+
+
+def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        node.trouble = news.reason
+        node.trouble_tail = news.tail
+
+
+def _started(facts: Facts, news: e.Started) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        _ranks_started(facts, node, news.attempt, news.pids, news.at)
+
+
+def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int, ...], at: float) -> None:
+    node.started = attempt
+    for number, pid in zip(node.ranks, pids, strict=False):
+        rank = facts.ranks[number]
+        rank.pid = pid
+        if rank.life is Life.WAITING:
+            rank.life = Life.ALIVE
+            rank.sign_at = rank.state_at = rank.beat_at = at
+    current = facts.attempt
+    if current is not None and current.running_at is None and _all_started(facts, attempt):
+        current.running_at = at
+
+
+def _all_started(facts: Facts, attempt: int) -> bool:
+    return all(node.started == attempt for node in facts.nodes.values())
+
+
+def _exited(facts: Facts, news: e.Exited) -> None:
+    if _current(facts, news.node, news.attempt, news.at) is None or news.rank not in facts.ranks:
+        return
+    rank = facts.ranks[news.rank]
+    if rank.life is Life.EXITED:
+        return
+    rank.life = Life.EXITED
+    rank.code, rank.signal, rank.failure, rank.oom = news.code, news.signal, news.failure, news.oom
+    rank.died_at = news.at
+    stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
+    rank.ordered = news.ordered or stopping
+    if news.count > rank.count:
+        rank.count, rank.step_at = news.count, news.at
+
+
+def _beat(facts: Facts, news: e.Beat) -> None:
+    if _current(facts, news.node, news.attempt, news.at) is None:
+        return
+    for beat in news.ranks:
+        rank = facts.ranks.get(beat.rank)
+        if rank is not None and rank.life is Life.ALIVE:
+            _rank_beat(rank, beat, news.at)
+
+
+def _rank_beat(rank: RankFacts, beat: e.RankBeat, at: float) -> None:
+    """Steps and log bytes are signs of progress; processor time is one only before the first step, since a rank
+    that waits in a collective may spin."""
+    if beat.seen is not None:
+        rank.count, rank.state, rank.log_bytes, rank.cpu_s = (
+            beat.count,
+            beat.state,
+            beat.log_bytes,
+            beat.cpu_s,
+        )
+        rank.sign_at, rank.step_at = beat.seen.sign_at, beat.seen.step_at
+        rank.state_at, rank.beat_at = beat.seen.state_at, beat.seen.beat_at
+        return
+    moved = beat.count > rank.count or beat.log_bytes > rank.log_bytes
+    worked = beat.count == 0 and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S
+    if moved or worked:
+        rank.sign_at = at
+    if moved or worked or beat.count:
+        rank.cpu_s = max(rank.cpu_s, beat.cpu_s)
+    if beat.state != rank.state:
+        rank.state, rank.state_at = beat.state, at
+    if beat.count > rank.count:
+        rank.count, rank.step_at = beat.count, at
+    rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
+    rank.beat_at = at
+
+
+def folded_beat(facts: Facts, node: str, at: float) -> e.Beat:
+    """Return the beat, heard `at`, that says of the node's living ranks all that the facts hold."""
+    ranks = tuple(
+        e.RankBeat(
+            rank.rank, rank.count, rank.state, rank.log_bytes, rank.cpu_s,
+            e.Seen(rank.sign_at, rank.step_at, rank.state_at, rank.beat_at),
+        )
+        for rank in facts.ranks.values()
+        if rank.node == node and rank.life is Life.ALIVE
+    )  # fmt: skip
+    return e.Beat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
+
+
+def _stopped(facts: Facts, news: e.Stopped) -> None:
+    node = facts.node(news.node)
+    if node is None:
+        return
+    node.contact_at = max(node.contact_at, news.at)
+    _cleared(node, min(news.attempt, node.ever_started), news.at)
+    attempt = facts.attempt
+    if attempt is None or attempt.number != news.attempt or attempt.phase is not Phase.RUN:
+        return
+    done = all(rank.ended_well for rank in facts.ranks.values() if rank.node == node.name)
+    if (
+        news.how != "ended" and not done
+    ):  # nobody ordered it yet: the attempt cannot go on without these ranks
+        fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
+        node.lost = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
+        node.lost_at = news.at
+
+
+def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
+    if node.clear < attempt:
+        node.clear, node.cleared_at = attempt, at
+
+
+def _stacks_taken(facts: Facts, news: e.StacksTaken) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        node.stacks_of = news.attempt
+        node.stacks = news.lines
+
+
+def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
+    """Adopt it only from the attempt that is current: a stale one may still be writing."""
+    if _current(facts, news.node, news.attempt, news.at) is not None:
+        checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
+
+
+def _cancel_asked(facts: Facts, news: e.CancelAsked) -> None:
+    facts.requests = max(facts.requests, news.request)
+    if facts.end is None:
+        facts.want = Want.CANCEL
+
+
+def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
+    facts.requests = max(facts.requests, news.request)
+    if facts.end is None:
+        return
+    facts.end, facts.end_why, facts.ended_at = None, "", None
+    facts.want = Want.RUN
+    facts.run_began_at = None
+    _file_attempt(facts)
+    facts.spent = 0
+    facts.resumed_after = facts.attempt.number if facts.attempt else 0
+    if facts.attempt is not None:
+        facts.attempt.stop_at = facts.attempt.watched_at = news.at
+    if news.path:
+        facts.checkpoint = d.Checkpoint(news.path, facts.known_steps.get(news.path))
+    facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
+    for node in facts.every_node():
+        node.launch_failures = node.ordered_stop = 0
+        node.ordered_leave = False
+        node.link = Link.ABSENT if node.link is Link.LAUNCHING else node.link
+
+
+def _file_attempt(facts: Facts) -> None:
+    """Move the current attempt to the past, once; only one that got nowhere spends the restart budget."""
+    attempt = facts.attempt
+    if attempt is None or (facts.past and facts.past[-1].number == attempt.number):
+        return
+    progressed = facts.progressed()
+    facts.past.append(PastAttempt(attempt, facts.step, progressed))
+    facts.best_step = max(facts.best_step, facts.step or 0)
+    facts.spent += 0 if progressed else 1
+
+
+def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
+    _file_attempt(facts)
+    facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
+    if facts.run_began_at is None:
+        facts.run_began_at = news.at
+    facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
+    for node in facts.nodes.values():
+        node.trouble = node.trouble_tail = node.lost = ""
+        node.lost_at, node.stacks = 0.0, ()
+
+
+def _launch(facts: Facts, news: d.Launch) -> None:
+    node = _known(facts, news.node)
+    node.link = Link.LAUNCHING
+    node.launched_at = news.at
+
+
+def _prepare(facts: Facts, news: d.Prepare) -> None:
+    facts.nodes[news.node].ordered_prepare = news.attempt
+
+
+def _start(facts: Facts, news: d.Start) -> None:
+    node = facts.nodes[news.node]
+    node.ordered_start = node.ever_started = news.attempt
+    node.clear = min(node.clear, news.attempt - 1)
+    cast(AttemptFacts, facts.attempt).phase = Phase.RUN
+
+
+def _take_stacks(facts: Facts, news: d.TakeStacks) -> None:
+    node = facts.nodes[news.node]
+    node.stacks_of, node.stacks = 0, ()
+    cast(AttemptFacts, facts.attempt).stacks_at = news.at
+
+
+def _judge(facts: Facts, news: d.Judge) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    attempt.verdict = news.verdict
+    attempt.failed_count = attempt.own_steps(news.verdict)
+    attempt.judged_at = news.at
+    _begin_stop(attempt, news.at)
+
+
+def _begin_stop(attempt: AttemptFacts, at: float) -> None:
+    attempt.phase = Phase.STOP
+    attempt.stop_at = at
+
+
+def _notice(facts: Facts, news: d.Notice) -> None:
+    cast(AttemptFacts, facts.attempt).noticed_at = news.at
+
+
+def _finish(facts: Facts, news: d.Finish) -> None:
+    _begin_stop(cast(AttemptFacts, facts.attempt), news.at)
+
+
+def _stop(facts: Facts, news: d.Stop) -> None:
+    node = _known(facts, news.node)
+    node.ordered_stop, node.stop_ordered_at = news.attempt, news.at
+
+
+def _end_job(facts: Facts, news: d.EndJob) -> None:
+    facts.end = news.end
+    facts.end_why = news.why
+    facts.ended_at = news.at
+
+
+def _dismiss(facts: Facts, news: d.Dismiss) -> None:
+    _known(facts, news.node).ordered_leave = True
+
+
+def _known(facts: Facts, name: str) -> NodeFacts:
+    node = facts.node(name)
+    assert node is not None, f"a decision about {name}, which no plan knows"
+    return node
+
+
+_FOLDS: dict[type[Any], Any] = {
+    e.Planned: _planned,
+    e.SupervisorStarted: _supervisor_started,
+    e.AgentUp: _agent_up,
+    e.AgentSilent: _agent_silent,
+    e.AgentGone: _agent_gone,
+    e.LaunchFailed: _launch_failed,
+    e.Prepared: _prepared,
+    e.PrepareFailed: _prepare_failed,
+    e.Started: _started,
+    e.Exited: _exited,
+    e.Beat: _beat,
+    e.Stopped: _stopped,
+    e.StacksTaken: _stacks_taken,
+    e.CheckpointFound: _checkpoint_found,
+    e.CheckpointSpoiled: checkpoints.spoiled,
+    e.CancelAsked: _cancel_asked,
+    e.ResumeAsked: _resume_asked,
+    d.BeginAttempt: _begin_attempt,
+    d.Launch: _launch,
+    d.Prepare: _prepare,
+    d.Start: _start,
+    d.TakeStacks: _take_stacks,
+    d.Judge: _judge,
+    d.Notice: _notice,
+    d.Finish: _finish,
+    d.Stop: _stop,
+    d.EndJob: _end_job,
+    d.Dismiss: _dismiss,
+}

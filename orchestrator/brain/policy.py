@@ -1,0 +1,79 @@
+"""What follows from a verdict? Another attempt, after how long and from where, or the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .checkpoints import QUESTION, SUSPICION
+from .decisions import Checkpoint, JobEnd, Kind
+from .facts import AttemptFacts, Facts, Want
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Start another attempt once the job clock passes `not_before_s`."""
+
+    not_before_s: float
+    resume: Checkpoint | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """End the job."""
+
+    end: JobEnd
+    why: str
+
+
+def after(facts: Facts) -> Again | Over:
+    """Say what follows on the current attempt, whose ranks are all gone."""
+    attempt = facts.attempt
+    assert attempt is not None and facts.limits is not None
+    verdict = attempt.verdict
+    if attempt.number <= facts.resumed_after and facts.want is Want.RUN:
+        return Again(attempt.watched_at, facts.checkpoint, "resumed by the user")
+    if verdict is None and facts.done:
+        return Over(JobEnd.SUCCEEDED, "every rank exited with code 0")
+    if facts.want is Want.CANCEL:
+        return Over(JobEnd.CANCELLED, "cancelled by the user")
+    assert verdict is not None, "an attempt is stopped when it is done, cancelled, or judged"
+    if not verdict.retry:
+        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
+    if facts.limits.restarts_max == 0:
+        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; restart.max is 0")
+    spent = facts.spent + (0 if facts.progressed() else 1)
+    if spent > facts.limits.restarts_max:
+        budget = f"the restart budget ({facts.limits.restarts_max} without progress) is spent"
+        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {budget}{_suspicion(attempt)}")
+    wait_s = backoff_s(facts, spent)
+    return Again(attempt.judged_at + wait_s, facts.checkpoint, _why(facts, attempt, verdict.kind, spent))
+
+
+def backoff_s(facts: Facts, spent: int) -> float:
+    """Return how long to wait before the next attempt: nothing after progress, else doubling with each attempt
+    in a row that got nowhere, from the second on."""
+    assert facts.limits is not None
+    if facts.progressed():
+        return 0.0
+    in_a_row = 1
+    for past in reversed(facts.past):
+        if past.progressed or past.number <= facts.resumed_after:
+            break
+        in_a_row += 1
+    if in_a_row < 2:
+        return 0.0
+    doublings = min(in_a_row - 2, 20)
+    return min(facts.limits.backoff_s * 2.0**doublings, facts.limits.backoff_s_max)
+
+
+def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
+    assert facts.limits is not None
+    source = facts.checkpoint.path if facts.checkpoint else "the beginning, since there is no checkpoint"
+    cost = "no cost" if facts.progressed() else f"{spent} of {facts.limits.restarts_max}"
+    return f"restart after {kind.value} ({cost}) from {source}{_suspicion(attempt)}"
+
+
+def _suspicion(attempt: AttemptFacts) -> str:
+    """Say that the script seems to ignore its checkpoint, where that was seen."""
+    return "" if attempt.anew is None else f"; {SUSPICION} ({QUESTION})"

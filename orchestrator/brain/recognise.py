@@ -1,0 +1,77 @@
+"""Has this failure been seen before, so that another attempt would only end likewise?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from .checkpoints import QUESTION, SUSPICION, begins_anew
+from .decisions import Kind, Verdict
+from .facts import AttemptFacts, Facts, PastAttempt
+
+ALIKE_MAX = 4
+"""So many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
+overwrites one checkpoint does not show whether it begins from it; that it comes equally far each time does."""
+
+_OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
+"""What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""
+
+
+def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
+    """Return the verdict with what is known of the script, as no progress when the same has happened before."""
+    anew = begins_anew(attempt)
+    if anew:
+        verdict = dataclasses.replace(verdict, evidence=(anew, *verdict.evidence))
+    before = [past for past in facts.past if past.number > facts.resumed_after]
+    if not before or not verdict.retry or verdict.kind not in _OWN_FAULTS:
+        return verdict
+    if _same_point(before[-1], attempt, verdict):
+        at = f"step {verdict.step}" if verdict.step is not None else "the same point, before any step"
+        return _no_progress(verdict, f"the same failure again at {at}", before[-1])
+    if _equally_far(before, attempt, verdict):
+        made = f"{attempt.own_steps(verdict)} steps of its own"
+        again = f"the same failure in {ALIKE_MAX} attempts in a row, each resumed and failed after {made}"
+        hint = () if anew else (f"{SUSPICION} ({QUESTION})",)
+        return _no_progress(verdict, again, before[-1], hint)
+    return verdict
+
+
+def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
+    """Tell whether the attempt before failed likewise: at the same step, or as far from the same checkpoint.
+
+    Where no step is known, a signal does not count: someone outside may have sent it, at another place each time.
+    """
+    if past.verdict is None or past.verdict.signature != verdict.signature:
+        return False
+    if verdict.step is None and " signal " in verdict.signature:
+        return False
+    count = attempt.own_steps(verdict)
+    as_far = (past.attempt.resume, past.attempt.failed_count) == (attempt.resume, count)
+    return as_far or past.failed_step == verdict.step
+
+
+def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verdict) -> bool:
+    """Tell whether the last attempts, this one with them, all failed so after as many steps of their own."""
+    count = attempt.own_steps(verdict)
+    alike = [
+        past
+        for past in before[1 - ALIKE_MAX :]
+        if past.verdict is not None
+        and past.verdict.signature == verdict.signature
+        and past.attempt.failed_count == count
+        and _tells_nothing(past.attempt)
+    ]
+    return bool(count) and len(alike) == ALIKE_MAX - 1 and _tells_nothing(attempt)
+
+
+def _tells_nothing(attempt: AttemptFacts) -> bool:
+    """Tell whether the attempt was given a checkpoint and no name of what it wrote proves that it began there."""
+    return attempt.resume is not None and not attempt.resumes
+
+
+def _no_progress(verdict: Verdict, again: str, last: PastAttempt, hint: tuple[str, ...] = ()) -> Verdict:
+    assert last.verdict is not None
+    likewise = f"attempt {last.number} ended likewise: {last.verdict.summary}"
+    return dataclasses.replace(
+        verdict, kind=Kind.NO_PROGRESS, summary=f"{again}: {verdict.summary}", retry=False,
+        evidence=(likewise, *hint, *verdict.evidence),
+    )  # fmt: skip

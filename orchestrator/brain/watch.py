@@ -1,0 +1,20 @@
+"""When must one look again? A watch answers `passed(deadline)` and remembers the nearest one that has not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Watch:
+    """The job clock at one look. `wake_s` ends as the earliest deadline that was asked about and is still ahead."""
+
+    now_s: float
+    wake_s: float = field(default=float("inf"))
+
+    def passed(self, deadline_s: float) -> bool:
+        """Tell whether `deadline_s` has passed; if not, remember it."""
+        if self.now_s >= deadline_s:
+            return True
+        self.wake_s = min(self.wake_s, deadline_s)
+        return False

@@ -1,0 +1,262 @@
+"""The virtual agent: what the real one does, without processes. And the line between it and the supervisor."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+if TYPE_CHECKING:
+    from .boss import Boss
+    from .gang import Rank
+    from .host import Host
+
+HEARTBEAT_S = 2.0
+ACK_S_MAX = 8.0
+"""How long an agent waits for the echo of a beat before it takes the line for dead."""
+
+
+class Line:
+    """One TCP connection: each way in order, whole, or cut off for good. What a cut swallowed never comes."""
+
+    def __init__(self, agent: Agent, boss: Boss) -> None:
+        self.agent = agent
+        self.boss = boss
+        self.open = True  # as the supervisor sees it
+        self.black_up = self.black_down = False
+        self.up_s = self.down_s = self.heard_s = self.opened_s = agent.world.now
+
+    def up(self, deliver: Callable[..., None], *args: Any) -> None:
+        world = self.agent.world
+        self.up_s = max(self.up_s, world.now + world.latency_s())
+        world.at(self.up_s, self._arrive_up, deliver, args)
+
+    def _arrive_up(self, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
+        host = self.agent.host
+        self.black_up = self.black_up or host.cut_up > 0 or not host.up
+        if self.black_up:
+            return
+        if not self.open or not self.boss.alive:
+            self.agent.line_broke(self)
+            return
+        self.heard_s = self.agent.world.now
+        deliver(*args)
+
+    def down(self, deliver: Callable[..., None], *args: Any) -> None:
+        world = self.agent.world
+        self.down_s = max(self.down_s, world.now + world.latency_s())
+        world.at(self.down_s, self._arrive_down, deliver, args)
+
+    def _arrive_down(self, deliver: Callable[..., None], args: tuple[Any, ...]) -> None:
+        host = self.agent.host
+        self.black_down = self.black_down or host.cut_down > 0 or not host.up
+        if not self.black_down and self.agent.alive and self.agent.line is self:
+            deliver(*args)
+
+
+class Agent:
+    """One agent process."""
+
+    def __init__(self, host: Host, boot: str) -> None:
+        self.host = host
+        self.world = host.world
+        self.boot = boot
+        self.alive = True
+        self.line: Line | None = None
+        self.seen = self.running = self.started = self.ready = self.preparing = 0
+        self.address, self.port = "", 0
+        self.stopping, self.how = False, "asked"
+        self.sequence = 0
+        self.kept: list[tuple[int, e.Event]] = []
+        self.acked_s = self.started_s = self.world.now
+        self.ticking = False
+
+    # The line
+
+    def dial(self) -> None:
+        """Connect if the supervisor can be reached; else `Host.reachable` has it dialled again."""
+        if not self.alive or self.line is not None or not self.host.reaches_boss():
+            return
+        line = self.line = Line(self, self.world.boss)
+        seen = tuple(e.RankSeen(rank.number, rank.pid, not rank.alive) for rank in self.host.processes)
+        up = e.AgentUp(
+            0.0, self.host.name, self.boot, self.running, self.ready, self.address, self.port, seen
+        )
+        line.up(self.world.boss.greet, line, list(self.kept), up)
+        self.tick_soon()
+
+    def line_broke(self, line: Line) -> None:
+        if self.line is line:
+            self.line = None
+            self.world.after(self.world.rng.uniform(0.2, 2.0), self.dial)
+
+    def tick_soon(self) -> None:
+        if not self.ticking:
+            self.ticking = True
+            self.world.after(HEARTBEAT_S * self.world.rng.random(), self._tick)
+
+    def _tick(self) -> None:
+        self.ticking = self.alive and (self.line is not None or bool(self.running))
+        if not self.ticking:
+            return
+        self.world.after(HEARTBEAT_S, self._tick)
+        self._fence()
+        line = self.line
+        if line is None:
+            return
+        if self.world.now - max(self.acked_s, line.opened_s) > ACK_S_MAX:
+            self.line = None
+            self.world.after(self.world.rng.uniform(0.2, 2.0), self.dial)
+            line.up(line.boss.line_closed, line)
+        elif line.up_s <= self.world.now:
+            line._arrive_up(self._beat, (line,))
+
+    def _beat(self, line: Line) -> None:
+        """Give a beat over and take its echo, at once: what beats wait for each other is not what nights are about."""
+        beats = []
+        for rank in self.host.processes:
+            rank.gang.settle()
+            count = rank.gang.count
+            cpu_s = 0.4 * (min(self.world.now, rank.ready_s) - self.started_s) + 0.5 * count
+            beats.append(e.RankBeat(rank.number, count, rank.state if rank.alive else "Z", count * 20, cpu_s))
+        if not line.black_down and not self.host.cut_down:
+            self.acked_s = self.world.now
+        alive = tuple(b for b, rank in zip(beats, self.host.processes, strict=True) if rank.alive)
+        line.boss.hear_beat(e.Beat(0.0, self.host.name, self.running, alive))
+
+    def post(self, report: e.Event) -> None:
+        """Report, and keep the report until the supervisor has it in its journal."""
+        if not self.alive:
+            return
+        self.sequence += 1
+        self.kept.append((self.sequence, report))
+        if self.line is not None:
+            self.line.up(self.line.boss.receive, self.line, self.sequence, report)
+
+    def acknowledged(self, sequence: int) -> None:
+        self.kept = [(number, report) for number, report in self.kept if number > sequence]
+
+    def _fence(self) -> None:
+        fence_s = 0.6 * self.world.night.limits.node_silent_s_max
+        alive = self.host.living()
+        if not alive or self.world.now - self.acked_s <= fence_s:
+            return
+        gang = alive[0].gang
+        gang.settle()
+        if self.world.now - max(gang.stepped_s, self.started_s) <= fence_s:
+            return
+        self.stopping, self.how = True, "fenced"
+        for rank in alive:
+            self._kill(rank)
+
+    # Orders
+
+    def obey(self, order: d.Decision) -> None:
+        if isinstance(order, d.Dismiss):
+            self.host.dismissed(self)
+            return
+        if order.attempt < self.seen:
+            return
+        self.seen = order.attempt
+        match order:
+            case d.Prepare():
+                self._prepare(order.attempt)
+            case d.Start():
+                self._start(order)
+            case d.Stop():
+                self._stop(order.attempt, order.grace_s)
+            case d.TakeStacks():
+                lines = tuple(f"rank {rank.number}: all_reduce at train.py:9" for rank in self.host.living())
+                taken = e.StacksTaken(0.0, self.host.name, order.attempt, lines)
+                self.world.after(self.world.rng.uniform(0.1, 3.0), self.post, taken)
+            case _:
+                raise AssertionError(f"no order: {order}")
+
+    def _prepare(self, attempt: int) -> None:
+        if self.preparing == attempt or self.ready == attempt:
+            return
+        self.preparing = attempt
+        if self.running and self.running < attempt:
+            self.stopping = True
+            for rank in self.host.living():
+                self._kill(rank)
+            self._maybe_stopped("asked")
+        setup_s = self.world.night.setup_s if self.host.set_up == 0 else 0.1
+        self.world.after(self.world.rng.uniform(0.3, 1.0) * setup_s, self._set_up, attempt)
+
+    def _set_up(self, attempt: int) -> None:
+        if not self.alive or self.seen != attempt or self.preparing != attempt:
+            return
+        if self.host.living():  # KILL has not worked: it goes on trying
+            self.world.after(1.0, self._set_up, attempt)
+            return
+        if self.host.index == 0 and attempt <= self.world.night.setup_fails:
+            self.post(
+                e.PrepareFailed(0.0, self.host.name, attempt, "setup line 1 exited with code 1", "no module")
+            )
+            return
+        self.host.set_up = self.ready = attempt
+        self.address = f"10.0.0.{self.host.index + 1}"
+        self.port = self.world.rng.randint(20000, 60000) if self.host.index == 0 else 0
+        self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port))
+
+    def _start(self, order: d.Start) -> None:
+        if self.started >= order.attempt:
+            return
+        self.started = self.running = order.attempt
+        self.stopping, self.how = False, "asked"
+        self.started_s = self.world.now
+        pids = self.host.spawn(order, self.ready)
+        self.post(e.Started(0.0, self.host.name, order.attempt, pids))
+        self.tick_soon()
+
+    def _stop(self, attempt: int, grace_s: float) -> None:
+        if self.stopping and self.running:
+            return
+        if not self.running:
+            self.post(e.Stopped(0.0, self.host.name, attempt, "asked"))
+            return
+        self.stopping = True
+        for rank in self.host.living():
+            if rank.stands:
+                self.world.after(grace_s, self._kill, rank)
+            else:
+                self.world.after(self.world.rng.uniform(0.05, 1.2) * grace_s, self._end, rank, grace_s)
+        self._maybe_stopped("asked")
+
+    def _end(self, rank: Rank, grace_s: float) -> None:
+        """A rank leaves on TERM, some with code 0; a stubborn one only on KILL."""
+        roll = self.world.rng.random()
+        if roll < 0.15:
+            rank.gang.die(rank, code=0, ordered=True)
+        elif roll < 0.7:
+            rank.gang.die(rank, signal=15, ordered=True)
+        else:
+            self.world.after(grace_s, self._kill, rank)
+
+    def _kill(self, rank: Rank) -> None:
+        wait_s = rank.immortal_until_s - self.world.now
+        if wait_s <= 0:
+            rank.gang.die(rank, signal=9, ordered=True)
+        elif wait_s != float("inf"):
+            self.world.after(wait_s, self._kill, rank)
+
+    def exited(self, exit: e.Exited) -> None:
+        self.post(dataclasses.replace(exit, ordered=exit.ordered or self.stopping))
+        if self.stopping:
+            self._maybe_stopped(self.how)
+        elif not self.host.living() and self.world.night.says_ended:
+            self._maybe_stopped("ended")
+
+    def _maybe_stopped(self, how: str) -> None:
+        if self.running and not self.host.living():
+            attempt, self.running = self.running, 0
+            save = self.world.last_save(attempt)
+            if how == "asked" and save is not None and self.host.index == 0:
+                self.post(e.CheckpointFound(0.0, self.host.name, attempt, *save))
+                if self.world.rng.random() < 0.2:  # a kill cut its rewriting off
+                    self.post(e.CheckpointSpoiled(0.0, self.host.name, attempt, save[0]))
+            self.post(e.Stopped(0.0, self.host.name, attempt, how))

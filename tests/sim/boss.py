@@ -1,0 +1,202 @@
+"""The virtual supervisor: the loop's duties to the brain, in their order, and death at every point between them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.brain import SLEPT_S, Brain
+from orchestrator.brain.facts import News
+
+from .agent import Line
+from .ledger import Violation
+
+if TYPE_CHECKING:
+    from .world import World
+
+LOOKS_MAX = 40
+"""How often `decide` may have something to say without any news before that is a loop."""
+
+LINE_SILENT_S_MAX = 9.0
+
+
+class Killed(Exception):
+    """The supervisor dies here."""
+
+
+class Boss:
+    """One supervisor process. All that outlives it is the journal."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.brain = Brain()
+        self.alive = True
+        self.lines: dict[str, Line] = {}
+        self.wakes = 0
+        self.wake_s = float("-inf")  # not looked yet
+        self.points_left: int | None = None
+        for news in world.journal.replay():
+            self.brain.learn(news)
+        self.brain.beats()
+        world.journal.check(self.brain.facts)
+
+    def start(self) -> None:
+        revived = bool(self.world.journal.lines)
+        if not revived:
+            planned = e.Planned(0.0, self.world.night.plan, self.world.night.limits)
+            self._write(planned)
+            self.brain.learn(planned)
+        self.hear(e.SupervisorStarted(0.0, 4711))
+        for node in self.brain.facts.every_node():
+            host = self.world.host(node.name)
+            host.reachable()
+            if revived:
+                self.world.after(self.world.rng.uniform(0.1, 1.0), host.probe)
+        self.read_requests()
+        self.world.after(2.0, self._listen)
+
+    def _point(self) -> None:
+        """A point between two effects, at which a kill may hit."""
+        if self.points_left is not None:
+            self.points_left -= 1
+            if self.points_left < 0:
+                raise Killed
+
+    # News
+
+    def hear(self, event: e.Event) -> None:
+        """Journal an event, learn it, and look what follows."""
+        event = dataclasses.replace(event, at=self.world.clock)
+        self.world.ledger.before_news(self)
+        self._point()
+        self._write(event)
+        self._point()
+        self.brain.learn(event)
+        self.look()
+
+    def hear_alive(self, event: e.Event) -> None:
+        if self.alive:
+            self.hear(event)
+
+    def hear_beat(self, beat: e.Beat) -> None:
+        self.world.ledger.before_news(self)
+        self.brain.learn(dataclasses.replace(beat, at=self.world.clock))
+        self.look()
+
+    def receive(self, line: Line, sequence: int, report: e.Event) -> None:
+        """Take a report in, once; acknowledge it when it is in the journal."""
+        boot = line.agent.boot
+        if sequence > self.world.journal.sequences.get(boot, 0):
+            event = dataclasses.replace(report, at=self.world.clock)
+            self.world.ledger.before_news(self)
+            self._point()
+            self._write(event)
+            self.world.journal.sequences[boot] = sequence
+            self._point()
+            self.brain.learn(event)
+        line.down(line.agent.acknowledged, sequence)
+        self.look()
+
+    def greet(self, line: Line, kept: list[tuple[int, e.Event]], up: e.AgentUp) -> None:
+        node = up.node
+        old = self.lines.get(node)
+        if old is not None:
+            old.open = False
+            if self.world.rng.random() < 0.5:
+                self.hear(e.AgentSilent(0.0, node))
+        self.lines[node] = line
+        for sequence, report in kept:
+            self.receive(line, sequence, report)
+        self.hear(up)
+
+    def line_closed(self, line: Line) -> None:
+        line.open = False
+        node = line.agent.host.name
+        if self.alive and self.lines.get(node) is line:
+            del self.lines[node]
+            self.hear(e.AgentSilent(0.0, node))
+
+    def _listen(self) -> None:
+        """Close the lines over which nothing comes any more."""
+        if not self.alive:
+            return
+        self.world.after(2.0, self._listen)
+        for line in list(self.lines.values()):
+            if self.world.now - line.heard_s > LINE_SILENT_S_MAX:
+                self.line_closed(line)
+
+    def slept(self, slept_s: float) -> None:
+        """The machine slept: the job clock has jumped, and nobody was listened to meanwhile."""
+        if slept_s >= SLEPT_S:
+            for line in self.lines.values():
+                line.open = False
+            self.lines.clear()
+            self.wake_s = float("-inf")  # not looked yet
+            self.hear(e.SupervisorStarted(0.0, 4711))
+        else:
+            self.look()
+
+    def read_requests(self) -> None:
+        if not self.alive:
+            return
+        for number, ask in enumerate(self.world.requests, start=1):
+            if number <= self.brain.facts.requests:
+                continue
+            if ask.cancel:
+                self.hear(e.CancelAsked(0.0, number))
+                continue
+            if ask.nodes and self.brain.facts.end is not None:
+                self.world.nodes = ask.nodes
+                self.hear(e.Planned(0.0, self.world.plan(), self.world.night.limits))
+            self.hear(e.ResumeAsked(0.0, number, ask.path))
+
+    # Decisions
+
+    def look(self) -> None:
+        """Ask what is to be done, journal it, do it; until there is nothing more to do."""
+        for _ in range(LOOKS_MAX):
+            decisions, self.wake_s = self.brain.decide(self.world.clock)
+            self.world.ledger.after_look(self, decisions)
+            if not decisions:
+                self._sleep()
+                return
+            for beat in self.brain.beats():
+                self.world.journal.write(beat)
+            self.world.journal.check(self.brain.facts)
+            self._write(*decisions)
+            self._point()
+            for decision in decisions:
+                self.brain.learn(decision)
+                self._point()
+                self._carry_out(decision)
+        raise Violation(f"decide says more than {LOOKS_MAX} times that something is to be done: {decisions}")
+
+    def _write(self, *news: News) -> None:
+        for beat in self.brain.beats():
+            self.world.journal.write(beat)
+        for line in news:
+            self.world.journal.write(line)
+            self.world.ledger.written(line)
+
+    def _sleep(self) -> None:
+        self.wakes += 1
+        if self.wake_s != float("inf"):
+            at_s = max(self.world.now, self.wake_s - self.world.jumped_s) + 1e-6  # never a hair too early
+            self.world.at(at_s, self._wake, self.wakes)
+
+    def _wake(self, number: int) -> None:
+        if self.alive and number == self.wakes:
+            self.look()
+
+    def _carry_out(self, decision: d.Decision) -> None:
+        match decision:
+            case d.Launch():
+                self.world.host(decision.node).launch(self, decision.attempt)
+            case d.Prepare() | d.Start() | d.Stop() | d.TakeStacks() | d.Dismiss():
+                line = self.lines.get(decision.node)
+                if line is not None:
+                    line.down(line.agent.obey, decision)
+            case d.BeginAttempt() | d.Judge() | d.Notice() | d.Finish() | d.EndJob():
+                pass

@@ -1,0 +1,208 @@
+"""How do ranks live and die? A gang steps only while all of its ranks can; its count is computed, not ticked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.brain.events import Failure
+
+from .night import Fault, Harm
+
+if TYPE_CHECKING:
+    from .host import Host
+    from .world import World
+
+OWN = Failure("ValueError", "loss is nan", "Traceback ...\nValueError: loss is nan", "train.py:42")
+VICTIM = Failure("RuntimeError", "Connection closed by peer [10.0.0.2]:2345", "Traceback ...", "train.py:50")
+SYNTAX = Failure("SyntaxError", "invalid syntax", "  File train.py, line 3", "train.py:3")
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """One process. `stands`: it makes no step though it lives (stopped, hung, or done and never leaving)."""
+
+    number: int
+    host: Host
+    gang: Gang
+    pid: int
+    ready_s: float
+    alive: bool = True
+    state: str = "S"
+    hung: bool = False
+    immortal_until_s: float = 0.0
+
+    @property
+    def stands(self) -> bool:
+        return self.hung or self.state == "T"
+
+
+@dataclass(slots=True, eq=False)
+class Gang:
+    """The ranks of one attempt, on all hosts."""
+
+    world: World
+    attempt: int
+    size: int
+    base: int
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    count: int = 0
+    since_s: float = 0.0
+    stepped_s: float = 0.0
+    stepping: bool = False
+    broken: bool = False
+    finished: bool = False
+    exited_well: int = 0
+    version: int = 0
+    last_save: tuple[str, int] | None = None  # its path, and the count that its time says
+
+    def settle(self) -> None:
+        """Bring the count up to now."""
+        if not self.stepping:
+            return
+        step_s = self.world.night.step_s
+        made = int((self.world.now - self.since_s) / step_s + 1e-9)
+        if made:
+            self.count += made
+            self.since_s += made * step_s
+            self.stepped_s = self.since_s
+
+    def review(self) -> None:
+        """See anew whether the gang can step; called whenever something changes for one of its ranks."""
+        self.settle()
+        able = self._able()
+        if able and not self.stepping:
+            self.since_s = self.world.now
+        self.stepping = able
+        self.version += 1
+        if able:
+            next_count = min(self._milestones())
+            at_s = self.since_s + (next_count - self.count) * self.world.night.step_s
+            self.world.at(at_s, self._reached, self.version, next_count)
+
+    def _able(self) -> bool:
+        if len(self.ranks) < self.size or self.finished:
+            return False
+        now = self.world.now + 1e-9
+        return all(
+            rank.alive and not rank.stands and rank.ready_s <= now and not rank.host.cut_gang
+            for rank in self.ranks.values()
+        )
+
+    def _milestones(self) -> list[int]:
+        night = self.world.night
+        marks = [
+            max(night.steps - self.base, self.count),
+            (self.count // night.save_steps + 1) * night.save_steps,
+        ]
+        if night.crash_step - self.base > self.count:
+            marks.append(night.crash_step - self.base)
+        marks += [
+            fault.step for fault in self.world.step_faults if fault.step > self.count and self.attempt == 1
+        ]
+        return marks
+
+    def _reached(self, version: int, count: int) -> None:
+        if version != self.version:
+            return
+        self.settle()
+        night, world = self.world.night, self.world
+        assert self.count == count, (self.count, count)
+        if self.base + count >= night.steps:
+            self._finish()
+            return
+        if count % night.save_steps == 0:
+            self._save(count)
+        if night.crash_step and self.base + count == night.crash_step:
+            self.die(self.ranks[night.crash_rank % self.size], code=1, failure=OWN)
+            return
+        for fault in world.step_faults:
+            if self.attempt == 1 and fault.step == count:
+                world.strike(fault)
+        self.review()
+
+    def _save(self, count: int) -> None:
+        world = self.world
+        path = world.path_of(self.attempt, self.base + count)
+        world.saved[path] = self.base + count
+        self.last_save = (path, count + world.named_rng.randint(0, world.night.late_steps))
+        host = self.ranks[0].host
+        world.after(world.rng.uniform(0.1, 2.0), host.found, self.attempt, *self.last_save)
+
+    def _finish(self) -> None:
+        self.finished, self.stepping = True, False
+        for rank in self.ranks.values():
+            if not rank.stands:
+                self.world.after(self.world.rng.uniform(0.1, 1.5), self._leave, rank)
+
+    def _leave(self, rank: Rank) -> None:
+        if rank.alive and not rank.stands:
+            self.exited_well += 1
+            self.die(rank, code=0)
+
+    def die(
+        self, rank: Rank, *, code: int | None = None, signal: int | None = None, failure: Failure | None = None,
+        oom: bool = False, told: bool = True, ordered: bool = False,
+    ) -> None:  # fmt: skip
+        """End a process; its agent is told unless it is no more, its peers break unless all work is done."""
+        if not rank.alive:
+            return
+        self.settle()
+        rank.alive = False
+        if told:
+            rank.host.exited(rank, code, signal, failure, oom, ordered)
+        self.review()
+        if not self.finished and not self.broken:
+            self.broken = True
+            self._spread()
+
+    def _spread(self) -> None:
+        world = self.world
+        hangs = world.rng.random() < world.night.peers_hang
+        for peer in self.ranks.values():
+            if peer.alive and not hangs:
+                world.after(world.rng.uniform(0.05, 0.9), self._fall, peer)
+
+    def _fall(self, peer: Rank) -> None:
+        if peer.alive and not peer.stands:
+            self.die(peer, code=1, failure=VICTIM)
+
+
+def harm_rank(rank: Rank, fault: Fault) -> None:
+    """Let a fault befall a living rank."""
+    gang, world = rank.gang, rank.gang.world
+    acts: dict[Harm, Callable[[], None]] = {
+        Harm.CRASH: lambda: gang.die(rank, code=1, failure=OWN),
+        Harm.SIGNAL: lambda: gang.die(rank, signal=11),
+        Harm.OOM: lambda: gang.die(rank, signal=9, oom=True),
+        Harm.EXIT_EARLY: lambda: gang.die(rank, code=0),
+        Harm.STOPPED: lambda: _stand(rank, "T", fault.lasts_s),
+        Harm.HANG: lambda: _hang(rank),
+        Harm.IMMORTAL: lambda: _immortal(rank, world.now + fault.lasts_s),
+    }
+    gang.settle()
+    acts[fault.harm]()
+    gang.review()
+
+
+def _stand(rank: Rank, state: str, lasts_s: float) -> None:
+    rank.state = state
+    if lasts_s != float("inf"):
+        rank.gang.world.after(lasts_s, _goes_on, rank)
+
+
+def _goes_on(rank: Rank) -> None:
+    if rank.alive:
+        rank.state = "S"
+        rank.gang.review()
+        if rank.gang.finished:
+            rank.gang._leave(rank)
+
+
+def _hang(rank: Rank) -> None:
+    rank.hung = True
+
+
+def _immortal(rank: Rank, until_s: float) -> None:
+    rank.hung, rank.state, rank.immortal_until_s = True, "D", until_s

@@ -1,0 +1,132 @@
+"""A virtual machine: power, wires, the keeper beside the agent, and the processes of ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .agent import Agent
+from .gang import SYNTAX, Rank
+
+if TYPE_CHECKING:
+    from .boss import Boss
+    from .world import World
+
+
+class Host:
+    """One node's machine. `cut_*` count the faults that cut a wire now."""
+
+    def __init__(self, world: World, index: int) -> None:
+        self.world = world
+        self.index = index
+        self.name = f"n{index}"
+        self.up = True
+        self.cut_up = self.cut_down = self.cut_gang = 0
+        self.agent: Agent | None = None
+        self.keeper = False
+        self.boots = self.launches = self.set_up = 0
+        self.processes: list[Rank] = []
+
+    def living(self) -> list[Rank]:
+        return [rank for rank in self.processes if rank.alive]
+
+    def reaches_boss(self) -> bool:
+        return self.world.boss.alive and self.up and not self.cut_up and not self.cut_down
+
+    def reachable(self) -> None:
+        """A wire is whole again, or the supervisor is back: the agent, which dials again and again, gets through."""
+        if self.agent is not None:
+            self.world.after(self.world.rng.uniform(0.2, 2.0), self.agent.dial)
+
+    # Agents
+
+    def launch(self, boss: Boss, attempt: int) -> None:
+        """What a backend does; after a while an agent, a word of failure, or nothing."""
+        self.launches += 1
+        night, rng = self.world.night, self.world.rng
+        if self.index == 0 and self.launches <= night.launch_fails:
+            failed = e.LaunchFailed(0.0, self.name, "start", "no python3 there")
+            self.world.after(rng.uniform(0.05, 3.0), boss.hear_alive, failed)
+        elif self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
+            pass
+        elif self.up:
+            self.world.after(rng.uniform(0.05, 3.0), self._boot)
+        elif rng.random() < 0.7:
+            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host")
+            self.world.after(rng.uniform(1.0, 3.0), boss.hear_alive, failed)
+
+    def _boot(self) -> None:
+        if not self.up or self.agent is not None or self.keeper:
+            return  # the folder's lock is held: a second agent leaves at once
+        self.keeper = True
+        self._new_agent()
+
+    def _new_agent(self) -> None:
+        if not self.keeper or self.agent is not None:
+            return
+        self.boots += 1
+        self.processes = []
+        self.agent = Agent(self, f"{self.name}.{self.boots}")
+        self.agent.dial()
+
+    def lose_agent(self, *, keeper: bool, power: bool = False) -> None:
+        """End the agent; its ranks die with it. A keeper that is left starts another one."""
+        agent, self.agent = self.agent, None
+        self.keeper = self.keeper and not keeper
+        if agent is not None:
+            agent.alive = False
+            if agent.line is not None and not power:
+                agent.line.up(agent.line.boss.line_closed, agent.line)
+        for rank in self.living():
+            rank.gang.die(rank, signal=9, told=False)
+        if self.keeper:
+            self.world.after(self.world.rng.uniform(0.3, 1.5), self._new_agent)
+        elif agent is not None and self.world.night.local and not power:
+            self.world.after(self.world.rng.uniform(0.1, 2.0), self.probe)
+
+    def dismissed(self, agent: Agent) -> None:
+        if self.agent is agent:
+            self.lose_agent(keeper=True)
+
+    def probe(self) -> None:
+        """The backend looks whether the agent lives; where nothing answers it cannot say."""
+        if self.up and self.agent is None and not self.keeper:
+            self.world.boss.hear_alive(
+                e.AgentGone(0.0, self.name, "its agent was killed by SIGKILL, says its keeper")
+            )
+
+    # Ranks
+
+    def spawn(self, order: d.Start, ready: int) -> tuple[int, ...]:
+        world = self.world
+        begins_at = order.resume if not world.night.begins_anew else None
+        gang = world.gang(order.attempt, world.saved.get(begins_at.path, 0) if begins_at else 0)
+        world.ledger.starting(self, order, ready)
+        self.processes = []
+        for number in world.ranks_of(self.index):
+            world.pids += 1
+            ready_s = world.now + world.rng.uniform(*world.night.start_s)
+            rank = Rank(number, self, gang, world.pids, ready_s)
+            self.processes.append(rank)
+            gang.ranks[number] = rank
+            world.at(ready_s, gang.review)
+            if world.night.syntax_error:
+                world.at(ready_s - 1.0, lambda rank=rank: rank.gang.die(rank, code=1, failure=SYNTAX))
+        return tuple(rank.pid for rank in self.processes)
+
+    def exited(
+        self, rank: Rank, code: int | None, signal: int | None, failure: e.Failure | None, oom: bool, ordered: bool
+    ) -> None:  # fmt: skip
+        if self.agent is not None:
+            gang = rank.gang
+            exit = e.Exited(
+                0.0, self.name, gang.attempt, rank.number, code, signal, gang.count, failure, oom, ordered
+            )
+            self.agent.exited(exit)
+
+    def found(self, attempt: int, path: str, count: int) -> None:
+        agent = self.agent
+        if agent is not None and agent.started == attempt:
+            agent.post(e.CheckpointFound(0.0, self.name, attempt, path, count))

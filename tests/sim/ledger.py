@@ -1,0 +1,372 @@
+"""What must never happen? The oracles: they watch the journal and the physical world, and know nothing of the facts.
+
+The ledger keeps its own books of attempts, checkpoints and budget, written from the contract and not from the brain.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+
+from .night import Harm, Naming
+
+if TYPE_CHECKING:
+    from .boss import Boss
+    from .host import Host
+    from .world import World
+
+PURITY_EVERY = 40
+"""Each so many looks that brought nothing are asked twice; those that brought something always are."""
+
+
+class Violation(AssertionError):
+    """An oracle is broken."""
+
+
+@dataclass(slots=True)
+class Try:
+    """The books of one attempt."""
+
+    number: int
+    base: int  # where it began: as it was told to, until its checkpoints show that it did not
+    begun: d.BeginAttempt
+    anew: bool = False
+    wrote: dict[str, int] = field(default_factory=dict)  # counts of its checkpoints
+    high: int = 0  # the most steps that any rank was heard to have made
+    saved: bool = False  # a checkpoint beyond its base was adopted
+    verdict: d.Verdict | None = None
+    judged_s: float = 0.0
+    judged_anew: bool = False  # its beginning was known when its verdict fell
+    counts: dict[int, int] = field(default_factory=dict)  # steps of the ranks that have ended
+    prepared: dict[str, tuple[str, int]] = field(default_factory=dict)
+    ok: list[int] = field(default_factory=list)
+
+
+def _fault(attempt: Try) -> tuple[str, int] | None:
+    """Name an attempt's own failure, None if it had none: what happened, and after how many of its steps."""
+    verdict = attempt.verdict
+    own = (d.Kind.CRASH, d.Kind.OOM, d.Kind.NO_PROGRESS)
+    if verdict is None or verdict.kind not in own or not verdict.ranks:
+        return None
+    count = attempt.counts.get(verdict.ranks[0], 0)
+    return (verdict.signature, count) if count else None
+
+
+class Ledger:
+    """Books and oracles of one night."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.tries: list[Try] = []
+        self.best = self.stalled = self.looks = 0
+        self.checkpoint: d.Checkpoint | None = None
+        self.older: list[d.Checkpoint] = []
+        self.known: dict[str, int] = {}
+        self.rewritten: set[str] = set()  # paths that one attempt wrote at several counts
+        self.forgiven = (
+            0  # so many attempts do not count any more, since the user has resumed the job after them
+        )
+        self.ended_s: float | None = None
+        self.end: d.EndJob | None = None
+        self.resumed = self.cancelled = False
+        self.notes: list[tuple[float, News | str]] = []
+
+    def note(self, what: News | str) -> None:
+        self.notes.append((self.world.clock, what))
+
+    # Looks
+
+    def before_news(self, boss: Boss) -> None:
+        """Nothing has happened since the last look: before its own deadline the brain must have nothing to say."""
+        if self.world.clock < boss.wake_s - 1e-6:
+            decisions, _ = boss.brain.decide(self.world.clock)
+            self._must(not decisions, f"wake_s was {boss.wake_s:.2f}, but now it says {decisions}")
+
+    def after_look(self, boss: Boss, decisions: list[d.Decision]) -> None:
+        self.looks += 1
+        if self.tries:
+            self._true_step(boss)
+        if not decisions and self.looks % PURITY_EVERY:
+            return
+        before = copy.deepcopy(boss.brain.facts)
+        again, wake_s = boss.brain.decide(self.world.clock)
+        self._must((again, wake_s) == (decisions, boss.wake_s), f"asked twice: {decisions}, then {again}")
+        self._must(before == boss.brain.facts, "decide has changed the facts")
+
+    def _true_step(self, boss: Boss) -> None:
+        """Where names bear steps, and where a script was seen to begin anew, the step is the world's own."""
+        attempt, night = self.tries[-1], self.world.night
+        gang = self.world.gangs.get(attempt.number)
+        sure = not night.begins_anew and night.naming in (Naming.ITS_OWN, Naming.STEP)
+        if gang is not None and (sure or attempt.anew):
+            heard = max((rank.count for rank in boss.brain.facts.ranks.values()), default=0)
+            step = boss.brain.facts.step or 0
+            self._must(step == gang.base + heard, f"step {step}, but it is {gang.base} + {heard}")
+
+    def _must(self, holds: bool, what: str) -> None:
+        if not holds:
+            raise Violation(what)
+
+    # The physical world
+
+    def starting(self, host: Host, order: d.Start, ready: int) -> None:
+        """An agent starts ranks: nothing of another attempt may be alive anywhere."""
+        self._must(
+            ready == order.attempt, f"{host.name} starts attempt {order.attempt}, but is ready for {ready}"
+        )
+        self._must(self.end is None, f"{host.name} starts ranks after the end of the job")
+        for attempt in self._alive_attempts():
+            self._must(attempt == order.attempt, f"attempts {attempt} and {order.attempt} run together")
+
+    def _alive_attempts(self, *, mortal: bool = False) -> list[int]:
+        """Return the attempt of each living process; `mortal`: only of those that a cut-off agent could have killed."""
+        ranks = [rank for host in self.world.hosts for rank in host.living()]
+        return [rank.gang.attempt for rank in ranks if not (mortal and rank.immortal_until_s)]
+
+    # The journal
+
+    def written(self, news: News) -> None:
+        """Judge a line of the journal, and enter it into the books."""
+        if not isinstance(news, e.Beat):
+            self.note(news)
+        self._must(abs(news.at - self.world.clock) < 1e-6, f"stamped {news.at}, not {self.world.clock}")
+        match news:
+            case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentSilent() | e.AgentGone():
+                self._link(news)
+            case e.CancelAsked():
+                self.cancelled = self.cancelled or self.end is None
+            case e.ResumeAsked():
+                self._resume(news)
+            case e.CheckpointFound():
+                self._found(news)
+            case e.CheckpointSpoiled():
+                self._spoiled(news)
+            case e.Prepared() | e.Exited():
+                self._report(news)
+            case (
+                e.LaunchFailed() | e.PrepareFailed() | e.Started() | e.Stopped() | e.StacksTaken() | e.Beat()
+            ):
+                pass
+            case _:
+                self._decided(news)
+
+    def _link(self, news: News) -> None:
+        if isinstance(news, e.AgentUp) and self.tries and news.ready == self.tries[-1].number:
+            self.tries[-1].prepared[news.node] = (news.address, news.port)
+
+    def _report(self, news: e.Prepared | e.Exited) -> None:
+        if not self.tries or news.attempt != self.tries[-1].number:
+            return
+        if isinstance(news, e.Prepared):
+            self.tries[-1].prepared[news.node] = (news.address, news.port)
+            return
+        self.tries[-1].counts.setdefault(news.rank, news.count)
+        if news.code == 0:
+            self.tries[-1].ok.append(news.rank)
+
+    def _found(self, news: e.CheckpointFound) -> None:
+        """The newest of the current attempt counts; one of a stale attempt never does."""
+        if not self.tries or news.attempt != self.tries[-1].number:
+            return
+        attempt = self.tries[-1]
+        if self._shows_its_beginning(attempt, news):
+            self._begins_anew(attempt)
+        if abs(attempt.wrote.get(news.path, news.count) - news.count) > 2:
+            self.rewritten.add(news.path)
+        attempt.wrote[news.path] = news.count
+        step = self._step(attempt, news.path)
+        if step < self.known.get(news.path, step):
+            self._drop(news.path)
+        self.known[news.path] = step
+        newest = self._take(d.Checkpoint(news.path, step))
+        attempt.saved = attempt.saved or (newest and step > attempt.base)
+
+    def _step(self, attempt: Try, path: str) -> int:
+        """Return the step of what an attempt wrote: the true one if the name bears it, else as the time says."""
+        about = attempt.base + attempt.wrote[path]
+        true = self.world.saved[path]
+        named = self.world.night.naming in (Naming.ITS_OWN, Naming.STEP)
+        return true if named and abs(true - about) <= 2 else about
+
+    def _shows_its_beginning(self, attempt: Try, news: e.CheckpointFound) -> bool:
+        """Tell whether a script that ignores its checkpoint gives itself away by what it writes again.
+
+        Only scripts that do are asked, so a brain that suspects another is caught by what follows.
+        """
+        naming = self.world.night.naming
+        asked = self.world.night.begins_anew and not attempt.anew and news.path not in attempt.wrote
+        if not asked or attempt.base <= 2:
+            return False
+        known = self.known.get(news.path)
+        told = attempt.begun.resume.path if attempt.begun.resume else ""
+        by_number = naming is Naming.STEP and known == self.world.saved[news.path]
+        by_order = naming is not Naming.ITS_OWN and news.path != told and news.path not in self.rewritten
+        return known is not None and abs(known - news.count) <= 2 and (by_number or by_order)
+
+    def _begins_anew(self, attempt: Try) -> None:
+        """Enter all that the attempt has written at the steps that it truly holds."""
+        attempt.anew, attempt.base = True, 0
+        held = [one for one in (*self.older, self.checkpoint) if one and one.path in attempt.wrote]
+        for path in attempt.wrote:
+            self._drop(path)
+            self.known[path] = self._step(attempt, path)
+        for one in held:
+            self._take(d.Checkpoint(one.path, self.known[one.path]))
+
+    def _take(self, found: d.Checkpoint) -> bool:
+        """Take a checkpoint as the newest if it is; tell whether."""
+        if self.checkpoint is not None and (found.step or 0) < (self.checkpoint.step or 0):
+            return False
+        self.older += [self.checkpoint] if self.checkpoint else []
+        self.older = [older for older in self.older if older.path != found.path]
+        self.checkpoint = found
+        return True
+
+    def _drop(self, path: str) -> None:
+        self.older = [older for older in self.older if older.path != path]
+        if self.checkpoint is not None and self.checkpoint.path == path:
+            self.checkpoint = self.older.pop() if self.older else None
+
+    def _spoiled(self, news: e.CheckpointSpoiled) -> None:
+        """Whoever says it: nothing may start from it any more."""
+        self._drop(news.path)
+        if self.tries:
+            newest = (self.checkpoint.step or 0) if self.checkpoint else 0
+            self.tries[-1].saved = self.tries[-1].saved and newest > self.tries[-1].base
+
+    def _resume(self, news: e.ResumeAsked) -> None:
+        if self.end is None:
+            return
+        self.end, self.ended_s, self.resumed, self.cancelled, self.stalled = None, None, True, False, 0
+        if news.path:
+            self.checkpoint = d.Checkpoint(news.path, self.known.get(news.path))
+        self.best = (self.checkpoint.step or 0) if self.checkpoint else 0
+        self.forgiven = len(self.tries)
+
+    # Decisions
+
+    def _decided(self, decision: d.Decision) -> None:
+        self._must(bool(decision.why.strip()), f"no why: {decision}")
+        if self.end is not None:
+            self._must(isinstance(decision, d.Dismiss), f"after the end of the job: {decision}")
+            return
+        match decision:
+            case d.BeginAttempt():
+                self._begins(decision)
+                return
+            case d.EndJob():
+                self._ends(decision)
+                return
+            case _:
+                pass
+        attempt = self.tries[-1]
+        self._must(
+            decision.attempt == attempt.number, f"for attempt {decision.attempt}, not {attempt.number}"
+        )
+        match decision:
+            case d.Judge():
+                self._must(attempt.verdict is None, f"a second verdict: {decision}")
+                self._must(bool(decision.verdict.summary), f"a verdict that says nothing: {decision}")
+                attempt.verdict, attempt.judged_s = decision.verdict, self.world.now
+                attempt.judged_anew = attempt.anew
+            case d.Finish():
+                self._must(self.cancelled or self._all_ok(attempt), f"neither done nor cancelled: {decision}")
+            case d.Start():
+                self._starts(attempt, decision)
+            case _:
+                pass
+
+    def _begins(self, decision: d.BeginAttempt) -> None:
+        number = self.tries[-1].number + 1 if self.tries else 1
+        self._must(decision.attempt == number, f"attempt {number} is next: {decision}")
+        alive = self._alive_attempts(mortal=True)
+        self._must(not alive, f"attempt {number} begins while {alive} lives")
+        self._must(decision.resume == self.checkpoint, f"from {decision.resume}, newest is {self.checkpoint}")
+        self._must(not self.cancelled, f"an attempt begins though the user has cancelled: {decision}")
+        if self.tries and not self.resumed:
+            self._afford(self.tries[-1])
+        self.resumed = False
+        base = (decision.resume.step or 0) if decision.resume else 0
+        self.tries.append(Try(number, base, decision))
+
+    def _afford(self, last: Try) -> None:
+        """A restart needs a verdict that allows one, and a budget; only an attempt that got nowhere costs."""
+        limits = self.world.night.limits
+        self._must(last.verdict is not None, f"a restart without a verdict on attempt {last.number}")
+        assert last.verdict is not None
+        self._must(last.verdict.retry, f"a restart after {last.verdict}")
+        self._must(not self._goes_round(), "a script that ignores its checkpoint fails likewise for ever")
+        got_on = self._got_on(last)
+        self.best = max(self.best, last.base + last.high)
+        self.stalled += 0 if got_on else 1
+        self._must(limits.restarts_max > 0, "a restart though restart.max is 0")
+        self._must(self.stalled <= limits.restarts_max, f"{self.stalled} restarts without progress")
+
+    def _goes_round(self) -> bool:
+        """Tell whether the last attempts ended alike: the last two that are known to have begun anew, or the last
+        four that were told to resume, by a script that does not."""
+        past = self.tries[self.forgiven :]
+        if not self.world.night.begins_anew or past[-1].verdict is None or not _fault(past[-1]):
+            return False
+        alike = [_fault(one) == _fault(past[-1]) for one in past]
+        known = len(past) >= 2 and alike[-2] and past[-2].anew and past[-1].judged_anew
+        told = [one.begun.resume is not None and same for one, same in zip(past, alike, strict=True)]
+        return known or (len(past) >= 4 and all(told[-4:]))
+
+    def _got_on(self, attempt: Try) -> bool:
+        """Tell whether an attempt came further than all before it; what one saved that began anew may be old."""
+        attempt.high = self.world.journal_high(attempt.number)
+        saved = attempt.saved and not attempt.anew
+        return saved or (attempt.high > 0 and attempt.base + attempt.high > self.best)
+
+    def _starts(self, attempt: Try, order: d.Start) -> None:
+        for plan in self.world.plan():
+            self._must(plan.name in attempt.prepared, f"a start before {plan.name} is ready: {order}")
+        meet = attempt.prepared[self.world.plan()[0].name]
+        self._must((order.address, order.port) == meet, f"the ranks meet at {meet}: {order}")
+        self._must(order.resume == attempt.begun.resume, f"the attempt began from {attempt.begun.resume}")
+
+    def _all_ok(self, attempt: Try) -> bool:
+        return sorted(attempt.ok) == [rank for plan in self.world.plan() for rank in plan.ranks]
+
+    def _ends(self, decision: d.EndJob) -> None:
+        self.end, self.ended_s = decision, self.world.now
+        unsure = "cannot be reached" in decision.why or "outlive SIGKILL" in decision.why
+        alive = self._alive_attempts(mortal=True)
+        self._must(unsure or not alive, f"{alive} lives: {decision}")
+        self._gives_up(decision.why)
+        match decision.end:
+            case d.JobEnd.SUCCEEDED:
+                done = bool(self.tries) and self._all_ok(self.tries[-1])
+                self._must(done, f"not every rank exited with code 0: {decision}")
+            case d.JobEnd.CANCELLED:
+                self._must(self.cancelled, f"nobody cancelled: {decision}")
+            case d.JobEnd.FAILED:
+                verdict = self.tries[-1].verdict if self.tries else None
+                self._must(verdict is not None or unsure, f"failed without a verdict: {decision}")
+
+    def _gives_up(self, why: str) -> None:
+        """Who says that something cannot be stopped or reached must be right."""
+        ranks = [rank for host in self.world.hosts for rank in host.living()]
+        if "outlive SIGKILL" in why:
+            immortal = any(fault.harm is Harm.IMMORTAL for fault in self.world.night.faults)
+            self._must(immortal, f"no process does: {why}")
+        if "cannot be reached" in why:
+            hosts = [
+                host for host in self.world.hosts if f"{host.name} cannot" in why or f"{host.name}, " in why
+            ]
+            away = any(not host.reaches_boss() for host in hosts)
+            self._must(away or any(rank.immortal_until_s for rank in ranks), f"all can: {why}")
+        if "is spent" in why:
+            limits = self.world.night.limits
+            stalled = self.stalled + (0 if self._got_on(self.tries[-1]) else 1)
+            self._must(stalled > limits.restarts_max, f"it is not: {why}")
+
+    def morning(self) -> None:
+        """The night is over: the job must have ended, and every agent that can hear must have been dismissed."""
+        self._must(self.end is not None, "nothing is left to happen, and the job has not ended")

@@ -1,0 +1,234 @@
+"""Would the oracles notice a brain that is wrong? Mutations made by hand, each of which a stated night must kill.
+
+A mutation replaces a piece of one function's source, or a constant. A piece that is no longer there fails the test:
+the list is kept in step with the code. `python -m tests.sim.mutations` looks for the nights anew and prints them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any
+
+from .clean import check_clean, clean_night
+from .ledger import Violation
+from .named import NAMED
+from .night import random_night
+from .world import World
+
+SEARCH_MAX = 250
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """`where`: module and name inside the brain; `old` becomes `new` in its source. A constant has no `old`."""
+
+    name: str
+    where: str
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    Mutation("no fence wait", "brain._is_clear", "return watch.passed(last_sign_s + facts.limits.node_silent_s_max)", "return True"),
+    Mutation("fence wait too short", "brain._is_clear", "facts.limits.node_silent_s_max", "facts.limits.node_silent_s_max * 0.4"),
+    Mutation("fence wait without proof of a break", "brain._is_clear", "return False\n    last", "broken_at = 0.0\n    last"),
+    Mutation("an absent agent is taken for a clear node", "brain._is_clear", "if node.link is Link.UP:\n        return False", "if node.link is not Link.UP:\n        return True"),
+    Mutation("a connected node is taken for clear", "brain._is_clear", "return False\n    broken", "return True\n    broken"),
+    Mutation("budget off by one", "policy.after", "spent > facts.limits.restarts_max", "spent > facts.limits.restarts_max + 1"),
+    Mutation("restart.max 0 restarts after progress", "policy.after", "facts.limits.restarts_max == 0", "False"),
+    Mutation("progress costs nothing ever", "fold._file_attempt", "facts.spent += 0 if progressed else 1", "pass"),
+    Mutation("every step counts as progress", "facts.Facts.progressed", "> self.best_step", "> 0"),
+    Mutation("retry is ignored", "policy.after", "if not verdict.retry:", "if False:"),
+    Mutation("a cancel is forgotten at the end", "policy.after", "facts.want is Want.CANCEL:", "False:"),
+    Mutation("resume from where the attempt began", "policy.after", "facts.checkpoint, _why", "attempt.resume, _why"),
+    Mutation("a stale checkpoint is adopted", "fold._checkpoint_found", "if _current(facts, news.node, news.attempt, news.at) is not None:", "if facts.attempt is not None:"),
+    Mutation("a new checkpoint must be twice as far", "checkpoints._offer", "step < (facts.checkpoint.step or 0)", "step < 2 * (facts.checkpoint.step or 0)"),
+    Mutation("checkpoint steps forget their base", "checkpoints.found", "attempt.base_step + news.count", "news.count"),
+    Mutation("a spoiled checkpoint is used", "checkpoints._forget", "facts.checkpoint.path == path", "False"),
+    Mutation("the user's checkpoint is ignored", "fold._resume_asked", "if news.path:", "if False:"),
+    Mutation("a resume keeps the spent budget", "fold._resume_asked", "facts.spent = 0", "facts.spent = facts.spent"),
+    Mutation("orders are not void when a line breaks", "fold._line_broke", "node.ordered_prepare = node.ordered_start = node.ordered_stop = 0", "pass"),
+    Mutation("stops are forgotten after a reconnect", "fold._line_broke", "node.ordered_start = node.ordered_stop = 0", "node.ordered_start = 0"),
+    Mutation("a start before all are ready", "brain._drive", "if any(node.link is not Link.UP or node.ready < attempt.number for node in facts.nodes.values()):", "if all(node.link is not Link.UP or node.ready < attempt.number for node in facts.nodes.values()):"),
+    Mutation("ranks meet at the last node", "brain._starts", "next(iter(facts.nodes.values()))", "list(facts.nodes.values())[-1]"),
+    Mutation("a victim is taken for the culprit", "diagnose.looks_like_victim", "return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))", "return False"),
+    Mutation("a silent node is no suspect", "diagnose._crashed", "quiet = [", "quiet = [] and ["),
+    Mutation("no grace after a supervisor's death", "fold._supervisor_started", "node.contact_at = news.at", "pass"),
+    Mutation("progress does not speak for a silent node", "diagnose._silent_too_long", "max(node.contact_at, facts.stepped_at)", "node.contact_at"),
+    Mutation("log lines speak for a silent node", "diagnose._silent_too_long", "facts.stepped_at", "watch.now_s"),
+    Mutation("silence is for ever", "diagnose._node_lost", "_silent_too_long(facts, node, watch)", "False"),
+    Mutation("a new agent hides its dead ranks", "fold._agent_up", "if node.boot and node.boot != news.boot:", "if False:"),
+    Mutation("a gone agent hides its dead ranks", "fold._agent_gone", "_lost(facts, node, news.evidence, news.at)", "pass"),
+    Mutation("fenced ranks count as done", "facts.RankFacts.ended_well", "not self.ordered and self.code == 0", "(self.ordered or self.code == 0)"),
+    Mutation("one done rank is the whole job", "facts.Facts.done", "all(", "any("),
+    Mutation("why is empty", "brain._launches", 'f"attempt {attempt.number} needs {node.name}"', '""'),
+    Mutation("a start has no deadline", "diagnose._start_took_too_long", "not watch.passed(attempt.watched_at + facts.limits.start_s_max)", "watch.now_s < attempt.watched_at + facts.limits.start_s_max"),
+    Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
+    Mutation("hangs are not seen", "diagnose._hangs", "limit_s is None", "True"),
+    Mutation("a stopped rank is not seen", "diagnose._stands_still", 'rank.state == "T"', "False"),
+    Mutation("a short pause is a hang", "diagnose.STOPPED_S_MAX", "", "0.0"),
+    Mutation("no back-off deadline", "brain._follow", "not watch.passed(not_before_s)", "watch.now_s < not_before_s"),
+    Mutation("no time limit", "diagnose._out_of_time", "limits.time_s_max is None", "True"),
+    Mutation("the same failure is never recognised", "recognise._same_point", "return as_far or past.failed_step == verdict.step", "return False"),
+    Mutation("unreachable nodes are waited for without end", "brain.UNREACHED_S_MAX", "", "1e9"),
+    Mutation("a launch that is not heard of is not repeated", "brain._needs_launch", "return watch.passed(node.launched_at + LAUNCH_S_MAX)", "return False"),
+    Mutation("stacks are taken again and again", "brain._judge_hang", "attempt.stacks_at is None or attempt.stacks_at < verdict.since_s", "True"),
+    Mutation("the facts hold a wish", "brain._drive", "if attempt.phase is Phase.PREPARE:", "facts.spent += 0 * len(facts.past) + (attempt.phase is Phase.RUN)\n    if attempt.phase is Phase.PREPARE:"),
+    Mutation("a folded beat is stamped anew", "fold.folded_beat", "e.Seen(rank.sign_at,", "e.Seen(at,"),
+    Mutation("a script is always believed to resume", "checkpoints._anew", "if known is None", "if True"),
+    Mutation("a script that overwrites one name is suspected", "checkpoints._anew", "(numbered or not overwritten)", "True"),
+    Mutation("a rewritten checkpoint is progress", "facts.Facts.progressed", "attempt.checkpointed and attempt.anew is None", "attempt.checkpointed"),
+    Mutation("coming equally far is never recognised", "recognise._equally_far", "return bool(count)", "return False"),
+    Mutation("names do not tell steps", "checkpoints._named", "return near[-1] if near else None", "return None"),
+    Mutation("any number in a name is its step", "checkpoints._named", "if abs(number - about) <= NEAR_STEPS", ""),
+)  # fmt: skip
+
+KILLERS = {
+    "no fence wait": "clean 8",
+    "fence wait too short": "random 32",
+    "fence wait without proof of a break": "named one-node-cut-off-trains-on",
+    "an absent agent is taken for a clear node": "clean 8",
+    "a connected node is taken for clear": "clean 0",
+    "budget off by one": "random 51",
+    "restart.max 0 restarts after progress": "random 135",
+    "progress costs nothing ever": "random 51",
+    "every step counts as progress": "named host-gone-for-good",
+    "retry is ignored": "random 1",
+    "a cancel is forgotten at the end": "random 2",
+    "resume from where the attempt began": "clean 1",
+    "a stale checkpoint is adopted": "named a-stale-checkpoint-comes-late",
+    "a new checkpoint must be twice as far": "random 21",
+    "checkpoint steps forget their base": "random 144",
+    "a spoiled checkpoint is used": "named crash-with-victims",
+    "the user's checkpoint is ignored": "random 1",
+    "a resume keeps the spent budget": "random 51",
+    "orders are not void when a line breaks": "random 168",
+    "stops are forgotten after a reconnect": "random 168",
+    "a start before all are ready": "clean 0",
+    "ranks meet at the last node": "clean 0",
+    "a victim is taken for the culprit": "clean 6",
+    "a silent node is no suspect": "clean 7",
+    "no grace after a supervisor's death": "clean 16",
+    "progress does not speak for a silent node": "clean 9",
+    "log lines speak for a silent node": "clean 32",
+    "silence is for ever": "clean 32",
+    "a new agent hides its dead ranks": "clean 6",
+    "a gone agent hides its dead ranks": "clean 7",
+    "fenced ranks count as done": "random 2",
+    "one done rank is the whole job": "clean 0",
+    "why is empty": "clean 0",
+    "a start has no deadline": "random 39",
+    "a start never takes too long": "random 91",
+    "hangs are not seen": "clean 5",
+    "a stopped rank is not seen": "clean 3",
+    "a short pause is a hang": "clean 4",
+    "no back-off deadline": "random 51",
+    "no time limit": "clean 19",
+    "the same failure is never recognised": "named script-ignores-its-checkpoint",
+    "unreachable nodes are waited for without end": "random 106",
+    "a launch that is not heard of is not repeated": "clean 8",
+    "stacks are taken again and again": "named hang-with-stacks",
+    "the facts hold a wish": "named a-quiet-night",
+    "a folded beat is stamped anew": "named hang-with-stacks",
+    "a script is always believed to resume": "named script-ignores-its-checkpoint",
+    "a script that overwrites one name is suspected": "random 756",
+    "a rewritten checkpoint is progress": "random 182",
+    "coming equally far is never recognised": "named script-ignores-the-one-checkpoint-that-it-overwrites",
+    "names do not tell steps": "named script-ignores-its-checkpoint",
+    "any number in a name is its step": "random 212",
+}
+"""The night that notices each mutation."""
+
+
+@contextlib.contextmanager
+def mutated(mutation: Mutation) -> Iterator[None]:
+    """Run the block with the mutation in place. Raises AssertionError when the code has moved on from it."""
+    module_name, _, path = mutation.where.partition(".")
+    module = importlib.import_module(f"orchestrator.brain.{module_name}")
+    if not mutation.old:
+        plain = getattr(module, path)
+        setattr(module, path, type(plain)(mutation.new))
+        try:
+            yield
+        finally:
+            setattr(module, path, plain)
+        return
+    function = _function(module, path)
+    code = function.__code__
+    function.__code__ = _mutant(function, mutation).__code__
+    try:
+        yield
+    finally:
+        function.__code__ = code
+
+
+def _function(module: Any, path: str) -> FunctionType:
+    found = module
+    for name in path.split("."):
+        found = vars(found)[name]
+    found = found.fget if isinstance(found, property) else found
+    assert isinstance(found, FunctionType), path
+    return found
+
+
+def _mutant(function: FunctionType, mutation: Mutation) -> FunctionType:
+    source = textwrap.dedent(inspect.getsource(function)).removeprefix("@property\n")
+    assert mutation.old in source, f"{mutation.name}: {mutation.where} has no {mutation.old!r} any more"
+    scope: dict[str, Any] = {}
+    exec(
+        compile(source.replace(mutation.old, mutation.new, 1), mutation.where, "exec"),
+        function.__globals__,
+        scope,
+    )
+    mutant = scope[function.__name__]
+    assert isinstance(mutant, FunctionType)
+    return mutant
+
+
+def kills(night: str, mutation: Mutation) -> bool:
+    """Tell whether a night, `random N`, `clean N` or `named NAME`, notices the mutation."""
+    kind, _, seed = night.partition(" ")
+    with mutated(mutation):
+        try:
+            if kind == "random":
+                World(random_night(int(seed))).play()
+            elif kind == "named":
+                World(NAMED[seed]).play()
+            else:
+                lived, expected = clean_night(int(seed))
+                world = World(lived)
+                world.play()
+                check_clean(world, expected)
+        except (Violation, AssertionError, KeyError):
+            return True
+    return False
+
+
+def search(mutation: Mutation) -> str:
+    """Return the first night that kills the mutation, or nothing."""
+    for night in (f"named {name}" for name in NAMED):
+        if kills(night, mutation):
+            return night
+    for seed in range(SEARCH_MAX):
+        for night in (f"clean {seed}", f"random {seed}"):
+            if (seed < 115 or night.startswith("random")) and kills(night, mutation):
+                return night
+    return ""
+
+
+def main() -> None:
+    for mutation in MUTATIONS:
+        if sys.argv[1:] and not any(word in mutation.name for word in sys.argv[1:]):
+            continue
+        print(f'    "{mutation.name}": "{search(mutation)}",', flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Which nights does a reviewer read? A few with a name, each for one way in which things go; see `transcripts/`."""
+
+from __future__ import annotations
+
+from .night import Ask, Fault, Harm, Naming, Night, limits_of
+
+FOR_EVER_S = float("inf")
+
+
+def _night(
+    *faults: Fault, nodes: int = 2, ranks: int = 2, asks: tuple[Ask, ...] = (), **more: object
+) -> Night:
+    limits = more.pop("limits", limits_of())
+    return Night(7, nodes, ranks, limits, faults, asks, calm_s=300.0, **more)  # type: ignore[arg-type]
+
+
+NAMED = {
+    "a-quiet-night": _night(),
+    "crash-with-victims": _night(Fault(Harm.CRASH, rank=2, step=14)),
+    "oom-kill": _night(Fault(Harm.OOM, rank=1, step=14)),
+    "hang-with-stacks": _night(Fault(Harm.HANG, rank=3, step=14)),
+    "stopped-rank": _night(Fault(Harm.STOPPED, rank=3, step=14)),
+    "node-lost-and-fenced": _night(Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=70.0), Fault(Harm.HANG, rank=0, step=15)),
+    "host-reboots": _night(Fault(Harm.HOST_LOST, node=1, step=14, lasts_s=40.0), local=False),
+    "host-gone-for-good": _night(Fault(Harm.HOST_LOST, node=1, step=14), local=False),
+    "agent-killed": _night(Fault(Harm.AGENT_KILLED, node=1, step=14)),
+    "line-cut-while-the-gang-goes-on": _night(Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=18.0)),
+    "supervisor-killed": _night(Fault(Harm.BOSS_KILLED, step=14, lasts_s=12.0)),
+    "supervisor-killed-while-a-rank-crashes": _night(
+        Fault(Harm.BOSS_KILLED, step=14, lasts_s=12.0), Fault(Harm.CRASH, rank=1, step=18)
+    ),
+    "no-progress": _night(crash_step=14, crash_rank=1),
+    "script-ignores-its-checkpoint": _night(naming=Naming.STEP, begins_anew=True, late_steps=1, crash_step=14, crash_rank=1),
+    "script-ignores-the-one-checkpoint-that-it-overwrites": _night(
+        naming=Naming.LAST, begins_anew=True, crash_step=14, crash_rank=1
+    ),
+    "syntax-error": _night(syntax_error=True),
+    "budget-spent": _night(*(Fault(Harm.SIGNAL, at_s, rank=1) for at_s in range(5, 90, 5)), limits=limits_of(restarts_max=2)),
+    "cancel-while-preparing": _night(asks=(Ask(1.5, cancel=True),)),
+    "cancel-while-running": _night(asks=(Ask(20.0, cancel=True),)),
+    "cancel-while-backing-off": _night(
+        *(Fault(Harm.SIGNAL, at_s, rank=1) for at_s in range(5, 200, 2)),
+        asks=(Ask(30.0, cancel=True),), limits=limits_of(restarts_max=9, backoff_s=16.0),
+    ),
+    "cancel-and-resume": _night(asks=(Ask(25.0, cancel=True), Ask(60.0))),
+    "resume-on-fewer-nodes-after-an-immortal-process": _night(
+        Fault(Harm.IMMORTAL, rank=3, step=14, lasts_s=400.0), asks=(Ask(150.0, nodes=1), Ask(300.0, nodes=1), Ask(600.0, nodes=1)),
+    ),
+    "a-stale-checkpoint-comes-late": _night(
+        Fault(Harm.CUT_BOTH, node=0, step=9, lasts_s=60.0), Fault(Harm.CRASH, rank=2, step=12),
+        *(Fault(Harm.SIGNAL, at_s, rank=2) for at_s in range(73, 84)),
+    ),
+    "one-node-cut-off-trains-on": _night(Fault(Harm.CUT_BOTH, node=0, step=14, lasts_s=100.0), nodes=1, steps=400),
+}  # fmt: skip

@@ -1,0 +1,203 @@
+"""What happens in one night? A seed gives the job, its limits, and what goes wrong when; nothing here runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import random
+from dataclasses import dataclass, field
+
+from orchestrator.brain.events import Limits, NodePlan
+
+
+class Harm(enum.Enum):
+    """What can go wrong."""
+
+    CRASH = "crash"  # the rank raises an exception, once
+    SIGNAL = "signal"  # the rank is killed from outside
+    OOM = "oom"
+    EXIT_EARLY = "exit early"  # the rank leaves with code 0 before its work is done
+    STOPPED = "stopped"  # the rank gets SIGSTOP; continued after `lasts_s`
+    HANG = "hang"  # the rank stands still for ever, its state looks innocent
+    IMMORTAL = "immortal"  # the rank's process outlives SIGKILL for `lasts_s` (state D)
+    AGENT_KILLED = "agent killed"
+    KEEPER_KILLED = "keeper killed"  # and its agent
+    HOST_LOST = "host lost"  # power gone; back, with nothing running, after `lasts_s`
+    CUT_BOTH = "cut both ways"
+    CUT_UP = "cut to the supervisor"
+    CUT_DOWN = "cut from the supervisor"
+    CUT_ALL = "all nodes cut"
+    CUT_GANG = "cut between ranks"
+    LINE_RESET = "line reset"
+    BOSS_KILLED = "supervisor killed"  # back after `lasts_s`
+    SLEPT = "job clock jumps"
+
+
+class Naming(enum.Enum):
+    """How the script calls its checkpoints."""
+
+    ITS_OWN = "its own"  # no two attempts share a name
+    STEP = "step"  # by the step, so that the same step has the same name in every attempt
+    SAVE = "save"  # by the number of the save, as epochs are
+    LAST = "last"  # always the same
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that goes wrong: at a time, or, where `step` is set, when the first attempt has made that step."""
+
+    harm: Harm
+    at_s: float = 0.0
+    node: int = 0
+    rank: int = 0
+    lasts_s: float = float("inf")
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """The user asks: cancel, or resume (from the path of a known checkpoint, the newest where it is empty)."""
+
+    at_s: float
+    cancel: bool = False
+    path: str = ""
+    nodes: int = 0  # a resume with another number of nodes; 0: as before
+
+
+@dataclass(frozen=True, slots=True)
+class Night:
+    """One job and what becomes of it. `*_step` are steps of the job, 0 for never."""
+
+    seed: int
+    nodes: int
+    ranks: int
+    limits: Limits
+    faults: tuple[Fault, ...] = ()
+    asks: tuple[Ask, ...] = ()
+    steps: int = 40
+    step_s: float = 1.0
+    save_steps: int = 10
+    start_s: tuple[float, float] = (2.0, 8.0)
+    latency_s: tuple[float, float] = (0.002, 0.05)
+    local: bool = True
+    peers_hang: float = 0.0
+    says_ended: bool = False
+    crash_step: int = 0
+    crash_rank: int = 0
+    syntax_error: bool = False
+    setup_fails: int = 0
+    setup_s: float = 3.0
+    launch_fails: int = 0
+    launch_lost: int = 0
+    calm_s: float = field(default=0.0)
+    naming: Naming = Naming.ITS_OWN
+    begins_anew: bool = False  # the script does not read where it is to resume from
+    late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
+
+    @property
+    def plan(self) -> tuple[NodePlan, ...]:
+        return plan_of(self.nodes, self.ranks)
+
+    @property
+    def must_end_s(self) -> float:
+        """By when the job must have ended, whatever went wrong: everything heals or is given up within this time."""
+        return self.calm_s + 4000.0
+
+
+def plan_of(nodes: int, ranks: int) -> tuple[NodePlan, ...]:
+    return tuple(NodePlan(f"n{i}", tuple(range(i * ranks, (i + 1) * ranks))) for i in range(nodes))
+
+
+def limits_of(**more: object) -> Limits:
+    """Return the limits of the named nights: short, so that a night is over soon."""
+    plain: dict[str, object] = {
+        "start_s_max": 60.0, "hang_s_max": 30.0, "node_silent_s_max": 20.0, "stop_grace_s": 5.0, "break_grace_s": 1.0,
+        "restarts_max": 3, "backoff_s": 2.0, "backoff_s_max": 16.0, "never_on_exit_codes": (), "time_s_max": None,
+        "on_hang": "restart",
+    }  # fmt: skip
+    plain.update(more)
+    return Limits(**plain)  # type: ignore[arg-type]
+
+
+def random_night(seed: int) -> Night:
+    """Return the night of a seed: mostly small jobs, up to four faults, sometimes an impatient user."""
+    rng = random.Random(seed)
+    nodes = rng.choice((1, 1, 2, 2, 2, 3, 3, 4, rng.randint(5, 8)))
+    ranks = rng.choice((1, 1, 2, 2, 3, 4)) if nodes < 5 else 1
+    limits = _random_limits(rng)
+    faults = tuple(_random_fault(rng, nodes, ranks) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
+    asks = _random_asks(rng, nodes)
+    ends_s = [f.at_s + (f.lasts_s if f.lasts_s < 1000 else 0.0) for f in faults] + [a.at_s for a in asks]
+    calm_s = max(ends_s, default=0.0)
+    if limits.hang_s_max is None or limits.on_hang == "notify":
+        calm_s += 300.0
+        asks = (*asks, Ask(calm_s, cancel=True))  # nobody but the user ends what only hangs
+    night = Night(
+        seed, nodes, ranks, limits, faults, asks,
+        steps=rng.choice((8, 20, 40, 60)), step_s=rng.choice((0.4, 1.0, 2.0)), save_steps=rng.choice((4, 7, 10, 99)),
+        start_s=rng.choice(((2.0, 4.0), (2.0, 20.0))), latency_s=rng.choice(((0.002, 0.05), (0.01, 0.4), (0.1, 2.5))),
+        local=rng.random() < 0.5, peers_hang=rng.choice((0.0, 0.0, 0.3, 1.0)), says_ended=rng.random() < 0.5,
+        crash_step=rng.choice((0, 0, 0, 0, rng.randint(1, 30))), crash_rank=rng.randrange(nodes * ranks),
+        syntax_error=rng.random() < 0.03, setup_fails=rng.choice((0,) * 20 + (1, 9)),
+        setup_s=rng.choice((0.3, 0.3, 3.0, 20.0)), launch_fails=rng.choice((0,) * 24 + (1, 2, 9)),
+        launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
+    )  # fmt: skip
+    return _named_otherwise(night)
+
+
+def _named_otherwise(night: Night) -> Night:
+    """Let some nights have a script whose attempts share names, and half of these ignore their checkpoint.
+
+    They save often and are broken often, since it takes several attempts for that to show. Drawn from a chance of its
+    own, so that the other nights stay as they are.
+    """
+    rng = random.Random(night.seed ^ 0x0A9E3)
+    if rng.random() > 0.15:
+        return night
+    harms = tuple(
+        Fault(rng.choice((Harm.SIGNAL, Harm.CRASH)), rng.uniform(5.0, 200.0), 0, rng.randrange(night.ranks))
+        for _ in range(rng.randint(0, 8))
+    )
+    return dataclasses.replace(
+        night, naming=rng.choice((Naming.STEP, Naming.STEP, Naming.SAVE, Naming.LAST)),
+        begins_anew=rng.random() < 0.5, late_steps=rng.choice((0, 1)), faults=(*night.faults, *harms),
+        steps=rng.choice((night.steps, 60)), save_steps=rng.choice((4, 7, 10)),
+        limits=dataclasses.replace(night.limits, restarts_max=rng.choice((1, 3, 5))),
+        crash_step=rng.choice((night.crash_step, rng.randint(5, 30))),
+    )  # fmt: skip
+
+
+def _random_limits(rng: random.Random) -> Limits:
+    return limits_of(
+        start_s_max=rng.choice((60.0, 90.0)),
+        hang_s_max=rng.choice((None, 25.0, 25.0, 60.0, 60.0)),
+        node_silent_s_max=rng.choice((15.0, 30.0)),
+        stop_grace_s=rng.choice((2.0, 10.0)),
+        restarts_max=rng.choice((0, 1, 2, 3, 3, 5)),
+        never_on_exit_codes=rng.choice(((), (), (), (1,))),
+        time_s_max=rng.choice((None, None, None, 60.0, 300.0)),
+        on_hang=rng.choice(("restart", "restart", "restart", "fail", "notify")),
+    )
+
+
+def _random_fault(rng: random.Random, nodes: int, ranks: int) -> Fault:
+    harm = rng.choice(list(Harm))
+    lasts_s = rng.choice(
+        (rng.uniform(0.5, 8.0), rng.uniform(5.0, 60.0), rng.uniform(20.0, 120.0), float("inf"))
+    )
+    if harm in (Harm.BOSS_KILLED, Harm.SLEPT):
+        lasts_s = rng.choice((0.0, rng.uniform(0.0, 100.0)))
+    if harm is Harm.CUT_ALL:
+        lasts_s = min(lasts_s, 900.0)
+    at_s = rng.choice((rng.uniform(0.0, 12.0), rng.uniform(5.0, 100.0)))
+    return Fault(harm, at_s, rng.randrange(nodes), rng.randrange(nodes * ranks), lasts_s)
+
+
+def _random_asks(rng: random.Random, nodes: int) -> tuple[Ask, ...]:
+    asks: list[Ask] = []
+    if rng.random() < 0.2:
+        asks.append(Ask(rng.uniform(0.0, 120.0), cancel=True))
+    for _ in range(rng.choice((0, 0, 0, 1, 2))):
+        other = rng.choice((0, 0, 0, max(1, nodes - 1), min(8, nodes + 1)))
+        asks.append(Ask(rng.uniform(60.0, 400.0), path=rng.choice(("", "", "user/unknown")), nodes=other))
+    return tuple(sorted(asks, key=lambda ask: ask.at_s))

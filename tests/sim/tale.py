@@ -1,0 +1,57 @@
+"""How does a night read? One line for each event and decision, for people and for golden files."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain.facts import News
+
+from .world import World
+
+LINES_MAX = 60
+"""How many of the last lines a broken night shows."""
+
+_SILENT = ("at", "why", "attempt", "node", "limits")
+
+
+def tale(world: World) -> list[str]:
+    """Return the night line by line: `!` what befell it, `>` what was heard, `<` what was decided."""
+    return [f"{at:8.2f} {_line(what)}" for at, what in world.ledger.notes]
+
+
+def _line(what: News | str) -> str:
+    if isinstance(what, str):
+        return f"! {what}"
+    mark = "<" if hasattr(what, "why") else ">"
+    node = f" {what.node}" if hasattr(what, "node") else ""
+    attempt = f" #{what.attempt}" if hasattr(what, "attempt") else ""
+    rest = [
+        f"{field.name}={_value(getattr(what, field.name))}"
+        for field in dataclasses.fields(what)
+        if field.name not in _SILENT and getattr(what, field.name) not in (None, "", False, ())
+    ]
+    why = f"  -- {what.why}" if isinstance(what, d.Decision) else ""
+    return " ".join([f"{mark} {type(what).__name__}{attempt}{node}", *rest]) + why
+
+
+def _value(value: object) -> str:
+    if isinstance(value, enum.Enum):
+        return str(value.value)
+    if isinstance(value, d.Checkpoint):
+        return f"{value.path}@{value.step}"
+    if isinstance(value, d.Verdict):
+        ranks = ",".join(map(str, value.ranks)) or "-"
+        evidence = "".join(f"\n{'':13}{line}" for text in value.evidence for line in text.splitlines())
+        return (
+            f"{value.kind.value} ranks {ranks} node {value.node or '-'} step {value.step} since {value.since_s:.2f} "
+            f"retry {value.retry} [{value.signature}]: {value.summary}{evidence}"
+        )
+    if isinstance(value, float):
+        return f"{value:.2f}"
+    if isinstance(value, tuple):
+        return "(" + ",".join(_value(item) for item in value) + ")"
+    if dataclasses.is_dataclass(value):
+        return "/".join(_value(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return str(value)

@@ -1,0 +1,22 @@
+"""Every mutation of the brain is killed by the night that is stated for it."""
+
+from __future__ import annotations
+
+import pytest
+
+from .mutations import KILLERS, MUTATIONS, Mutation, kills
+
+MUTATIONS_MIN = 25
+
+
+def test_there_are_enough_mutations_and_each_has_a_night() -> None:
+    assert len(MUTATIONS) >= MUTATIONS_MIN
+    assert [mutation.name for mutation in MUTATIONS] == list(KILLERS)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mutation_of_the_brain_is_killed(mutation: Mutation) -> None:
+    nights = KILLERS[mutation.name].split(", ")
+    assert any(kills(night, mutation) for night in nights), (
+        f"{nights} no longer notice {mutation.name!r}; look for others: python -m tests.sim.mutations {mutation.name!r}"
+    )

@@ -1,0 +1,237 @@
+"""The virtual world: one clock, one heap of what is to happen, one seeded source of chance; no threads, no real time.
+
+`play` runs a night to its end and raises `Violation` when an oracle is broken. What is real is the brain, the codec
+and the journal's replay; all else here behaves like the real parts and nothing is shared with them.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import random
+from collections.abc import Callable
+from typing import Any, assert_never
+
+from orchestrator.brain.events import NodePlan
+
+from .boss import Boss, Killed
+from .gang import Gang, harm_rank
+from .host import Host
+from .journal import Journal
+from .ledger import Ledger, Violation
+from .night import Ask, Fault, Harm, Naming, Night, plan_of
+
+HOSTS_MAX = 9
+EVENTS_MAX = 200_000
+LINGER_S = 8.0
+"""How long after the job's end a night goes on: what must not happen any more has time to."""
+
+_RANK_HARMS = (Harm.CRASH, Harm.SIGNAL, Harm.OOM, Harm.EXIT_EARLY, Harm.STOPPED, Harm.HANG, Harm.IMMORTAL)
+
+
+class World:
+    """One night as it is lived."""
+
+    def __init__(self, night: Night) -> None:
+        self.night = night
+        self.rng = random.Random(night.seed)
+        self.now = self.jumped_s = 0.0
+        self.heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.counter = itertools.count()
+        self.nodes = night.nodes
+        self.pids = 1000
+        self.boss_away_s = 0.0
+        self.struck_s: float | None = None
+        self.saved: dict[str, int] = {}
+        self.named_rng = random.Random(night.seed ^ 0x71C5)
+        self.gangs: dict[int, Gang] = {}
+        self.requests: list[Ask] = []
+        self.asks_left = len(night.asks)
+        self.step_faults = [fault for fault in night.faults if fault.step]
+        self.journal = Journal()
+        self.ledger = Ledger(self)
+        self.hosts = [Host(self, index) for index in range(HOSTS_MAX)]
+        self.boss = Boss(self)
+
+    # Time and chance
+
+    @property
+    def clock(self) -> float:
+        """The job clock."""
+        return self.now + self.jumped_s
+
+    def at(self, at_s: float, act: Callable[..., None], *args: Any) -> None:
+        heapq.heappush(self.heap, (max(at_s, self.now), next(self.counter), act, args))
+
+    def after(self, wait_s: float, act: Callable[..., None], *args: Any) -> None:
+        self.at(self.now + wait_s, act, *args)
+
+    def latency_s(self) -> float:
+        return self.rng.uniform(*self.night.latency_s)
+
+    # What is where
+
+    def host(self, name: str) -> Host:
+        return self.hosts[int(name[1:])]
+
+    def plan(self) -> tuple[NodePlan, ...]:
+        return plan_of(self.nodes, self.night.ranks)
+
+    def ranks_of(self, index: int) -> range:
+        return range(index * self.night.ranks, (index + 1) * self.night.ranks)
+
+    def gang(self, attempt: int, base: int) -> Gang:
+        if attempt not in self.gangs:
+            self.gangs[attempt] = Gang(self, attempt, self.nodes * self.night.ranks, base)
+        return self.gangs[attempt]
+
+    def last_save(self, attempt: int) -> tuple[str, int] | None:
+        """Return path and count of the last checkpoint that an attempt wrote."""
+        return self.gangs[attempt].last_save
+
+    def path_of(self, attempt: int, step: int) -> str:
+        """Return what an attempt calls the checkpoint that it writes at a step."""
+        match self.night.naming:
+            case Naming.ITS_OWN:
+                return f"a{attempt}/step-{step}"
+            case Naming.STEP:
+                return f"step-{step:06d}.pt"
+            case Naming.SAVE:
+                return f"epoch-{step // self.night.save_steps}.pt"
+            case Naming.LAST:
+                return "last.pt"
+            case _ as never:
+                assert_never(never)
+
+    def journal_high(self, attempt: int) -> int:
+        """Return the most steps of one rank of an attempt that the journal tells of."""
+        counts = [
+            rank["count"]
+            for line in map(json.loads, self.journal.lines)
+            if line["kind"] in ("Beat", "Exited") and line["attempt"] == attempt
+            for rank in line.get("ranks", [line])
+        ]
+        return max(counts, default=0)
+
+    # The night
+
+    def play(self) -> None:
+        """Live through the night. Raises Violation."""
+        for fault in self.night.faults:
+            if not fault.step:
+                self.at(fault.at_s, self.strike, fault)
+        for ask in self.night.asks:
+            self.at(ask.at_s, self._ask, ask)
+        self._guarded(self.boss.start, ())
+        for _ in range(EVENTS_MAX):
+            if not self.heap or self._over():
+                self.ledger.morning()
+                return
+            self.now, _, act, args = heapq.heappop(self.heap)
+            if self.now > self.night.must_end_s:
+                raise Violation(f"the job has not ended after {self.now:.0f} s")
+            self._guarded(act, args)
+        raise Violation(f"more than {EVENTS_MAX} events in one night")
+
+    def _over(self) -> bool:
+        ended_s = self.ledger.ended_s
+        return ended_s is not None and not self.asks_left and self.heap[0][0] > ended_s + LINGER_S
+
+    def _guarded(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            act(*args)
+        except Killed:
+            self._boss_dies()
+
+    def _boss_dies(self) -> None:
+        self.ledger.note("supervisor dies")
+        self.boss.alive = False
+        for line in self.boss.lines.values():
+            line.open = False
+            self.after(self.latency_s(), line.agent.line_broke, line)
+        self.after(self.boss_away_s, self._boss_comes)
+
+    def _boss_comes(self) -> None:
+        self.boss = Boss(self)
+        self.boss.start()
+
+    def _ask(self, ask: Ask) -> None:
+        self.ledger.note("user cancels" if ask.cancel else f"user resumes {ask.path}")
+        self.requests.append(ask)
+        self.asks_left -= 1
+        self.after(0.1, lambda: self.boss.read_requests())
+
+    # What goes wrong
+
+    def strike(self, fault: Fault) -> None:
+        """Let a fault happen, if there is still something it can befall."""
+        harm = fault.harm
+        self.struck_s = self.now
+        self.ledger.note(f"fault: {harm.value} node {fault.node} rank {fault.rank} for {fault.lasts_s:.1f} s")
+        host = self.hosts[fault.node]
+        if harm in _RANK_HARMS:
+            for rank in self.hosts[fault.rank // self.night.ranks].living():
+                if rank.number == fault.rank and not rank.gang.finished:
+                    harm_rank(rank, fault)
+        elif harm is Harm.AGENT_KILLED:
+            host.lose_agent(keeper=False)
+        elif harm is Harm.KEEPER_KILLED or (harm is Harm.HOST_LOST and self.night.local):
+            host.lose_agent(keeper=True)
+        elif harm is Harm.HOST_LOST:
+            self._power(host, False)
+            self._heal(fault, self._power, host, True)
+        elif harm is Harm.LINE_RESET:
+            self._reset(host)
+        elif harm is Harm.BOSS_KILLED:
+            self._doom(fault)
+        elif harm is Harm.SLEPT:
+            self.jumped_s += fault.lasts_s
+            if self.boss.alive:
+                self.boss.slept(fault.lasts_s)
+        else:
+            self._cut(fault)
+
+    def _heal(self, fault: Fault, act: Callable[..., None], *args: Any) -> None:
+        if fault.lasts_s != float("inf"):
+            self.after(fault.lasts_s, act, *args)
+
+    def _power(self, host: Host, up: bool) -> None:
+        host.up = up
+        if not up:
+            host.lose_agent(keeper=True, power=True)
+
+    def _reset(self, host: Host) -> None:
+        line = host.agent.line if host.agent is not None else None
+        if line is not None:
+            line.agent.line_broke(line)
+            if line.open:
+                line.boss.line_closed(line)
+
+    def _doom(self, fault: Fault) -> None:
+        if not self.boss.alive:
+            return
+        self.boss_away_s = fault.lasts_s
+        self.boss.points_left = self.rng.randint(0, 6)
+        self.after(3.0, self._doomed, self.boss)
+
+    def _doomed(self, boss: Boss) -> None:
+        if boss.alive:
+            raise Killed
+
+    def _cut(self, fault: Fault) -> None:
+        hosts = self.hosts if fault.harm is Harm.CUT_ALL else [self.hosts[fault.node]]
+        for host in hosts:
+            self._wire(host, fault.harm, 1)
+            self._heal(fault, self._wire, host, fault.harm, -1)
+
+    def _wire(self, host: Host, harm: Harm, by: int) -> None:
+        if harm is Harm.CUT_GANG:
+            host.cut_gang += by
+            for gang in self.gangs.values():
+                gang.review()
+            return
+        host.cut_up += by if harm is not Harm.CUT_DOWN else 0
+        host.cut_down += by if harm is not Harm.CUT_UP else 0
+        if by < 0:
+            host.reachable()

@@ -1,0 +1,108 @@
+"""A short way to tell the brain a story: events in, decisions out. For the tests of its rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeVar
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.brain import Brain
+
+D = TypeVar("D")
+LIMITS = e.Limits(60.0, 30.0, 20.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
+OWN = e.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
+VICTIM = e.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")
+
+
+class Story:
+    """A job of `nodes` nodes with one rank each; every word makes the brain look until it has no more to say."""
+
+    def __init__(self, nodes: int = 2, **limits: object) -> None:
+        self.brain = Brain()
+        self.now_s = self.wake_s = 0.0
+        self.said: list[d.Decision] = []
+        self.limits = dataclasses.replace(LIMITS, **limits)  # type: ignore[arg-type]
+        self.hear(self.planned(nodes))
+
+    def planned(self, nodes: int) -> e.Planned:
+        return e.Planned(0.0, tuple(e.NodePlan(f"n{i}", (i,)) for i in range(nodes)), self.limits)
+
+    def hear(self, *news: e.Event) -> list[d.Decision]:
+        """Tell events at the present time; return all that the brain decides on them."""
+        for event in news:
+            self.brain.learn(dataclasses.replace(event, at=self.now_s))
+        decided: list[d.Decision] = []
+        for _ in range(20):
+            decisions, self.wake_s = self.brain.decide(self.now_s)
+            if not decisions:
+                self.said += decided
+                return decided
+            decided += decisions
+            for decision in decisions:
+                self.brain.learn(decision)
+        raise AssertionError(f"no end of decisions: {decided}")
+
+    def wait(self, seconds: float) -> list[d.Decision]:
+        """Let time pass without any word; the brain is asked at its deadlines only."""
+        until_s = self.now_s + seconds
+        decided: list[d.Decision] = []
+        while self.wake_s <= until_s:
+            self.now_s = max(self.now_s, self.wake_s)
+            decided += self.hear()
+        self.now_s = until_s
+        return decided
+
+    def up(self, node: int, running: int = 0, ready: int = 0, boot: str = "a") -> e.AgentUp:
+        return e.AgentUp(
+            0.0, f"n{node}", boot, running, ready, "10.0.0.1" if ready else "", 5000 if ready else 0, ()
+        )
+
+    def prepared(self, node: int, attempt: int = 1) -> e.Prepared:
+        return e.Prepared(0.0, f"n{node}", attempt, "10.0.0.1", 5000 + attempt)
+
+    def run(self, attempt: int = 1) -> None:
+        """Bring an attempt to the point where all ranks run."""
+        nodes = range(len(self.brain.facts.nodes))
+        if attempt == 1:
+            self.hear(*(self.up(node) for node in nodes))
+        self.hear(*(self.prepared(node, attempt) for node in nodes))
+        self.hear(*(e.Started(0.0, f"n{node}", attempt, (100 + node,)) for node in nodes))
+
+    def exited(
+        self, rank: int, code: int | None = 1, failure: e.Failure | None = OWN, *, attempt: int = 1,
+        signal: int | None = None, ordered: bool = False, count: int = 0, oom: bool = False,
+    ) -> e.Exited:  # fmt: skip
+        return e.Exited(0.0, f"n{rank}", attempt, rank, code, signal, count, failure, oom, ordered)
+
+    def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.Beat:
+        return e.Beat(0.0, f"n{node}", attempt, (e.RankBeat(node, count, state, 0, 0.0),))
+
+    def found(self, count: int, attempt: int = 1) -> e.CheckpointFound:
+        return e.CheckpointFound(0.0, "n0", attempt, f"step-{count}", count)
+
+    def life(self, attempt: int, count: int, *wrote: tuple[str, int]) -> d.Verdict:
+        """Let the next attempt of a job of one node run, write checkpoints at counts, and crash at `count`."""
+        self.run(attempt)
+        self.hear(*(e.CheckpointFound(0.0, "n0", attempt, path, at) for path, at in wrote))
+        verdict = only(self.hear(self.exited(0, attempt=attempt, count=count)), d.Judge).verdict
+        self.stop_all(attempt)
+        self.wait(20.0)
+        return verdict
+
+    def stopped(self, node: int, attempt: int = 1, how: str = "asked") -> e.Stopped:
+        return e.Stopped(0.0, f"n{node}", attempt, how)
+
+    def stop_all(self, attempt: int = 1) -> list[d.Decision]:
+        return self.hear(*(self.stopped(node, attempt) for node in range(len(self.brain.facts.nodes))))
+
+
+def only(decisions: list[d.Decision], kind: type[D]) -> D:
+    """Return the one decision of a kind."""
+    found = [decision for decision in decisions if isinstance(decision, kind)]
+    assert len(found) == 1, decisions
+    return found[0]
+
+
+def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
+    return not any(isinstance(decision, kind) for decision in decisions)

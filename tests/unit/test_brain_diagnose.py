@@ -1,0 +1,169 @@
+"""Events in, verdicts out: the rules of `brain/diagnose.py`."""
+
+from __future__ import annotations
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .brain_story import VICTIM, Story, none_of, only
+
+
+def _running(nodes: int = 2, **limits: object) -> Story:
+    story = Story(nodes, **limits)
+    story.run()
+    return story
+
+
+def test_a_culprit_is_judged_at_once_and_named_with_its_place() -> None:
+    verdict = only(_running().hear(Story().exited(1, count=7)), d.Judge).verdict
+    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.CRASH, (1,), "n1", 7)
+    assert "ValueError: loss is nan at train.py:42" in verdict.summary
+
+
+def test_a_victim_waits_a_moment_for_its_culprit() -> None:
+    story = _running()
+    assert not story.hear(story.exited(0, failure=VICTIM))
+    verdict = only(story.hear(story.exited(1)), d.Judge).verdict
+    assert verdict.ranks == (1,) and "after it ended badly: ranks 0" in verdict.evidence
+
+
+def test_a_victim_without_a_culprit_is_judged_after_the_moment() -> None:
+    story = _running()
+    story.hear(story.exited(0, failure=VICTIM), story.beat(1, 0))
+    assert only(story.wait(2.0), d.Judge).verdict.ranks == (0,)
+
+
+def test_victims_of_a_node_that_fell_silent_wait_for_it_and_name_it() -> None:
+    story = _running()
+    story.now_s = 5.0
+    assert not story.hear(story.exited(0, failure=VICTIM))
+    verdict = only(story.wait(25.0), d.Judge).verdict
+    assert (verdict.kind, verdict.node) == (d.Kind.NODE_LOST, "n1")
+
+
+def test_sigkill_beside_the_oom_killer_is_oom() -> None:
+    story = _running()
+    judge = only(story.hear(story.exited(0, None, None, signal=9, oom=True)), d.Judge)
+    assert judge.verdict.kind is d.Kind.OOM
+
+
+def test_a_syntax_error_before_the_first_step_is_not_tried_again() -> None:
+    story = _running()
+    story.hear(story.exited(0, failure=e.Failure("SyntaxError", "invalid syntax", "", "train.py:3")))
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_a_taken_port_before_the_first_step_is_a_rendezvous_failure() -> None:
+    story = _running()
+    failure = e.Failure("DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", "")
+    assert only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.Kind.RENDEZVOUS
+
+
+def test_ranks_that_fence_themselves_are_not_a_success() -> None:
+    story = _running(1)
+    story.hear(story.exited(0, None, None, signal=9, ordered=True))
+    judge = only(story.hear(story.stopped(0, how="fenced")), d.Judge)
+    assert judge.verdict.kind is d.Kind.NODE_LOST
+
+
+def test_a_rank_that_leaves_with_code_0_while_being_stopped_has_not_done_its_work() -> None:
+    story = _running(1)
+    assert none_of(story.hear(story.exited(0, 0, None, ordered=True)), d.Finish)
+
+
+def test_ranks_stopped_without_an_order_are_judged() -> None:
+    story = _running()
+    assert only(story.hear(story.stopped(0)), d.Judge).verdict.kind is d.Kind.NODE_LOST
+
+
+def test_a_silent_node_is_no_matter_while_the_gang_makes_steps() -> None:
+    story = _running()
+    story.hear(e.AgentSilent(0.0, "n1"))
+    for count in range(1, 20):
+        story.now_s += 5.0
+        assert not story.hear(story.beat(0, count))
+
+
+def test_log_lines_do_not_speak_for_a_silent_node() -> None:
+    story = _running()
+    story.hear(e.AgentSilent(0.0, "n1"))
+    decided: list[d.Decision] = []
+    for count in range(1, 6):
+        story.now_s += 5.0
+        decided += story.hear(e.Beat(0.0, "n0", 1, (e.RankBeat(0, 0, "S", count * 10, 0.0),)))
+    assert only(decided, d.Judge).verdict.node == "n1"
+
+
+def test_a_node_whose_ranks_are_done_may_fall_silent() -> None:
+    story = _running()
+    story.hear(story.exited(1, 0, None), e.AgentSilent(0.0, "n1"), story.beat(0, 3))
+    story.now_s += 25.0
+    assert not story.hear(story.beat(0, 3))
+
+
+def test_a_hang_takes_stacks_before_its_verdict() -> None:
+    story = _running(hang_s_max=10.0)
+    story.hear(story.beat(0, 4), story.beat(1, 3))
+    story.wait(10.0)
+    stacks = story.hear(story.beat(0, 4), story.beat(1, 3))
+    assert [type(decision) for decision in stacks] == [d.TakeStacks, d.TakeStacks]
+    taken = [e.StacksTaken(0.0, f"n{node}", 1, (f"rank {node}: all_reduce",)) for node in (0, 1)]
+    verdict = only(story.hear(*taken), d.Judge).verdict
+    assert (verdict.kind, verdict.ranks) == (d.Kind.HANG, (1,))
+    assert verdict.evidence == ("rank 0: all_reduce", "rank 1: all_reduce")
+
+
+def test_a_hang_is_not_judged_by_a_node_that_was_not_heard_since() -> None:
+    story = _running(hang_s_max=10.0)
+    story.hear(story.beat(0, 4), story.beat(1, 4))
+    story.wait(11.0)
+    assert not story.hear(story.beat(0, 4)), "n1 has not spoken after the time was over"
+    assert story.hear(story.beat(1, 4))
+
+
+def test_a_pause_of_3_s_in_state_t_is_no_hang_and_one_of_6_s_is() -> None:
+    story = _running()
+    story.hear(story.beat(0, 1, "T"))
+    story.now_s += 3.0
+    assert not story.hear(story.beat(0, 1, "T"))
+    story.now_s += 3.0
+    assert {type(decision) for decision in story.hear(story.beat(0, 1, "T"))} == {d.TakeStacks}
+
+
+def test_notify_tells_of_a_hang_once_and_stops_nothing() -> None:
+    story = _running(on_hang="notify", hang_s_max=10.0)
+    story.wait(10.0)
+    for _ in range(5):
+        story.now_s += 5.0
+        story.hear(story.beat(0, 0), story.beat(1, 0))
+    assert only(story.said, d.Notice).verdict.kind is d.Kind.HANG and none_of(story.said, d.Stop)
+
+
+def test_a_new_supervisor_counts_no_silence_from_before() -> None:
+    story = _running()
+    story.now_s += 500.0
+    story.hear(e.SupervisorStarted(0.0, 7))
+    assert not story.wait(19.0)
+    assert only(story.wait(2.0), d.Judge).verdict.kind is d.Kind.NODE_LOST
+
+
+def test_a_new_agent_says_that_the_ranks_of_the_old_one_are_dead() -> None:
+    story = _running()
+    assert only(story.hear(story.up(1, boot="b")), d.Judge).verdict.node == "n1"
+
+
+def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
+    story = _running()
+    story.hear(e.AgentGone(0.0, "n1", "killed"), story.stopped(0))
+    for _ in range(6):
+        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host"))
+        story.wait(30.0)
+    assert story.brain.facts.end is None and len([x for x in story.said if isinstance(x, d.Launch)]) >= 4
+
+
+def test_an_agent_that_never_started_ends_the_job() -> None:
+    story = Story(1)
+    for _ in range(3):
+        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there"))
+        story.wait(5.0)
+    assert only(story.said, d.EndJob).end is d.JobEnd.FAILED

@@ -1,0 +1,174 @@
+"""Events in, what follows out: restarts, budget, stops, cancel and resume."""
+
+from __future__ import annotations
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .brain_story import Story, none_of, only
+
+
+def _crashed(**limits: object) -> Story:
+    story = Story(**limits)  # type: ignore[arg-type]
+    story.run()
+    story.hear(story.exited(0))
+    return story
+
+
+def test_all_nodes_are_ready_before_any_rank_starts() -> None:
+    story = Story(2)
+    story.hear(story.up(0), story.up(1))
+    assert not story.hear(story.prepared(0))
+    starts = [decision for decision in story.hear(story.prepared(1)) if isinstance(decision, d.Start)]
+    assert [(start.node, start.address, start.port) for start in starts] == [
+        ("n0", "10.0.0.1", 5001),
+        ("n1", "10.0.0.1", 5001),
+    ]
+
+
+def test_the_next_attempt_begins_when_all_nodes_are_stopped_and_not_before() -> None:
+    story = _crashed()
+    assert not story.hear(story.stopped(0))
+    assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
+
+
+def test_a_cut_node_is_fenced_before_restart() -> None:
+    story = _crashed()
+    story.hear(e.AgentSilent(0.0, "n1"), story.stopped(0))
+    assert none_of(story.wait(19.0), d.BeginAttempt)
+    assert only(story.wait(2.0), d.BeginAttempt).attempt == 2
+
+
+def test_a_gang_that_may_be_whole_is_never_taken_for_fenced() -> None:
+    story = Story(1)
+    story.run()
+    story.hear(e.AgentSilent(0.0, "n0"))
+    story.wait(500.0)
+    assert none_of(story.said[2:], d.EndJob)
+    assert [x.attempt for x in story.said if isinstance(x, d.BeginAttempt)] == [1]
+    end = only(story.wait(200.0), d.EndJob)
+    assert end.end is d.JobEnd.FAILED and "cannot be reached" in end.why
+
+
+def test_a_stop_is_given_again_when_its_line_broke() -> None:
+    story = _crashed()
+    story.hear(e.AgentSilent(0.0, "n1"))
+    assert only(story.hear(story.up(1, running=1, ready=1)), d.Stop).node == "n1"
+
+
+def test_processes_that_outlive_kill_end_the_job_only_when_their_agent_was_heard_since() -> None:
+    story = _crashed()
+    story.hear(story.stopped(0))
+    assert none_of(story.wait(90.0), d.EndJob)
+    assert "outlive SIGKILL" in only(story.hear(story.beat(1, 0)), d.EndJob).why
+
+
+def test_a_resume_after_giving_up_stops_what_is_left_before_it_begins() -> None:
+    story = _crashed()
+    story.hear(story.stopped(0))
+    story.wait(90.0)
+    story.hear(story.beat(1, 0))
+    decided = story.hear(e.ResumeAsked(0.0, 1, ""))
+    assert only(decided, d.Stop).node == "n1" and none_of(decided, d.BeginAttempt)
+    assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
+
+
+def test_a_node_that_a_resume_leaves_out_is_still_stopped_first() -> None:
+    story = _crashed()
+    story.hear(story.stopped(0))
+    story.wait(90.0)
+    story.hear(story.beat(1, 0))
+    decided = story.hear(story.planned(1), e.ResumeAsked(0.0, 1, ""))
+    assert none_of(decided, d.BeginAttempt)
+    assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
+
+
+def test_restart_max_0_never_restarts() -> None:
+    assert only(_crashed(restarts_max=0).stop_all(), d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_an_exit_code_of_never_is_never_restarted() -> None:
+    assert only(_crashed(never_on_exit_codes=(1,)).stop_all(), d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_the_same_failure_at_the_same_step_again_is_no_progress() -> None:
+    story = _crashed()
+    story.stop_all()
+    story.run(2)
+    story.hear(story.exited(1, attempt=2))
+    assert story.brain.facts.attempt is not None and story.brain.facts.attempt.verdict is not None
+    assert story.brain.facts.attempt.verdict.kind is d.Kind.NO_PROGRESS
+
+
+def test_only_attempts_without_progress_spend_the_budget() -> None:
+    story = Story(1, restarts_max=1)
+    for attempt in range(1, 6):
+        story.run(attempt)
+        story.hear(story.found(5, attempt), story.exited(0, attempt=attempt, count=attempt))
+        story.stop_all(attempt)
+    assert story.brain.facts.spent == 0 and story.brain.facts.end is None
+
+
+def test_an_attempt_starts_from_the_newest_checkpoint_and_never_from_a_stale_ones() -> None:
+    story = _crashed()
+    story.hear(story.found(10))
+    begin = only(story.stop_all(), d.BeginAttempt)
+    assert begin.resume == d.Checkpoint("step-10", 10)
+    story.hear(story.found(20, attempt=1))
+    assert story.brain.facts.checkpoint == begin.resume
+
+
+def test_a_spoiled_checkpoint_gives_way_to_the_one_before() -> None:
+    story = _crashed()
+    story.hear(story.found(10), story.found(20), e.CheckpointSpoiled(0.0, "n0", 1, "step-20"))
+    assert only(story.stop_all(), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
+
+
+def test_a_spoiled_checkpoint_is_not_kept_in_reserve() -> None:
+    story = _crashed()
+    story.hear(story.found(10), story.found(20), e.CheckpointSpoiled(0.0, "n0", 1, "step-10"))
+    story.hear(e.CheckpointSpoiled(0.0, "n0", 1, "step-20"))
+    assert only(story.stop_all(), d.BeginAttempt).resume is None
+
+
+def test_a_cancel_while_preparing_ends_the_job_at_once() -> None:
+    story = Story(2)
+    assert only(story.hear(e.CancelAsked(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
+
+
+def test_a_cancel_gives_a_whole_gang_its_grace() -> None:
+    story = Story(2)
+    story.run()
+    stops = [x for x in story.hear(e.CancelAsked(0.0, 1)) if isinstance(x, d.Stop)]
+    assert [stop.grace_s for stop in stops] == [5.0, 5.0]
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.CANCELLED
+
+
+def test_a_cancel_during_backoff_ends_the_job_at_once() -> None:
+    story = Story(1, backoff_s=100.0, backoff_s_max=100.0)
+    for attempt in (1, 2):
+        story.run(attempt)
+        story.hear(story.exited(0, None, None, signal=attempt + 9, attempt=attempt))
+        story.stop_all(attempt)
+    assert story.brain.facts.end is None
+    assert only(story.hear(e.CancelAsked(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
+
+
+def test_a_cancel_that_comes_after_the_last_exit_changes_nothing() -> None:
+    story = Story(1)
+    story.run()
+    story.hear(story.exited(0, 0, None), e.CancelAsked(0.0, 1))
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.SUCCEEDED
+
+
+def test_beats_folded_for_the_journal_replay_to_the_same_facts() -> None:
+    live, replayed = Story(1), Story(1)
+    for story in (live, replayed):
+        story.run()
+    live.brain.beats()
+    for count in (1, 2, 2, 2):
+        live.now_s += 1.0
+        live.brain.learn(e.Beat(live.now_s, "n0", 1, (e.RankBeat(0, count, "S", 0, 0.0),)))
+    for beat in live.brain.beats():
+        replayed.brain.learn(beat)
+    assert replayed.brain.facts == live.brain.facts
