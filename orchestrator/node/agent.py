@@ -1,0 +1,333 @@
+"""What does a node do for a job? Its agent starts ranks when ordered, stops them when ordered, and tells what it sees.
+
+Rules: an order of a stale attempt is ignored; without contact and without progress the agent stops its ranks (the
+fence), so that a next attempt elsewhere never runs beside this one. One process, one thread, one loop; ranks are its
+children, and their end wakes it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pkgutil
+import signal
+import socket
+import time
+from pathlib import Path
+
+from orchestrator.node import evidence, procfs, spawn
+from orchestrator.node.beats import MTIME_LAG_NS
+from orchestrator.node.checkpoints import CheckpointWatch
+from orchestrator.node.contact import Contact
+from orchestrator.node.prepare import Preparation
+from orchestrator.node.ranks import NodeRanks, Want
+from orchestrator.wire import messages as m
+from orchestrator.wire.paths import JobDir
+
+TICK_S = 0.2
+"""How often logs are looked at; the end of a rank does not wait for it."""
+
+STOP_TICK_S = 0.02
+"""How often a stop is driven on, when only processes that are not our children are left to wait for."""
+
+IDLE_TICK_S = 1.0
+SCAN_S = 1.0
+"""How often checkpoints are looked for."""
+
+HEAD_START_S = 0.15
+"""How long before the others rank 0 is started: it serves the store, and a rank that comes too early is refused and
+waits up to 0.6 s before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
+
+ALONE_S_MAX = 3600.0
+"""An agent without ranks that has not heard of its supervisor for so long leaves."""
+
+EXIT_GRACE_S = 2.0
+"""TERM to KILL for the ranks of an agent that is itself being ended."""
+
+
+class Agent:
+    """One node's agent."""
+
+    def __init__(self, config: m.AgentConfig) -> None:
+        self._config = config
+        self._job = JobDir.at(config.root)
+        self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
+        self._contact = Contact(config, self._hello, self._obey)
+        self._preparation = Preparation(self._job, config.node, self._boot, self._contact.report)
+        self._checkpoints = CheckpointWatch(self._job.checkpoints, config.checkpoint_glob)
+        self._ranks: NodeRanks | None = None
+        self._waiting: m.Prepare | m.Stop | None = (
+            None  # an order that must wait until an older attempt is gone
+        )
+        self._asking: evidence.Asking | None = None
+        self._latest = 0  # the highest attempt that any order named
+        self._beat_due = self._scan_due = 0.0
+        self._leaving = False
+        self._wake = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serve until dismissed; return the exit code."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._be_ended, signum)
+        self._install_hook()
+        if self._config.finds_checkpoints:
+            # An agent before this one may have died before it could tell.
+            for path in self._checkpoints.torn():
+                self._contact.report(m.CheckpointSpoiled(0, str(path)))
+        dialing = asyncio.create_task(self._contact.keep())
+        while not (self._leaving and self._ranks is None):
+            assert not dialing.done(), f"dialling ended: {dialing}"
+            self._wake.clear()
+            self._tick(time.monotonic())
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), self._pause_s())
+        dialing.cancel()
+        self._contact.close()
+        await asyncio.sleep(0)
+        return 0
+
+    def _pause_s(self) -> float:
+        ranks = self._ranks
+        if ranks is None:
+            return IDLE_TICK_S
+        orphans_left = ranks.want is Want.STOP and not ranks.alive
+        return STOP_TICK_S if orphans_left or self._asking else TICK_S
+
+    def _install_hook(self) -> None:
+        folder = self._job.node(self._config.node) / "hook"
+        folder.mkdir(parents=True, exist_ok=True)
+        source = pkgutil.get_data("orchestrator.node", "hook.py")
+        assert source is not None
+        (folder / "sitecustomize.py").write_bytes(source)
+
+    def _be_ended(self, signum: int) -> None:
+        """Somebody ends this agent, or its keeper died: take the ranks along and go."""
+        self._note(f"ended by signal {signum}")
+        self._leave()
+
+    def _leave(self) -> None:
+        self._leaving = True
+        if self._ranks is not None:
+            self._ranks.stop(EXIT_GRACE_S, "ended")
+        self._wake.set()
+
+    def _is_taking_along(self, ranks: NodeRanks) -> bool:
+        """Tell whether this agent ends, unasked, and its ranks with it: then the news is that it is no more."""
+        return self._leaving and ranks.how == "ended"
+
+    # What the supervisor says
+
+    def _hello(self, pending: int) -> m.Hello:
+        ranks, ready = self._ranks, self._preparation.ready
+        seen = tuple(m.RankSeen(p.rank, p.pid, p.exited) for p in ranks.processes) if ranks else ()
+        self._beat_due = 0.0
+        self._wake.set()
+        return m.Hello(
+            protocol=m.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
+            boot=self._boot, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
+            ready=ready.attempt, address=ready.address, port=ready.port, ranks=seen, pending=pending,
+        )  # fmt: skip
+
+    def _obey(self, order: m.Order) -> None:
+        assert not isinstance(order, m.Ack), "acknowledgements end in Contact"
+        self._wake.set()
+        if isinstance(order, m.Leave):
+            self._leave()
+            return
+        if order.attempt < self._latest:
+            return
+        self._latest = order.attempt
+        match order:
+            case m.Prepare():
+                self._prepare(order)
+            case m.Start():
+                self._start(order)
+            case m.Stop():
+                self._stop(order)
+            case m.TakeStacks():
+                self._asking = evidence.begin(self._ranks) if self._ranks else None
+
+    def _prepare(self, order: m.Prepare) -> None:
+        """Make ready for an attempt; what an older one left running goes first."""
+        if self._ranks is not None:
+            self._supersede(self._ranks, order)
+            return
+        self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.setup else ""))
+        self._preparation.begin(order)
+
+    def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
+        """An order names a later attempt than the one that still runs: end that first."""
+        if ranks.attempt < order.attempt:
+            self._waiting = order
+            ranks.stop(0.0, "asked")
+
+    def _start(self, order: m.Start) -> None:
+        """Start rank 0 at once, and the others a moment later."""
+        if self._ranks is not None or self._preparation.ready.attempt != order.attempt:
+            return
+        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
+        if self._config.finds_checkpoints:
+            self._checkpoints.begin()
+        ranks.begin()
+        first = tuple(rank for rank in order.ranks if rank.rank == 0)
+        rest = tuple(rank for rank in order.ranks if rank.rank != 0)
+        if not self._spawn(ranks, order, first):
+            return
+        if rest:
+            asyncio.get_running_loop().call_later(HEAD_START_S, self._start_rest, ranks, order, rest)
+        else:
+            self._started(ranks)
+
+    def _start_rest(self, ranks: NodeRanks, order: m.Start, rest: tuple[m.RankStart, ...]) -> None:
+        if self._ranks is ranks and ranks.want is Want.RUN and self._spawn(ranks, order, rest):
+            self._started(ranks)
+
+    def _spawn(self, ranks: NodeRanks, order: m.Start, some: tuple[m.RankStart, ...]) -> bool:
+        """Start some ranks; when that cannot be, report it, end the others, and return False."""
+        try:
+            ranks.start(order, some, self._preparation.env)
+        except OSError as err:
+            reason = f"{err.filename or order.argv[0]} cannot be started: {err.strerror}"
+            self._contact.report(m.PrepareFailed(order.attempt, reason, ""))
+            ranks.stop(0.0, "asked")
+            return False
+        return True
+
+    def _started(self, ranks: NodeRanks) -> None:
+        self._note(", ".join(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes))
+        self._contact.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
+        self._beat_due = time.monotonic() + self._config.heartbeat_s
+
+    def _stop(self, order: m.Stop) -> None:
+        ranks = self._ranks
+        if ranks is None:
+            self._contact.report(m.Stopped(order.attempt, "asked"))
+            return
+        if ranks.attempt != order.attempt:
+            self._supersede(ranks, order)
+            return
+        self._note(f"stopping attempt {order.attempt}: TERM, after {order.grace_s:g} s KILL")
+        ranks.stop(order.grace_s, "asked")
+
+    # What happens on the node
+
+    def _reap(self) -> None:
+        """A child changed its state: it ended, was stopped, or goes on."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                self._beat_due = 0.0
+            else:
+                self._ended(pid, status)
+        self._wake.set()
+
+    def _ended(self, pid: int, status: int) -> None:
+        if pid == self._preparation.setup_pid:
+            self._preparation.setup_ended(status)
+            return
+        ranks = self._ranks
+        process = ranks.of_pid(pid) if ranks else None
+        if ranks is None or process is None:
+            return
+        report = ranks.ended(process, status)
+        how = f"signal {report.signal}" if report.signal else f"code {report.code}"
+        self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
+        if not self._is_taking_along(ranks):
+            self._contact.report(report)
+
+    def _tick(self, now_s: float) -> None:
+        ranks = self._ranks
+        if ranks is None:
+            alone = now_s - self._contact.proved_at > ALONE_S_MAX
+            over = not self._contact.connected and self._job.ended.exists()
+            self._leaving = self._leaving or alone or over
+        else:
+            self._tick_ranks(ranks, now_s)
+        if now_s >= self._beat_due:
+            self._beat_due = now_s + self._config.heartbeat_s
+            self._contact.beat(ranks.attempt if ranks else self._latest, ranks.look() if ranks else ())
+
+    def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
+        ranks.note_logs(time.time_ns())
+        if ranks.makes_first_step():
+            self._beat_due = 0.0
+        if self._asking is not None:
+            lines = evidence.gather(self._asking, self._job.evidence(ranks.attempt))
+            if lines is not None:
+                self._asking = None
+                self._contact.report(m.StacksTaken(ranks.attempt, lines))
+        if ranks.want is Want.RUN:
+            self._scan(ranks, now_s)
+            self._fence(ranks, now_s)
+        if ranks.want is Want.STOP and ranks.push({self._preparation.setup_pid or 0}):
+            self._stopped(ranks)
+
+    def _fence(self, ranks: NodeRanks, now_s: float) -> None:
+        """Only steps prove that the gang is whole; a rank that is cut off may write logs for ever."""
+        if now_s - max(self._contact.proved_at, ranks.progress_at) <= self._config.fence_s:
+            return
+        ranks.look()  # this process may have been stopped for a while, and its ranks not
+        quiet_s = now_s - max(self._contact.proved_at, ranks.progress_at)
+        if quiet_s > self._config.fence_s:
+            self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
+            ranks.stop(0.0, "fenced" if ranks.alive else "ended")
+
+    def _scan(self, ranks: NodeRanks, now_s: float) -> None:
+        if not self._config.finds_checkpoints or now_s < self._scan_due:
+            return
+        self._scan_due = now_s + SCAN_S
+        for one in self._checkpoints.scan(ranks.all_stepped_ns(), time.time_ns()):
+            self._found(ranks, one.path, one.mtime_ns)
+            if self._config.checkpoint_keep is not None:
+                for path in self._checkpoints.prune(self._config.checkpoint_keep):
+                    self._note(f"deleted the old checkpoint {path}")
+                    self._contact.report(m.CheckpointSpoiled(ranks.attempt, str(path)))
+
+    def _found(self, ranks: NodeRanks, path: Path, mtime_ns: int) -> None:
+        count = ranks.step_at(mtime_ns + MTIME_LAG_NS)  # so that a save right after a step is counted to it
+        self._contact.report(m.CheckpointFound(ranks.attempt, str(path), count))
+
+    def _stopped(self, ranks: NodeRanks) -> None:
+        """Nothing of the attempt is left: say what it leaves behind, then that it is over."""
+        if self._config.finds_checkpoints:
+            found, spoiled = self._checkpoints.last_scan(ranks.all_stepped_ns(), ranks.all_ended_well)
+            for path in spoiled:
+                self._contact.report(m.CheckpointSpoiled(ranks.attempt, str(path)))
+            for one in found:
+                self._found(ranks, one.path, one.mtime_ns)
+        ranks.close()
+        self._ranks = self._asking = None
+        if not self._is_taking_along(ranks):
+            self._contact.report(m.Stopped(ranks.attempt, ranks.how))
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and waiting.attempt == self._latest:
+            self._obey(waiting)
+
+    def _note(self, text: str) -> None:
+        """Write a line to the node's log of the latest attempt; a full disk must not end the agent."""
+        if not self._latest:
+            return
+        with contextlib.suppress(OSError):
+            self._job.attempt_logs(self._latest).mkdir(parents=True, exist_ok=True)
+            with self._job.node_log(self._latest, self._config.node).open("a") as file:
+                file.write(f"{time.strftime('%H:%M:%S')} agent: {text}\n")
+
+
+def run_agent(config: m.AgentConfig) -> int:
+    """Be the agent that `config` describes, until dismissed; return the exit code."""
+    spawn.name_process("orch-agent")
+    spawn.adopt_orphans()
+    os.chdir(config.root)
+    return asyncio.run(_serve(config))
+
+
+async def _serve(config: m.AgentConfig) -> int:
+    return await Agent(config).run()

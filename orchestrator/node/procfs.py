@@ -1,0 +1,153 @@
+"""What does the kernel know about a process? Read from /proc (`man 5 proc`), nothing kept.
+
+A pid alone names nobody, since the kernel gives it out again; a pid with its start time does, until the next boot.
+A process may end between any two reads: then a reader answers None, nothing or False, and never raises.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+ENVIRON_BYTES_MAX = 8 << 20
+KERNEL_STACK_BYTES_MAX = 16 << 10
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Proc:
+    """One process, told apart from a later one with its pid. `start_ticks`: clock ticks since boot."""
+
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcStat:
+    """What /proc/<pid>/stat says. `state` is the kernel's letter: R S D T t Z X I; `cpu_s` is user and system time."""
+
+    state: str
+    ppid: int
+    pgrp: int
+    session: int
+    cpu_s: float
+    start_ticks: int
+    rss_bytes: int
+
+
+def look(pid: int) -> ProcStat | None:
+    """Return what `pid` is doing, or None when there is no such process."""
+    text = _read(PROC / str(pid) / "stat", 4096)
+    # The command's name stands in parentheses and may hold anything, a ')' and spaces too: cut at the last one.
+    fields = text.rpartition(b")")[2].split()
+    if len(fields) < 22:
+        return None
+    return ProcStat(
+        state=fields[0].decode(),
+        ppid=int(fields[1]),
+        pgrp=int(fields[2]),
+        session=int(fields[3]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        start_ticks=int(fields[19]),
+        rss_bytes=int(fields[21]) * _PAGE_BYTES,
+    )
+
+
+def alive(proc: Proc) -> bool:
+    """Tell whether that very process runs; a zombie does not."""
+    stat = look(proc.pid)
+    return stat is not None and stat.start_ticks == proc.start_ticks and stat.state not in "ZX"
+
+
+def children() -> dict[int, list[int]]:
+    """Return the children of every process, from one scan of /proc, lowest pid first."""
+    found: dict[int, list[int]] = {}
+    for pid in pids():
+        stat = look(pid)
+        if stat is not None:
+            found.setdefault(stat.ppid, []).append(pid)
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Return children, grandchildren and so on of `pid`, parents before their children."""
+    tree = children()
+    found = list(tree.get(pid, ()))
+    for one in found:  # grows while it is walked; a pid has one parent, so it ends
+        found.extend(tree.get(one, ()))
+    return found
+
+
+def with_env(marker: bytes) -> list[Proc]:
+    """Return the processes whose first environment holds each NUL-separated `NAME=value` of `marker` exactly.
+
+    It is the environment given at exec: what a process set later is not seen. Other users' are not readable.
+    """
+    wanted = {entry for entry in marker.split(b"\0") if entry}
+    assert wanted, "an empty marker would match every process"
+    found = []
+    for pid in pids():
+        entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
+        if wanted.issubset(entries):
+            stat = look(pid)
+            if stat is not None:
+                found.append(Proc(pid, stat.start_ticks))
+    return found
+
+
+def wchan(pid: int) -> str:
+    """Return the kernel function `pid` sleeps in; empty when it runs, or when the kernel does not tell."""
+    name = _read(PROC / str(pid) / "wchan", 256).decode(errors="replace")
+    return "" if name == "0" else name
+
+
+def kernel_stack(pid: int) -> str:
+    """Return where in the kernel the main thread is; empty when not readable (it is root's alone)."""
+    return _read(PROC / str(pid) / "stack", KERNEL_STACK_BYTES_MAX).decode(errors="replace")
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Tell whether `pid` has a handler for the signal; without one, most signals kill."""
+    return _in_mask(pid, b"SigCgt", signum)
+
+
+def blocks(pid: int, signum: int) -> bool:
+    """Tell whether the main thread holds the signal back, as it does while it is in the signal's own handler."""
+    return _in_mask(pid, b"SigBlk", signum)
+
+
+def has_pending(pid: int, signum: int) -> bool:
+    """Tell whether the signal was sent to the process and is not yet delivered."""
+    return _in_mask(pid, b"ShdPnd", signum)
+
+
+def boot_id() -> str:
+    """Return the id of this boot of the kernel, which gives start times their meaning."""
+    return _read(PROC / "sys/kernel/random/boot_id", 256).decode().strip()
+
+
+def pids() -> Iterator[int]:
+    """Yield every process's id, ascending."""
+    return iter(sorted(int(name) for name in os.listdir(PROC) if name.isdigit()))  # noqa: PTH208 -- half the time
+
+
+def _in_mask(pid: int, field: bytes, signum: int) -> bool:
+    for line in _read(PROC / str(pid) / "status", 16 << 10).splitlines():
+        name, _, value = line.partition(b":")
+        if name == field:
+            return bool(int(value, 16) >> (signum - 1) & 1)
+    return False
+
+
+def _read(path: Path, bytes_max: int) -> bytes:
+    """Read a file of /proc; empty when the process is gone (ESRCH, ENOENT) or not ours to read (EACCES)."""
+    try:
+        with path.open("rb") as file:
+            return file.read(bytes_max)
+    except OSError:
+        return b""

@@ -1,0 +1,65 @@
+"""How is a rank started? The one seam for it: a fresh interpreter today, a fork of a warm process later.
+
+Each program leads a session of its own, so that one signal reaches all of it, and dies with its agent
+(PR_SET_PDEATHSIG). Its output goes straight to a file, so that no reader can slow it or lose a byte of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run: `output` is opened for appending."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    output: Path
+
+
+def start(program: Program) -> int:
+    """Start a program and return its pid. Raises OSError when it cannot be executed."""
+    agent_pid = os.getpid()
+    with program.output.open("ab", buffering=0) as output:
+        process = subprocess.Popen(
+            program.argv,
+            cwd=program.cwd,
+            env=dict(program.env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(agent_pid, signal.SIGKILL),
+        )
+    process.returncode = 0  # reaped by the agent for all its children at once; Popen must not wait for it
+    return process.pid
+
+
+def die_with_parent(parent_pid: int, signum: int) -> None:
+    """Ask the kernel to send `signum` to this process when its parent dies; end at once if it already has."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Make this process the one to which orphaned descendants fall, so that none escapes."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def name_process(name: str) -> None:
+    """Set the short name that `ps -o comm` and `top` show (at most 15 characters)."""
+    _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

@@ -1,0 +1,223 @@
+"""Where does a rank stand? Its Python stacks by signal, the kernel's word for the rest, and what it died of.
+
+`ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all
+its ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler
+for it, since its default action kills.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.node import procfs
+from orchestrator.node.hook import ERROR_FILE, STACKS_FILE, STACKS_MEMFD
+from orchestrator.node.procfs import Proc
+
+PROCESSES_MAX = 256
+TEXT_BYTES_MAX = 1 << 20
+FDS_MAX = 4096
+POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RankStack:
+    """One process of a rank: the kernel's state letter, what it sleeps in, and its stacks, else why there are none."""
+
+    pid: int
+    state: str
+    wchan: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """The uncaught exception a rank's process ended with. `file`, `line`, `function`: in the user's code if it can be."""
+
+    type: str
+    message: str
+    traceback: str
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(slots=True)
+class _Dump:
+    """One process that was asked: its answer is what stands in `file` after `start_bytes`."""
+
+    proc: Proc
+    file: Path
+    start_bytes: int
+    blocked: bool
+    seen_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The processes of one rank, and of them those that owe an answer."""
+
+    pids: tuple[int, ...]
+    dumps: Mapping[int, _Dump]
+    signum: int
+
+
+def take(root_pid: int, folder: Path, signum: int, limit_s: float = 1.0) -> list[RankStack]:
+    """Ask one rank and wait for its answer, `limit_s` at most."""
+    asked = ask(root_pid, folder, signum)
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        found = answer(asked)
+        if found is not None:
+            return found
+        time.sleep(POLL_S)
+    return last_answer(asked)
+
+
+def ask(root_pid: int, folder: Path, signum: int) -> Asked:
+    """Send the stack signal to a rank's first process and its descendants, where it is caught."""
+    pids = (root_pid, *procfs.descendants(root_pid))[:PROCESSES_MAX]
+    dumps = {}
+    for pid in pids:
+        dump = _ask_one(pid, folder, signum)
+        if dump is not None:
+            dumps[pid] = dump
+    return Asked(pids, dumps, signum)
+
+
+def answer(asked: Asked) -> list[RankStack] | None:
+    """Return the stacks when all that were asked have answered, else None: call again, some 20 ms later."""
+    # A list, since each is to be looked at each time.
+    done = [_is_done(dump, asked.signum) for dump in asked.dumps.values()]
+    if all(done):
+        return last_answer(asked)
+    return None
+
+
+def last_answer(asked: Asked) -> list[RankStack]:
+    """Return what there is: stacks of those that answered, the kernel's word for the others."""
+    found = []
+    for pid in asked.pids:
+        stat = procfs.look(pid)
+        dump = asked.dumps.get(pid)
+        text = _new_text(dump) if dump is not None else ""
+        if stat is not None or text:
+            state = stat.state if stat is not None else "X"
+            text = text or _why_none(pid, state, dump is not None)
+            found.append(RankStack(pid, state, procfs.wchan(pid), text))
+    return found
+
+
+def error_of(folder: Path, pid: int) -> RankError | None:
+    """Return the uncaught exception of the rank's first process, else the newest of any process of the rank."""
+    own = folder / ERROR_FILE.format(pid)
+    others = sorted(folder.glob(ERROR_FILE.format("*")), key=_mtime_ns, reverse=True)
+    for path in (own, *others):
+        error = _read_error(path)
+        if error is not None:
+            return error
+    return None
+
+
+def _ask_one(pid: int, folder: Path, signum: int) -> _Dump | None:
+    stat = procfs.look(pid)
+    if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
+        return None
+    file = _stacks_file(pid, folder)
+    if file is None:
+        return None
+    start_bytes = _size_bytes(file)
+    dump = _Dump(Proc(pid, stat.start_ticks), file, start_bytes, procfs.blocks(pid, signum), start_bytes)
+    # Again, with nothing in between: the pid may be another's by now, or have become a program without a handler.
+    if not procfs.alive(dump.proc) or not procfs.catches(pid, signum):
+        return None
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        return None
+    return dump
+
+
+def _stacks_file(pid: int, folder: Path) -> Path | None:
+    """Return where the process's handler writes: its file in the rank's folder, in memory if it was forked."""
+    named = folder / STACKS_FILE.format(pid)
+    if named.exists():
+        return named
+    target = f"/memfd:{STACKS_MEMFD.format(pid)} (deleted)"
+    fds = procfs.PROC / str(pid) / "fd"
+    try:
+        for link in sorted(fds.iterdir())[:FDS_MAX]:
+            if str(link.readlink()) == target:
+                return link
+    except OSError:
+        pass  # it has ended, or closed that descriptor just now
+    return None
+
+
+def _is_done(dump: _Dump, signum: int) -> bool:
+    """Tell whether the dump is all there: the file has grown and is still, and the signal's handler has returned.
+
+    `faulthandler` writes no end mark; but while it writes, the kernel blocks the signal in that thread.
+    """
+    pid, size_bytes = dump.proc.pid, _size_bytes(dump.file)
+    still = dump.start_bytes < size_bytes == dump.seen_bytes
+    dump.seen_bytes = size_bytes
+    if not procfs.alive(dump.proc):
+        return True
+    return still and not procfs.has_pending(pid, signum) and procfs.blocks(pid, signum) == dump.blocked
+
+
+def _new_text(dump: _Dump) -> str:
+    try:
+        with dump.file.open("rb") as file:
+            file.seek(dump.start_bytes)
+            return file.read(TEXT_BYTES_MAX).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _why_none(pid: int, state: str, asked: bool) -> str:
+    if state in "Tt":
+        reason = f"stopped (state {state})"
+    elif state in "ZX":
+        reason = f"ended (state {state})"
+    elif state == "D":
+        reason = "waits in the kernel and takes no signal (state D)"
+    elif asked:
+        reason = f"did not answer the stack signal (state {state})"
+    else:
+        reason = f"no Python stack to be had (state {state})"
+    return f"{reason}\n{procfs.kernel_stack(pid)}".rstrip() + "\n"
+
+
+def _read_error(path: Path) -> RankError | None:
+    try:
+        data = json.loads(path.read_bytes())
+        return RankError(
+            type=str(data["type"]),
+            message=str(data["message"]),
+            traceback=str(data["traceback"]),
+            file=str(data["file"]),
+            line=int(data["line"]),
+            function=str(data["function"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not there, or not of this hook: a script may write what it likes into the folder
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _mtime_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -1,0 +1,53 @@
+"""What did a rank die of, when the hook was not there to tell? The last traceback in its log, if there is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from orchestrator.wire.messages import Failure
+
+TAIL_BYTES = 64 << 10
+TRACEBACK_CHARS_MAX = 20_000
+
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
+_FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
+
+
+def find(log: Path) -> Failure | None:
+    """Return the last uncaught exception printed in the last `TAIL_BYTES` of `log`, or None."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return parse(text)
+
+
+def parse(text: str) -> Failure | None:
+    """Return the last traceback in `text` as a Failure, or None when there is none.
+
+    torch.distributed's own hook puts `[rank0]: ` before each line of it.
+    """
+    text = _RANK_PREFIX.sub("", text)
+    start = max(text.rfind("Traceback (most recent call last):"), _syntax_error_start(text))
+    if start < 0:
+        return None
+    lines = text[start:].splitlines()
+    for number, line in enumerate(lines[1:], start=1):
+        last = _LAST.match(line)
+        if last and not line.startswith(" "):
+            body = "\n".join(lines[: number + 1])
+            frames = _FRAME.findall(body)
+            file, row, function = frames[-1] if frames else ("", "", "")
+            where = f"{file}:{row} {function}".strip() if file else ""
+            return Failure(last.group(1), last.group(2) or "", body[-TRACEBACK_CHARS_MAX:], where)
+    return None
+
+
+def _syntax_error_start(text: str) -> int:
+    """A syntax error of the script itself is printed without the word Traceback: find its `File` line."""
+    found = [frame.start() for frame in re.finditer(r'^  File ".+", line \d+$', text, re.MULTILINE)]
+    return found[-1] if found and "Traceback" not in text[found[-1] :] else -1

@@ -1,0 +1,115 @@
+"""What /proc says of processes that the test itself has started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import procfs
+from orchestrator.node.procfs import Proc
+
+MARK = b"ORCH_TEST_MARK=procfs\0ORCH_TEST_PART=1"
+
+
+def test_a_process_sees_itself() -> None:
+    stat = procfs.look(os.getpid())
+    assert stat is not None
+    assert (stat.ppid, stat.pgrp, stat.session) == (os.getppid(), os.getpgrp(), os.getsid(0))
+    assert stat.state == "R"
+    assert stat.cpu_s > 0
+    assert stat.rss_bytes > 1 << 20
+    assert procfs.alive(Proc(os.getpid(), stat.start_ticks))
+
+
+def test_a_name_with_parentheses_and_spaces_does_not_mislead(tmp_path: Path) -> None:
+    program = tmp_path / "a) R 1 (b"
+    program.symlink_to("/bin/sleep")
+    process = subprocess.Popen([str(program), "60"])
+    try:
+        stat = procfs.look(process.pid)
+        assert stat is not None
+        assert stat.ppid == os.getpid()
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_pid_that_was_given_out_again_is_not_alive() -> None:
+    stat = procfs.look(os.getpid())
+    assert stat is not None
+    assert not procfs.alive(Proc(os.getpid(), stat.start_ticks - 1))
+
+
+def test_a_zombie_is_not_alive_and_a_reaped_process_is_gone() -> None:
+    process = subprocess.Popen(["/bin/true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and left a zombie
+    stat = procfs.look(process.pid)
+    assert stat is not None
+    assert stat.state == "Z"
+    assert not procfs.alive(Proc(process.pid, stat.start_ticks))
+    process.wait()
+    assert procfs.look(process.pid) is None
+    assert procfs.wchan(process.pid) == ""
+    assert not procfs.catches(process.pid, signal.SIGTERM)
+
+
+@pytest.fixture
+def family() -> Iterator[subprocess.Popen[bytes]]:
+    """A shell with a marked environment, a child shell and a grandchild; says one line when all are there."""
+    env = {**os.environ, **dict(entry.split("=") for entry in MARK.decode().split("\0"))}
+    process = subprocess.Popen(
+        ["/bin/sh", "-c", "sh -c 'sleep 60 & echo ready; wait'; true"],
+        env=env,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    yield process
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+
+
+def test_descendants_are_found_to_the_grandchildren(family: subprocess.Popen[bytes]) -> None:
+    found = procfs.descendants(family.pid)
+    assert len(found) == 2
+    child = procfs.look(found[0])
+    grandchild = procfs.look(found[1])
+    assert child is not None and grandchild is not None
+    assert (child.ppid, grandchild.ppid) == (family.pid, found[0])
+    assert procfs.descendants(found[1]) == []
+
+
+def test_a_job_is_swept_by_its_marks_and_by_all_of_them(family: subprocess.Popen[bytes]) -> None:
+    whole = [family.pid, *procfs.descendants(family.pid)]
+    assert sorted(proc.pid for proc in procfs.with_env(MARK)) == sorted(whole)
+    assert all(procfs.alive(proc) for proc in procfs.with_env(MARK))
+    assert procfs.with_env(MARK + b"0") == []
+    assert procfs.with_env(b"ORCH_TEST_MARK=proc") == []
+
+
+def test_a_sleeper_says_where_it_sleeps(family: subprocess.Popen[bytes]) -> None:
+    assert procfs.wchan(family.pid) != "0"
+
+
+def test_a_caught_signal_is_told_from_a_deadly_one() -> None:
+    code = "import signal; signal.signal(signal.SIGUSR1, lambda *a: None); print(1, flush=True); input()"
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert procfs.catches(process.pid, signal.SIGUSR1)
+    assert not procfs.catches(process.pid, signal.SIGUSR2)
+    assert not procfs.blocks(process.pid, signal.SIGUSR1)
+    assert not procfs.has_pending(process.pid, signal.SIGUSR1)
+    process.communicate(b"\n")
+
+
+def test_the_boot_has_an_id() -> None:
+    assert len(procfs.boot_id()) == 36

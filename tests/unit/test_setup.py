@@ -1,0 +1,72 @@
+"""Do setup lines leave their environment to the ranks, and is a free port free?"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import setup
+from orchestrator.node.setup import Setup, SetupError
+
+ENV = {"PATH": os.environ["PATH"], "WHO": "world"}
+
+
+def _run(tmp_path: Path, *lines: str) -> dict[str, str]:
+    one = Setup(lines, ENV, tmp_path, tmp_path, tmp_path / "node.log")
+    _, status = os.waitpid(one.pid, 0)
+    return one.result(status)
+
+
+def test_what_the_lines_set_and_the_environment_before_are_returned(tmp_path: Path) -> None:
+    env = _run(tmp_path, 'export GREETING="hello $WHO', 'again"', "export NUMBER=$((1 + 1))", "LOCAL=no")
+    assert env["GREETING"] == "hello world\nagain"
+    assert (env["NUMBER"], env["WHO"]) == ("2", "world")
+    assert {"LOCAL", "ORCH_SETUP_ENV", "SHLVL", "_"}.isdisjoint(env)
+
+
+def test_the_lines_environment_is_never_on_disk(tmp_path: Path) -> None:
+    _run(tmp_path, "export TOKEN=s3cret")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["node.log", "setup.sh"]
+
+
+def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path: Path) -> None:
+    (tmp_path / "node.log").write_text("before\n")
+    with pytest.raises(SetupError) as caught:
+        _run(tmp_path, "echo one", "echo two >&2; exit 3", "echo three")
+    assert caught.value.reason == "the setup lines ended with code 3"
+    assert caught.value.tail == "one\ntwo\n"
+
+
+def test_lines_that_take_the_exit_trap_for_themselves_are_told_of_it(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="do they set a trap on EXIT"):
+        _run(tmp_path, "trap true EXIT")
+
+
+def test_lines_that_cannot_run_are_a_setup_error(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="cannot run"):
+        Setup(("true",), ENV, tmp_path / "missing", tmp_path, tmp_path / "node.log")
+
+
+def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "tool"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert setup.find_program("bin/tool", ENV, tmp_path) == str(program)
+    assert setup.find_program("tool", {"PATH": str(program.parent)}, Path("/")) == str(program)
+    assert setup.find_program("/bin/sh", ENV, tmp_path) == "/bin/sh"
+    with pytest.raises(SetupError, match=r"there is no bin/none on this node \(PATH is "):
+        setup.find_program("bin/none", ENV, tmp_path)
+
+
+def test_a_free_port_is_in_the_range_and_a_taken_one_is_not_free() -> None:
+    port = setup.free_port("seed")
+    assert port in setup.PORT_RANGE
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", port))
+        server.listen()
+        assert not setup.is_free(port)
+        assert setup.free_port("seed") != port

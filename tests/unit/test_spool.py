@@ -1,0 +1,29 @@
+"""Does the spool keep what was not acknowledged, in order, and not without bound?"""
+
+from __future__ import annotations
+
+from orchestrator.node import spool
+from orchestrator.node.spool import Spool
+from orchestrator.wire.messages import Stopped
+
+
+def test_reports_stay_in_order_until_they_are_acknowledged() -> None:
+    one = Spool()
+    reports = [Stopped(attempt, "asked") for attempt in range(1, 5)]
+    assert [one.keep(report) for report in reports] == [1, 2, 3, 4]
+    one.acknowledge(2)
+    assert one.pending() == ((3, reports[2]), (4, reports[3]))
+    one.acknowledge(1)
+    assert len(one.pending()) == 2
+    one.acknowledge(9)
+    assert one.pending() == ()
+    assert one.keep(reports[0]) == 5
+
+
+def test_past_the_limit_the_oldest_go() -> None:
+    one = Spool()
+    for attempt in range(spool.REPORTS_MAX + 3):
+        one.keep(Stopped(attempt, "asked"))
+    pending = one.pending()
+    assert len(pending) == spool.REPORTS_MAX
+    assert pending[0][0] == 4

@@ -1,0 +1,80 @@
+"""Is the exception that ended a script found in what it printed?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import traceback_tail
+
+SCRIPTS = {
+    "plain": ("def f():\n    raise ValueError('no data')\nf()\n", "ValueError", "no data", "train.py:2 f"),
+    "no message": ("raise KeyError\n", "KeyError", "", "train.py:1 <module>"),
+    "module": ("import json\njson.loads('{')\n", "json.decoder.JSONDecodeError", "Expecting property", "decoder.py"),
+    "chained": ("try:\n    1 / 0\nexcept ZeroDivisionError:\n    [][1]\n", "IndexError", "list index", "train.py:4"),
+    "syntax": ("x = (\n", "SyntaxError", "'(' was never closed", "train.py:1"),
+    "lines": ("raise OSError('one\\ntwo')\n", "OSError", "one", "train.py:1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(SCRIPTS))
+def test_what_python_prints_is_understood(tmp_path: Path, name: str) -> None:
+    script, kind, message, where = SCRIPTS[name]
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, "-I", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = traceback_tail.parse("epoch 1\n" + done.stderr + "bye\n")
+    assert found is not None
+    assert found.type == kind
+    assert found.message.startswith(message)
+    assert where in found.where
+    assert "epoch" not in found.traceback
+    assert "bye" not in found.traceback
+
+
+def test_the_rank_prefix_of_torch_is_not_in_the_way() -> None:
+    text = (
+        "[rank3]: Traceback (most recent call last):\n"
+        '[rank3]:   File "/code/train.py", line 9, in step\n'
+        "[rank3]:     loss.backward()\n"
+        "[rank3]: RuntimeError: Connection closed by peer\n"
+    )
+    found = traceback_tail.parse(text)
+    assert found is not None
+    assert (found.type, found.message) == ("RuntimeError", "Connection closed by peer")
+    assert found.where == "/code/train.py:9 step"
+
+
+def test_only_the_last_of_several_counts() -> None:
+    one = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: {}\n'
+    found = traceback_tail.parse(one.format("first") + "caught it\n" + one.format("second"))
+    assert found is not None
+    assert found.message == "second"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "all is well\n", 'Traceback (most recent call last):\n  File "a.py", line 1']
+)
+def test_no_whole_traceback_is_none(text: str) -> None:
+    assert traceback_tail.parse(text) is None
+
+
+def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
+    log.write_text("é" * 100_000 + "\n" + tail)
+    found = traceback_tail.find(log)
+    assert found is not None
+    assert found.type == "ValueError"
+    log.write_text(tail + "x" * 100_000)
+    assert traceback_tail.find(log) is None
+    assert traceback_tail.find(tmp_path / "missing.log") is None
