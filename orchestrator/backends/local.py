@@ -1,0 +1,87 @@
+"""Backend `local`: every node is an agent process on this machine, the same that SSH and Slurm start."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from pathlib import Path
+
+from orchestrator.backends import LaunchError
+from orchestrator.wire import codec
+from orchestrator.wire.messages import AgentConfig
+from orchestrator.wire.paths import JobDir
+
+
+class LocalBackend:
+    """Agents of one job on this machine."""
+
+    def __init__(self, job: JobDir) -> None:
+        self._job = job
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._suspected: set[str] = set()
+
+    def launch(self, config: AgentConfig) -> None:
+        """Run the node's rendered launch script, with the configuration on its standard input."""
+        folder = self._job.node(config.node)
+        script = self._job.scripts / f"{config.node}.sh"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with (folder / "agent.log").open("ab") as log:
+                process = subprocess.Popen(
+                    ["/bin/sh", str(script)],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    cwd=self._job.root,
+                )
+        except OSError as err:
+            raise LaunchError("process", f"{err.strerror}: {err.filename}") from err
+        self._processes[config.node] = process
+        self._suspected.discard(config.node)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(codec.dumps(config).encode())
+            process.stdin.close()
+        except BrokenPipeError as err:
+            raise LaunchError(
+                "process", f"the launch script ended at once; see {folder / 'agent.log'}"
+            ) from err
+
+    def gone(self, node: str) -> str | None:
+        """Look whether anybody holds the agent's lock; twice, since a new agent takes it a moment after its start."""
+        process = self._processes.get(node)
+        if process is not None and process.poll() is None:
+            return None
+        if self._is_locked(self._job.node(node) / "agent.lock"):
+            self._suspected.discard(node)
+            return None
+        if process is None and node not in self._suspected:
+            self._suspected.add(node)
+            return None
+        self._suspected.discard(node)
+        self._processes.pop(node, None)
+        code = f" with code {process.returncode}" if process is not None else ""
+        return f"its agent ended{code}; {_last_line(self._job.node(node) / 'agent.log')}"
+
+    def _is_locked(self, lock: Path) -> bool:
+        try:
+            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1][:300] if lines else "it left no word"

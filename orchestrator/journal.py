@@ -1,0 +1,116 @@
+"""What happened, in order? The journal: one line per event learned and decision made, appended and never changed.
+
+Rules: a decision is on disk before it is carried out; heartbeats come here folded to one a node, see `Brain.beats`,
+so a replay knows what a decision knew without a line per second; a torn last line is tolerated, nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+from orchestrator.errors import ClusterError
+from orchestrator.wire import codec
+from orchestrator.wire.durable import LineLog, read_lines
+
+_NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One journaled piece of news. `wall_s`: seconds since 1970; `seq` and `boot`: which kept report it was."""
+
+    n: int
+    wall_s: float
+    mono_s: float
+    machine: str
+    boot: str
+    seq: int
+    news: News
+
+
+class JournalError(ClusterError):
+    """The journal is damaged in a place that a crash cannot explain."""
+
+
+def read(path: Path) -> Iterator[Entry]:
+    """Yield all entries. Raises JournalError, naming the line, when one cannot be read."""
+    if not path.exists():
+        return
+    for number, text in enumerate(read_lines(path), start=1):
+        try:
+            yield _entry(codec.loads_plain(text))
+        except (codec.CodecError, KeyError, TypeError) as err:
+            fix = (
+                "restore the file from a backup, or submit the job anew and resume from its newest checkpoint"
+            )
+            raise JournalError(
+                f"this line of the journal is damaged: {err}", f"{path}:{number}", fix
+            ) from err
+
+
+def _entry(data: dict[str, Any]) -> Entry:
+    news = codec.unpack_kind(_NEWS, data["news"])
+    return Entry(
+        data["n"], data["wall"], data["mono"], data["on"], data.get("boot", ""), data.get("seq", 0), news
+    )
+
+
+class Journal:
+    """The journal as its one writer sees it."""
+
+    def __init__(self, path: Path, machine: str, last_n: int) -> None:
+        """`machine` names this boot of this machine, so that monotonic times can be compared with earlier ones."""
+        self._log = LineLog(path)
+        self._machine = machine
+        self._n = last_n
+
+    def write(self, news: News, boot: str = "", seq: int = 0) -> None:
+        """Append one piece of news. `sync` makes it durable."""
+        self._n += 1
+        record: dict[str, Any] = {
+            "n": self._n,
+            "wall": round(time.time(), 3),
+            "mono": round(time.monotonic(), 3),
+            "on": self._machine,
+            "news": codec.pack_kind(news),
+        }
+        if seq:
+            record["boot"], record["seq"] = boot, seq
+        self._log.append(codec.dumps_plain(record))
+
+    def sync(self) -> None:
+        """Make everything written so far durable."""
+        self._log.sync()
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._log.close()
+
+
+class JobClock:
+    """The clock that the brain judges by: seconds since submit, never running backwards, also across supervisors.
+
+    Within one boot of a machine it is the monotonic clock; a supervisor on another boot has only the wall clock to
+    bridge the gap, and counts a gap that seems negative as none.
+    """
+
+    def __init__(self, machine: str, latest: Entry | None) -> None:
+        """`latest`: the journal's entry with the latest news, which need not be its last: beats are written late."""
+        self._start_mono_s = time.monotonic()
+        if latest is None:
+            self._start_s = 0.0
+        elif latest.machine == machine:
+            self._start_s = latest.news.at + max(0.0, time.monotonic() - latest.mono_s)
+        else:
+            self._start_s = latest.news.at + max(0.0, time.time() - latest.wall_s)
+
+    def now_s(self) -> float:
+        """Return the job clock."""
+        return self._start_s + time.monotonic() - self._start_mono_s

@@ -1,0 +1,168 @@
+"""Which agents are connected, and what do they say? The supervisor's side of every line.
+
+Rules: a stranger (wrong token, job or protocol) is cut off within `HELLO_S_MAX`; a node has one connection, and a new
+one replaces the old; what an agent had kept is delivered before the news that it is up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from orchestrator.wire import line
+from orchestrator.wire import messages as m
+from orchestrator.wire.durable import LINE_BYTES_MAX
+
+HELLO_S_MAX = 10.0
+"""How long a new connection may take to say who it is."""
+
+STRANGERS_MAX = 256
+"""How many connections may be unknown at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """An agent is connected; all that it had kept has been delivered before."""
+
+    hello: m.Hello
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A report as plain data; `seq` numbers the kept reports of the agent process `boot`, 0 is a beat."""
+
+    node: str
+    boot: str
+    seq: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The current connection of a node is no more."""
+
+    node: str
+
+
+Word = Up | Said | Down
+
+
+class Links:
+    """All connections to agents; what they say goes into `inbox`."""
+
+    def __init__(self, job: str, token: str, nodes: tuple[str, ...]) -> None:
+        self._job = job
+        self._token = token
+        self._nodes = frozenset(nodes)
+        self._lines: dict[str, tuple[line.Line, str]] = {}  # of each node, with the boot of its agent
+        self._strangers = 0
+        self._server: asyncio.Server | None = None
+        self.inbox: asyncio.Queue[Word] = asyncio.Queue()
+
+    async def listen(self, context: ssl.SSLContext, host: str, port: int) -> int:
+        """Serve on `port`, or on any free one when it is 0 or taken; return the port."""
+        try:
+            self._server = await self._open(context, host, port)
+        except OSError:
+            self._server = await self._open(context, host, 0)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def _open(self, context: ssl.SSLContext, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(
+            self._serve, host, port, ssl=context, limit=LINE_BYTES_MAX, ssl_handshake_timeout=HELLO_S_MAX
+        )
+
+    def connected(self, node: str) -> bool:
+        """Tell whether the node has a connection."""
+        return node in self._lines
+
+    def boot(self, node: str) -> str:
+        """Return which agent process is connected for the node, empty when none is."""
+        return self._lines[node][1] if node in self._lines else ""
+
+    def send(self, node: str, order: m.Order) -> bool:
+        """Send an order if the node is connected; tell whether it was sent, which does not mean that it arrived."""
+        if node not in self._lines:
+            return False
+        try:
+            self._lines[node][0].send(order)
+        except line.LineError:
+            return False
+        return True
+
+    def drop(self, node: str) -> None:
+        """Break the node's connection, if it has one; its agent will dial again."""
+        if node in self._lines:
+            self._lines[node][0].abort()
+
+    async def close(self) -> None:
+        """Close everything; what was sent is still delivered, within a second."""
+        if self._server is not None:
+            self._server.close()
+        for one, _ in self._lines.values():
+            one.writer.close()
+        await asyncio.sleep(0.05)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        one = line.Line(reader, writer)
+        if self._strangers >= STRANGERS_MAX:
+            one.abort()
+            return
+        self._strangers += 1
+        hello = None
+        try:
+            hello = await asyncio.wait_for(self._recognise(one), HELLO_S_MAX)
+        except (line.LineError, asyncio.TimeoutError):
+            return
+        finally:
+            self._strangers -= 1
+            if hello is None:
+                one.abort()
+        await self._hear(one, hello)
+
+    async def _recognise(self, one: line.Line) -> m.Hello:
+        """Return the greeting of one of our own. Raises LineError for anybody else."""
+        hello, _ = line.take_message(await one.receive(), {"Hello": m.Hello})
+        ours = hmac.compare_digest(hello.token.encode("utf-8", "surrogatepass"), self._token.encode())
+        if (
+            not ours
+            or hello.job != self._job
+            or hello.node not in self._nodes
+            or hello.protocol != m.PROTOCOL
+        ):
+            raise line.LineError("a stranger")
+        assert isinstance(hello, m.Hello)
+        return hello
+
+    async def _hear(self, one: line.Line, hello: m.Hello) -> None:
+        """Pass on what this agent says until the line ends or another replaces it."""
+        old = self._lines.pop(hello.node, None)
+        if old is not None:
+            old[0].abort()
+        self._lines[hello.node] = (one, hello.boot)
+        try:
+            for _ in range(hello.pending):
+                await self._pass_on(one, hello)
+            self.inbox.put_nowait(Up(hello))
+            while True:
+                await self._pass_on(one, hello)
+        except line.LineError:
+            pass
+        finally:
+            one.abort()
+            if self._is_current(one, hello):
+                del self._lines[hello.node]
+                self.inbox.put_nowait(Down(hello.node))
+
+    async def _pass_on(self, one: line.Line, hello: m.Hello) -> None:
+        data = await one.receive()
+        if not self._is_current(one, hello):
+            raise line.LineError("replaced by a newer connection")
+        seq = data.pop(line.KEPT, 0)
+        self.inbox.put_nowait(Said(hello.node, hello.boot, int(seq), data))
+
+    def _is_current(self, one: line.Line, hello: m.Hello) -> bool:
+        return hello.node in self._lines and self._lines[hello.node][0] is one

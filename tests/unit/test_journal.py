@@ -1,0 +1,74 @@
+"""Does the journal give back what was written, and does the job clock go on where the last supervisor's stopped?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+from orchestrator.journal import Entry, JobClock, Journal, JournalError, read
+
+NEWS: tuple[News, ...] = (
+    e.SupervisorStarted(0.0, 1),
+    e.Prepared(1.0, "node-0", 1, "127.0.0.1", 20_000),
+    d.BeginAttempt(2.0, "submitted", 1, d.Checkpoint("/a", None)),
+    e.Exited(3.0, "node-0", 1, 0, None, 9, 5, e.Failure("E", "m", "t", "w"), False, False),
+    e.Beat(4.0, "node-0", 1, (e.RankBeat(0, 5, "S", 10, 0.5, e.Seen(1.0, 2.0, 3.0, 4.0)),)),
+)
+
+
+def _entry(at: float, machine: str, wall_s: float, mono_s: float) -> Entry:
+    return Entry(1, wall_s, mono_s, machine, "", 0, e.SupervisorStarted(at, 1))
+
+
+def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    assert list(read(path)) == []
+    first = Journal(path, "machine", 0)
+    for news in NEWS[:3]:
+        first.write(news)
+    first.close()
+    with path.open("a") as file:
+        file.write('{"torn')
+    second = Journal(path, "machine", 3)
+    second.write(NEWS[3], "boot", 7)
+    second.write(NEWS[4])
+    second.close()
+    entries = list(read(path))
+    assert tuple(entry.news for entry in entries) == NEWS
+    assert [entry.n for entry in entries] == [1, 2, 3, 4, 5]
+    assert [(entry.boot, entry.seq) for entry in entries] == [("", 0)] * 3 + [("boot", 7), ("", 0)]
+    assert {entry.machine for entry in entries} == {"machine"}
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "machine", 0)
+    for news in NEWS:
+        journal.write(news)
+    journal.close()
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text(lines[0] + lines[1].replace("Prepared", "Unheard") + "".join(lines[2:]))
+    with pytest.raises(JournalError) as caught:
+        list(read(path))
+    assert caught.value.where == f"{path}:2"
+
+
+def test_the_clock_of_a_new_job_starts_at_nothing() -> None:
+    assert 0.0 <= JobClock("machine", None).now_s() < 5.0
+
+
+def test_within_a_boot_the_monotonic_clock_bridges_the_gap_and_across_boots_the_wall_clock() -> None:
+    latest = _entry(100.0, "machine", time.time() - 500, time.monotonic() - 50)
+    assert 150.0 <= JobClock("machine", latest).now_s() < 160.0
+    assert 600.0 <= JobClock("another boot", latest).now_s() < 610.0
+
+
+def test_the_clock_never_runs_backwards() -> None:
+    future = _entry(100.0, "machine", time.time() + 500, time.monotonic() + 500)
+    for machine in ("machine", "another boot"):
+        assert 100.0 <= JobClock(machine, future).now_s() < 105.0

@@ -1,0 +1,62 @@
+"""Is every request heard once, and none overlooked?"""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from orchestrator import requests
+from orchestrator.brain.events import CancelAsked, ResumeAsked
+from orchestrator.requests import LOOKS_MAX, Requests, ask
+
+
+def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
+    assert ask(tmp_path, "cancel") == 1
+    assert ask(tmp_path, "resume", path="/a b") == 2
+    assert Requests(tmp_path).since(0, 5.0) == [CancelAsked(5.0, 1), ResumeAsked(5.0, 2, "/a b")]
+    assert Requests(tmp_path).since(1, 6.0) == [ResumeAsked(6.0, 2, "/a b")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["000001.json", "000002.json"]
+
+
+def test_a_request_in_the_very_tick_of_the_look_before_is_heard(tmp_path: Path) -> None:
+    tick_ns = 1_000_000_000
+    reader = Requests(tmp_path)
+    os.utime(tmp_path, ns=(tick_ns, tick_ns))
+    assert reader.since(0, 1.0) == []
+    ask(tmp_path, "cancel")
+    os.utime(tmp_path, ns=(tick_ns, tick_ns))  # the folder's clock has not moved on
+    assert reader.since(0, 2.0) == [CancelAsked(2.0, 1)]
+
+
+def test_a_folder_at_rest_is_not_listed_again_and_again(tmp_path: Path) -> None:
+    reader = Requests(tmp_path)
+    for _ in range(LOOKS_MAX + 1):
+        assert reader.since(0, 1.0) == []
+    (tmp_path / "000001.json").write_text('{"ask":"cancel"}')
+    at_rest_ns = reader._mtime_ns
+    os.utime(tmp_path, ns=(at_rest_ns, at_rest_ns))
+    assert reader.since(0, 1.0) == []
+    os.utime(tmp_path, ns=(at_rest_ns + 1, at_rest_ns + 1))
+    assert reader.since(0, 1.0) == [CancelAsked(1.0, 1)]
+
+
+def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "[]", '{"ask":"dance"}', '{"ask":"cancel"}'), start=1):
+        (tmp_path / f"{number:06d}.json").write_text(text)
+    (tmp_path / "notes.json").write_text('{"ask":"cancel"}')
+    assert Requests(tmp_path).since(0, 1.0) == [CancelAsked(1.0, 4)]
+    assert Requests(tmp_path / "missing").since(0, 1.0) == []
+
+
+def test_many_who_ask_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        for _ in range(20):
+            ask(tmp_path, "cancel")
+        os._exit(0)
+    with ThreadPoolExecutor(1) as pool:
+        numbers = list(pool.map(lambda _: requests.ask(tmp_path, "cancel"), range(20)))
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(set(numbers)) == 20
+    assert len(list(tmp_path.glob("*.json"))) == 40
