@@ -1,0 +1,56 @@
+"""Which scripts will run? Pure: a plan and the templates in, files (name, text, mode) out."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from orchestrator.plan import Plan
+from orchestrator.wire.paths import JobDir
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedFile:
+    """A file of the job's `scripts/`."""
+
+    name: str
+    text: str
+    mode: int
+
+
+def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
+    """Return the launch script of every node. `python` runs the agents; ranks have their own in the plan."""
+    template = environment().get_template("node.sh.j2")
+    command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
+    return tuple(
+        RenderedFile(
+            name=f"{node.name}.sh",
+            text=template.render(
+                id=plan.id, node=node, world_size=plan.world_size, command=command, setup=plan.setup, python=python,
+                bundle=str(job.bundle),
+            ),
+            mode=0o755,
+        )
+        for node in plan.nodes
+    )  # fmt: skip
+
+
+def environment() -> jinja2.Environment:
+    """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line."""
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    env.filters["q"] = lambda text: shlex.quote(str(text))
+    env.filters["comment"] = lambda text: _CONTROL.sub(" ", str(text))
+    return env

@@ -1,0 +1,313 @@
+"""How does a job begin? Its folder is made whole under another name, then moved into place, then handed over.
+
+Rules: everything that can be refused is refused before a folder exists; a private file is private from its first byte;
+nothing secret is in argv, scripts or the journal.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import json
+import os
+import secrets as random_secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator import bundle, home, plan, provenance, render, requests, snapshot
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.plan import Inventory, Plan
+from orchestrator.spec import SpecFile, load
+from orchestrator.wire import codec
+from orchestrator.wire.durable import replace_bytes, replace_text
+from orchestrator.wire.paths import JobDir
+
+GPU_LIST_S_MAX = 20.0
+CERTIFICATE_YEARS = 20
+PRIVATE = 0o600
+
+
+def inventory(environ: Mapping[str, str]) -> Inventory:
+    """Return what this machine has for jobs. Raises ClusterError when its GPUs cannot be listed."""
+    return Inventory(socket.gethostname(), _gpus(environ), sys.executable)
+
+
+def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """List this machine's GPUs by nvidia-smi, or those of them that CUDA_VISIBLE_DEVICES leaves to the submitter."""
+    tool = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if tool is None:
+        return ()
+    try:
+        done = subprocess.run(
+            [tool, "--query-gpu=index,uuid", "--format=csv,noheader"],
+            capture_output=True, text=True, timeout=GPU_LIST_S_MAX, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as err:
+        raise ClusterError(
+            "nvidia-smi does not answer", tool, "see why with nvidia-smi, or use procs_per_node"
+        ) from err
+    if done.returncode != 0:
+        return ()
+    rows = [line.split(",") for line in done.stdout.splitlines()]
+    found = {row[1].strip(): int(row[0]) for row in rows if len(row) == 2 and row[0].strip().isdigit()}
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return tuple(found.values()) if visible is None else _visible(visible, found)
+
+
+def _visible(variable: str, found: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID, in its order.
+
+    As CUDA does it, an empty word or -1 ends the list. Raises ClusterError for a GPU that is not there.
+    """
+    chosen: list[int] = []
+    for word in map(str.strip, variable.split(",")):
+        if word in ("", "-1"):
+            break
+        named = [
+            gpu
+            for uuid, gpu in found.items()
+            if word == str(gpu) or (word[:4] == "GPU-" and uuid.startswith(word))
+        ]
+        if len(named) != 1:
+            what = f"{word} is none of the {len(found)} GPUs that nvidia-smi lists"
+            raise ClusterError(what, f"CUDA_VISIBLE_DEVICES={variable}", "name whole GPUs there, or unset it")
+        chosen += named
+    return tuple(dict.fromkeys(chosen))
+
+
+def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
+    """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
+    if file.spec.backend != "local":
+        what = f"this version of orch runs jobs on backend local, not yet on {file.spec.backend}"
+        raise ClusterError(what, file.where("backend"), "use backend: local, or --backend local")
+    missing = [name for name in file.spec.secrets if name not in environ]
+    if missing:
+        what = f"{', '.join(missing)} named in secrets, and not set in this environment"
+        raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
+    return plan.make(file, inventory(environ), job_id, wall_s)
+
+
+def rendered(
+    spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
+) -> tuple[render.RenderedFile, ...]:
+    """Return the scripts that a submit would run, for a job that is never made. Raises OrchError."""
+    file = load(spec, overrides=overrides, backend=backend)
+    wall_s = time.time()
+    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    return render.render(made, JobDir(home.home(environ) / "jobs" / made.id), sys.executable)
+
+
+def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> JobDir:
+    """Make a job's folder and start its supervisor. `overrides` are those that `file` was loaded with, kept for a
+    later resume. Raises OrchError, and then leaves no job behind."""
+    folder = home.home(environ)
+    wall_s = time.time()
+    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
+    job = _fill(folder, file, made, code, environ, overrides)
+    _begin(job)
+    provenance.list_packages(job, made.program)
+    return job
+
+
+def _begin(job: JobDir) -> None:
+    """Start a new job's supervisor. A job that was not begun must not begin later by itself: the next command would
+    start a supervisor for it, beside the job that was submitted in its place."""
+    try:
+        start_supervisor(job)
+    except ClusterError as err:
+        kept = JobDir(job.root.with_name(f".{job.id}"))  # no job any more, and its log can be read
+        job.root.rename(kept.root)
+        raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
+    except KeyboardInterrupt:
+        requests.ask(job.requests, "cancel")  # the supervisor may be at work already
+        raise
+
+
+def _fill(
+    folder: Path,
+    file: SpecFile,
+    made: Plan,
+    code: snapshot.Snapshot,
+    environ: Mapping[str, str],
+    overrides: Sequence[str],
+) -> JobDir:
+    """Make the whole folder beside its place, and move it there."""
+    place = JobDir(folder / "jobs" / made.id)
+    draft = JobDir(folder / "jobs" / f".{made.id}")
+    try:
+        draft.root.mkdir(parents=True)
+        snapshot.take(code, draft.code)
+        for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
+            path.mkdir()
+        replace_text(draft.spec, file.text, durable=False)
+        replace_text(draft.overrides, json.dumps(list(overrides)), durable=False)
+        replace_text(draft.plan, codec.dumps(made), durable=False)
+        for script in render.render(made, place, sys.executable):
+            replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
+        replace_bytes(draft.bundle, bundle.build(), durable=False)
+        _fill_secrets(draft.secrets, made, environ)
+        provenance.record(draft, file.workdir)
+        draft.root.rename(place.root)
+    except OSError as err:
+        shutil.rmtree(draft.root, ignore_errors=True)
+        fix = "free some space or permissions there, or set ORCH_HOME to another place"
+        raise ClusterError(
+            f"the job folder cannot be made: {err.strerror}",
+            str(err.filename2 or err.filename or folder),
+            fix,
+        ) from err
+    except BaseException:
+        shutil.rmtree(draft.root, ignore_errors=True)
+        raise
+    return place
+
+
+def _fill_secrets(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
+    folder.mkdir(mode=0o700)
+    kept = {name: environ[name] for name in made.secrets}
+    certificate, key = _certificate()
+    files = {
+        "secrets.json": json.dumps(kept).encode(),
+        "environment.json": json.dumps(plan.outer_env(environ, made.secrets)).encode(
+            "utf-8", "surrogateescape"
+        ),
+        "token": random_secrets.token_hex(32).encode(),
+        "certificate.pem": certificate,
+        "key.pem": key,
+    }
+    for name, data in files.items():
+        replace_bytes(folder / name, data, mode=PRIVATE, durable=False)
+
+
+def _certificate() -> tuple[bytes, bytes]:
+    """Return a new self-signed certificate and its key, PEM. It is valid long before now, since clocks differ."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "orch")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    span = datetime.timedelta(days=365 * CERTIFICATE_YEARS)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - span)
+        .not_valid_after(now + span)
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [x509.DNSName("orch"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            ),
+            False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return certificate.public_bytes(serialization.Encoding.PEM), private
+
+
+SUPERVISOR_ENV = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+START_S_MAX = 10.0
+
+
+def start_supervisor(job: JobDir) -> None:
+    """Start the job's supervisor, detached, and wait until it listens. Raises ClusterError when it does not come up."""
+    env = {name: os.environ[name] for name in SUPERVISOR_ENV if name in os.environ}
+    started_ns = time.time_ns()
+    with job.supervisor_log.open("ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(job.bundle), "supervise", str(job.root)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=job.root, start_new_session=True,
+        )  # fmt: skip
+    deadline_s = time.monotonic() + START_S_MAX
+    while time.monotonic() < deadline_s:
+        if _written_since(job.endpoint, started_ns) or process.poll() == 0:
+            return
+        if process.returncode is not None:
+            break
+        time.sleep(0.005)
+    process.kill()  # one that comes up later would act for a job that is given up
+    process.wait()
+    with job.supervisor_log.open("rb") as log:
+        log.seek(log_start)
+        said = log.read().decode(errors="replace").strip().splitlines()
+    what = f"the supervisor did not come up: {said[-1] if said else 'no word from it'}"
+    raise ClusterError(what, str(job.supervisor_log), "read that file")
+
+
+def _written_since(path: Path, time_ns: int) -> bool:
+    try:
+        return (
+            path.stat().st_mtime_ns >= time_ns - 20_000_000
+        )  # file times come from a clock that ticks every 4-10 ms
+    except OSError:
+        return False
+
+
+def resume(
+    job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+) -> None:
+    """Let an ended job, with the plan `old`, go on in its own folder. Raises OrchError, and then changes nothing."""
+    path = str(_existing(job, checkpoint)) if checkpoint else ""
+    if overrides:
+        replan(job, old, overrides, environ)
+    requests.ask(job.requests, "resume", path=path)
+    job.ended.unlink(missing_ok=True)
+    start_supervisor(job)
+
+
+def _existing(job: JobDir, checkpoint: str) -> Path:
+    """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder."""
+    for path in (job.checkpoints / checkpoint, Path(checkpoint).absolute()):
+        if path.exists():
+            return path
+    there = sorted(path.name for path in job.checkpoints.iterdir())[-5:] if job.checkpoints.exists() else []
+    fix = f"there are: {', '.join(there)}" if there else "orch checkpoints lists what there is"
+    raise UserError("there is no such checkpoint", checkpoint, fix)
+
+
+def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Plan a job anew from its own spec, with these overrides over those of its submit.
+
+    Its code, id and secrets stay; the old plan is kept beside. Raises OrchError, and then changes nothing.
+    """
+    workdir = f"workdir={json.dumps(str(job.code))}"
+    all_overrides = [*_overrides(job), *overrides]
+    file = load(job.spec, overrides=(*all_overrides, workdir))
+    kept = {**environ, **dict.fromkeys(old.secrets, "")}
+    new = make_plan(file, kept, old.id, old.created_at)
+    if new.name != old.name or new.secrets != old.secrets:
+        raise UserError("a job's name and secrets cannot change", "--set", "submit it as a new job instead")
+    number = len(list(job.root.glob("plan.*.json"))) + 1
+    replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
+    replace_text(job.plan, codec.dumps(new))
+    replace_text(job.overrides, json.dumps(all_overrides))
+    for script in render.render(new, job, sys.executable):
+        replace_text(job.scripts / script.name, script.text, mode=script.mode)
+
+
+def _overrides(job: JobDir) -> list[str]:
+    """Return what `--set` and `--backend` changed up to now."""
+    try:
+        kept = json.loads(job.overrides.read_text())
+        if not isinstance(kept, list):
+            raise ValueError("no list")
+    except (OSError, ValueError) as err:
+        what, fix = (
+            f"what the submit had set is missing or damaged: {err}",
+            "write the list of --set texts anew, or []",
+        )
+        raise ClusterError(what, str(job.overrides), fix) from err
+    return [str(one) for one in kept]

@@ -1,0 +1,19 @@
+"""Are the texts that people and shells read still the ones that were looked at? Golden files, one for each text.
+
+`ORCH_GOLDEN=1 pytest tests/unit` writes them anew; their diff is then read like code.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+def check(name: str, text: str) -> None:
+    """Assert that `text` is what the golden file `name` holds; with `ORCH_GOLDEN` set, write it there instead."""
+    path = FOLDER / name
+    if os.environ.get("ORCH_GOLDEN"):
+        path.write_text(text)
+    assert text == path.read_text(), f"{path} differs; if that is meant, run again with ORCH_GOLDEN=1"

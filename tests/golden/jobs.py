@@ -1,0 +1,142 @@
+"""Jobs that tests look at: a spec without a disk, a plan, and tales as journals have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from orchestrator import plan as planning
+from orchestrator import postmortem
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+from orchestrator.journal import Entry
+from orchestrator.orders import planned
+from orchestrator.plan import Inventory, Plan
+from orchestrator.spec import JobSpec, SpecFile
+from orchestrator.story import Moment
+
+ID = "gpt-20261120-224605123-k3"
+BEGAN_S = 1_795_000_000.0
+"""Submit, in seconds since 1970: 2026-11-18T11:06:40Z."""
+
+MINIMAL: dict[str, Any] = {"name": "gpt", "nodes": 2, "procs_per_node": 2, "entrypoint": "train.py --lr 0.1"}
+ROOT = "/home/me/.orch/jobs/" + ID
+CKPT = f"{ROOT}/checkpoints/step-20.pt"
+
+
+def spec_file(**fields: Any) -> SpecFile:
+    """Return a job file with these fields over `MINIMAL`, as if it lay in /home/me/work."""
+    data = {key: value for key, value in {**MINIMAL, **fields}.items() if value is not None}
+    folder = Path("/home/me/work")
+    return SpecFile(folder / "job.yaml", "", JobSpec.model_validate(data), folder, folder)
+
+
+def plan(gpus: Sequence[int] = (), **fields: Any) -> Plan:
+    """Return the plan of `spec_file(**fields)` on a machine with these GPUs."""
+    there = Inventory("host-1", tuple(gpus), "/usr/bin/python3")
+    return planning.make(spec_file(**fields), there, ID, BEGAN_S)
+
+
+def entries(news: Sequence[News]) -> list[Entry]:
+    """Return news as a journal hands them out."""
+    return [Entry(n, BEGAN_S + one.at, one.at, "boot", "", 0, one) for n, one in enumerate(news, 1)]
+
+
+def told(news: Sequence[News], of: Plan | None = None) -> dict[str, Any]:
+    """Return the object of `orch why --json`, with the folder that `Job.why` adds."""
+    return {**postmortem.why(of or plan(), postmortem.tell(entries(news))), "dir": ROOT}
+
+
+def moment(job_s: float) -> Moment:
+    """Return the moment at which the job's clock says this."""
+    return Moment(job_s, BEGAN_S + job_s)
+
+
+def submitted(at: float = 0.0) -> list[News]:
+    """A job that was just submitted, and its first attempt begun."""
+    return [
+        planned(plan(), at),
+        e.SupervisorStarted(at, 4000),
+        d.BeginAttempt(at + 0.1, "submitted", 1, None),
+    ]
+
+
+def running(attempt: int, at: float, count: int = 0) -> list[News]:
+    """Both nodes up and prepared, all four ranks started, and `count` steps made three seconds later."""
+    told: list[News] = []
+    for number in (0, 1):
+        node = f"node-{number}"
+        told += [
+            d.Launch(at, "needed", attempt, node),
+            e.AgentUp(at + 0.2, node, f"boot-{number}", 0, 0, "127.0.0.1", 0, ()),
+            e.Prepared(at + 0.3, node, attempt, "127.0.0.1", 29500),
+        ]
+    for number in (0, 1):
+        node, pids = f"node-{number}", (5000 + 2 * number, 5001 + 2 * number)
+        told.append(d.Start(at + 0.4, "all are ready", attempt, node, "127.0.0.1", 29500, None))
+        told.append(e.Started(at + 0.5, node, attempt, pids))
+    return [*told, *(beats(attempt, at + 3, count) if count else [])]
+
+
+def beats(attempt: int, at: float, count: int) -> list[News]:
+    """Every rank has made `count` steps of this attempt."""
+    return [
+        e.Beat(
+            at,
+            f"node-{number}",
+            attempt,
+            tuple(e.RankBeat(rank, count, "S", 100, 1.0) for rank in (2 * number, 2 * number + 1)),
+        )
+        for number in (0, 1)
+    ]
+
+
+def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") -> list[News]:
+    """Rank 1 dies of an exception, is judged, and everything is stopped."""
+    where = f"{ROOT}/code/train.py:10 inner"
+    traceback = evidence or (
+        f'Traceback (most recent call last):\n  File "{ROOT}/code/train.py", line 14, in <module>\n    inner(step)\n'
+        f'    ~~~~~^^^^^^\n  File "{ROOT}/code/train.py", line 10, in inner\n    raise RuntimeError("loss is NaN")\n'
+        "RuntimeError: loss is NaN\n"
+    )
+    failure = e.Failure("RuntimeError", "loss is NaN", traceback, where)
+    verdict = d.Verdict(
+        d.Kind.CRASH, (1,), "node-0", f"rank 1 on node-0: RuntimeError: loss is NaN at {where}",
+        ("rank 1 on node-0 (pid 5001) exited with code 1", traceback), "crash", step, at, True,
+    )  # fmt: skip
+    return [
+        e.Exited(at, "node-0", attempt, 1, 1, None, count, failure, False, False),
+        d.Judge(at + 0.2, verdict.summary, attempt, verdict),
+        *stopped(attempt, at + 0.3),
+    ]
+
+
+def stopped(attempt: int, at: float) -> list[News]:
+    """Both nodes were told to stop, and nothing runs on them any more."""
+    orders: list[News] = [d.Stop(at, "stop", attempt, f"node-{n}", 5.0) for n in (0, 1)]
+    return [*orders, *(e.Stopped(at + 0.4, f"node-{n}", attempt, "asked") for n in (0, 1))]
+
+
+def again(attempt: int, at: float, resume: d.Checkpoint | None) -> News:
+    """Another attempt begins."""
+    return d.BeginAttempt(at, "restart after crash", attempt, resume)
+
+
+def end(attempt: int, at: float, how: d.JobEnd, why: str) -> News:
+    """The job ends."""
+    return d.EndJob(at, why, attempt, how)
+
+
+def crashed_once() -> list[News]:
+    """One crash at step 23 with a checkpoint of step 20, and an attempt that goes on from there."""
+    return [
+        *submitted(),
+        *running(1, 1.0, 20),
+        e.CheckpointFound(4.5, "node-0", 1, CKPT, 20),
+        *beats(1, 5.0, 23),
+        *crash(1, 5.5, 23, 23),
+        again(2, 7.0, d.Checkpoint(CKPT, 20)),
+        *running(2, 7.1, 5),
+    ]

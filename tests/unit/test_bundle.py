@@ -1,0 +1,101 @@
+"""Does the bundle run anywhere, alone, and is it always the same bytes? Real interpreters, no network."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator import bundle
+from orchestrator.version import VERSION
+
+RUN_S_MAX = 60.0
+MINORS = range(10, 16)
+"""Of Python 3, the versions that are looked for on this machine."""
+
+
+def _other_pythons() -> list[str]:
+    """Return interpreters of other versions than this one that are here and do run."""
+    found = []
+    for minor in MINORS:
+        name = f"python3.{minor}"
+        versions = Path("~/.pyenv/versions").expanduser().glob(f"3.{minor}.*/bin/{name}")
+        places = [shutil.which(name), *(str(path) for path in sorted(versions))]
+        running = [place for place in places if place and minor != sys.version_info.minor and _runs(place)]
+        found += running[:1]
+    return found
+
+
+def _runs(python: str) -> bool:
+    try:
+        return (
+            subprocess.run([python, "-I", "-S", "-c", ""], capture_output=True, timeout=RUN_S_MAX).returncode
+            == 0
+        )
+    except OSError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a bundle in a folder of its own, far from the checkout."""
+    path = tmp_path_factory.mktemp("node") / "orch.pyz"
+    path.write_bytes(bundle.build())
+    return path
+
+
+def _run(python: str, pyz: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-I", "-S", str(pyz), *words],
+        capture_output=True, text=True, timeout=RUN_S_MAX, cwd=pyz.parent, env={}, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("python", [sys.executable, *_other_pythons()])
+def test_the_bundle_runs_alone_without_site_packages_and_without_an_environment(
+    python: str, pyz: Path
+) -> None:
+    done = _run(python, pyz, "--selftest")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"orch {VERSION} on Python 3.")
+
+
+def test_the_bundle_refuses_words_that_it_does_not_know(pyz: Path) -> None:
+    done = _run(sys.executable, pyz, "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: orch.pyz ")
+
+
+def test_the_bundle_is_the_same_bytes_whoever_builds_it_where_and_when(tmp_path: Path) -> None:
+    sums = {_sha256_built_in(tmp_path / name, name) for name in ("1", "2")}
+    assert sums == {bundle.sha256(bundle.build())}
+
+
+def _sha256_built_in(folder: Path, seed: str) -> str:
+    """Build from a copy of the package, in a process of its own: other times and modes, other hashes, other place."""
+    shutil.copytree(bundle.PACKAGE, folder / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in sorted(folder.rglob("*.py"), reverse=seed == "2"):
+        path.chmod(0o600 if seed == "2" else 0o755)
+        os.utime(path, (1e9 * int(seed), 1e9 * int(seed)))
+    code = "import os; from orchestrator import bundle; os.umask(0o077); print(bundle.sha256(bundle.build()))"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        capture_output=True, text=True, timeout=RUN_S_MAX, cwd=folder, check=True,
+        env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(folder), "TZ": f"UTC+{seed}"},
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_the_bundle_holds_sources_only_and_tells_no_time() -> None:
+    archive = zipfile.ZipFile(io.BytesIO(bundle.build()))
+    infos = archive.infolist()
+    assert [info.filename for info in infos if not info.filename.endswith(".py")] == []
+    assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
+    assert {info.external_attr >> 16 for info in infos} == {0o644}
+    assert archive.read("orchestrator/version.py") == (bundle.PACKAGE / "version.py").read_bytes()

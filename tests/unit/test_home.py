@@ -1,0 +1,110 @@
+"""Are jobs found by what people type, and in the order in which they were submitted?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator import home
+from orchestrator.errors import ClusterError, UserError
+
+T = 1_795_000_000.0
+
+
+def _home(tmp_path: Path, *ids: str) -> Path:
+    for job_id in ids:
+        (tmp_path / "jobs" / job_id).mkdir(parents=True)
+    return tmp_path
+
+
+def test_the_home_is_what_the_environment_says_and_dot_orch_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert home.home({"ORCH_HOME": "/x/y"}) == Path("/x/y")
+    assert home.home({"ORCH_HOME": "~/jobs"}) == Path("/home/me/jobs")
+    assert home.home({}) == home.home({"ORCH_HOME": ""}) == Path("/home/me/.orch")
+    assert home.home({"ORCH_HOME": "rel"}).is_absolute()
+
+
+def test_a_home_of_nobody_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="home"):
+        home.home({"ORCH_HOME": "~no-such-user-here/jobs"})
+
+
+@given(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True), st.floats(1e9, 4e9))
+def test_a_name_is_known_from_the_id_whatever_dashes_and_digits_it_has(name: str, wall_s: float) -> None:
+    assert home.name_of(home.new_id(name, wall_s)) == name
+
+
+def test_ids_sort_by_the_time_of_submit_whatever_their_names(tmp_path: Path) -> None:
+    made = [
+        home.new_id(name, T + at) for at, name in enumerate(["z", "a-20991231-235959999-zz", "m", "a", "7"])
+    ]
+    assert home.ids(_home(tmp_path, *made)) == made
+
+
+def test_two_submits_within_a_second_sort_by_the_millisecond(tmp_path: Path) -> None:
+    made = [home.new_id("x", T + at / 1000) for at in (1, 9, 10, 100, 999)]
+    assert home.ids(_home(tmp_path, *reversed(made))) == made
+
+
+def test_what_is_no_job_is_no_job(tmp_path: Path) -> None:
+    good = home.new_id("gpt", T)
+    folder = _home(tmp_path, good, f".{good}", "lost+found", "gpt", "gpt-20261120", "-20261120-224605123-k3")
+    (folder / "jobs" / home.new_id("file", T)).write_text("not a folder")
+    assert [job.id for job in home.jobs(folder)] == [good]
+
+
+def test_an_empty_or_missing_home_has_no_jobs(tmp_path: Path) -> None:
+    assert home.ids(tmp_path) == [] == home.ids(tmp_path / "none")
+    with pytest.raises(UserError) as told:
+        home.find(tmp_path, None)
+    assert "no jobs yet" in told.value.what and "orch submit" in told.value.fix
+
+
+def test_a_home_that_is_a_file_is_an_error_and_not_an_empty_home(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(ClusterError) as told:
+        home.ids(tmp_path / "home")
+    assert "ORCH_HOME" in told.value.fix
+
+
+def test_a_job_is_found_by_id_by_name_by_a_part_and_by_nothing(tmp_path: Path) -> None:
+    first, second, other = (home.new_id(name, T + at) for at, name in enumerate(["gpt", "gpt", "bert-2"]))
+    folder = _home(tmp_path, first, second, other)
+    assert home.find(folder, first).id == first
+    assert home.find(folder, "gpt").id == second
+    assert home.find(folder, None).id == other
+    assert home.find(folder, "bert").id == home.find(folder, other[-6:]).id == other
+
+
+def test_a_name_that_is_part_of_another_name_means_itself(tmp_path: Path) -> None:
+    short, longer = home.new_id("gpt", T), home.new_id("gpt-large", T + 1)
+    folder = _home(tmp_path, short, longer)
+    assert home.find(folder, "gpt").id == short
+
+
+def test_a_part_that_several_ids_have_is_asked_back(tmp_path: Path) -> None:
+    ids = [home.new_id("gpt", T), home.new_id("gpt", T + 1)]
+    with pytest.raises(UserError, match="2 jobs have 'gp' in their id") as told:
+        home.find(_home(tmp_path, *ids), "gp")
+    assert all(job_id in told.value.fix for job_id in ids)
+
+
+@pytest.mark.parametrize("wanted", ["gtp", "", "../x", "*", "gpt/"])
+def test_what_is_not_there_is_an_error_that_names_what_is(tmp_path: Path, wanted: str) -> None:
+    folder = _home(tmp_path, home.new_id("gpt", T), home.new_id("bert", T + 1))
+    with pytest.raises(UserError) as told:
+        home.find(folder, wanted)
+    assert "gpt" in told.value.fix
+
+
+def test_unended_jobs_are_those_without_the_mark(tmp_path: Path) -> None:
+    ids = [home.new_id("gpt", T + at) for at in range(3)]
+    folder = _home(tmp_path, *ids)
+    (folder / "jobs" / ids[1] / "ended").touch()
+    assert [job.id for job in home.unended(folder)] == [ids[0], ids[2]]

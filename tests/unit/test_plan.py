@@ -1,0 +1,157 @@
+"""Does every rank get its place and its settings? Plans are pure: spec and inventory in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import plan as planning
+from orchestrator.errors import UserError
+from orchestrator.plan import Plan, arguments, node_env, outer_env, rank_env
+from orchestrator.wire import codec
+from orchestrator.wire.paths import JobDir
+from tests.golden import jobs
+
+JOB = JobDir.at(jobs.ROOT)
+CONTRACT = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "ROLE_RANK",
+    "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_ERROR_FILE", "ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT",
+    "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM",
+}  # fmt: skip
+"""The variables of the contract that are a rank's own; OMP_NUM_THREADS is a default that anybody may set."""
+
+
+def _env(plan: Plan, rank: int, attempt: int = 1, resume: str = "") -> dict[str, str]:
+    return rank_env(plan, JOB, rank, attempt, ("10.0.0.7", 29511), resume)
+
+
+@pytest.mark.parametrize("rank", range(6))
+def test_each_rank_gets_every_variable_of_the_contract(rank: int) -> None:
+    env = _env(
+        jobs.plan(nodes=2, procs_per_node=3, restart={"max": 5}), rank, attempt=3, resume="/c/step-9.pt"
+    )
+    assert env.keys() == CONTRACT | {"ORCH_TAG"}
+    node = rank // 3
+    assert env["ORCH_TAG"] == f"{jobs.ID}/node-{node}"
+    assert {name: env[name] for name in sorted(CONTRACT) if name != "TORCHELASTIC_ERROR_FILE"} == {
+        "RANK": str(rank), "WORLD_SIZE": "6", "LOCAL_RANK": str(rank % 3), "LOCAL_WORLD_SIZE": "3",
+        "GROUP_RANK": str(node), "GROUP_WORLD_SIZE": "2", "NODE_RANK": str(node), "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default", "ROLE_WORLD_SIZE": "6", "MASTER_ADDR": "10.0.0.7", "MASTER_PORT": "29511",
+        "TORCHELASTIC_RUN_ID": jobs.ID, "TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_MAX_RESTARTS": "5",
+        "ORCH_JOB_ID": jobs.ID, "ORCH_JOB_NAME": "gpt", "ORCH_ATTEMPT": "3",
+        "ORCH_CHECKPOINT_DIR": f"{jobs.ROOT}/checkpoints", "ORCH_RESUME_FROM": "/c/step-9.pt",
+    }  # fmt: skip
+    error_file = f"{jobs.ROOT}/nodes/node-{node}/attempt-003/rank-{rank:05d}/torchelastic-error.json"
+    assert env["TORCHELASTIC_ERROR_FILE"] == error_file
+
+
+def test_the_agent_store_of_torchrun_is_never_claimed() -> None:
+    plan = jobs.plan()
+    for env in (_env(plan, 0), plan.defaults, node_env(plan, plan.nodes[0], {}, {})):
+        assert "TORCHELASTIC_USE_AGENT_STORE" not in env
+
+
+def test_resume_from_is_empty_and_not_missing_when_there_is_nothing() -> None:
+    assert _env(jobs.plan(), 0)["ORCH_RESUME_FROM"] == ""
+
+
+def test_gpus_are_divided_among_the_nodes_of_one_machine() -> None:
+    plan = jobs.plan(gpus=range(8), procs_per_node=None, gpus_per_node=3)
+    assert [node.gpus for node in plan.nodes] == [(0, 1, 2), (3, 4, 5)]
+    assert [node.ranks for node in plan.nodes] == [(0, 1, 2), (3, 4, 5)]
+    shown = [node_env(plan, node, {}, {})["CUDA_VISIBLE_DEVICES"] for node in plan.nodes]
+    assert shown == ["0,1,2", "3,4,5"]
+
+
+def test_auto_takes_all_gpus_there_are_and_leaves_none_out_of_step() -> None:
+    plan = jobs.plan(gpus=(1, 3, 4, 6, 7), procs_per_node=None, gpus_per_node="auto")
+    assert [node.gpus for node in plan.nodes] == [(1, 3), (4, 6)]
+    assert plan.world_size == 4
+
+
+def test_auto_without_gpus_means_the_cpu_ranks_that_were_asked_for() -> None:
+    plan = jobs.plan(gpus_per_node="auto", procs_per_node=3)
+    assert (plan.world_size, plan.nodes[0].gpus) == (6, ())
+    assert "CUDA_VISIBLE_DEVICES" not in node_env(plan, plan.nodes[0], {}, {})
+
+
+def test_one_cpu_rank_a_node_when_nothing_is_said() -> None:
+    assert jobs.plan(procs_per_node=None).world_size == 2
+
+
+def test_more_gpus_than_there_are_is_an_error_with_numbers() -> None:
+    with pytest.raises(UserError) as told:
+        jobs.plan(gpus=range(4), procs_per_node=None, gpus_per_node=4)
+    assert "8 GPUs wanted (2 nodes × 4), 4 found" in told.value.what
+    assert "gpus_per_node" in told.value.where and "procs_per_node" in told.value.fix
+
+
+def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
+    plan = jobs.plan(
+        gpus=range(2), procs_per_node=None, gpus_per_node=1, nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"},
+        env={"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "9", "HOME": "/h"},
+    )  # fmt: skip
+    env = node_env(plan, plan.nodes[0], {"HOME": "/root", "TOKEN": "old", "LANG": "C"}, {"TOKEN": "secret"})
+    assert {name: env[name] for name in ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HOME")} == {
+        "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "9", "HOME": "/h",
+    }  # fmt: skip
+    assert (env["TOKEN"], env["LANG"]) == ("secret", "C")
+    assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("eth1", "eth1")
+
+
+def test_defaults_are_those_of_torchrun_and_of_one_machine() -> None:
+    assert jobs.plan().defaults == {
+        "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1",
+        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    assert "PYTHONUNBUFFERED" not in jobs.plan(logs={"unbuffered": "no"}).defaults
+
+
+def test_ranks_inherit_nothing_of_another_launcher_and_no_secret_by_the_way() -> None:
+    outer = {
+        "PATH": "/bin", "LANG": "C", "RANK": "3", "MASTER_PORT": "1", "SLURM_PROCID": "3", "PMI_RANK": "1",
+        "TORCHELASTIC_USE_AGENT_STORE": "True", "PET_NPROC_PER_NODE": "8", "ORCH_HOME": "/x", "HF_TOKEN": "hf",
+        "OMPI_COMM_WORLD_RANK": "2", "PWD": "/here", "RANKING": "kept",
+    }  # fmt: skip
+    assert outer_env(outer, ("HF_TOKEN",)) == {"PATH": "/bin", "LANG": "C", "RANKING": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "argv", "shell"),
+    [
+        ({}, ("/usr/bin/python3", "train.py", "--lr", "0.1"), False),
+        (
+            {"entrypoint": "-m pkg.train --x 'a b'"},
+            ("/usr/bin/python3", "-m", "pkg.train", "--x", "a b"),
+            False,
+        ),
+        ({"python": ".venv/bin/python"}, (".venv/bin/python", "train.py", "--lr", "0.1"), False),
+        ({"entrypoint": None, "command": "make $X | tee"}, ("bash", "-c", "make $X | tee"), True),
+        ({"entrypoint": None, "command": ["make", "a b"]}, ("make", "a b"), False),
+    ],
+)
+def test_what_a_rank_runs(fields: dict[str, Any], argv: tuple[str, ...], shell: bool) -> None:
+    plan = jobs.plan(**fields)
+    assert (plan.argv, plan.shell) == (argv, shell)
+
+
+def test_resume_arguments_come_only_with_a_checkpoint_and_quoted_where_a_shell_reads_them() -> None:
+    words = jobs.plan(checkpoint={"resume_args": "--resume {path} --strict"})
+    assert arguments(words, "") == words.argv
+    assert arguments(words, "/c/a b.pt") == (*words.argv, "--resume", "/c/a b.pt", "--strict")
+    shell = jobs.plan(entrypoint=None, command="run.sh", checkpoint={"resume_args": "--resume {path}"})
+    assert arguments(shell, "/c/$(a) b.pt")[-1] == "run.sh --resume '/c/$(a) b.pt'"
+    assert arguments(jobs.plan(), "/c/x.pt") == jobs.plan().argv
+
+
+def test_the_fence_falls_before_the_supervisor_gives_a_node_up() -> None:
+    limits = jobs.plan(monitor={"node_timeout": "50s"}).limits
+    assert limits.fence_s < limits.node_silent_s == 50.0
+    assert limits.break_grace_s <= planning.BREAK_GRACE_S_MAX
+
+
+def test_a_plan_survives_its_file() -> None:
+    plan = jobs.plan(env={"A": 'é "$(x)\n'}, secrets=["HF_TOKEN"], time_limit="2h", total_steps=10)
+    assert codec.loads(Plan, codec.dumps(plan)) == plan

@@ -1,0 +1,125 @@
+"""Does the preflight find what would stop a job, say how to mend it, and start nothing? Fakes stand for interpreters."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.preflight import Finding, check
+from orchestrator.specfile import SpecError
+
+SPEC = "name: gpt\nprocs_per_node: 2\nentrypoint: train.py\npython: ./python\n"
+ANSWER = '{"python": "3.11.7", "torch": "2.13.0", "gpus": 0}'
+
+
+def _found(
+    tmp_path: Path, *overrides: str, python: str = "", script: str = "print(1)\n"
+) -> dict[str, Finding]:
+    """Run a preflight of a small job; `python` is the text of its interpreter."""
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    (work / "train.py").write_text(script)
+    (work / "job.yaml").write_text(SPEC)
+    interpreter = work / "python"
+    interpreter.write_text(python or f"#!/bin/sh\necho a banner\necho '{ANSWER}'\n")
+    interpreter.chmod(0o755)
+    environ = {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")}
+    found = check(work / "job.yaml", None, overrides, environ)
+    assert not (tmp_path / "home").exists(), "a preflight starts nothing"
+    assert all(one.ok != bool(one.fix) and (one.ok or one.exit_code) for one in found), (
+        "each fault has its fix"
+    )
+    return {one.what: one for one in found}
+
+
+def test_a_job_that_can_run_has_no_fault(tmp_path: Path) -> None:
+    found = _found(tmp_path)
+    assert list(found) == ["spec", "plan", "code", "space", "python", "script", "network"]
+    assert all(one.ok for one in found.values())
+    assert found["plan"].found == "2 ranks on 1 node, on CPUs"
+    assert found["python"].found.endswith("python 3.11.7, torch 2.13.0")
+
+
+def test_a_spec_that_cannot_be_read_ends_the_preflight(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no_such_field"):
+        _found(tmp_path, "no_such_field=1")
+
+
+def test_a_job_that_cannot_be_planned_is_looked_at_no_further(tmp_path: Path) -> None:
+    found = _found(tmp_path, "gpus_per_node=2")
+    assert list(found) == ["spec", "plan"]
+    assert (found["plan"].ok, found["plan"].exit_code) == (False, 2)
+    assert "2 GPUs wanted" in found["plan"].found
+
+
+def test_a_snapshot_over_its_limit_is_a_fault(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    with (work / "data.bin").open("wb") as file:
+        file.truncate(2_000_000)
+    found = _found(tmp_path, "snapshot.limit_mb=1")
+    assert not found["code"].ok and "data.bin" in found["code"].found
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ("#!/bin/sh\necho 'libpython is missing' >&2\nexit 127\n", "libpython is missing"),
+        ("#!/bin/sh\nexit 3\n", "it ended with code 3"),
+        ("#!/no/such/interpreter\n", "No such file"),
+        ("#!/bin/sh\necho no json\n", "it ended with code 0"),
+    ],
+)
+def test_an_interpreter_that_does_not_run_is_a_fault_with_its_last_words(
+    tmp_path: Path, python: str, words: str
+) -> None:
+    fault = _found(tmp_path, python=python)["python"]
+    assert (fault.ok, fault.exit_code) == (False, 3)
+    assert words in fault.found
+
+
+def test_an_interpreter_that_is_nowhere_is_a_fault(tmp_path: Path) -> None:
+    fault = _found(tmp_path, "python=/no/such/python3")["python"]
+    assert not fault.ok and "/no/such/python3" in fault.found
+
+
+def test_no_torch_is_told_and_is_no_fault(tmp_path: Path) -> None:
+    answer = '{"python": "3.11.7", "no_torch": "ModuleNotFoundError: No module named torch"}'
+    found = _found(tmp_path, python=f"#!/bin/sh\necho '{answer}'\n")
+    assert found["python"].ok and "no torch (ModuleNotFoundError" in found["python"].found
+
+
+def test_a_script_with_a_syntax_error_is_found_without_running_it(tmp_path: Path) -> None:
+    script = f"open({str(tmp_path / 'ran')!r}, 'w')\nx = (\n"
+    fault = _found(tmp_path, f"python={sys.executable}", script=script)["script"]
+    assert not fault.ok and "train.py:2: SyntaxError" in fault.found
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_command_is_not_looked_into(tmp_path: Path) -> None:
+    found = _found(tmp_path, "entrypoint=null", "command=make train")
+    assert found["python"].found == "bash (not looked into)" and "script" not in found
+
+
+def test_a_home_that_cannot_be_written_is_a_fault(tmp_path: Path) -> None:
+    work = tmp_path / "job.yaml"
+    work.write_text("name: gpt\ncommand: 'true'\n")
+    found = check(work, None, (), {"PATH": "/usr/bin:/bin", "ORCH_HOME": "/proc/sys/orch"})
+    fault = next(one for one in found if one.what == "space")
+    assert (fault.ok, fault.exit_code) == (False, 3) and "ORCH_HOME" in fault.fix
+
+
+def test_a_torch_that_sees_too_few_gpus_is_a_fault(tmp_path: Path) -> None:
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text("#!/bin/sh\nprintf '0, GPU-a\\n1, GPU-b\\n'\n")
+    (tools / "python3").write_text(f"#!/bin/sh\necho '{ANSWER}'\n")
+    for tool in tools.iterdir():
+        tool.chmod(0o755)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "job.yaml").write_text("name: gpt\ngpus_per_node: 2\nentrypoint: train.py\npython: python3\n")
+    environ = {"PATH": f"{tools}:/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")}
+    fault = next(one for one in check(tmp_path / "job.yaml", None, (), environ) if one.what == "gpus")
+    assert (fault.ok, fault.found) == (False, "torch 2.13.0 sees 0 of 2 GPUs")

@@ -1,0 +1,131 @@
+"""Do the scripts say what is meant, and does no text of a spec ever run or break a line? Golden files, and real shells."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.plan import Plan
+from orchestrator.render import render
+from orchestrator.wire.paths import JobDir
+from tests import golden
+from tests.golden import jobs
+
+RUN_S_MAX = 20.0
+JOB = JobDir.at(jobs.ROOT)
+FAKE_PYTHON = '#!/bin/sh\nprintf "%s\\0" "$0" "$@" >"$SAW"\n'
+EVIL = "x'y\"z $(touch EVIL) `touch EVIL` \\\n\r\n; touch EVIL # & | > EVIL \t\x07 é 日本 \u2028 ${HOME} -e"
+
+PLANS = {
+    "node-cpu.sh": jobs.plan(),
+    "node-gpus-setup.sh": jobs.plan(
+        gpus=range(4), procs_per_node=None, gpus_per_node=2, setup=["module load cuda", "source 'my env/bin/activate'"],
+        entrypoint="-m pkg.train --name 'a b'",
+    ),
+    "node-command.sh": jobs.plan(entrypoint=None, command='echo "$RANK" && make train'),
+}  # fmt: skip
+
+
+def _script(plan: Plan, job: JobDir = JOB, python: str = "/usr/bin/python3") -> str:
+    return render(plan, job, python)[0].text
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_launch_script_is_the_one_that_was_looked_at(name: str) -> None:
+    golden.check(name, _script(PLANS[name]))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_shells_and_shellcheck_find_no_fault(name: str, tmp_path: Path) -> None:
+    script = tmp_path / name
+    script.write_text(_script(PLANS[name]))
+    checks = [["sh", "-n"], ["bash", "-n"], ["shellcheck", "-s", "sh"]]
+    for words in (words for words in checks if shutil.which(words[0])):
+        done = subprocess.run(
+            [*words, script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False
+        )
+        assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_every_node_has_a_script_of_its_own_that_can_be_run() -> None:
+    files = render(jobs.plan(nodes=3), JOB, "/usr/bin/python3")
+    assert [(file.name, file.mode) for file in files] == [(f"node-{n}.sh", 0o755) for n in range(3)]
+    assert "Ranks 4, 5 of 6" in files[2].text
+
+
+texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
+names = st.text(
+    st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=30
+).filter(lambda name: name not in (".", ".."))
+
+
+@settings(max_examples=40, deadline=None)
+@given(texts, st.lists(texts, max_size=3), st.lists(texts, min_size=1, max_size=3), names, names)
+@example(EVIL, [EVIL], [EVIL], EVIL.replace("/", "_"), "$(touch EVIL)")
+@example("", ["exec false"], ["a\nexec false"], "-x", "'")
+def test_no_text_of_a_spec_runs_or_breaks_a_line(
+    text: str, setup: list[str], argv: list[str], python: str, folder: str
+) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place) / folder
+        root.mkdir()
+        job = JobDir(root)
+        job.bundle.touch()
+        interpreter = Path(place) / f"py{python}"
+        interpreter.write_text(FAKE_PYTHON)
+        interpreter.chmod(0o755)
+        node = dataclasses.replace(jobs.plan().nodes[0], name=text or "n", host=text)
+        plan = dataclasses.replace(
+            jobs.plan(), id=text, nodes=(node,), setup=tuple(setup), argv=tuple(argv), env={"A": text}
+        )
+        script = _script(plan, job, str(interpreter))
+        assert _argv_seen(script, Path(place)) == [str(interpreter), "-I", "-S", str(job.bundle), "agent"]
+        assert sorted(path.name for path in Path(place).iterdir()) == sorted(
+            {folder, interpreter.name, "script", "saw"}
+        )
+
+
+def _argv_seen(script: str, place: Path) -> list[str]:
+    """Run a script in `place`; return the words that the fake python was started with."""
+    file = place / "script"
+    file.write_text(script, newline="")
+    env = {"PATH": os.environ["PATH"], "SAW": str(place / "saw")}
+    done = subprocess.run(
+        ["/bin/sh", file], cwd=place, env=env, capture_output=True, timeout=RUN_S_MAX, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode(errors="replace")
+    return [word.decode() for word in (place / "saw").read_bytes().split(b"\0")[:-1]]
+
+
+@given(texts, st.lists(texts, max_size=3), st.lists(texts, min_size=1, max_size=3))
+def test_a_text_stays_on_its_own_line_of_the_script(text: str, setup: list[str], argv: list[str]) -> None:
+    node = dataclasses.replace(jobs.plan().nodes[0], host=text)
+    plan = dataclasses.replace(jobs.plan(), id=text, nodes=(node,), setup=tuple(setup), argv=tuple(argv))
+    script = _script(plan)
+    plain = _script(dataclasses.replace(plan, id="id", setup=("true",) * len(setup), argv=("a",)))
+    assert len(script.splitlines()) == len(plain.splitlines())
+
+
+def test_neither_secrets_nor_environment_are_in_a_script() -> None:
+    plan = jobs.plan(secrets=["HF_TOKEN"], env={"WANDB_MODE": "offline"})
+    assert all(word not in _script(plan) for word in ("HF_TOKEN", "WANDB_MODE", "offline"))
+
+
+@pytest.mark.parametrize(("missing", "code"), [("python", 127), ("bundle", 66)])
+def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    if missing != "bundle":
+        job.bundle.touch()
+    script = tmp_path / "script"
+    script.write_text(_script(jobs.plan(), job, "/no/such/python" if missing == "python" else "/bin/true"))
+    done = subprocess.run(["sh", script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False)
+    assert done.returncode == code
+    assert done.stderr.startswith(f"{missing}: ") and done.stderr.count("\n") == 1

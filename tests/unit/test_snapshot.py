@@ -1,0 +1,225 @@
+"""Is the snapshot the code that was there at submit, and nothing else? Real folders, real links, real git."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator import snapshot
+from orchestrator.errors import UserError
+from tests.unit.unprivileged import unprivileged
+
+NOWHERE = Path("/no/job/home")
+LIMIT_MB = 10
+ENV = {
+    "PATH": os.environ["PATH"], "HOME": "/nonexistent", "GIT_CONFIG_NOSYSTEM": "1", "GIT_AUTHOR_NAME": "a",
+    "GIT_AUTHOR_EMAIL": "a@b", "GIT_COMMITTER_NAME": "a", "GIT_COMMITTER_EMAIL": "a@b",
+}  # fmt: skip
+
+
+def _git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", "-C", folder, *words], check=True, capture_output=True, timeout=30, env=ENV)
+
+
+def _write(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"this is {name}\n")
+
+
+@pytest.fixture
+def repo(tmp_path: Path) -> Path:
+    """Return a repository with a tracked file, a new one, and an ignored folder."""
+    root = tmp_path / "repo"
+    _write(root, "train.py", "pkg/model.py", ".gitignore", "data/big.bin", "out/x.log")
+    (root / ".gitignore").write_text("data/\n*.log\n")
+    _git(root.parent, "init", "-q", "repo")
+    _git(root, "add", "train.py", ".gitignore")
+    _git(root, "commit", "-q", "-m", "first")
+    return root
+
+
+def _taken(root: Path, to: Path, leave_out: Path = NOWHERE) -> dict[str, str]:
+    """Take a snapshot; return its files with their texts, and its links with an arrow and where they lead."""
+    snapshot.take(snapshot.survey(root, LIMIT_MB, leave_out), to)
+    found = {}
+    for folder, folders, files in os.walk(to):
+        for name in [*files, *folders]:
+            path = Path(folder) / name
+            if path.is_symlink():
+                found[str(path.relative_to(to))] = f"→ {os.readlink(path)}"  # noqa: PTH115 -- as it is written
+            elif path.is_file():
+                found[str(path.relative_to(to))] = path.read_text()
+    return found
+
+
+def test_git_copies_what_it_tracks_or_would_track_and_links_what_it_ignores(
+    repo: Path, tmp_path: Path
+) -> None:
+    taken = _taken(repo, tmp_path / "to")
+    assert taken == {
+        "train.py": "this is train.py\n", "pkg/model.py": "this is pkg/model.py\n", ".gitignore": "data/\n*.log\n",
+        "data": f"→ {repo}/data", "out": f"→ {repo}/out",
+    }  # fmt: skip
+
+
+def test_an_edit_after_the_snapshot_does_not_reach_it_and_an_uncommitted_one_before_does(
+    repo: Path, tmp_path: Path
+) -> None:
+    (repo / "train.py").write_text("edited\n")
+    taken = _taken(repo, tmp_path / "to")
+    (repo / "train.py").write_text("edited again\n")
+    assert taken["train.py"] == (tmp_path / "to/train.py").read_text() == "edited\n"
+
+
+def test_a_tracked_file_that_was_deleted_is_left_out(repo: Path, tmp_path: Path) -> None:
+    (repo / "train.py").unlink()
+    assert "train.py" not in _taken(repo, tmp_path / "to")
+
+
+def test_a_folder_inside_a_repository_is_taken_alone(repo: Path, tmp_path: Path) -> None:
+    assert _taken(repo / "pkg", tmp_path / "to") == {"model.py": "this is pkg/model.py\n"}
+
+
+def test_without_git_everything_is_copied(tmp_path: Path) -> None:
+    root = tmp_path / "plain"
+    _write(root, "train.py", "data/big.bin", ".hidden", "a/b/c/d.txt")
+    assert set(_taken(root, tmp_path / "to")) == {"train.py", "data/big.bin", ".hidden", "a/b/c/d.txt"}
+
+
+def test_a_workdir_that_git_ignores_as_a_whole_is_copied_as_a_whole(repo: Path, tmp_path: Path) -> None:
+    _write(repo, "data/run/train.py", "data/run/x.log")
+    assert set(_taken(repo / "data/run", tmp_path / "to")) == {"train.py", "x.log"}
+
+
+def test_a_repository_inside_and_a_submodule_come_along_without_their_git(repo: Path, tmp_path: Path) -> None:
+    _write(repo, "nested/lib.py")
+    _git(repo, "init", "-q", "nested")
+    other = tmp_path / "other"
+    _write(other, "sub.py")
+    _git(tmp_path, "init", "-q", "other")
+    _git(other, "add", ".")
+    _git(other, "commit", "-q", "-m", "one")
+    _git(repo, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(other), "module")
+    taken = _taken(repo, tmp_path / "to")
+    assert taken["nested/lib.py"] and taken["module/sub.py"]
+    assert [name for name in taken if ".git/" in name or name.endswith("/.git")] == []
+
+
+def test_links_keep_their_meaning(tmp_path: Path) -> None:
+    root, outside = tmp_path / "code", tmp_path / "shared"
+    _write(root, "pkg/a.py")
+    _write(outside, "w.bin")
+    links = {
+        "inside": "pkg/a.py", "pkg/up": "../pkg/a.py", "folder": "pkg", "out": "../shared/w.bin",
+        "absolute": str(outside), "own-absolute": str(root / "pkg"), "dangling": "nowhere", "dangling-out": "../none",
+    }  # fmt: skip
+    for name, goal in links.items():
+        (root / name).symlink_to(goal)
+    taken = _taken(root, tmp_path / "to")
+    assert {name: taken[name] for name in links} == {
+        "inside": "→ pkg/a.py", "pkg/up": "→ ../pkg/a.py", "folder": "→ pkg", "out": f"→ {outside}/w.bin",
+        "absolute": f"→ {outside}", "own-absolute": "→ pkg", "dangling": "→ nowhere", "dangling-out": f"→ {tmp_path}/none",
+    }  # fmt: skip
+    assert (tmp_path / "to/inside").read_text() == "this is pkg/a.py\n"
+
+
+def test_sockets_and_pipes_are_left_out(tmp_path: Path) -> None:
+    root = tmp_path / "code"
+    _write(root, "train.py")
+    os.mkfifo(root / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "sock"))
+        assert set(_taken(root, tmp_path / "to")) == {"train.py"}
+
+
+def test_over_the_limit_nothing_is_copied_and_the_largest_files_are_named(tmp_path: Path) -> None:
+    root = tmp_path / "code"
+    _write(root, "train.py")
+    for number in range(7):
+        with (root / f"w{number}.bin").open("wb") as file:
+            file.truncate((number + 1) * 1_000_000)
+    with pytest.raises(UserError) as told:
+        snapshot.survey(root, LIMIT_MB, NOWHERE)
+    assert "w6.bin (7 MB), w5.bin (6 MB), w4.bin (5 MB), w3.bin (4 MB), w2.bin (3 MB)" in told.value.what
+    assert "28 MB, over snapshot.limit_mb 10" in told.value.what and "w1.bin" not in told.value.what
+    assert ".gitignore" in told.value.fix and "snapshot.limit_mb" in told.value.fix
+
+
+def test_the_job_home_inside_the_workdir_is_left_out(repo: Path, tmp_path: Path) -> None:
+    _write(repo, "runs/jobs/old/checkpoint.pt")
+    assert [name for name in _taken(repo, tmp_path / "1", repo / "runs") if name.startswith("runs")] == []
+    shutil.rmtree(repo / ".git")
+    assert [name for name in _taken(repo, tmp_path / "2", repo / "runs") if name.startswith("runs")] == []
+
+
+def test_a_job_home_in_an_ignored_folder_is_not_linked_into_itself(repo: Path, tmp_path: Path) -> None:
+    _write(repo, "data/home/jobs/old/x", "data/set/y")
+    taken = _taken(repo, tmp_path / "to", repo / "data/home")
+    assert taken["data"] == f"→ {repo}/data"
+
+
+def test_names_that_shells_and_git_quote_come_through(repo: Path, tmp_path: Path) -> None:
+    names = ['a "b" $(c)', "new\nline", "tab\there", "-rf", "ünïcode 日本", "\\back"]
+    for name in names:
+        (repo / name).write_text("x\n")
+    raw = os.fsdecode(b"latin-\xe9.py")
+    (repo / raw).write_text("x\n")
+    assert {*names, raw} <= set(_taken(repo, tmp_path / "to"))
+
+
+def test_the_mode_of_a_file_stays(tmp_path: Path) -> None:
+    root = tmp_path / "code"
+    _write(root, "run.sh")
+    (root / "run.sh").chmod(0o755)
+    _taken(root, tmp_path / "to")
+    assert (tmp_path / "to/run.sh").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "code"
+    _write(root, "secret.pem")
+    (root / "secret.pem").chmod(0)
+    with unprivileged(tmp_path), pytest.raises(UserError) as told:
+        _taken(root, tmp_path / "to")
+    assert told.value.where.endswith("secret.pem")
+
+
+def test_a_file_that_vanishes_between_survey_and_copy_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "code"
+    _write(root, "a.py")
+    survey = snapshot.survey(root, LIMIT_MB, NOWHERE)
+    (root / "a.py").unlink()
+    with pytest.raises(UserError) as told:
+        snapshot.take(survey, tmp_path / "to")
+    assert told.value.where.endswith("a.py")
+
+
+def test_a_broken_repository_is_an_error_and_not_a_guess(tmp_path: Path) -> None:
+    root = tmp_path / "code"
+    _write(root, "train.py")
+    (root / ".git").write_text("gitdir: /no/such/place\n")
+    with pytest.raises(UserError) as told:
+        snapshot.survey(root, LIMIT_MB, NOWHERE)
+    assert "git cannot list this folder" in told.value.what and told.value.fix
+
+
+def test_a_repository_without_git_at_hand_is_an_error(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(UserError) as told:
+        snapshot.survey(repo, LIMIT_MB, NOWHERE)
+    assert told.value.fix == "install git"
+
+
+def test_a_snapshot_of_a_folder_with_a_huge_number_of_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "FILES_MAX", 3)
+    _write(tmp_path / "code", *(f"{number}.py" for number in range(5)))
+    with pytest.raises(UserError, match="more than 3 files"):
+        snapshot.survey(tmp_path / "code", LIMIT_MB, NOWHERE)

@@ -1,0 +1,191 @@
+"""Is everything that can be refused refused before a folder exists, and does a resume plan what it should?
+
+No supervisor is started here; a whole submit is tested with real processes in tests/integration/test_cli.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator import submission
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.job import Job
+from orchestrator.spec import load
+from orchestrator.submission import inventory, make_plan, rendered, submit
+from orchestrator.wire.paths import JobDir
+from tests.golden import folders, jobs
+from tests.unit.unprivileged import unprivileged
+
+SPEC = "name: gpt\nnodes: 2\nprocs_per_node: 2\nentrypoint: train.py\n"
+UUIDS = ("GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3", "GPU-aadd-4")
+
+
+def _spec(tmp_path: Path, text: str = SPEC) -> Path:
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    return path
+
+
+def _smi(tmp_path: Path, said: str, code: int = 0) -> dict[str, str]:
+    """Return an environment whose nvidia-smi says this."""
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text(f"#!/bin/sh\nprintf '{said}'\nexit {code}\n")
+    tool.chmod(0o755)
+    return {"PATH": f"{tool.parent}:/usr/bin:/bin"}
+
+
+LISTED = "".join(f"{number}, {uuid}\\n" for number, uuid in enumerate(UUIDS))
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpus"),
+    [
+        (None, (0, 1, 2, 3)), ("", ()), ("-1", ()), ("2", (2,)), ("3, 1", (3, 1)), ("1,-1,2", (1,)), ("2,2", (2,)),
+        ("GPU-bbbb-2,GPU-cc", (1, 2)),
+    ],
+)  # fmt: skip
+def test_the_gpus_are_those_that_cuda_may_see(
+    tmp_path: Path, visible: str | None, gpus: tuple[int, ...]
+) -> None:
+    more = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert inventory({**_smi(tmp_path, LISTED), **more}).gpus == gpus
+
+
+@pytest.mark.parametrize("visible", ["4", "GPU-zz", "GPU-aa", "MIG-1234"])
+def test_a_gpu_that_is_not_there_is_an_error_and_not_a_cpu_job(tmp_path: Path, visible: str) -> None:
+    with pytest.raises(ClusterError, match="is none of the 4 GPUs") as told:
+        inventory({**_smi(tmp_path, LISTED), "CUDA_VISIBLE_DEVICES": visible})
+    assert told.value.where == f"CUDA_VISIBLE_DEVICES={visible}"
+
+
+def test_a_machine_without_gpus_has_none(tmp_path: Path) -> None:
+    assert inventory({"PATH": "/nonexistent"}).gpus == ()
+    assert inventory(_smi(tmp_path, "No devices were found\\n", 6)).gpus == ()
+
+
+def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+    environ = _smi(tmp_path, "")
+    (tmp_path / "bin/nvidia-smi").write_bytes(b"\x7fELF not a program")
+    with pytest.raises(ClusterError, match="nvidia-smi does not answer"):
+        inventory(environ)
+
+
+def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
+    file = load(_spec(tmp_path, SPEC + "secrets: [HF_TOKEN, WANDB_API_KEY]\n"))
+    with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY named in secrets") as told:
+        make_plan(file, {"PATH": ""}, jobs.ID, 0.0)
+    assert told.value.where.endswith("job.yaml:5: secrets")
+
+
+@pytest.mark.parametrize("more", ["backend: slurm\n", "backend: ssh\nssh: {hosts: a}\n"])
+def test_a_backend_that_is_not_built_yet_says_so(tmp_path: Path, more: str) -> None:
+    with pytest.raises(ClusterError, match="not yet on"):
+        make_plan(load(_spec(tmp_path, SPEC + more)), {"PATH": ""}, jobs.ID, 0.0)
+
+
+def test_rendering_touches_nothing(tmp_path: Path) -> None:
+    files = rendered(_spec(tmp_path), None, ("nodes=3",), {"PATH": "", "ORCH_HOME": str(tmp_path / "home")})
+    assert [file.name for file in files] == ["node-0.sh", "node-1.sh", "node-2.sh"]
+    assert not (tmp_path / "home").exists()
+
+
+def test_a_home_that_is_a_file_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("")
+    with pytest.raises(ClusterError, match="the job folder cannot be made") as told:
+        submit(load(_spec(tmp_path)), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
+    assert "ORCH_HOME" in told.value.fix
+
+
+def test_a_home_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir(mode=0o500)
+    with unprivileged(tmp_path), pytest.raises(ClusterError, match="the job folder cannot be made"):
+        submit(load(_spec(tmp_path)), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
+
+
+def test_a_snapshot_over_the_limit_leaves_nothing_behind(tmp_path: Path) -> None:
+    with (tmp_path / "data.bin").open("wb") as file:
+        file.truncate(2_000_000)
+    spec = _spec(tmp_path, SPEC + "snapshot: {limit_mb: 1}\n")
+    with pytest.raises(UserError, match=r"data\.bin"):
+        submit(load(spec), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
+    assert not (tmp_path / "home").exists()
+
+
+def _replan(job: JobDir, overrides: tuple[str, ...], environ: dict[str, str]) -> None:
+    submission.replan(job, Job(job).plan(), overrides, environ)
+
+
+def _argv(job: JobDir) -> list[str]:
+    return list(json.loads(job.plan.read_text())["argv"])
+
+
+def test_a_resume_with_set_plans_anew_over_what_the_submit_had_set(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    job.overrides.write_text(json.dumps(["entrypoint=train.py --lr 7", "restart.max=9"]))
+    _replan(job, ("nodes=1",), {"PATH": ""})
+    plan = json.loads(job.plan.read_text())
+    assert (plan["argv"][1:], plan["limits"]["restarts"], len(plan["nodes"])) == (
+        ["train.py", "--lr", "7"],
+        9,
+        1,
+    )
+    assert json.loads(job.overrides.read_text()) == ["entrypoint=train.py --lr 7", "restart.max=9", "nodes=1"]
+    _replan(job, ("restart.max=1",), {"PATH": ""})
+    assert json.loads(job.plan.read_text())["limits"]["restarts"] == 1
+    assert len(json.loads(job.plan.read_text())["nodes"]) == 1
+    assert [path.name for path in sorted(job.root.glob("plan.*.json"))] == ["plan.1.json", "plan.2.json"]
+
+
+def test_a_resume_renders_the_scripts_anew(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    _replan(job, ("entrypoint=train.py --longer",), {"PATH": ""})
+    assert "--longer" in (job.scripts / "node-1.sh").read_text()
+
+
+def test_a_resume_does_not_need_the_secrets_again(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    plan = json.loads(job.plan.read_text())
+    job.plan.write_text(json.dumps({**plan, "secrets": ["HF_TOKEN"]}))
+    job.spec.write_text(SPEC + "secrets: [HF_TOKEN]\n")
+    _replan(job, ("restart.max=1",), {"PATH": ""})
+    assert json.loads(job.plan.read_text())["secrets"] == ["HF_TOKEN"]
+
+
+@pytest.mark.parametrize("change", ["name=other", "secrets=[NEW]"])
+def test_name_and_secrets_cannot_change_at_a_resume(tmp_path: Path, change: str) -> None:
+    job = folders.failed(tmp_path)
+    before = job.plan.read_bytes()
+    with pytest.raises(UserError, match="cannot change"):
+        _replan(job, (change,), {"PATH": "", "NEW": "x"})
+    assert job.plan.read_bytes() == before
+
+
+def test_a_resume_reads_the_jobs_own_code_and_not_the_workdir(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    (job.code / "other.py").write_text("")
+    _replan(job, ("entrypoint=other.py",), {"PATH": ""})
+    assert _argv(job)[1] == "other.py"
+    with pytest.raises(UserError, match=r"no file nope\.py"):
+        _replan(job, ("entrypoint=nope.py",), {"PATH": ""})
+
+
+def test_a_resume_from_a_checkpoint_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    (job.checkpoints / "step-5.pt").write_text("x")
+    with pytest.raises(UserError, match="no such checkpoint") as told:
+        submission.resume(job, Job(job).plan(), "nonsense", ("nodes=1",), {})
+    assert "step-5.pt" in told.value.fix and job.ended.exists()
+    assert list(job.root.glob("plan.*.json")) == [], "and nothing was planned anew"
+
+
+@pytest.mark.parametrize("damage", ["", "{", "7"])
+def test_damaged_overrides_are_an_error(tmp_path: Path, damage: str) -> None:
+    job = folders.failed(tmp_path)
+    job.overrides.write_text(damage)
+    with pytest.raises(ClusterError, match="damaged"):
+        _replan(job, ("nodes=1",), {"PATH": ""})
