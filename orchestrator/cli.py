@@ -1,0 +1,500 @@
+"""What can one type? The verbs of `orch`, one function each; the only place that prints and picks exit codes.
+
+0 done, 1 the job failed or was cancelled, 2 the user's mistake, 3 the cluster can't, 130 interrupted while the job
+goes on. Every verb loads what it needs when it runs: `orch status` must not wait for what `orch submit` uses.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator import home
+from orchestrator.errors import ClusterError, OrchError, UserError
+from orchestrator.job import Job, revive
+from orchestrator.params import Ago, JobName, Pattern, Verbs
+from orchestrator.version import VERSION
+
+if TYPE_CHECKING:
+    import re
+
+    from orchestrator.logs import LogQuery
+
+INTERRUPTED = 130
+JOB_FAILED = 1
+CLUSTER_CANNOT = 3
+CANCEL_S_MAX = 120.0
+"""How long `orch cancel` waits beside the grace that ranks have."""
+
+JOB = click.argument("job", required=False, type=JobName())
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+FOLLOW = click.option(
+    "--follow", is_flag=True, help="Show logs and state until the job ends; its success is the exit code."
+)
+SET = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a field of the spec, such as nodes=2 or restart.max=5; repeatable.",
+)
+BACKEND = click.option(
+    "--backend", metavar="BACKEND", help="Run on local, ssh or slurm, whatever the spec says."
+)
+SPEC = click.argument("spec", type=click.Path(path_type=Path))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(VERSION, prog_name="orch")
+def cli() -> None:
+    """Run one PyTorch training job on many machines, and keep it running.
+
+    JOB is a job's id or name; left out, it is the latest job.
+    """
+
+
+@cli.command()
+@SPEC
+@BACKEND
+@SET
+@FOLLOW
+@AS_JSON
+def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: bool, as_json: bool) -> int:
+    """Submit the job that a job file describes.
+
+    Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
+    """
+    from orchestrator.job import submit as submit_job
+
+    job = submit_job(spec, backend=backend, overrides=overrides)
+    if as_json:
+        state = job.status()["state"]
+        _print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
+    else:
+        click.echo(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
+    if follow:
+        return _follow(job, as_json=as_json)
+    if not as_json:
+        click.echo(f"  watch   orch logs -f {job.id}\n  stop    orch cancel {job.id}")
+    return 0
+
+
+@cli.command()
+@JOB
+@click.option("--all", "show_all", is_flag=True, help="All jobs, a line each.")
+@click.option("--watch", is_flag=True, help="Keep showing it until the job ends.")
+@AS_JSON
+def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
+    """Show how a job is doing, node by node and rank by rank."""
+    from orchestrator import show, terminal
+
+    if show_all and (job or watch):
+        raise UserError("--all shows all jobs, once", "--all", "leave out JOB and --watch, or --all")
+    place = home.home(os.environ)
+    statuses = _all_statuses() if show_all else []
+    folder = None if show_all else home.find(place, job) if job else home.latest(place)
+    if folder is not None:
+        if watch:
+            return _watch(Job(folder), as_json=as_json)
+        statuses = [Job(folder).last_status()]
+    if as_json:
+        _print_json(statuses)
+    elif not statuses:
+        click.echo(f"no jobs yet in {place}; submit one: orch submit job.yaml")
+    else:
+        terminal.write(show.jobs(statuses, terminal.width()) if show_all else show.job(statuses[0]))
+    return 0
+
+
+@cli.command()
+@JOB
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0), metavar="N", help="Only this rank; repeatable."
+)
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    help="What this node's ranks, agent and setup lines printed; repeatable.",
+)
+@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only this attempt.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with new lines, across restarts, until the job ends."
+)
+@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last so many lines.")
+@click.option("--since", type=Ago(), help="Only lines of the last 90s, 10m, 2h.")
+@click.option("--grep", type=Pattern(), help="Only lines in which this regular expression is found.")
+def logs(
+    job: str | None,
+    ranks: tuple[int, ...],
+    nodes: tuple[str, ...],
+    attempt: int | None,
+    follow: bool,
+    tail: int | None,
+    since: float | None,
+    grep: re.Pattern[str] | None,
+) -> int:
+    """Show what ranks printed, merged by time.
+
+    Of the newest attempt that printed anything; with --tail, --since or --grep of earlier ones too.
+    """
+    from orchestrator import follow as following
+    from orchestrator import logs as reading
+    from orchestrator import logview, terminal
+
+    found = _find(job)
+    ranks = _ranks_wanted(found, ranks, nodes)
+    there = reading.attempts(found.folder)
+    if attempt is not None and attempt not in there:
+        fix = f"it has {there[0]} to {there[-1]}" if there else "it has none yet"
+        raise UserError(f"{found.id} has no logs of attempt {attempt}", "--attempt", fix)
+    query = reading.LogQuery(ranks, nodes, attempt, tail, since, grep)
+    style = logview.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
+    if follow:
+        following.logs(found, query, style)
+    else:
+        _print_logs(found, query)
+    if not ranks and not reading.has_rank_lines(found.folder):
+        click.echo("no rank has printed anything; this is what the nodes did:", err=True)
+        names = tuple(node.name for node in found.plan().nodes)
+        _print_logs(found, reading.LogQuery((), names, attempt, tail, since, grep))
+    return 0
+
+
+def _print_logs(job: Job, query: LogQuery) -> None:
+    from orchestrator import logview, terminal
+
+    style = logview.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
+    view = logview.LogView(style, job.mask())
+    for folded in logview.fold(job.logs(query)):
+        for text in view.lines(folded):
+            click.echo(text)
+
+
+@cli.command()
+@JOB
+@AS_JSON
+def why(job: str | None, as_json: bool) -> int:
+    """Tell what went wrong, who is to blame, and what was lost.
+
+    Each attempt has its verdict; the last one that failed is shown with all its evidence.
+    """
+    from orchestrator import terminal, whyview
+
+    told = _find(job).why()
+    if as_json:
+        _print_json(told)
+    else:
+        terminal.write(whyview.post_mortem(told))
+    return 0
+
+
+@cli.command()
+@JOB
+@click.option("--wait/--no-wait", default=True, help="Wait until it has stopped (the default).")
+def cancel(job: str | None, wait: bool) -> int:
+    """Stop a job for good.
+
+    Its ranks get TERM, and when monitor.stop_grace is over, KILL.
+    """
+    found = _find(job)
+    found.cancel()
+    if not wait:
+        click.echo(f"{found.id} is being stopped")
+        return 0
+    click.echo(f"stopping {found.id} …", err=True)
+    try:
+        state = found.wait(CANCEL_S_MAX + found.plan().limits.stop_grace_s)["state"]
+    except TimeoutError as err:
+        fix = "`orch status` shows which node holds it up; what was asked stays asked"
+        raise ClusterError(str(err), found.id, fix) from err
+    except KeyboardInterrupt:
+        click.echo(f"\n{found.id} is still being stopped: that goes on without you", err=True)
+        return INTERRUPTED
+    late = "" if state == "CANCELLED" else ": it ended before it could be stopped"
+    click.echo(f"{found.id} {state}{late}")
+    return 0
+
+
+@cli.command()
+@JOB
+@click.option(
+    "--from", "checkpoint", metavar="CHECKPOINT", default="", help="Start from this one, not the newest."
+)
+@SET
+@FOLLOW
+def resume(job: str | None, checkpoint: str, overrides: tuple[str, ...], follow: bool) -> int:
+    """Let an ended job go on from its newest checkpoint.
+
+    It goes on in its own folder, with the code of its submit. A job that has succeeded goes on only with --set or --from: by itself it would find nothing left to do.
+    """
+    found = _find(job)
+    found.resume(checkpoint, overrides)
+    click.echo(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
+    return _follow(found) if follow else 0
+
+
+@cli.command()
+@JOB
+@click.option("--verify", is_flag=True, help="Look into each file for what its format demands.")
+@AS_JSON
+def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
+    """List a job's checkpoints, oldest first.
+
+    The arrow marks the one that a restart would begin from.
+    """
+    from orchestrator import collect, show, terminal
+
+    listed = collect.checkpoints(_find(job), verify=verify)
+    if as_json:
+        _print_json(listed)
+    else:
+        terminal.write(show.checkpoints(listed))
+    return 0
+
+
+@cli.command(name="collect")
+@JOB
+@click.option(
+    "--to", "folder", type=click.Path(path_type=Path), help="Copy logs, checkpoints and evidence here."
+)
+def collect_verb(job: str | None, folder: Path | None) -> int:
+    """Bring a job's logs, checkpoints and evidence together."""
+    from orchestrator import collect
+
+    found = _find(job)
+    place = collect.collect(found, folder)
+    click.echo(f"{found.id}: logs, checkpoints and evidence are in {place}")
+    return 0
+
+
+@cli.command()
+@SPEC
+@BACKEND
+@SET
+@AS_JSON
+def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Look whether a job could run, and start nothing.
+
+    Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network.
+    """
+    from orchestrator import preflight, show, terminal
+
+    findings = preflight.check(spec, backend, overrides, os.environ)
+    if as_json:
+        _print_json([finding.as_json() for finding in findings])
+    else:
+        terminal.write(show.findings([finding.as_json() for finding in findings]))
+    return max((finding.exit_code for finding in findings), default=0)
+
+
+@cli.command()
+@SPEC
+@BACKEND
+@SET
+def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
+    """Print the scripts that would run; touches nothing."""
+    from orchestrator import submission
+
+    for file in submission.rendered(spec, backend, overrides, os.environ):
+        click.echo(f"# ─── {file.name}\n{file.text}")
+    return 0
+
+
+@cli.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
+def init(file: Path) -> int:
+    """Write a job file to start from (job.yaml)."""
+    from orchestrator.render import TEMPLATES
+
+    text = (TEMPLATES / "job.yaml.j2").read_text()
+    try:
+        with file.open("x") as out:
+            out.write(text)
+    except FileExistsError:
+        raise UserError(
+            "there is such a file already", str(file), "name another: orch init other.yaml"
+        ) from None
+    except OSError as err:
+        raise UserError(
+            f"cannot be written: {err.strerror}", str(file), "name a place you can write to"
+        ) from err
+    click.echo(f"wrote {file}; edit it, then: orch submit {file} --follow")
+    return 0
+
+
+@cli.command()
+def schema() -> int:
+    """Print the JSON Schema of job files, for editors."""
+    from orchestrator.spec import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))
+    return 0
+
+
+@cli.command()
+@JOB
+@click.option(
+    "--older-than", type=Ago(), help="Delete jobs that ended longer ago than 12h or 30d, folder and all."
+)
+@click.option("--yes", is_flag=True, help="Do not ask before deleting.")
+def clean(job: str | None, older_than: float | None, yes: bool) -> int:
+    """Remove what ended jobs, or JOB, left behind.
+
+    That is stray processes and run files; with --older-than whole jobs are deleted.
+    """
+    from orchestrator import collect
+
+    jobs = [_find(job)] if job else _jobs()
+    click.echo(collect.tidy(jobs))
+    old = collect.older_than(jobs, older_than) if older_than is not None else []
+    if older_than is not None and not old:
+        click.echo("no job ended that long ago")
+    named = ", ".join(one.id for one in old[:5]) + (", …" if len(old) > 5 else "")
+    if old and (yes or click.confirm(f"delete {named} ({len(old)}) with logs and checkpoints?")):
+        click.echo(collect.delete(old))
+    return 0
+
+
+# What several verbs need
+
+
+def _find(wanted: str | None) -> Job:
+    return Job(home.find(home.home(os.environ), wanted))
+
+
+def _jobs() -> list[Job]:
+    return [Job(folder) for folder in home.jobs(home.home(os.environ))]
+
+
+def _all_statuses() -> list[dict[str, Any]]:
+    """Return the statuses of all jobs, and tell of each whose folder is damaged."""
+    from orchestrator import terminal
+
+    statuses = []
+    for job in _jobs():
+        try:
+            statuses.append(job.last_status())
+        except OrchError as err:
+            terminal.complain(str(err))
+    return statuses
+
+
+def _print_json(data: Any, in_one_line: bool = False) -> None:
+    click.echo(json.dumps(data, indent=2 if sys.stdout.isatty() and not in_one_line else None))
+
+
+def _watch(job: Job, *, as_json: bool) -> int:
+    from orchestrator import follow
+
+    try:
+        follow.changes(job) if as_json else follow.watch(job)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _follow(job: Job, *, as_json: bool = False) -> int:
+    from orchestrator import follow, logs, logview, show, terminal
+
+    style = logview.style_of(logs.LogQuery(), terminal=terminal.is_terminal(), environ=os.environ)
+    try:
+        status = follow.changes(job) if as_json else follow.everything(job, style)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\ndetached: {job.id} goes on\n  back    orch logs -f {job.id}\n          orch status --watch {job.id}"
+            f"\n  stop    orch cancel {job.id}",
+            err=True,
+        )
+        return INTERRUPTED
+    if not as_json:
+        terminal.write([show.headline(status), show.line(show.reason(status))])
+    if status["state"] == "SUCCEEDED":
+        return 0
+    click.echo(f"see why: orch why {job.id}", err=True)
+    return JOB_FAILED
+
+
+def _ranks_wanted(job: Job, ranks: tuple[int, ...], nodes: tuple[str, ...]) -> tuple[int, ...]:
+    """Return the ranks that `--rank` and `--node` mean. Raises UserError for one that the job does not have."""
+    if not ranks and not nodes:
+        return ()
+    plan = job.plan()
+    names = [node.name for node in plan.nodes]
+    for name in nodes:
+        if name not in names:
+            raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")
+    for rank in ranks:
+        if rank >= plan.world_size:
+            raise UserError(
+                f"{job.id} has no rank {rank}", "--rank", f"its ranks are 0 to {plan.world_size - 1}"
+            )
+    return tuple(ranks) or tuple(rank for node in plan.nodes if node.name in nodes for rank in node.ranks)
+
+
+def _revive_all() -> None:
+    """Start the supervisors that died: whoever types anything finds his jobs looked after."""
+    from orchestrator import terminal
+
+    for folder in home.unended(home.home(os.environ)):
+        try:
+            if revive(folder):
+                click.echo(f"the supervisor of {folder.id} had died; a new one has taken over", err=True)
+        except (OrchError, OSError) as err:
+            terminal.complain(f"{folder.id}: its supervisor is dead and cannot be started: {err}")
+
+
+_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "submit"})
+
+
+def main() -> None:
+    """Run the command line and end the process with its exit code."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(
+                errors="replace"
+            )  # a job's words must not fail on a terminal that knows ASCII only
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(argv: list[str]) -> int:
+    """Run one command and return its exit code; nothing that a user or a cluster can cause escapes it."""
+    try:
+        if argv and argv[0] in cli.commands and argv[0] not in _NO_JOBS_NEEDED:
+            _revive_all()
+        code = cli.main(argv, prog_name="orch", standalone_mode=False)
+        sys.stdout.flush()
+        return int(code or 0)
+    except OrchError as err:
+        from orchestrator import terminal
+
+        terminal.complain(str(err))
+        return err.exit_code
+    except click.ClickException as err:
+        err.show()
+        return err.exit_code if err.exit_code != 1 else 2
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("\ninterrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # What is left in the buffer must not be flushed into the broken pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as err:
+        from orchestrator import terminal
+
+        terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")
+        return CLUSTER_CANNOT
+
+
+if __name__ == "__main__":
+    main()

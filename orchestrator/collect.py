@@ -1,0 +1,126 @@
+"""What came of a job? Its checkpoints, logs and evidence: listed, brought together, and cleared away."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from orchestrator import home, postmortem, statefile
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.job import Job
+from orchestrator.node import keeper
+from orchestrator.node.checkpoints import CheckpointWatch, Wholeness, look, wholeness
+
+Json: TypeAlias = dict[str, Any]
+
+
+def checkpoints(job: Job, *, verify: bool) -> list[Json]:
+    """Return what matches the job's glob, oldest first: path, step (None: not known), bytes, written_at, complete.
+
+    `complete`: the supervisor knows that it is. `whole`: what the files' formats tell, None when they tell nothing or
+    `verify` did not ask for it. `resume`: the next attempt starts from it. Raises ClusterError for a damaged job.
+    """
+    from orchestrator import journal
+
+    facts = postmortem.tell(journal.read(job.folder.journal)).facts
+    chosen = facts.checkpoint.path if facts.checkpoint else None
+    watch = CheckpointWatch(job.folder.checkpoints, job.plan().checkpoint_glob)
+    watch.begin()
+    listed = []
+    for path, shape in sorted(watch.reported.items(), key=lambda item: item[1].mtime_ns):
+        listed.append(
+            {
+                "path": str(path),
+                "step": facts.known_steps.get(str(path)),
+                "bytes": shape.size_bytes,
+                "written_at": statefile.iso(shape.mtime_ns / 1e9),
+                "complete": str(path) in facts.known_steps,
+                "whole": _whole(path) if verify else None,
+                "resume": str(path) == chosen,
+            }
+        )
+    return listed
+
+
+def _whole(path: Path) -> bool | None:
+    known = wholeness(path, look(path))
+    return None if known is Wholeness.UNKNOWN else known is Wholeness.WHOLE
+
+
+def collect(job: Job, to: Path | None) -> Path:
+    """Bring a job's results together and return where they are. Raises OrchError, UserError for an unfit `to`.
+
+    On backend local everything is in the job folder from the start; `to` gets a copy of logs, checkpoints, evidence
+    and the post-mortem (`why.json`).
+    """
+    if to is None:
+        return job.folder.root
+    if to.resolve().is_relative_to(job.folder.root.resolve()):
+        raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
+    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+        raise UserError("is no empty folder", str(to), "name a new one")
+    why = json.dumps(job.why(), indent=2)
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        (to / "why.json").write_text(why)
+        for part in (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence"):
+            if part.exists():
+                shutil.copytree(part, to / part.name, symlinks=True)
+        for file in (job.folder.spec, job.folder.provenance, job.folder.journal):
+            if file.exists():
+                shutil.copy2(file, to)
+    except (OSError, shutil.Error) as err:
+        raise ClusterError(
+            f"cannot be copied: {err}", str(to), "free some space there, and name a new folder"
+        ) from err
+    return to
+
+
+def tidy(jobs: Sequence[Job]) -> str:
+    """Kill what ended jobs left running and remove their run files and the drafts of cut off submits; say what."""
+    tidied = 0
+    for job in jobs:
+        run = job.folder.root / "nodes"
+        if not job.folder.ended.exists() or not run.exists():
+            continue
+        for node in sorted(run.iterdir()):
+            keeper.sweep(job.id, node.name)
+        shutil.rmtree(run, ignore_errors=True)
+        tidied += 1
+    drafts = [
+        path for folder in {job.folder.root.parent for job in jobs} for path in sorted(folder.glob(".*"))
+    ]
+    old = [path for path in drafts if time.time() - path.lstat().st_mtime > DRAFT_S_MAX]
+    for path in old:
+        shutil.rmtree(path, ignore_errors=True)
+    return f"tidied {_counted(tidied, 'ended job')}, removed {_counted(len(old), 'cut off submit')}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+DRAFT_S_MAX = 3600.0
+"""A submit takes seconds; a draft older than that belongs to one that was cut off."""
+
+
+def older_than(jobs: Sequence[Job], age_s: float) -> list[Job]:
+    """Return the ended jobs that ended longer ago than that."""
+    limit_s = time.time() - age_s
+    return [job for job in jobs if job.folder.ended.exists() and job.folder.ended.stat().st_mtime < limit_s]
+
+
+def delete(jobs: Sequence[Job]) -> str:
+    """Delete ended jobs' folders; say what."""
+    for job in jobs:
+        assert job.folder.ended.exists(), "only ended jobs are deleted"
+        shutil.rmtree(job.folder.root, ignore_errors=True)
+    left = [job.id for job in jobs if job.folder.root.exists()]
+    if left:
+        return f"deleted {_counted(len(jobs) - len(left), 'job')}; these could not be: {', '.join(left)}"
+    names = sorted({home.name_of(job.id) for job in jobs})
+    return f"deleted {_counted(len(jobs), 'job')} ({', '.join(names)})"

@@ -1,0 +1,268 @@
+"""What can be done with a job? `Job`, for notebooks and scripts; the command line's verbs are thin over it.
+
+>>> import orchestrator
+>>> job = orchestrator.submit("job.yaml")
+>>> job.wait()["state"]
+'SUCCEEDED'
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from orchestrator import home, statefile
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.wire.paths import JobDir
+
+if TYPE_CHECKING:
+    from orchestrator.logs import LogLine, LogQuery
+    from orchestrator.plan import Plan
+    from orchestrator.wire.mask import Mask
+
+Json: TypeAlias = dict[str, Any]
+
+POLL_S = 0.1
+STATE_POLL_S = 0.02
+STATE_S_MAX = 10.0
+"""How long a new supervisor may take to write its first status."""
+
+RESUME_S_MAX = 30.0
+"""How long it may take until a resumed job has begun its next attempt."""
+
+QUIET_S = 15.0
+"""A living supervisor writes its status every half second; one that has not for so long is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job, by its folder."""
+
+    folder: JobDir
+
+    @property
+    def id(self) -> str:
+        """The job's id, which is its folder's name."""
+        return self.folder.id
+
+    @property
+    def name(self) -> str:
+        """The name that the spec gives it."""
+        return home.name_of(self.folder.id)
+
+    def status(self) -> Json:
+        """Return one object of `orch status --json`. A supervisor that died is started again by the way.
+
+        Raises ClusterError when that is not possible, or when the job's folder is damaged.
+        """
+        revive(self.folder)
+        return self.last_status()
+
+    def last_status(self) -> Json:
+        """Return what the supervisor last said, as `status` does, and start nothing. Raises ClusterError."""
+        deadline_s = time.monotonic() + STATE_S_MAX
+        while True:
+            try:
+                known = statefile.read(self.folder, time.time())
+            except FileNotFoundError:
+                if not _is_beginning(self.folder) or time.monotonic() > deadline_s:
+                    raise _no_status(self.folder) from None
+                time.sleep(STATE_POLL_S)
+                continue
+            if known.get("written_s", 0.0) > QUIET_S:
+                known["supervisor"] = _holder(self.folder)
+            return {**known, "dir": str(self.folder.root)}
+
+    def wait(self, timeout_s: float | None = None) -> Json:
+        """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""
+        deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else float("inf"))
+        while True:
+            status = self.status()
+            if status["state"] in statefile.ENDED:
+                return status
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{self.id} is still {status['state']} after {timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def logs(self, query: LogQuery | None = None) -> Iterator[LogLine]:
+        """Yield the ranks' log lines, merged by time; `query` narrows them down."""
+        from orchestrator import logs
+
+        return logs.read(self.folder, query or logs.LogQuery(), time.time_ns())
+
+    def cancel(self) -> None:
+        """Ask for the job's end; `wait` tells when it has come. Raises UserError when it has ended already."""
+        from orchestrator import requests
+
+        state = self.status()["state"]
+        if state in statefile.ENDED:
+            fix = "there is nothing to stop" if state == "SUCCEEDED" else "orch resume lets it go on"
+            raise UserError(f"the job has ended already: {state}", self.id, fix)
+        requests.ask(self.folder.requests, "cancel")
+
+    def resume(
+        self, checkpoint: str = "", overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Let an ended job go on from its newest checkpoint, or from `checkpoint`.
+
+        Raises UserError if it runs, and if it has succeeded and neither `checkpoint` nor `overrides` give it anything
+        new to do.
+        """
+        from orchestrator import submission
+
+        before = self.status()
+        state = before["state"]
+        if state not in statefile.ENDED:
+            raise UserError(f"the job is {state}", self.id, "orch cancel it first, or wait for its end")
+        if state == "SUCCEEDED" and not overrides and not checkpoint:
+            fix = (
+                "train on with --set entrypoint='train.py --steps 2000', repeat a part with --from CHECKPOINT, "
+                "or begin anew with orch submit"
+            )
+            raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
+        submission.resume(
+            self.folder, self.plan(), checkpoint, tuple(overrides), os.environ if environ is None else environ
+        )
+        self._await_news(before)
+
+    def _await_news(self, before: Json) -> None:
+        """Wait until the status tells of the resume, or whoever waits for the job's end next would see the last end."""
+        deadline_s = time.monotonic() + RESUME_S_MAX
+        while _is_same_end(before, self.last_status()):
+            if time.monotonic() > deadline_s:
+                what = f"no new attempt was begun within {RESUME_S_MAX:g} s"
+                raise ClusterError(what, self.id, f"see {self.folder.supervisor_log}")
+            time.sleep(STATE_POLL_S)
+
+    def why(self) -> Json:
+        """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
+        from orchestrator import journal, postmortem
+
+        told = postmortem.tell(journal.read(self.folder.journal))
+        return {**postmortem.why(self.plan(), told), "dir": str(self.folder.root)}
+
+    def plan(self) -> Plan:
+        """Return what was decided at submit. Raises ClusterError when the plan is missing or damaged."""
+        from orchestrator.plan import Plan
+        from orchestrator.wire import codec
+
+        fix = "the folder is no whole job any more; submit the job anew"
+        try:
+            return codec.loads(Plan, self.folder.plan.read_bytes())
+        except OSError as err:
+            what = f"the job's plan cannot be read: {err.strerror}"
+            raise ClusterError(what, str(self.folder.plan), fix) from err
+        except codec.CodecError as err:
+            raise ClusterError(f"the job's plan is damaged: {err}", str(self.folder.plan), fix) from err
+
+    def mask(self) -> Mask:
+        """Return what hides the job's secrets in anything that is shown. Raises ClusterError when they are damaged."""
+        from orchestrator.wire.mask import Mask
+
+        path = self.folder.secrets / "secrets.json"
+        try:
+            kept = json.loads(path.read_text())
+            if not isinstance(kept, dict):
+                raise ValueError("no object")
+        except OSError:
+            kept = {}  # another user's job: its logs may be readable, its secrets are not
+        except ValueError as err:
+            what = "the secrets are damaged, so nothing could be masked"
+            raise ClusterError(what, str(path), "read the log files themselves") from err
+        return Mask(str(value) for value in kept.values())
+
+
+def _is_same_end(before: Json, now: Json) -> bool:
+    """Tell whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
+    begun = before["started_at"] is None and now["started_at"] is not None
+    return now["state"] in statefile.ENDED and now["attempt"] == before["attempt"] and not begun
+
+
+def submit(
+    spec: str | Path,
+    *,
+    backend: str | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind."""
+    from orchestrator import submission
+    from orchestrator.spec import load
+
+    file = load(Path(spec), overrides=overrides, backend=backend)
+    kept = [*overrides, *([f"backend={backend}"] if backend else [])]
+    return Job(submission.submit(file, os.environ if environ is None else environ, kept))
+
+
+def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) -> Job:
+    """Return a job by id or name, or the latest. Raises UserError when there is none."""
+    return Job(home.find(home.home(os.environ if environ is None else environ), wanted))
+
+
+def revive(job: JobDir) -> bool:
+    """Start the supervisor of a job that has none and has not ended; tell whether that was needed.
+
+    Raises ClusterError when it does not come up.
+    """
+    if job.ended.exists() or not _is_ours(job) or _is_supervised(job):
+        return False
+    from orchestrator import submission
+
+    submission.start_supervisor(job)
+    return True
+
+
+def _is_ours(job: JobDir) -> bool:
+    """Tell whether there is a job that this user could supervise; others look after theirs themselves."""
+    try:
+        return job.plan.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _is_supervised(job: JobDir) -> bool:
+    """Tell whether somebody holds the job's lock. A supervisor of another machine is not ours to replace: the agents
+    and ranks of a local job are there."""
+    try:
+        fd = os.open(job.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except PermissionError:
+        return True  # another user's job: only its owner can revive it
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    holder = _holder(job)
+    return holder is not None and holder["host"] != os.uname().nodename
+
+
+def _holder(job: JobDir) -> Json | None:
+    """Return who wrote himself into the job's lock last: `{pid, host}`."""
+    try:
+        words = job.lock.read_text(errors="replace").split()
+    except OSError:
+        return None
+    return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdigit() else None
+
+
+def _is_beginning(job: JobDir) -> bool:
+    """Tell whether a first status may still come: a whole job folder, of a job that is not over."""
+    return job.plan.exists() and not job.ended.exists()
+
+
+def _no_status(job: JobDir) -> ClusterError:
+    if not job.plan.exists():
+        return ClusterError("this is no whole job folder: it has no plan.json", str(job.root), "delete it")
+    if job.ended.exists():
+        return ClusterError("the status file is missing", str(job.state), "`orch why` reads the journal")
+    what = f"no status was written within {STATE_S_MAX:g} s"
+    return ClusterError(what, str(job.root), f"see {job.supervisor_log}")

@@ -1,0 +1,140 @@
+"""How is a job? Pure: the plan and the brain's facts in, one object of `orch status --json` out.
+
+The supervisor writes it into the status file twice a second, and readers find it there (`statefile`). Times of day are
+UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain.facts import Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
+from orchestrator.plan import Plan
+from orchestrator.statefile import ENDED, iso
+
+__all__ = ["ENDED", "Moment", "iso", "reason", "state", "status"]
+
+Json: TypeAlias = dict[str, Any]
+
+MISSING_SHOWN = 4
+"""How many of the nodes that are waited for are named."""
+
+_PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, on both clocks, so that job clock readings become times of day and ages."""
+
+    job_s: float
+    wall_s: float
+
+    def iso(self, at_s: float | None) -> str | None:
+        """Return the time of day of a job clock reading."""
+        return None if at_s is None else iso(self.wall_s - (self.job_s - at_s))
+
+    def age_s(self, at_s: float) -> float:
+        """Return how long ago a job clock reading was."""
+        return round(max(0.0, self.job_s - at_s), 1)
+
+
+def state(facts: Facts) -> str:
+    """Return the job's state as the contract names it."""
+    if facts.end is not None:
+        return facts.end.value
+    attempt = facts.attempt
+    if attempt is None:
+        return "STARTING"
+    if facts.want is Want.CANCEL:
+        return "STOPPING"
+    if attempt.phase is Phase.STOP:
+        return "RESTARTING" if attempt.verdict is not None and attempt.verdict.retry else "STOPPING"
+    if attempt.running_at is not None:
+        return "RUNNING"
+    return "STARTING" if attempt.number == facts.resumed_after + 1 else "RESTARTING"
+
+
+def status(plan: Plan, facts: Facts, now: Moment, rates: Mapping[int, float]) -> Json:
+    """Return the job as `orch status --json` shows it. `rates`: steps a second of each rank that has any."""
+    attempt = facts.attempt
+    number = attempt.number if attempt else 0
+    alive = [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
+    pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
+    return {
+        "id": plan.id,
+        "name": plan.name,
+        "backend": plan.backend,
+        "state": state(facts),
+        "attempt": max(number, 1),
+        "restarts": max(0, number - 1),
+        "step": facts.step,
+        "steps_per_s": round(min(pace), 3) if pace else None,
+        "total_steps": plan.total_steps,
+        "world_size": plan.world_size,
+        "reason": reason(facts),
+        "created_at": iso(plan.created_at),
+        "started_at": now.iso(facts.run_began_at),
+        "ended_at": now.iso(facts.ended_at),
+        "checkpoint": _checkpoint(facts.checkpoint),
+        "nodes": [_node(plan, node, now, ended=facts.end is not None) for node in facts.nodes.values()],
+        "ranks": [_rank(plan, facts, rank, now, rates) for rank in facts.ranks.values()],
+        "written_at": iso(now.wall_s),
+    }
+
+
+def reason(facts: Facts) -> str:
+    """Return in one line why the job is in its state; empty when there is nothing to explain."""
+    attempt = facts.attempt
+    if facts.end is not None:
+        return facts.end_why
+    if facts.want is Want.CANCEL:
+        return "cancelled by the user; its ranks are being stopped"
+    if attempt is None:
+        return ""
+    if attempt.verdict is not None:
+        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}"
+    if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
+        last = facts.past[-1].verdict
+        return f"restarting after {last.kind.value}: {last.summary}"
+    missing = [
+        f"{node.name} ({node.link.value})" for node in facts.nodes.values() if node.link is not Link.UP
+    ]
+    if attempt.running_at is None and missing:
+        more = len(missing) - MISSING_SHOWN
+        return f"waiting for {', '.join(missing[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+    stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
+    return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
+
+
+def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:
+    return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
+
+
+def _node(plan: Plan, node: NodeFacts, now: Moment, *, ended: bool) -> Json:
+    host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
+    # A supervisor gives every node a fresh start; what an agent never said is not "seen".
+    seen = now.age_s(node.contact_at) if node.contact_at and node.boot else None
+    shown = node.link.value if not ended or node.link is Link.UP else "left"
+    return {"name": node.name, "host": host, "state": shown, "seen_s": seen}
+
+
+def _rank(plan: Plan, facts: Facts, rank: RankFacts, now: Moment, rates: Mapping[int, float]) -> Json:
+    base = facts.attempt.base_step if facts.attempt else 0
+    local = next((node.ranks.index(rank.rank) for node in plan.nodes if rank.rank in node.ranks), 0)
+    alive = rank.life is Life.ALIVE
+    shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.life.value
+    code = rank.code if rank.signal is None else -rank.signal
+    return {
+        "rank": rank.rank,
+        "local_rank": local,
+        "node": rank.node,
+        "pid": rank.pid or None,
+        "state": shown,
+        "step": base + rank.count if rank.count else None,
+        "steps_per_s": round(rates[rank.rank], 3) if alive and rank.rank in rates else None,
+        "beat_s": now.age_s(rank.beat_at) if alive else None,
+        "exit": code,
+    }

@@ -1,0 +1,230 @@
+"""How does a post-mortem look? On one screen: what failed before in a line each, the last failure in full, what to do.
+
+Pure: the object of `orch why --json` in, lines out. The end stands last, since that is what a terminal still shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.show import STYLES, Cell, Json, Line, duration, line, short
+
+EARLIER_MAX = 6
+"""How many lines of earlier attempts are shown; the first of them and the latest."""
+
+EVIDENCE_LINES_MAX = 16
+EVIDENCE_HEAD_LINES = 2
+"""Of longer evidence so many lines of its beginning are shown; a traceback's end matters most."""
+
+HINT_ATTEMPTS = 3
+"""So many attempts must end after the same steps of their own before the script is suspected to start anew."""
+
+LINE_CHARS_MAX = 300
+_PAD = "  "
+_MARKS = re.compile(r"[ ^~]+")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Attempts in a row that went the same way."""
+
+    attempts: tuple[Json, ...]
+
+    @property
+    def name(self) -> str:
+        """Their numbers."""
+        first, last = self.attempts[0]["attempt"], self.attempts[-1]["attempt"]
+        return f"attempt {first}" if first == last else f"attempts {first} to {last}"
+
+
+def post_mortem(why: Json) -> list[Line]:
+    """Return what `orch why` shows."""
+    folder, attempts = why.get("dir", ""), why["attempts"]
+    judged = [number for number, attempt in enumerate(attempts) if attempt["verdict"]]
+    cut = judged[-1] if judged else 0
+    state = Cell(why["state"], STYLES.get(why["state"], ""))
+    lines = [line(Cell(why["id"], "bold"), _PAD, state)]
+    last_words = attempts[cut]["verdict"]["summary"] if judged else None
+    if why["reason"] and not (last_words and why["reason"].endswith(last_words)):
+        lines.append(line(short(why["reason"], folder)))
+    body = [*_earlier(attempts[:cut], folder)] if judged else []
+    for attempt in attempts[cut:]:
+        body += ((), *_attempt(attempt, why["state"], folder))
+    return [*lines, *body, *_hint(attempts), *_next(why)]
+
+
+def _earlier(attempts: Sequence[Json], folder: str) -> Iterator[Line]:
+    """Yield a line for each run of attempts that ended alike."""
+    runs = [_Run(tuple(run)) for _, run in itertools.groupby(attempts, key=_likeness)]
+    hidden = len(runs) - EARLIER_MAX
+    if runs:
+        yield ()
+    for number, run in enumerate(runs):
+        if hidden > 0 and number == 1:
+            yield line(Cell(f"… {hidden} more, all in --json …", "dim"))
+        if hidden <= 0 or number == 0 or number > hidden:
+            yield line(Cell(run.name, "bold"), _PAD, short(_in_short(run), folder))
+
+
+def _likeness(attempt: Json) -> tuple[str, str]:
+    verdict = attempt["verdict"]
+    return (verdict["kind"], verdict["summary"]) if verdict else ("", "")
+
+
+def _in_short(run: _Run) -> str:
+    first, verdict = run.attempts[0], run.attempts[0]["verdict"]
+    if verdict is None:
+        return "ended without a fault"
+    steps = [one["verdict"]["step"] for one in run.attempts if one["verdict"]["step"] is not None]
+    at = f" at {_span(steps[0], steps[-1])}" if steps else ""
+    cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
+    return f"{verdict['kind']}{at}{cost}: {verdict['summary']}"
+
+
+def _costs(run: _Run) -> str:
+    took_s = [one["restart_s"] for one in run.attempts if one["restart_s"] is not None]
+    return f", restarted in {duration(min(took_s))} to {duration(max(took_s))}" if took_s else ""
+
+
+def _cost(attempt: Json) -> str:
+    """Say what a restart cost: time, and steps that were made twice."""
+    if attempt["restart_s"] is None:
+        return ""
+    again = attempt.get("repeated_steps")
+    repeated = f", {again:,} step{'s' if again != 1 else ''} repeated" if again else ""
+    return f", restarted in {duration(attempt['restart_s'])}{repeated}"
+
+
+def _when(began: str, ended: str | None) -> str:
+    """Say when, in UTC; the day of the end only where it is another one."""
+    day, time = began[:10], began[11:19]
+    if ended is None:
+        return f"since {day} {time} UTC"
+    until = ended[11:19] if ended[:10] == day else f"{ended[:10]} {ended[11:19]}"
+    return f"{day} {time} to {until} UTC"
+
+
+def _course(attempt: Json, state: str) -> str:
+    """Say what became of an attempt that has no verdict, in a job of this state."""
+    if attempt["ended_at"] is None:
+        return "goes on"
+    return "was stopped by the user" if state == "CANCELLED" else "ended without a fault"
+
+
+def _attempt(attempt: Json, state: str, folder: str) -> Iterator[Line]:
+    """Yield an attempt in full."""
+    name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
+    if verdict is None:
+        yield line(name, f"{_PAD}{_course(attempt, state)}{_steps(attempt)}")
+    else:
+        at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
+        found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
+        yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
+        yield line(Cell(f"{_PAD}{short(verdict['summary'], folder)}", "red"))
+    source = short(attempt["resumed_from"] or "the beginning", folder)
+    yield line(f"{_PAD}from {source}, {_when(attempt['started_at'], attempt['ended_at'])}")
+    for notice in attempt.get("notices", ()):
+        yield line(f"{_PAD}noticed: {short(notice, folder)}")
+    if verdict is not None:
+        for piece in verdict["evidence"]:
+            yield from _piece(short(piece, folder))
+
+
+def _steps(attempt: Json) -> str:
+    if attempt["last_step"] is None:
+        return ""
+    return f", {_span(attempt['first_step'], attempt['last_step'])}"
+
+
+def _span(first: int, last: int) -> str:
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
+def _piece(evidence: str) -> Iterator[Line]:
+    """Yield one piece of evidence; the lines that only underline the line above are left out."""
+    text = [one for one in evidence.rstrip().splitlines() if not _MARKS.fullmatch(one)]
+    hidden = len(text) - EVIDENCE_LINES_MAX
+    if hidden > 0:
+        tail = text[EVIDENCE_HEAD_LINES + hidden + 1 :]
+        text = [*text[:EVIDENCE_HEAD_LINES], f"  … {hidden + 1} lines, all in --json …", *tail]
+    style = "dim" if len(text) > 1 else ""
+    for one in text:
+        yield line(Cell(f"{_PAD}{one[:LINE_CHARS_MAX]}", style))
+
+
+def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
+    """Yield a word on a script that seems to start anew each time: its attempts die after as many steps of their own,
+    which look like later and later steps of the job."""
+    judged = [one for one in attempts if one["verdict"] and one["verdict"].get("step") and one["first_step"]]
+    latest = judged[-HINT_ATTEMPTS:]
+    own = {one["verdict"]["step"] - one["first_step"] + 1 for one in latest}
+    ends = {one["verdict"]["step"] for one in latest}
+    if (
+        len(latest) == len(ends) == HINT_ATTEMPTS
+        and len(own) == 1
+        and all(one["resumed_from"] for one in latest[1:])
+    ):
+        steps = f"{own.pop():,} steps"
+        yield ()
+        yield line(
+            Cell(
+                f"each attempt failed after {steps} of its own: does the script read ORCH_RESUME_FROM?",
+                "yellow",
+            )
+        )
+
+
+def _next(why: Json) -> Iterator[Line]:
+    """Yield what is safe and what can be done now, as commands to copy."""
+    rows = [*_look_closer(why), *_go_on(why)]
+    if not rows:
+        return
+    yield ()
+    if why["state"] != "SUCCEEDED":
+        yield line(_saved(why))
+    for label, command in rows:
+        yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
+
+
+def _saved(why: Json) -> str:
+    """Say where the next attempt would start, and what it would have to make again."""
+    saved = why.get("checkpoint")
+    if not saved:
+        return "there is no checkpoint: a restart begins at the beginning"
+    path, step = short(saved["path"], why.get("dir", "")), saved["step"]
+    if step is None:
+        return f"a restart begins at {path}"
+    made = [one["last_step"] for one in why["attempts"] if one["last_step"] is not None]
+    after = made[-1] - step if made else 0
+    lost = f"; {after:,} step{'s' if after != 1 else ''} after it would be made again" if after > 0 else ""
+    return f"a restart begins at step {step:,} ({path}){lost}"
+
+
+def _look_closer(why: Json) -> Iterator[tuple[str, str]]:
+    judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
+    if not judged:
+        return
+    number, verdict = judged[-1]["attempt"], judged[-1]["verdict"]
+    of = f"--attempt {number}"
+    if verdict["ranks"]:
+        yield "look", f"orch logs {why['id']} --rank {verdict['ranks'][0]} {of}"
+    elif verdict["node"]:
+        yield "look", f"orch logs {why['id']} --node {verdict['node']} {of}"
+    elif verdict["kind"] not in ("time_limit", "preempted"):
+        yield "look", f"orch logs {why['id']} {of}"
+    if verdict["kind"] == "hang" and why.get("dir"):
+        yield "stacks", f"ls {why['dir']}/evidence/attempt-{number:03d}"
+
+
+def _go_on(why: Json) -> Iterator[tuple[str, str]]:
+    match why["state"]:
+        case "SUCCEEDED":
+            return
+        case "FAILED" | "CANCELLED":
+            yield "go on", f"orch resume {why['id']}"
+        case _:
+            yield "watch", f"orch status --watch {why['id']}"
+            yield "stop", f"orch cancel {why['id']}"

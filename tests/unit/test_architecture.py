@@ -1,0 +1,320 @@
+"""Do the imports point one way, is the brain pure, is what travels standard library only, and is it readable?
+
+Everything is read from the sources by AST, so that an import inside a function counts like one at the top. Imports
+under `if TYPE_CHECKING` do not run and do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator import bundle
+
+PACKAGE = Path(bundle.__file__).parent
+ROOT = PACKAGE.parent
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+
+LAYERS = (
+    ("version", "errors"),
+    ("wire",),
+    ("brain",),
+    ("node",),
+    ("specfile", "spec_rules", "spec_model", "spec"),
+    ("plan", "render", "bundle", "home"),
+    ("journal", "requests", "links", "orders", "snapshot", "provenance"),
+    ("statefile", "story", "postmortem"),
+    ("backends",),
+    ("supervise", "submission"),
+    ("__main__",),
+    ("logcut", "logs", "job"),
+    ("collect", "preflight"),
+    ("show", "whyview", "terminal", "logview", "follow"),
+    ("params", "cli"),
+)
+"""Who may import whom: a module or subpackage only its own layer and earlier ones, and never in a circle."""
+
+ISLANDS = {"brain": {"brain"}, "wire": {"wire"}, "node": {"node", "wire"}}
+"""The subpackages that travel alone, with all of ours that they may import."""
+
+IMPURE = {
+    "asyncio", "concurrent", "ctypes", "datetime", "glob", "importlib", "inspect", "io", "locale", "logging",
+    "multiprocessing", "os", "pathlib", "platform", "random", "secrets", "select", "selectors", "shutil", "signal",
+    "socket", "ssl", "subprocess", "sys", "tempfile", "threading", "time", "uuid", "warnings",
+}  # fmt: skip
+"""Modules of the standard library that read a clock, a disk, a network, an environment, a process or chance."""
+
+IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpoint", "id", "hash"}
+"""Built-in functions that do input or output, or whose result differs from process to process."""
+
+LONG_FILES = {
+    "orchestrator/cli.py": "one function for each verb",
+    "orchestrator/node/hook.py": "one file is what is copied into every rank",
+}
+"""Files of more than `FILE_LINES_MAX` lines, and why."""
+
+LONG_FUNCTIONS: dict[str, str] = {}
+"""Functions of more than `FUNCTION_LINES_MAX` lines, and why."""
+
+
+NAMES_SAY_ALL = ("orchestrator.brain.decisions.BeginAttempt", "orchestrator.brain.decisions.EndJob")
+"""Public classes without a docstring."""
+
+
+class When(enum.Enum):
+    """When an import runs."""
+
+    AT_IMPORT = "at import"
+    IN_CALL = "in a call"
+    NEVER = "for type checkers only"
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """One imported name, dotted in full, such as `orchestrator.brain.facts.Link`."""
+
+    name: str
+    when: When
+    line: int
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = _modules()
+
+
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+def _imports(module: str) -> list[Import]:
+    path = MODULES[module]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    return list(_imports_in(_tree(path), package, When.AT_IMPORT))
+
+
+def _imports_in(node: ast.AST, package: str, when: When) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(alias.name, when, node.lineno) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = ".".join(_base(node, package))
+        yield from (Import(f"{base}.{alias.name}", when, node.lineno) for alias in node.names)
+    elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        for typed in node.body:
+            yield from _imports_in(typed, package, When.NEVER)
+        for other in node.orelse:
+            yield from _imports_in(other, package, when)
+    else:
+        is_call = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        inner = When.IN_CALL if is_call and when is When.AT_IMPORT else when
+        for child in ast.iter_child_nodes(node):
+            yield from _imports_in(child, package, inner)
+
+
+def _base(node: ast.ImportFrom, package: str) -> list[str]:
+    parents = package.split(".")
+    start = parents[: len(parents) - (node.level - 1)] if node.level else []
+    return [*start, *(node.module.split(".") if node.module else [])]
+
+
+def _module_of(name: str) -> str | None:
+    """Return which of our modules an imported name is, or lies in; None for everybody else's."""
+    outer = name.rpartition(".")[0]
+    return name if name in MODULES else outer if outer in MODULES else None
+
+
+def _ours(module: str) -> list[tuple[str, Import]]:
+    """Return our modules that `module` imports when it runs."""
+    running = [one for one in _imports(module) if one.when is not When.NEVER]
+    return [(ours, one) for one in running if (ours := _module_of(one.name)) is not None and ours != module]
+
+
+def _part(module: str) -> str:
+    """Return the subpackage of a module, or its own name when it lies at the top."""
+    return module.split(".")[1] if "." in module else module
+
+
+def _at(module: str, one: Import) -> str:
+    return f"{MODULES[module].relative_to(ROOT)}:{one.line} imports {one.name}"
+
+
+def _closure(starts: list[str]) -> list[str]:
+    """Return everything of ours that runs when `starts` do: what they import, and the packages around it."""
+    found: dict[str, None] = {}
+    todo = list(starts)
+    while todo:
+        module = todo.pop()
+        if module in found:
+            continue
+        found[module] = None
+        todo += [ours for ours, _ in _ours(module)]
+        todo += [module.rpartition(".")[0]] if "." in module else []
+    return sorted(found)
+
+
+TRAVELLERS = [m for m in MODULES if _part(m) in ("brain", "wire", "node")] + [
+    "orchestrator.supervise",
+    "orchestrator.__main__",
+]
+
+
+def test_every_module_has_a_layer() -> None:
+    placed = [part for layer in LAYERS for part in layer]
+    assert sorted(placed) == sorted({_part(module) for module in MODULES} - {"orchestrator"})
+
+
+def test_imports_point_from_later_layers_to_earlier_ones() -> None:
+    depth = {part: number for number, layer in enumerate(LAYERS) for part in layer} | {"orchestrator": -1}
+    wrong = [
+        _at(module, one)
+        for module in MODULES
+        if module != "orchestrator"  # the package's own file offers later ones, when they are asked for
+        for ours, one in _ours(module)
+        if depth[_part(ours)] > depth[_part(module)]
+    ]
+    assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    left = {module: {ours for ours, _ in _ours(module)} for module in MODULES}
+    while free := [module for module, wants in left.items() if not wants & left.keys()]:
+        for module in free:
+            del left[module]
+    assert left == {}, "these import each other, or what does"
+
+
+@pytest.mark.parametrize("island", ISLANDS)
+def test_an_island_imports_only_its_own(island: str) -> None:
+    wrong = [
+        _at(module, one)
+        for module in MODULES
+        if _part(module) == island
+        for ours, one in _ours(module)
+        if _part(ours) not in ISLANDS[island]
+    ]
+    assert wrong == []
+
+
+def test_nobody_imports_the_command_line() -> None:
+    assert [
+        _at(module, one) for module in MODULES for ours, one in _ours(module) if _part(ours) == "cli"
+    ] == []
+
+
+def test_what_travels_imports_the_standard_library_only() -> None:
+    wrong = [
+        _at(module, one)
+        for module in _closure(TRAVELLERS)
+        for one in _imports(module)
+        if one.when is not When.NEVER
+        and one.name.split(".")[0] not in {*sys.stdlib_module_names, "orchestrator"}
+        and not _is_of_the_rank(module, one)
+    ]
+    assert wrong == []
+
+
+def _is_of_the_rank(module: str, one: Import) -> bool:
+    """The hook runs inside a rank: there it may use the rank's torch, and call another sitecustomize before it."""
+    top = one.name.split(".")[0]
+    return module == "orchestrator.node.hook" and (
+        top == "sitecustomize" or (top == "torch" and one.when is When.IN_CALL)
+    )
+
+
+def test_the_bundle_holds_what_travels_and_nothing_else() -> None:
+    held = {name for name in bundle.contents() if name != "__main__.py"}
+    assert held == {str(MODULES[module].relative_to(ROOT)) for module in _closure(TRAVELLERS)}
+
+
+def test_the_brain_has_no_clock_no_disk_no_network_no_chance_and_no_environment() -> None:
+    wrong = [
+        _at(module, one)
+        for module in MODULES
+        if _part(module) == "brain"
+        for one in _imports(module)
+        if one.name.split(".")[0] in IMPURE
+    ]
+    assert wrong == []
+
+
+def test_the_brain_calls_no_function_that_reads_or_writes() -> None:
+    wrong = [
+        f"{MODULES[module].relative_to(ROOT)}:{node.lineno} calls {node.func.id}"
+        for module in MODULES
+        if _part(module) == "brain"
+        for node in ast.walk(_tree(MODULES[module]))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
+    ]
+    assert wrong == []
+
+
+def _undocumented(module: str) -> Iterator[str]:
+    for node in _tree(MODULES[module]).body:
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        if not node.name.startswith("_") and not ast.get_docstring(node):
+            yield node.name
+
+
+def test_every_module_says_what_question_it_answers() -> None:
+    bare = [
+        m for m, path in MODULES.items() if len(_tree(path).body) > 1 and not ast.get_docstring(_tree(path))
+    ]
+    assert bare == []
+
+
+def test_public_functions_and_classes_have_a_docstring() -> None:
+    """A message of the wire may leave it to the event or decision of the same name in the brain."""
+    words = {
+        node.name
+        for module in ("events", "decisions")
+        for node in _tree(MODULES[f"orchestrator.brain.{module}"]).body
+        if isinstance(node, ast.ClassDef) and ast.get_docstring(node)
+    }
+    wrong = [
+        f"{module}.{name}"
+        for module in MODULES
+        for name in _undocumented(module)
+        if f"{module}.{name}" not in NAMES_SAY_ALL
+        and not (module == "orchestrator.wire.messages" and name in words)
+    ]
+    assert wrong == []
+
+
+def _sources() -> list[Path]:
+    return sorted(
+        path
+        for folder in ("orchestrator", "tests", "jobs", "docs", "bench")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+
+
+def test_a_long_file_is_known_with_its_reason() -> None:
+    lines = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in _sources()}
+    long = {name for name, count in lines.items() if count > FILE_LINES_MAX}
+    assert long - LONG_FILES.keys() == set(), "split the file, or say here why it stays one"
+    assert LONG_FILES.keys() <= lines.keys()
+
+
+def test_a_long_function_is_known_with_its_reason() -> None:
+    long = {
+        f"{path.relative_to(ROOT)}:{node.name}"
+        for path in _sources()
+        for node in ast.walk(_tree(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (node.end_lineno or node.lineno) - node.lineno + 1 > FUNCTION_LINES_MAX
+    }
+    assert long - LONG_FUNCTIONS.keys() == set()

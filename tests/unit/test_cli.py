@@ -1,0 +1,275 @@
+"""Does every verb end with the right exit code and one clear word, whatever is typed and whatever the folders hold?
+
+The command line runs in this process on job folders that a supervisor left behind; no supervisor is started.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli
+from orchestrator.wire.paths import JobDir
+from tests.golden import folders, jobs
+
+FUZZ_RUNS = 300
+OUTPUT_CHARS_MAX = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command ended with and said."""
+
+    code: int
+    out: str
+    err: str
+
+
+Type = Callable[..., Said]
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a job home with an old job that succeeded and a newer one that failed; the workdir has a job file."""
+    place, work = tmp_path / "home", tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").write_text("print('hi')\n")
+    (work / "good.yaml").write_text("name: gpt\nprocs_per_node: 2\nentrypoint: train.py\n")
+    (work / "bad.yaml").write_text("name: gpt\nnodes: 0\ngpus: 3\nentrypoint: nope.py\n")
+    folders.succeeded(place, "done", jobs.BEGAN_S)
+    folders.failed(place, "broken", jobs.BEGAN_S + 60)
+    monkeypatch.setenv("ORCH_HOME", str(place))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(work)
+    return place
+
+
+@pytest.fixture
+def orch(home: Path, capsys: pytest.CaptureFixture[str]) -> Type:
+    """Return the command line as a function."""
+
+    def typed(*words: str) -> Said:
+        code = cli.run(list(words))
+        said = capsys.readouterr()
+        return Said(code, said.out, said.err)
+
+    return typed
+
+
+TABLE: list[tuple[str, int, str]] = [
+    ("", 2, "Run one PyTorch training job"),
+    ("--help", 0, "submit"),
+    ("--version", 0, "orch, version"),
+    ("nosuch", 2, "No such command 'nosuch'"),
+    ("--nosuch", 2, "No such option"),
+    ("submit", 2, "Missing argument 'SPEC'"),
+    ("submit nosuch.yaml", 2, "nosuch.yaml: no such file"),
+    ("submit good.yml", 2, "did you mean good.yaml?"),
+    ("submit .", 2, "is a folder"),
+    ("submit bad.yaml", 2, "bad.yaml:2: nodes: must be"),
+    ("submit bad.yaml --json", 2, "bad.yaml:3: gpus: is no field; did you mean gpus_per_node?"),
+    ("submit good.yaml --backend nfs", 2, "--backend nfs: must be local, ssh or slurm"),
+    ("submit good.yaml --backend slurm", 3, "not yet on slurm"),
+    ("submit good.yaml --set nodes", 2, "must be key.path=value"),
+    ("submit good.yaml --set nodes=0", 2, "--set nodes=0: must be a whole number"),
+    ("submit good.yaml --set gpus_per_node=99 --set procs_per_node=null", 2, "99 GPUs wanted"),
+    ("submit good.yaml --set secrets=[NO_SUCH]", 2, "NO_SUCH named in secrets"),
+    ("status", 0, "FAILED"),
+    ("status done", 0, "SUCCEEDED"),
+    ("status --all", 0, "done-"),
+    ("status --all done", 2, "--all"),
+    ("status --watch done", 0, "SUCCEEDED"),
+    ("status nosuch", 2, "no job has the id or name 'nosuch'"),
+    ("logs", 0, "loss is NaN"),
+    ("logs -f", 0, "loss is NaN"),
+    ("logs broken --rank 1", 0, "RuntimeError"),
+    ("logs --rank 9", 2, "has no rank 9"),
+    ("logs --rank -1", 2, "-1 is not in the range"),
+    ("logs --node node-0", 0, "loss is NaN"),
+    ("logs --node nosuch", 2, "it has: node-0, node-1"),
+    ("logs --attempt 9", 2, "has no logs of attempt 9"),
+    ("logs --since yesterday", 2, "is no time"),
+    ("logs --grep (", 2, "is no regular expression"),
+    ("logs done", 0, "no rank has printed anything"),
+    ("why", 0, "attempt 1"),
+    ("why done", 0, "ended without a fault"),
+    ("cancel", 2, "has ended already: FAILED"),
+    ("cancel done", 2, "nothing to stop"),
+    ("resume done", 2, "nothing is left to do"),
+    ("resume broken --from nonsense", 2, "no such checkpoint"),
+    ("resume broken --set nodes=0", 2, "must be a whole number"),
+    ("resume broken --set name=other", 2, "cannot change"),
+    ("checkpoints", 0, "no checkpoints yet"),
+    ("collect", 0, "are in"),
+    ("collect --to .", 2, "is no empty folder"),
+    ("collect --to ../copy", 0, "are in"),
+    ("check good.yaml", 0, "ok    plan"),
+    ("check bad.yaml", 2, "nodes"),
+    ("check good.yaml --backend ssh", 2, "ssh.hosts"),
+    ("check good.yaml --backend slurm", 3, "fault plan"),
+    ("render good.yaml", 0, "exec \"$python\""),
+    ("render bad.yaml", 2, "nodes"),
+    ("init new.yaml", 0, "wrote new.yaml"),
+    ("init good.yaml", 2, "there is such a file already"),
+    ("init nosuch/job.yaml", 2, "cannot be written"),
+    ("schema", 0, '"entrypoint"'),
+    ("clean", 0, "tidied 0 ended jobs"),
+    ("clean --older-than 1000d", 0, "no job ended that long ago"),
+    ("clean --older-than never", 2, "is no time"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"), TABLE, ids=[words or "(nothing)" for words, _, _ in TABLE]
+)
+def test_every_verb_ends_with_the_code_of_the_contract_and_a_clear_word(
+    orch: Type, words: str, code: int, text: str
+) -> None:
+    said = orch(*words.split())
+    assert text in said.out + said.err
+    assert said.code == code
+    assert "Traceback" not in said.err
+    if code:
+        assert said.out == "" or words == "check good.yaml --backend slurm"
+
+
+@pytest.mark.parametrize("words", ["status", "status --all", "why", "checkpoints"])
+def test_what_is_printed_for_programs_is_one_json_value(orch: Type, words: str) -> None:
+    assert isinstance(json.loads(orch(*words.split(), "--json").out), (list, dict))
+
+
+def test_every_verb_and_option_explains_itself_in_whole_sentences() -> None:
+    for name, verb in cli.cli.commands.items():
+        assert verb.help and verb.help.splitlines()[0].endswith("."), name
+        for param in verb.params:
+            text = getattr(param, "help", None)
+            assert param.param_type_name == "argument" or (
+                text and text.endswith(".") and text[0].isupper()
+            ), param
+
+
+def test_secrets_are_in_nothing_that_is_shown(orch: Type) -> None:
+    for words in ("logs", "logs --tail 5", "why", "why --json", "status --json", "render good.yaml"):
+        said = orch(*words.split())
+        assert folders.SECRET not in said.out + said.err
+    assert "rank 0 logs in with ***" in orch("logs").out
+
+
+def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> None:
+    assert orch("init").code == 0
+    said = orch("check", "job.yaml")
+    assert (said.code, said.out[:15]) == (0, "ok    spec     ")
+    Path("train.py").unlink()
+    assert "job.yaml:10: entrypoint: no file train.py" in orch("check", "job.yaml").err
+
+
+def test_clean_deletes_only_the_job_that_was_named(orch: Type, home: Path) -> None:
+    said = orch("clean", "done", "--older-than", "0s", "--yes")
+    assert "deleted 1 job (done)" in said.out
+    assert [name.split("-")[0] for name in sorted(path.name for path in (home / "jobs").iterdir())] == [
+        "broken"
+    ]
+
+
+@pytest.mark.parametrize(("answer", "code"), [("n\n", 0), ("", cli.INTERRUPTED)])
+def test_clean_asks_before_it_deletes(
+    orch: Type, home: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(answer))
+    before = sorted(home.rglob("*"))
+    said = orch("clean", "--older-than", "0s")
+    assert (said.code, "broken-" in said.out) == (code, True)
+    assert sorted(home.rglob("*")) == before
+
+
+def _broken(home: Path) -> JobDir:
+    return next(JobDir(path) for path in (home / "jobs").iterdir() if path.name.startswith("broken"))
+
+
+def _gone(path: Path) -> Path:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    return path
+
+
+DAMAGES: dict[str, Callable[[JobDir], object]] = {
+    "no state": lambda job: job.state.unlink(),
+    "torn state": lambda job: job.state.write_text(job.state.read_text()[:40]),
+    "no plan": lambda job: job.plan.unlink(),
+    "torn plan": lambda job: job.plan.write_text(job.plan.read_text()[:40]),
+    "garbage in the journal": lambda job: job.journal.write_text("{}\ngarbage\n"),
+    "no journal": lambda job: job.journal.unlink(),
+    "binary journal": lambda job: job.journal.write_bytes(b"\xff\xfe\0\n" * 10),
+    "damaged secrets": lambda job: (job.secrets / "secrets.json").write_text("{"),
+    "no secrets": lambda job: shutil.rmtree(job.secrets),
+    "empty folder": lambda job: _gone(job.root).mkdir(),
+    "logs are a file": lambda job: _gone(job.logs).write_text(""),
+    "checkpoints are a file": lambda job: _gone(job.checkpoints).write_text(""),
+    "requests are a file": lambda job: _gone(job.requests).write_text(""),
+    "state is a folder": lambda job: _gone(job.state).mkdir(),
+    "damaged overrides": lambda job: job.overrides.write_text("{"),
+    "damaged spec": lambda job: job.spec.write_bytes(b"\xff"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
+    orch: Type, home: Path, damage: str
+) -> None:
+    DAMAGES[damage](_broken(home))
+    for words in (
+        "status broken", "logs broken", "why broken", "checkpoints broken", "collect broken --to ../c", "clean",
+        "cancel broken", "resume broken --set restart.max=1 --from nonsense",
+    ):  # fmt: skip
+        said = orch(*words.split())
+        assert said.code in (0, 2, 3) and "Traceback" not in said.err, words
+        assert said.code == 0 or said.err.strip(), words
+    said = orch("status", "--all")
+    assert (said.code, "done-" in said.out) == (0, True), "the other jobs are shown"
+
+
+@pytest.mark.parametrize("kind", ["file", "missing", "proc"])
+def test_a_home_that_is_none_is_told_about(
+    orch: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    places = {"file": tmp_path / "file", "missing": tmp_path / "none", "proc": Path("/proc/nothing/here")}
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("ORCH_HOME", str(places[kind]))
+    for words in ("status", "status --all", "logs", "submit good.yaml", "clean"):
+        said = orch(*words.split())
+        if kind == "missing" and words == "submit good.yaml":
+            continue  # that one would be made
+        assert said.code in ((0, 2) if kind != "file" and words != "submit good.yaml" else (3,)), words
+        assert "Traceback" not in said.err
+
+
+VOCABULARY = ["submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "--json", "--all", "--watch", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
+
+
+def test_no_words_make_a_traceback(orch: Type) -> None:
+    rng = random.Random(8)
+    for _ in range(FUZZ_RUNS):
+        verb = rng.choice(list(cli.cli.commands)) if rng.random() < 0.8 else rng.choice(VOCABULARY)
+        words = [verb, *rng.choices(VOCABULARY, k=rng.randint(0, 4))]
+        if _starts_something(words):
+            continue
+        said = orch(*words)
+        assert said.code in (0, 1, 2, 3, 130), words
+        assert "Traceback" not in said.err and len(said.out) < OUTPUT_CHARS_MAX, words
+
+
+def _starts_something(words: list[str]) -> bool:
+    """Tell whether these words might start a process or copy files: that is tested with real processes."""
+    return words[0] in ("submit", "resume", "collect", "check")
+
+
+def test_words_of_the_user_cannot_command_the_terminal(orch: Type) -> None:
+    assert "\x1b" not in orch("status", "\x1b[2J").err
+    assert "\x1b" not in orch("submit", "\x1b[2J").err

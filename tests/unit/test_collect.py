@@ -1,0 +1,119 @@
+"""Is everything that a job left listed, copied and cleared away, and nothing else?"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator import collect
+from orchestrator.brain import events as e
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.job import Job
+from orchestrator.wire.paths import JobDir
+from tests.golden import folders, jobs
+
+
+def _with_checkpoints(tmp_path: Path) -> JobDir:
+    """Make a job that has two known checkpoints, and a later one that was cut off."""
+    known = [*jobs.submitted(), *jobs.running(1, 1.0, 20)]
+    draft = folders.make(tmp_path / "draft", known)
+    paths = [draft.checkpoints / f"step-{step}.pt" for step in (10, 20)]
+    found = [e.CheckpointFound(5.0 + n, "node-0", 1, str(path), 10 * (n + 1)) for n, path in enumerate(paths)]
+    told = folders.make(tmp_path / "told", [*known, *found])
+    told.journal.replace(draft.journal)
+    for number, path in enumerate([*paths, draft.checkpoints / "step-30.pt"]):
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("data", "x" * 1000)
+        os.utime(path, (1e9 + number, 1e9 + number))
+    torn = draft.checkpoints / "step-30.pt"
+    torn.write_bytes(torn.read_bytes()[:500])
+    os.utime(torn, (1e9 + 2, 1e9 + 2))
+    return draft
+
+
+def test_checkpoints_are_listed_oldest_first_with_what_is_known_of_each(tmp_path: Path) -> None:
+    listed = collect.checkpoints(Job(_with_checkpoints(tmp_path)), verify=True)
+    rows = [
+        (Path(one["path"]).name, one["step"], one["complete"], one["whole"], one["resume"]) for one in listed
+    ]
+    assert rows == [
+        ("step-10.pt", 10, True, True, False), ("step-20.pt", 20, True, True, True),
+        ("step-30.pt", None, False, False, False),
+    ]  # fmt: skip
+    assert listed[0]["written_at"] == "2001-09-09T01:46:40.000Z" and listed[0]["bytes"] > 1000
+
+
+def test_without_verify_no_file_is_opened(tmp_path: Path) -> None:
+    listed = collect.checkpoints(Job(_with_checkpoints(tmp_path)), verify=False)
+    assert [one["whole"] for one in listed] == [None, None, None]
+
+
+def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    (job.checkpoints / "step-5.pt").write_text("x")
+    to = collect.collect(Job(job), tmp_path / "to" / "new")
+    names = sorted(str(path.relative_to(to)) for path in to.rglob("*") if path.is_file())
+    assert names == [
+        "checkpoints/step-5.pt", "job.yaml", "journal.jsonl", "logs/attempt-001/rank-00000.log",
+        "logs/attempt-001/rank-00001.log", "why.json",
+    ]  # fmt: skip
+    assert json.loads((to / "why.json").read_text())["attempts"][0]["verdict"]["kind"] == "crash"
+
+
+def test_collect_without_a_folder_says_where_everything_is(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    assert collect.collect(Job(job), None) == job.root
+
+
+@pytest.mark.parametrize("to", ["full", "file", "inside"])
+def test_a_folder_that_is_unfit_is_refused(tmp_path: Path, to: str) -> None:
+    job = folders.failed(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").touch()
+    (tmp_path / "file").touch()
+    place = job.logs / "copy" if to == "inside" else tmp_path / to
+    with pytest.raises(UserError) as told:
+        collect.collect(Job(job), place)
+    assert told.value.fix and not (job.logs / "copy").exists()
+
+
+def test_a_copy_that_fails_is_the_clusters_fault(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="cannot be copied"):
+        collect.collect(Job(folders.failed(tmp_path)), Path("/proc/no/such"))
+
+
+def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path) -> None:
+    ended = folders.failed(tmp_path)
+    running = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
+    for job in (ended, running):
+        (job.root / "nodes" / "node-0").mkdir(parents=True)
+    old, new = tmp_path / "jobs/.old-draft", tmp_path / "jobs/.new-draft"
+    for draft in (old, new):
+        draft.mkdir()
+    os.utime(old, (1e9, 1e9))
+    said = collect.tidy([Job(ended), Job(running)])
+    assert said == "tidied 1 ended job, removed 1 cut off submit"
+    assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
+    assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
+
+
+def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    (job.root / "nodes" / "node-0").mkdir(parents=True)
+    job.plan.write_text("{")
+    assert collect.tidy([Job(job)]).startswith("tidied 1 ended job")
+
+
+def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> None:
+    old, new = folders.failed(tmp_path, "old"), folders.failed(tmp_path, "new")
+    running = folders.make(tmp_path, jobs.submitted(), "running")
+    os.utime(old.ended, (time.time() - 7200,) * 2)
+    chosen = collect.older_than([Job(old), Job(new), Job(running)], 3600.0)
+    assert [job.id for job in chosen] == [old.id]
+    assert collect.delete(chosen) == "deleted 1 job (old)"
+    assert not old.root.exists() and new.root.exists()

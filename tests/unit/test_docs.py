@@ -1,0 +1,233 @@
+"""Do the documents say what the code does? Reference, links, examples and tables are read back and compared."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+
+import click
+import pytest
+
+from orchestrator import brain, orders, postmortem, show, spec, statefile, story
+from orchestrator.brain import decisions as d
+from orchestrator.brain.brain import Brain
+from orchestrator.brain.facts import Life, Link, News, Phase
+from orchestrator.cli import INTERRUPTED, JOB_FAILED, cli
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.journal import Entry
+from orchestrator.plan import Plan, PlannedLimits, PlannedNode, rank_env
+from orchestrator.wire.paths import JobDir
+
+ROOT = Path(brain.__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+FAILURES = (ROOT / "docs" / "failures.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+NIGHTS = range(60)
+"""Of the nights that drew the state diagrams, those that are played again."""
+
+NOT_OURS = ("make", "pip", "eval")
+"""First words of shell lines in the README that are no verbs of orch."""
+
+
+def _generate() -> ModuleType:
+    found = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+GENERATE = _generate()
+
+
+def _blocks(text: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def _prose(text: str) -> str:
+    """Return a page without its blocks of code."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def _first_cells(text: str, heading: str) -> list[str]:
+    """Return what stands first in backticks in each row of the table with this heading."""
+    rows = text.partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
+    return [row.split("`")[1] for row in rows]
+
+
+# What is generated
+
+
+@pytest.mark.parametrize("part", ["verbs", "fields"])
+def test_the_reference_is_the_code_s_own(part: str) -> None:
+    made = GENERATE.PARTS["README.md"][part]()
+    assert GENERATE.replaced(README, part, made) == README, "stale: run `make docs`"
+
+
+def test_every_verb_and_option_is_in_the_readme_with_help() -> None:
+    for name, command in cli.commands.items():
+        assert f"`orch {name}" in README, name
+        assert command.help, name
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert option.help and option.help.endswith("."), f"{name} {option.name}"
+                assert all(flag in README for flag in option.opts), f"{name} {option.name}"
+
+
+def test_every_field_of_the_spec_is_in_the_readme_with_its_description() -> None:
+    for field in spec.fields():
+        assert f"`{field.name}`" in README, field.name
+        assert field.description.endswith("."), field.name
+
+
+def test_the_diagrams_show_every_state() -> None:
+    drawn = GENERATE.drawn(ARCHITECTURE)
+    for what, states in (("attempt", Phase), ("agent", Link), ("rank", Life)):
+        assert {step.after for step in drawn if step.what == what} == {state.value for state in states}
+    seen = {step.after for step in drawn if step.what == "job"}
+    assert seen == set(show.STYLES) - {"QUEUED"}
+
+
+def test_the_diagrams_show_every_step_that_nights_make() -> None:
+    unknown = GENERATE.steps(NIGHTS) - GENERATE.drawn(ARCHITECTURE)
+    assert unknown == set(), "stale: run `make docs`"
+
+
+# Links and examples
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_links_lead_somewhere(page: str) -> None:
+    path = ROOT / page
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", _prose(path.read_text())):
+        name, _, anchor = target.partition("#")
+        there = (path.parent / name).resolve() if name else path
+        if not target.startswith("https://") and (
+            not there.exists() or (anchor and anchor not in _anchors(there))
+        ):
+            broken.append(target)
+    assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    heads = re.findall(r"^#+ (.+)$", _prose(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("text", _blocks(README, "yaml"))
+def test_job_files_in_the_readme_load(text: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / "job.yaml").write_text(text)
+    assert spec.load(tmp_path / "job.yaml").spec.name
+
+
+def _shell_lines(text: str) -> list[str]:
+    """Return the commands of the page: lines of sh blocks, and those after a prompt in recorded output."""
+    typed = [line for block in _blocks(text, "sh") for line in block.splitlines() if line]
+    shown = [
+        line[2:] for block in _blocks(text, "text") for line in block.splitlines() if line.startswith("$ ")
+    ]
+    inline = re.findall(r"`(orch [a-z]+ [^`|…]+)`", _prose(text))
+    return typed + shown + [line for line in inline if "[" not in line and ">" not in line]
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_commands_in_the_documents_are_ones_that_orch_and_make_know(page: str) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for line in _shell_lines((ROOT / page).read_text()):
+        program, *words = shlex.split(line)
+        if program == "make":
+            assert words[0] in targets, line
+        elif program not in NOT_OURS:
+            assert program == "orch", line
+            _check(line, words)
+
+
+def _check(line: str, words: list[str]) -> None:
+    command = cli.commands.get(words[0])
+    assert command is not None, line
+    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+    assert {word for word in words[1:] if word.startswith("-")} <= known, line
+
+
+def test_python_in_the_readme_is_python() -> None:
+    for text in _blocks(README, "python"):
+        compile(text, "README.md", "exec")
+
+
+# Tables
+
+
+def test_the_exit_codes_are_those_of_the_code() -> None:
+    rows = README.partition("\n| exit code |")[2].partition("\n\n")[0].splitlines()[2:]
+    codes = [int(row.split("|")[1]) for row in rows]
+    assert codes == [0, JOB_FAILED, UserError.exit_code, ClusterError.exit_code, INTERRUPTED]
+
+
+def test_the_states_are_those_of_the_code() -> None:
+    assert _first_cells(README, "state") == list(show.STYLES)
+    assert set(statefile.ENDED) == {end.value for end in d.JobEnd} <= set(show.STYLES)
+
+
+def test_every_kind_of_verdict_is_explained() -> None:
+    kinds = [kind.value for kind in d.Kind]
+    assert sorted(_first_cells(README, "kind")) == sorted(kinds)
+    verdicts = FAILURES.partition("\n## Verdicts\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^### (\S+)$", verdicts, re.MULTILINE)) == sorted(kinds)
+
+
+def test_error_messages_that_are_explained_exist() -> None:
+    """Of each message the longest piece without a gap must stand in the sources; f-strings leave the gaps."""
+    sources = "\n".join(path.read_text() for path in sorted((ROOT / "orchestrator").glob("*.py")))
+    for message in _first_cells(FAILURES, "message"):
+        piece = max(re.split(r"…|;|\(|: |\b[A-Z]+\b|[^ ]*\.(?:yaml|py)\S*", message), key=len).strip(" ,?:")
+        assert len(piece) >= 6 and piece in sources, f"{message!r}: no {piece!r}"
+
+
+def _plan() -> Plan:
+    limits = PlannedLimits(1, 1, 1, 1, 1, 1, 1, 1, 1, (), None, "restart")
+    return Plan(
+        id="a", name="a", backend="local", created_at=0.0, nodes=(PlannedNode("node-0", "h", "a", (), (0,)),),
+        argv=("x",), resume_args=(), shell=False, setup=(), env={}, defaults={}, secrets=(), rendezvous_port=None,
+        heartbeat_s=1.0, limits=limits, checkpoint_glob="*", checkpoint_keep=None, total_steps=None,
+    )  # fmt: skip
+
+
+def test_the_readme_names_every_variable_that_a_rank_gets() -> None:
+    names = rank_env(_plan(), JobDir(ROOT), 0, 1, ("h", 1), "")
+    assert [name for name in names if f"`{name}`" not in README] == []
+
+
+def test_the_readme_names_every_key_of_the_json_outputs() -> None:
+    made = Brain()
+    made.learn(orders.planned(_plan(), 0.0))
+    status = story.status(_plan(), made.facts, story.Moment(0.0, 0.0), {})
+    told = postmortem.why(_plan(), postmortem.tell(_one_crash()))
+    inner = (status["nodes"][0], status["ranks"][0], told["attempts"][0], told["attempts"][0]["verdict"])
+    keys = [key for part in (status, told, *inner) for key in part]
+    assert [key for key in keys if f"`{key}`" not in README] == []
+
+
+def _one_crash() -> list[Entry]:
+    """Return the journal of a job whose only attempt got a verdict."""
+    verdict = d.Verdict(d.Kind.CRASH, (0,), "node-0", "s", (), "s", None, 0.0, False)
+    news: tuple[News, ...] = (
+        orders.planned(_plan(), 0.0),
+        d.BeginAttempt(0.0, "submitted", 1, None),
+        d.Judge(1.0, "s", 1, verdict),
+    )
+    return [Entry(number, 0.0, 0.0, "", "", 0, one) for number, one in enumerate(news, 1)]
+
+
+def test_the_map_of_the_code_names_every_module() -> None:
+    page = ARCHITECTURE.partition("## The map of the code")[2].partition("\n## ")[0]
+    modules = [path.name for path in sorted((ROOT / "orchestrator").glob("*.py")) if path.name[0] != "_"]
+    folders = [f"{path.parent.name}/" for path in sorted((ROOT / "orchestrator").glob("*/__init__.py"))]
+    assert [name for name in (*modules, *folders) if f"`{name}`" not in page] == []

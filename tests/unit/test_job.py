@@ -1,0 +1,151 @@
+"""Does `Job` say what its folder says, start what died, and refuse what makes no sense? No process is started here."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator import find
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.job import Job, revive
+from orchestrator.wire.paths import JobDir
+from tests.golden import folders, jobs
+
+RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
+
+
+@contextmanager
+def _supervised(job: JobDir, host: str = "host-1") -> Iterator[None]:
+    """Hold the job's lock as a supervisor does."""
+    with job.lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(f"4000 {host}\n")
+        file.flush()
+        yield
+
+
+def test_the_status_is_what_the_supervisor_wrote_with_its_folder(tmp_path: Path) -> None:
+    job = Job(folders.succeeded(tmp_path))
+    status = job.status()
+    assert (status["id"], status["state"], status["dir"]) == (job.id, "SUCCEEDED", str(job.folder.root))
+    assert job.wait(0.0)["state"] == "SUCCEEDED"
+
+
+def test_a_job_is_found_as_the_command_line_finds_it(tmp_path: Path) -> None:
+    folder = folders.succeeded(tmp_path, "bert")
+    assert find("bert", {"ORCH_HOME": str(tmp_path)}).id == folder.id
+
+
+def test_an_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
+    assert revive(folders.succeeded(tmp_path)) is False
+    running = folders.make(tmp_path, RUNNING)
+    with _supervised(running):
+        assert revive(running) is False
+
+
+def test_a_supervisor_of_another_machine_is_left_alone_and_named(tmp_path: Path) -> None:
+    running = folders.make(tmp_path, RUNNING)
+    running.lock.write_text("4711 gpu-03\n")
+    assert revive(running) is False
+    status = Job(running).last_status()
+    assert status["supervisor"] == {"pid": 4711, "host": "gpu-03"}
+    assert status["written_s"] > 1000
+
+
+def test_a_folder_that_is_no_job_is_not_revived(tmp_path: Path) -> None:
+    running = folders.make(tmp_path, RUNNING)
+    running.plan.unlink()
+    assert revive(running) is False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_job_is_not_revived(tmp_path: Path) -> None:
+    running = folders.make(tmp_path, RUNNING)
+    os.chown(running.plan, 12345, 12345)
+    assert revive(running) is False
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"state": "RUNNING"}', "\udcff", '{"a": NaN'])
+def test_a_damaged_status_file_is_said_to_be_damaged(tmp_path: Path, text: str) -> None:
+    folder = folders.succeeded(tmp_path)
+    folder.state.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ClusterError, match="the status file is damaged") as told:
+        Job(folder).status()
+    assert told.value.fix
+
+
+def test_statuses_with_torn_nodes_or_ranks_are_damaged(tmp_path: Path) -> None:
+    folder = folders.succeeded(tmp_path)
+    whole = json.loads(folder.state.read_text())
+    torns: list[dict[str, object]] = [{"nodes": [{}]}, {"ranks": [1]}, {"ranks": None}]
+    for torn in torns:
+        folder.state.write_text(json.dumps({**whole, **torn}))
+        with pytest.raises(ClusterError, match="damaged"):
+            Job(folder).last_status()
+
+
+def test_a_missing_status_file_of_an_ended_job_is_not_waited_for(tmp_path: Path) -> None:
+    folder = folders.succeeded(tmp_path)
+    folder.state.unlink()
+    with pytest.raises(ClusterError, match="missing"):
+        Job(folder).status()
+    folder.plan.unlink()
+    with pytest.raises(ClusterError, match="no whole job folder"):
+        Job(folder).status()
+
+
+@pytest.mark.parametrize("damage", ["", '{"id": "x"', "{}", "[1]"])
+def test_a_damaged_plan_is_said_to_be_damaged(tmp_path: Path, damage: str) -> None:
+    folder = folders.succeeded(tmp_path)
+    folder.plan.write_text(damage)
+    for ask in (Job(folder).plan, Job(folder).why):
+        with pytest.raises(ClusterError, match="the job's plan is damaged"):
+            ask()
+
+
+def test_secrets_are_masked_and_damaged_ones_are_not_guessed(tmp_path: Path) -> None:
+    job = Job(folders.failed(tmp_path))
+    assert job.mask().apply(f"token {folders.SECRET}") == "token ***"
+    (job.folder.secrets / "secrets.json").write_text("{")
+    with pytest.raises(ClusterError, match="nothing could be masked"):
+        job.mask()
+
+
+def test_ended_jobs_cannot_be_cancelled_and_running_ones_not_resumed(tmp_path: Path) -> None:
+    for folder, fix in (
+        (folders.succeeded(tmp_path), "nothing to stop"),
+        (folders.failed(tmp_path), "orch resume"),
+    ):
+        with pytest.raises(UserError, match="has ended already") as told:
+            Job(folder).cancel()
+        assert fix in told.value.fix
+    running = folders.make(tmp_path, RUNNING)
+    with _supervised(running), pytest.raises(UserError, match="the job is RUNNING"):
+        Job(running).resume()
+
+
+def test_a_cancel_of_a_running_job_is_written_down_for_its_supervisor(tmp_path: Path) -> None:
+    running = folders.make(tmp_path, RUNNING)
+    with _supervised(running):
+        Job(running).cancel()
+    assert [json.loads(path.read_text())["ask"] for path in sorted(running.requests.glob("*.json"))] == [
+        "cancel"
+    ]
+
+
+def test_a_job_that_has_succeeded_goes_on_only_with_something_new_to_do(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing is left to do") as told:
+        Job(folders.succeeded(tmp_path)).resume()
+    assert "--set" in told.value.fix and "--from" in told.value.fix
+
+
+def test_a_wait_that_is_too_short_says_what_the_job_does(tmp_path: Path) -> None:
+    running = folders.make(tmp_path, RUNNING)
+    with _supervised(running), pytest.raises(TimeoutError, match="is still RUNNING after 0 s"):
+        Job(running).wait(0.0)

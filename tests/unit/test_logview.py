@@ -1,0 +1,243 @@
+"""How log lines look: folding, prefixes, harmless text, and secrets that stay hidden."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import re
+from urllib.parse import quote
+
+import pytest
+
+from orchestrator.logs import LogLine, LogQuery
+from orchestrator.logview import (
+    FOLD_LINES_MAX,
+    Folded,
+    Folding,
+    LogStyle,
+    LogView,
+    clean,
+    fold,
+    rank_ranges,
+    style_of,
+)
+from orchestrator.wire.mask import Mask
+
+MS = 1_000_000
+PLAIN = LogStyle(colour=False, prefix=True)
+COLOUR = LogStyle(colour=True, prefix=True)
+BARE = LogStyle(colour=False, prefix=False)
+
+
+def line(
+    rank: int | None, text: str, *, at_ms: int = 0, attempt: int = 1, node: str | None = None
+) -> LogLine:
+    return LogLine(time_ns=at_ms * MS, attempt=attempt, rank=rank, text=text, node=node)
+
+
+def brief(folded: list[Folded]) -> list[tuple[str, tuple[int, ...]]]:
+    return [(item.line.text, item.ranks) for item in folded]
+
+
+def shown(style: LogStyle, *items: Folded, secrets: tuple[str, ...] = ()) -> list[str]:
+    view = LogView(style, Mask(secrets))
+    return [text for item in items for text in view.lines(item)]
+
+
+def test_identical_lines_of_several_ranks_become_one() -> None:
+    lines = [line(rank, text) for rank in (2, 0, 1) for text in ("A", "B", "A")]
+    assert brief(list(fold(lines))) == [("A", (0, 1, 2)), ("B", (0, 1, 2)), ("A", (0, 1, 2))]
+
+
+def test_a_rank_s_own_repetition_is_never_folded() -> None:
+    assert brief(list(fold([line(0, "A"), line(0, "A"), line(1, "A")]))) == [("A", (0, 1)), ("A", (0,))]
+
+
+def test_a_line_is_not_folded_across_what_its_rank_said_before() -> None:
+    lines = [line(0, "X"), line(0, "Y"), line(1, "Y"), line(1, "X")]
+    assert brief(list(fold(lines))) == [("X", (0,)), ("Y", (0, 1)), ("X", (1,))]
+
+
+def test_lines_further_apart_than_the_window_stay_apart() -> None:
+    assert brief(list(fold([line(0, "A"), line(1, "A", at_ms=499)]))) == [("A", (0, 1))]
+    assert brief(list(fold([line(0, "A"), line(1, "A", at_ms=500)]))) == [("A", (0,)), ("A", (1,))]
+
+
+def test_attempts_and_node_logs_are_not_folded() -> None:
+    lines = [line(0, "A"), line(None, "A", node="n1"), line(None, "A", node="n2"), line(1, "A", attempt=2)]
+    assert brief(list(fold(lines))) == [("A", (0,)), ("A", ()), ("A", ()), ("A", (1,))]
+
+
+def test_a_followed_line_is_released_when_its_window_is_over() -> None:
+    folding = Folding(window_ns=500 * MS)
+    assert list(folding.add(line(0, "A", at_ms=1000))) == []
+    assert list(folding.ready(1499 * MS)) == []
+    assert list(folding.add(line(1, "A", at_ms=1400))) == []
+    assert brief(list(folding.ready(1500 * MS))) == [("A", (0, 1))]
+    assert list(folding.rest()) == []
+
+
+def test_what_waits_to_be_folded_is_bounded() -> None:
+    folding = Folding()
+    released = [item for number in range(3 * FOLD_LINES_MAX) for item in folding.add(line(0, f"{number}"))]
+    assert len(released) == 2 * FOLD_LINES_MAX
+    released += [item for number in range(300) for item in folding.add(line(0, "x" * 100_000 + f"{number}"))]
+    assert len(released) > 3 * FOLD_LINES_MAX
+    released += folding.rest()
+    assert len(released) == 3 * FOLD_LINES_MAX + 300
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_folding_loses_nothing_and_keeps_every_rank_s_order(seed: int) -> None:
+    dice = random.Random(seed)
+    lines, at_ms = [], 0
+    for _ in range(500):
+        at_ms += dice.choice((0, 0, 0, 10, 200))
+        rank = dice.choice((0, 1, 2, 3, None))
+        node = "n1" if rank is None else None
+        lines.append(line(rank, dice.choice("ABC"), at_ms=at_ms, node=node, attempt=1 + at_ms // 8_000))
+    folded = list(fold(lines))
+    for rank in range(4):
+        said = [(item.attempt, item.text) for item in lines if item.rank == rank]
+        assert [(item.line.attempt, item.line.text) for item in folded if rank in item.ranks] == said
+    assert len(folded) < len(lines)
+
+
+def test_each_line_is_under_its_ranks_name() -> None:
+    items = (
+        Folded(line(2, "hello"), (2,)),
+        Folded(line(0, "same"), (0, 1, 2, 3)),
+        Folded(line(None, "setup", node="node-1"), ()),
+        Folded(line(0, "back", attempt=2), (0,)),
+    )
+    assert shown(PLAIN, *items) == [
+        "[rank 2] hello",
+        "[ranks 0-3 ×4] same",
+        "[node-1] setup",
+        "── attempt 2 ──",
+        "[rank 0] back",
+    ]
+    assert shown(BARE, items[0], items[3]) == ["hello", "back"]
+
+
+def test_many_scattered_ranks_do_not_fill_the_line() -> None:
+    ranks = tuple(range(0, 1_000, 2))
+    assert shown(PLAIN, Folded(line(0, "same"), ranks)) == ["[ranks 0,2,4,6,… ×500] same"]
+
+
+def test_a_rank_keeps_its_own_colour() -> None:
+    view = LogView(COLOUR, Mask(()))
+    prefixes = [view.lines(Folded(line(rank, "x"), (rank,)))[0] for rank in (0, 1, 0)]
+    assert prefixes[0] == prefixes[2] != prefixes[1]
+    assert prefixes[0].startswith("\x1b[36m[rank 0]\x1b[0m")
+
+
+@pytest.mark.parametrize(
+    ("query", "terminal", "environ", "style"),
+    [
+        (LogQuery(), True, {"TERM": "xterm"}, COLOUR),
+        (LogQuery(), True, {"TERM": "xterm", "NO_COLOR": ""}, COLOUR),
+        (LogQuery(), True, {"TERM": "xterm", "NO_COLOR": "1"}, PLAIN),
+        (LogQuery(), True, {"TERM": "dumb"}, PLAIN),
+        (LogQuery(), False, {"TERM": "xterm"}, PLAIN),
+        (LogQuery(ranks=(2,)), True, {"TERM": "xterm"}, COLOUR),
+        (LogQuery(ranks=(2,)), False, {}, BARE),
+        (LogQuery(ranks=(2, 3)), False, {}, PLAIN),
+        (LogQuery(ranks=(2,), nodes=("n1",)), False, {}, PLAIN),
+    ],
+)
+def test_the_style_fits_the_output(
+    query: LogQuery, terminal: bool, environ: dict[str, str], style: LogStyle
+) -> None:
+    assert style_of(query, terminal=terminal, environ=environ) == style
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("plain\ttext é", "plain\ttext é"),
+        ("\x1b[2J\x1b[1;1Hgone?", "gone?"),
+        ("\x1b]0;a title\x07rest", "rest"),
+        ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+        ("\x1bP1$qm\x1b\\rest", "rest"),
+        ("\x1b]0;never closed", "0;never closed"),
+        ("\x9b31mred\x9d0;title\x9c", "red"),
+        ("bell\x07 back\x08 nul\x00 del\x7f", "bell back nul del"),
+        ("\x1b\x1b[0K[31m", "[31m"),
+        ("end\x1b", "end"),
+        ("\x1b(Bset\x1bc", "set"),
+    ],
+)
+def test_escape_sequences_of_a_log_are_not_obeyed(text: str, plain: str) -> None:
+    assert clean(text, colour=False) == plain
+    assert clean(text, colour=True) == plain
+
+
+def test_colours_of_a_log_are_kept_where_colours_are_shown_and_do_not_run_on() -> None:
+    text = "\x1b[1;31mred\x1b[K\x1b[?25l and on"
+    assert clean(text, colour=True) == "\x1b[1;31mred and on\x1b[0m"
+    assert clean(text, colour=False) == "red and on"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_noise_gets_an_escape_through(seed: int) -> None:
+    dice = random.Random(seed)
+    noise = "".join(dice.choice("\x1b\x1b\x9b\x9d\x07[]?;0138mHKP\\ a\n\r") for _ in range(500))
+    assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", clean(noise, colour=False))
+    assert not re.search(r"[\x00-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", clean(noise, colour=True)))
+
+
+def test_ranks_are_written_as_ranges() -> None:
+    assert rank_ranges((0, 1, 2, 5)) == "0-2,5"
+    assert rank_ranges((5, 3, 3, 1)) == "1,3,5"
+    assert rank_ranges(()) == ""
+
+
+SECRET = 'hunter2/"tö+ken"?'
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        SECRET,
+        repr(SECRET)[1:-1],
+        json.dumps(SECRET)[1:-1],
+        base64.b64encode(SECRET.encode()).decode(),
+        base64.urlsafe_b64encode(SECRET.encode()).decode(),
+        quote(SECRET),
+        quote(SECRET, safe=""),
+    ],
+)
+def test_a_secret_is_hidden_in_every_form_it_travels_in(form: str) -> None:
+    assert Mask([SECRET]).apply(f"key={form}, ok") == "key=***, ok"
+
+
+@pytest.mark.parametrize("user", ["u", "me", "bob", "user"])
+def test_a_secret_inside_basic_credentials_is_hidden(user: str) -> None:
+    token = base64.b64encode(f"{user}:{'s3cret-token'}:".encode()).decode()
+    hidden = Mask(["s3cret-token"]).apply(token)
+    assert "***" in hidden
+    assert (
+        len(hidden.replace("***", "")) <= len(token) - 15
+    )  # of 12 bytes' 16 characters, up to two belong to others
+    assert len(hidden.replace("***", "")) >= len(token) - 16
+
+
+def test_the_longest_secret_is_hidden_first() -> None:
+    assert Mask(["pass", "password1"]).apply("password1 pass") == "*** ***"
+
+
+def test_each_line_of_a_secret_is_hidden() -> None:
+    key = "-----BEGIN KEY-----\nMIIB\n\n  abc\n    deadbeef\n"
+    assert Mask([key]).apply("MIIB, deadbeef; abc    -----BEGIN KEY-----") == "***, ***; abc    ***"
+
+
+@pytest.mark.parametrize("values", [[], ["", "abc", "    "]])
+def test_a_value_too_short_to_hide_is_left_alone(values: list[str]) -> None:
+    assert Mask(values).apply("abc     abc") == "abc     abc"
+
+
+def test_a_secret_broken_up_by_escapes_stays_hidden() -> None:
+    item = Folded(line(0, "key sec\x1b[0mret1 and s\x07cret22"), (0,))
+    assert shown(BARE, item, secrets=("secret1", "s\x07cret22")) == ["key *** and ***"]

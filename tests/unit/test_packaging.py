@@ -1,0 +1,91 @@
+"""What does an installation put where? Wheels built from a copy of the sources, by the build backend itself, offline."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.version import VERSION
+
+ROOT = Path(__file__).parents[2]
+BUILD_S_MAX = 120.0
+SOURCES = ("orchestrator", "templates", "pyproject.toml", "README.md", "LICENSE")
+
+
+def _built(kind: str, sources: Path, to: Path) -> zipfile.ZipFile:
+    """Build a wheel by the PEP 517 or PEP 660 hook `kind` and return it."""
+    code = f"import sys; from setuptools import build_meta; build_meta.{kind}(sys.argv[1])"
+    to.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(to)],
+        capture_output=True, text=True, timeout=BUILD_S_MAX, cwd=sources, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (wheel,) = to.glob("*.whl")
+    return zipfile.ZipFile(wheel)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what git holds of the package, so that a build leaves nothing in the checkout."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
+            shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=skip)
+        else:
+            shutil.copy2(ROOT / name, folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """Return the wheel as it would be published."""
+    return _built("build_wheel", sources, tmp_path_factory.mktemp("wheel") / "out")
+
+
+def test_the_wheel_holds_every_module_the_templates_and_the_type_marker(wheel: zipfile.ZipFile) -> None:
+    wanted = {
+        str(path.relative_to(ROOT))
+        for folder, pattern in (("orchestrator", "**/*.py"), ("orchestrator/templates", "*.j2"))
+        for path in (ROOT / folder).glob(pattern)
+    }
+    assert any(name.endswith(".sh.j2") for name in wanted)
+    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert held == wanted | {"orchestrator/py.typed"}
+
+
+def test_the_wheel_offers_one_command(wheel: zipfile.ZipFile) -> None:
+    parser = configparser.ConfigParser()
+    parser.read_string(wheel.read(f"torch_orch-{VERSION}.dist-info/entry_points.txt").decode())
+    assert dict(parser["console_scripts"]) == {"orch": "orchestrator.cli:main"}
+
+
+def test_the_wheel_asks_for_torch_only_as_an_extra(wheel: zipfile.ZipFile) -> None:
+    text = wheel.read(f"torch_orch-{VERSION}.dist-info/METADATA").decode()
+    needed = [
+        line for line in text.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line
+    ]
+    assert "Name: torch-orch" in text
+    assert not any("torch>" in line for line in needed)
+
+
+def test_an_editable_install_adds_a_plain_path_and_no_code_to_every_start(
+    sources: Path, tmp_path: Path
+) -> None:
+    """A `.pth` line that begins with `import` runs at every start of the interpreter, and costs 10 ms and more."""
+    editable = _built("build_editable", sources, tmp_path / "out")
+    loaders = [name for name in editable.namelist() if name.endswith((".pth", ".py"))]
+    assert len(loaders) == 1
+    assert editable.read(loaders[0]).decode().split() == [str(sources)]
+
+
+def test_one_thing_is_pinned_and_it_is_the_torch_of_the_test_machines() -> None:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    assert [line for line in lines if line and not line.startswith("#")] == ["torch==2.13.0"]

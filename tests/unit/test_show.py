@@ -1,0 +1,198 @@
+"""Do statuses, post-mortems and tables look as they were looked at? Golden texts, and the limits of a screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import show, whyview
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import Facts, News
+from orchestrator.brain.fold import fold
+from orchestrator.story import status
+from tests import golden
+from tests.golden import jobs
+
+SCREEN_COLUMNS, SCREEN_LINES = 80, 40
+LONG_TRACEBACK = "Traceback (most recent call last):\n" + "".join(
+    f'  File "/opt/venv/lib/python3.11/site-packages/torch/part_{n}.py", line {n}, in call\n    return inner(x)\n'
+    for n in range(40)
+)
+HANG = d.Verdict(
+    d.Kind.HANG, (2,), "node-1", "no sign of progress from any rank for 61 s; ranks 2 are behind",
+    ("rank 0: main thread in all_reduce, train.py:31", "rank 2: main thread in load, data.py:7"), "hang 2", 23, 5.0, True,
+)  # fmt: skip
+SETUP = d.Verdict(
+    d.Kind.LAUNCH, (), "node-1", "node-1: the setup lines ended with code 1",
+    ("preparing\ncat: /no/such/file: No such file or directory\n",), "launch", None, 1.0, True,
+)  # fmt: skip
+
+
+def _status(news: list[News], at: float = 12.0, **more: Any) -> dict[str, Any]:
+    facts = Facts()
+    for one in news:
+        fold(facts, one)
+    rates = {0: 2.5, 1: 2.5, 2: 2.51, 3: 2.5} if "RUN" in more.pop("_", "RUN") else {}
+    return {**status(jobs.plan(total_steps=1000), facts, jobs.moment(at), rates), "dir": jobs.ROOT, **more}
+
+
+def _crashes(number: int) -> list[News]:
+    """That many attempts, each of which dies at step 23 after a restart from step 20."""
+    news = jobs.crashed_once()
+    for attempt in range(2, number + 1):
+        at = 10.0 * attempt
+        news += [
+            *jobs.crash(attempt, at + 1, 3, 23),
+            jobs.again(attempt + 1, at + 2, d.Checkpoint(jobs.CKPT, 20)),
+        ]
+        news += jobs.running(attempt + 1, at + 2.1, 1)
+    return news
+
+
+RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 20), e.CheckpointFound(4.5, "node-0", 1, jobs.CKPT, 20)]
+OVER = [*jobs.crashed_once(), *jobs.crash(2, 12.0, 3, 23, LONG_TRACEBACK)]
+REASON = f"crash: rank 1 on node-0: RuntimeError: loss is NaN at {jobs.ROOT}/code/train.py:10 inner; the budget is spent"
+WHY: dict[str, list[News]] = {
+    "just-submitted": jobs.submitted(),
+    "running": RUNNING,
+    "restarted": jobs.crashed_once(),
+    "failed": [*OVER, jobs.end(2, 13.0, d.JobEnd.FAILED, REASON)],
+    "failed-often": [*_crashes(30), jobs.end(31, 500.0, d.JobEnd.FAILED, REASON)],
+    "hang": [*RUNNING, d.Judge(66.0, HANG.summary, 1, HANG), *jobs.stopped(1, 66.1)],
+    "setup-failed": [
+        *jobs.submitted(),
+        d.Judge(2.0, SETUP.summary, 1, SETUP),
+        jobs.end(1, 2.1, d.JobEnd.FAILED, f"launch: {SETUP.summary}"),
+    ],
+    "cancelled": [*RUNNING, e.CancelAsked(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")],
+    "succeeded": [*RUNNING, jobs.end(1, 9.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_the_post_mortem_is_the_one_that_was_looked_at(name: str) -> None:
+    golden.check(f"why-{name}.txt", show.plain(whyview.post_mortem(jobs.told(WHY[name]))))
+
+
+@pytest.mark.parametrize("name", WHY)
+def test_the_post_mortem_fits_one_screen(name: str) -> None:
+    text = show.plain(whyview.post_mortem(jobs.told(WHY[name])))
+    rows = sum(-(-len(line) // SCREEN_COLUMNS) or 1 for line in text.splitlines())
+    assert rows <= SCREEN_LINES - 1  # the prompt needs a line too
+
+
+def test_many_different_failures_are_cut_and_the_first_and_the_latest_are_shown() -> None:
+    told = jobs.told(_crashes(30))
+    for attempt in told["attempts"][:-1]:
+        attempt["verdict"]["summary"] += f" {attempt['attempt']}"
+    text = show.plain(whyview.post_mortem(told))
+    assert "attempt 1  " in text and "… 23 more, all in --json …" in text and "attempt 29  " in text
+    assert "attempt 12  " not in text
+
+
+def test_a_script_that_seems_to_start_anew_each_time_is_suspected() -> None:
+    news: list[News] = [*jobs.submitted(), *jobs.running(1, 1.0, 5), *jobs.crash(1, 5.0, 8, 8)]
+    for attempt, base in ((2, 6), (3, 12)):
+        news += [jobs.again(attempt, 10.0 * attempt, d.Checkpoint(jobs.CKPT, base))]
+        news += [
+            *jobs.running(attempt, 10.0 * attempt + 1, 5),
+            *jobs.crash(attempt, 10.0 * attempt + 5, 8, base + 8),
+        ]
+    word = "each attempt failed after 8 steps of its own: does the script read ORCH_RESUME_FROM?"
+    assert word in show.plain(whyview.post_mortem(jobs.told(news)))
+    assert word[:30] not in show.plain(whyview.post_mortem(jobs.told(WHY["failed-often"])))
+
+
+def test_the_end_of_a_long_traceback_is_what_is_kept() -> None:
+    text = show.plain(whyview.post_mortem(jobs.told(WHY["failed"])))
+    assert "part_39.py" in text and "part_20.py" not in text and "lines, all in --json" in text
+
+
+STATUS = {
+    "starting": _status(jobs.submitted(), 1.0, _=""),
+    "running": _status(RUNNING, 6.0),
+    "restarting": _status([*RUNNING, *jobs.crash(1, 5.5, 23, 23)], 6.0, _=""),
+    "succeeded": _status(WHY["succeeded"], 10.0, _=""),
+    "failed": _status(WHY["failed"], 14.0, _=""),
+    "unheard": _status(RUNNING, 6.0, written_s=11_100.0, supervisor={"pid": 4000, "host": "gpu-03"}),
+}
+
+
+@pytest.mark.parametrize("name", STATUS)
+def test_the_status_is_the_one_that_was_looked_at(name: str) -> None:
+    golden.check(f"status-{name}.txt", show.plain(show.job(STATUS[name])))
+
+
+def test_the_table_of_jobs_is_the_one_that_was_looked_at() -> None:
+    golden.check("jobs.txt", show.plain(show.jobs(list(STATUS.values()))))
+    golden.check("jobs-100-columns.txt", show.plain(show.jobs(list(STATUS.values()), 100)))
+
+
+def test_a_line_of_the_table_of_jobs_fits_the_terminal() -> None:
+    lines = show.plain(show.jobs(list(STATUS.values()), 100)).splitlines()
+    assert max(map(len, lines)) <= 100
+
+
+def test_a_job_with_very_many_ranks_shows_some_and_says_so() -> None:
+    one = STATUS["running"]
+    many = {**one, "ranks": [{**one["ranks"][0], "rank": rank} for rank in range(1000)]}
+    text = show.plain(show.job(many))
+    assert text.endswith("and 936 more ranks: --json shows all\n")
+
+
+def test_checkpoints_and_findings_are_those_that_were_looked_at() -> None:
+    blank = {
+        "step": None,
+        "bytes": 999,
+        "written_at": "2026-11-20T22:46:05.123Z",
+        "whole": None,
+        "resume": False,
+    }
+    listed = [
+        {**blank, "path": "/c/step-10.pt", "step": 10, "complete": True, "whole": True, "bytes": 3_400_000},
+        {
+            **blank,
+            "path": "/c/step-20.pt",
+            "step": 20,
+            "complete": True,
+            "resume": True,
+            "bytes": 2_100_000_000,
+        },
+        {**blank, "path": "/c/step-30.pt", "complete": False, "whole": False, "bytes": 5_000_000_000_000},
+    ]
+    golden.check("checkpoints.txt", show.plain(show.checkpoints(listed)))
+    assert show.plain(show.checkpoints([])) == "no checkpoints yet\n"
+    found = [
+        {"what": "plan", "ok": True, "found": "4 ranks on 2 nodes, on CPUs", "fix": ""},
+        {"what": "space", "ok": False, "found": "0.1 GB free at /home", "fix": "free some space"},
+    ]
+    golden.check("findings.txt", show.plain(show.findings(found)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(None, "-"), (0, "0.0s"), (9.94, "9.9s"), (59.4, "59s"), (59.9, "1m00s"), (3599.6, "1h00m"), (200, "3m20s"),
+     (7500, "2h05m"), (86_400 * 3 + 4 * 3600, "3d04h")],
+)  # fmt: skip
+def test_durations_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
+    assert show.duration(seconds) == said
+
+
+def test_the_time_left_is_told_only_where_it_is_known() -> None:
+    running = STATUS["running"]
+    assert show.eta_s(running) == pytest.approx((1000 - 20) / 2.5)
+    for gone in ({"total_steps": None}, {"steps_per_s": None}, {"step": None}, {"state": "STOPPING"}):
+        assert show.eta_s({**running, **gone}) is None
+    assert show.eta_s({**running, "step": 2000}) == 0.0
+
+
+def test_words_from_afar_cannot_command_the_terminal() -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\rX\n"
+    one = {**STATUS["running"], "reason": evil}
+    text = show.plain(show.job(one)) + show.plain(show.jobs([one]))
+    assert not any(char in text for char in "\x1b\x07\x9b\r")
+    told = jobs.told(WHY["restarted"])
+    told["attempts"][0]["verdict"]["summary"] = told["attempts"][0]["verdict"]["evidence"][0] = evil
+    assert not any(char in show.plain(whyview.post_mortem(told)) for char in "\x1b\x07\x9b\r")

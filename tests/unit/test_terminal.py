@@ -1,0 +1,69 @@
+"""Are there colours on a terminal, and nowhere else?"""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator import show, terminal, whyview
+from orchestrator.show import Cell, line
+from tests.golden import jobs
+
+LINES = [line(Cell("FAILED", "bold red"), "  attempt 2"), line("plain"), ()]
+
+
+@pytest.fixture
+def tty() -> Iterator[io.TextIOWrapper]:
+    """Return the program's side of a terminal."""
+    outer, inner = pty.openpty()
+    with os.fdopen(inner, "w") as stream:
+        yield stream
+    os.close(outer)
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+
+
+def test_a_pipe_gets_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.write(LINES)
+    assert capsys.readouterr().out == "FAILED  attempt 2\nplain\n\n"
+
+
+def test_a_terminal_gets_colours_and_the_same_words(tty: io.TextIOWrapper) -> None:
+    assert terminal.has_colour(tty)
+    assert terminal.painted(LINES) == "\x1b[1;31mFAILED\x1b[0m  attempt 2\nplain\n\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_who_wants_no_colours_gets_none(
+    tty: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert not terminal.has_colour(tty)
+
+
+def test_an_empty_no_color_means_colours(tty: io.TextIOWrapper, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "")
+    assert terminal.has_colour(tty)
+
+
+def test_every_style_that_is_used_is_known() -> None:
+    told = jobs.told([*jobs.crashed_once(), *jobs.crash(2, 12.0, 3, 23)])
+    styles = [Cell("x", style) for style in show.STYLES.values()]
+    assert terminal.painted([tuple(styles), *whyview.post_mortem(told)]).count("\x1b[0m") > len(styles)
+
+
+def test_a_complaint_is_red_on_a_terminal_only_and_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    terminal.complain("job.yaml:7: nodes\x1b[2J\n  fix: less")
+    assert capsys.readouterr().err == "job.yaml:7: nodes?[2J\n  fix: less\n"
+
+
+def test_a_pipe_has_no_width(capsys: pytest.CaptureFixture[str]) -> None:
+    assert terminal.width() is None
