@@ -1,0 +1,237 @@
+"""Does the command line do what it says, with real processes, as a person or a program types it?"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import orchestrator
+from orchestrator.node import procfs
+from tests.integration.conftest import Desk, Sight, wait_until
+
+pytestmark = pytest.mark.integration
+
+RUN_S_MAX = 120.0
+SECRET = "hf_S3cr3t-$(x)-'q'"
+COUNT = "import time\nfor n in range(1000):\n    print('line', n, flush=True)\n    time.sleep(0.05)\n"
+Type = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def orch(desk: Desk) -> Type:
+    """Return the command line as a function; the jobs it submits are cleared up with the desk's."""
+
+    def typed(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            _argv(*words), cwd=desk.folder, env={**desk.environ, **environ}, capture_output=True, text=True,
+            timeout=RUN_S_MAX, check=False,
+        )  # fmt: skip
+        _adopt(desk)
+        return done
+
+    return typed
+
+
+def _argv(*words: str) -> list[str]:
+    return [sys.executable, "-m", "orchestrator.cli", *words]
+
+
+def _adopt(desk: Desk) -> None:
+    """Put the jobs of the home that the desk does not know yet on it."""
+    jobs = Path(desk.environ["ORCH_HOME"]) / "jobs"
+    known = {sight.job.id for sight in desk.jobs}
+    for path in sorted(jobs.iterdir()) if jobs.is_dir() else []:
+        if path.name not in known and not path.name.startswith("."):
+            desk.jobs.append(Sight(orchestrator.find(path.name, desk.environ), desk.environ))
+
+
+def _spec(desk: Desk, script: str, **fields: Any) -> str:
+    (desk.folder / "train.py").write_text(script)
+    spec = {"name": "t", "procs_per_node": 2, "entrypoint": "train.py", "restart": {"max": 0}, **fields}
+    (desk.folder / "job.yaml").write_text(json.dumps(spec))  # JSON is YAML
+    return "job.yaml"
+
+
+def test_submit_for_programs_prints_one_object_and_status_its_end(desk: Desk, orch: Type) -> None:
+    done = orch("submit", _spec(desk, "print('hi')"), "--json")
+    told = json.loads(done.stdout)
+    assert (list(told), done.returncode) == (["id", "name", "dir", "state"], 0)
+    assert (told["name"], Path(told["dir"]).is_dir()) == ("t", True)
+    desk.jobs[0].wait()
+    (status,) = json.loads(orch("status", "--json").stdout)
+    assert (status["id"], status["state"], status["world_size"]) == (told["id"], "SUCCEEDED", 2)
+
+
+def test_follow_ends_with_the_jobs_own_end(desk: Desk, orch: Type) -> None:
+    good = orch("submit", _spec(desk, "import os; print('rank', os.environ['RANK'])"), "--follow")
+    assert good.returncode == 0
+    assert "[rank 0] rank 0" in good.stdout and "SUCCEEDED  attempt 1" in good.stdout
+    bad = orch("submit", _spec(desk, "raise RuntimeError('no luck')"), "--follow")
+    assert bad.returncode == 1
+    assert "FAILED  attempt 1" in bad.stdout and "see why: orch why t-" in bad.stderr
+    why = orch("why")
+    assert "RuntimeError: no luck at train.py:1" in why.stdout and "orch resume t-" in why.stdout
+
+
+def test_follow_for_programs_prints_a_line_of_json_for_each_change(desk: Desk, orch: Type) -> None:
+    done = orch("submit", _spec(desk, "print('hi')"), "--follow", "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert list(lines[0]) == ["id", "name", "dir", "state"]
+    assert lines[-1]["state"] == "SUCCEEDED" and {line["id"] for line in lines} == {lines[0]["id"]}
+
+
+def test_ctrl_c_while_following_leaves_the_job_running_and_says_how_to_come_back(desk: Desk) -> None:
+    argv = _argv("submit", _spec(desk, COUNT), "--follow")
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(desk.folder)
+        os.execve(argv[0], argv, {**desk.environ, "TERM": "xterm"})
+    seen = _read_until(terminal, b"line 5")
+    os.write(terminal, b"\x03")
+    seen += _read_until(terminal, b"orch cancel t-")
+    _, status = os.waitpid(pid, 0)
+    os.close(terminal)
+    _adopt(desk)
+    assert os.waitstatus_to_exitcode(status) == 130
+    assert b"goes on" in seen and b"orch logs -f t-" in seen and b"Traceback" not in seen
+    sight = desk.jobs[0]
+    ranks = sight.rank_procs()
+    assert len(ranks) == 2 and all(procfs.alive(proc) for proc in ranks.values())
+    assert os.getsid(sight.supervisor().pid) != os.getsid(0)
+    sight.job.cancel()
+    assert sight.wait()["state"] == "CANCELLED"
+
+
+def _read_until(terminal: int, word: bytes) -> bytes:
+    seen = b""
+    deadline_s = time.monotonic() + RUN_S_MAX
+    while word not in seen and time.monotonic() < deadline_s:
+        try:
+            seen += os.read(terminal, 65536)
+        except OSError:
+            break
+    assert word in seen, seen.decode(errors="replace")[-2000:]
+    return seen
+
+
+def test_a_reader_that_leaves_early_is_no_error(desk: Desk, orch: Type) -> None:
+    orch("submit", _spec(desk, "for n in range(50000): print('a line of a long log', n)"))
+    desk.jobs[0].wait()
+    done = subprocess.run(
+        f"{sys.executable} -m orchestrator.cli logs | head -1", shell=True, cwd=desk.folder, env=desk.environ,
+        capture_output=True, text=True, timeout=RUN_S_MAX, check=False,
+    )  # fmt: skip
+    assert (done.stderr, done.stdout.count("\n")) == ("", 1)
+
+
+def test_secrets_are_private_from_the_first_byte_and_are_nowhere_else(desk: Desk, orch: Type) -> None:
+    script = "import os, time\nprint('token is', os.environ['HF_TOKEN'], flush=True)\ntime.sleep(600)\n"
+    done = orch("submit", _spec(desk, script, secrets=["HF_TOKEN"]), HF_TOKEN=SECRET)
+    assert done.returncode == 0, done.stderr
+    sight = desk.jobs[0]
+    sight.wait_for_line("token is " + SECRET)
+    folder = sight.job.folder.secrets
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+    assert all(SECRET.encode() not in command for command in sight.commands())
+    sight.job.cancel()
+    sight.wait()
+    allowed = {folder / "secrets.json", *sight.job.folder.attempt_logs(1).glob("rank-*.log")}
+    holders = [
+        path for path in sight.root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
+    ]
+    assert set(holders) <= allowed
+    for words in (["logs"], ["why", "--json"], ["status", "--json"]):
+        assert SECRET not in orch(*words).stdout
+    assert "token is ***" in orch("logs").stdout
+
+
+def test_an_ended_job_goes_on_with_what_set_changes_and_what_the_submit_had_set(
+    desk: Desk, orch: Type
+) -> None:
+    script = "import sys, os; print('args', sys.argv[1:], os.environ.get('MODE'), os.environ['HF_TOKEN'])"
+    spec = _spec(desk, script, secrets=["HF_TOKEN"])
+    first = orch("submit", spec, "--set", "env.MODE=fast", "--follow", HF_TOKEN="12")
+    assert first.returncode == 0, first.stderr
+    (desk.folder / "train.py").write_text("print('edited after submit')")
+    again = orch("resume", "--set", "entrypoint=train.py --more", "--follow")
+    assert again.returncode == 0, again.stderr
+    assert "args ['--more'] fast 12" in desk.jobs[0].log(0, 2)
+
+
+def test_a_job_that_fails_in_setup_shows_what_its_nodes_printed(desk: Desk, orch: Type) -> None:
+    spec = _spec(desk, "print('never')", setup=["echo getting ready", "cat /no/such/file"])
+    assert orch("submit", spec, "--follow").returncode == 1
+    logs = orch("logs")
+    assert "no rank has printed anything" in logs.stderr
+    assert "getting ready" in logs.stdout and "/no/such/file" in logs.stdout
+    assert "/no/such/file" in orch("logs", "--node", "node-0").stdout
+    assert "--node node-0 --attempt 1" in orch("why").stdout
+
+
+def test_cancel_is_quick_and_twice_is_a_mistake(desk: Desk, orch: Type) -> None:
+    orch("submit", _spec(desk, COUNT))
+    desk.jobs[0].wait_for_line("line 3")
+    done = orch("cancel")
+    assert (done.returncode, done.stdout) == (0, f"{desk.jobs[0].job.id} CANCELLED\n")
+    assert orch("cancel").returncode == 2
+    assert "was stopped by the user" in orch("why").stdout
+
+
+def test_jobs_and_verbs_are_completed_by_the_shell(desk: Desk, orch: Type) -> None:
+    orch("submit", _spec(desk, "print('hi')", name="gpt-2"))
+    sight = desk.jobs[0]
+    sight.wait()
+    ask = {"_ORCH_COMPLETE": "bash_complete"}
+    assert "plain,status" in orch(**ask, COMP_WORDS="orch st", COMP_CWORD="1").stdout
+    offered = orch(**ask, COMP_WORDS="orch logs gp", COMP_CWORD="2").stdout.split()
+    assert offered == ["plain,gpt-2", f"plain,{sight.job.id}"]
+    assert "complete" in orch(_ORCH_COMPLETE="bash_source").stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can make a tiny disk")
+def test_a_full_disk_is_said_and_leaves_no_half_job(desk: Desk, orch: Type) -> None:
+    home = Path(desk.environ["ORCH_HOME"])
+    home.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", home],
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    if made.returncode:
+        pytest.skip("no tmpfs can be mounted here")
+    try:
+        done = orch("submit", _spec(desk, "print('hi')" + "#" * 300_000))
+        assert done.returncode == 3 and "the job folder cannot be made" in done.stderr
+        assert "No space left" in done.stderr and "Traceback" not in done.stderr
+        assert list((home / "jobs").iterdir()) == []
+    finally:
+        subprocess.run(["umount", home], timeout=30, check=True)
+
+
+def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next(desk: Desk, orch: Type) -> None:
+    orch("submit", _spec(desk, COUNT))
+    sight = desk.jobs[0]
+    sight.wait_for_line("line 3")
+    old = sight.supervisor()
+    os.kill(old.pid, signal.SIGKILL)
+    wait_until(lambda: not procfs.alive(old), "the end of the supervisor")
+    done = orch("status", "--json")
+    assert "a new one has taken over" in done.stderr
+    assert json.loads(done.stdout)[0]["state"] == "RUNNING"
+    sight.job.cancel()
+    assert sight.wait()["state"] == "CANCELLED"

@@ -1,0 +1,127 @@
+"""What if an agent dies, its keeper, or both? No orphan stays, whoever they are, and the job goes on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from orchestrator.node import procfs
+from orchestrator.node.procfs import Proc
+
+from .conftest import FAKE_TORCH, STEPPER, Desk, Sight, kill, proc_of, wait_until
+
+pytestmark = pytest.mark.integration
+
+FAMILY = (
+    STEPPER
+    + """
+import multiprocessing, subprocess
+
+
+def idle(number):
+    print(f"kin {os.getpid()}", flush=True)
+    time.sleep(3600)
+
+
+if __name__ == "__main__":
+    if attempt == 1:
+        if rank == 0:
+            multiprocessing.get_context("fork").Process(target=idle, args=(0,), daemon=True).start()
+            run(10)
+            sleep = subprocess.Popen(["setsid", "sleep", "3600"])
+            print(f"kin {sleep.pid}", flush=True)
+            daemon = "setsid sh -c 'echo kin $$; exec sleep 3600' &"
+            subprocess.run(["sh", "-c", daemon], check=True)
+        run(1000000, start=10)
+    run(20)
+"""
+)
+"""In its first attempt rank 0 has a worker like DataLoader's, a child in a session of its own, and a daemon."""
+
+RUN_SH = """
+trap '' TERM
+python=$1
+"$python" train.py &
+wait
+wait
+"""
+
+
+def _family(desk: Desk, command: bool) -> Sight:
+    files = {**FAKE_TORCH, "train.py": FAMILY, "run.sh": RUN_SH}
+    entry: dict[str, Any] = (
+        {"command": 'bash run.sh "$PYTHON"; true'} if command else {"entrypoint": "train.py"}
+    )
+    return desk.submit(files, nodes=2, env={"PYTHON": sys.executable}, monitor={"stop_grace": 1}, **entry)
+
+
+def _both(job: Sight) -> list[Proc]:
+    return [job.keeper(), job.agent()]
+
+
+VICTIMS: dict[str, Callable[[Sight], list[Proc]]] = {
+    "agent": lambda job: [job.agent()],
+    "keeper": lambda job: [job.keeper()],
+    "both": _both,
+}
+
+
+@pytest.mark.parametrize("command", [False, True], ids=["script", "command"])
+@pytest.mark.parametrize("victim", list(VICTIMS))
+def test_no_orphan_outlives_its_agent_and_the_job_resumes(desk: Desk, victim: str, command: bool) -> None:
+    job = _family(desk, command)
+    wait_until(lambda: job.log().count("kin ") == 3, f"the whole family\n{job.log()[:300]}")
+    kin = [proc_of(int(line.split()[1])) for line in job.log().splitlines() if line.startswith("kin ")]
+    assert set(kin) <= set(job.processes())
+    job.wait_for_step(12)
+    for proc in VICTIMS[victim](job):
+        kill(proc)
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.kinds() == ["node_lost", None]
+    assert job.verdict()["node"] == "node-0"
+    assert not [proc for proc in kin if procfs.alive(proc)]
+
+
+@pytest.mark.parametrize("victim", ["agent", "keeper"])
+def test_an_agent_that_is_asked_to_end_takes_its_ranks_along_and_the_job_resumes(
+    desk: Desk, victim: str
+) -> None:
+    script = STEPPER + "run(1000000 if attempt == 1 else 20)"
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, entrypoint="train.py")
+    job.wait_for_step(3)
+    kill(VICTIMS[victim](job)[0], signal.SIGTERM)
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.kinds() == ["node_lost", None]
+    assert job.verdict()["node"] == "node-0"
+
+
+def test_an_agent_killed_before_its_ranks_start_costs_no_attempt(desk: Desk) -> None:
+    script = STEPPER + "run(5)"
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, entrypoint="train.py", setup=["sleep 1"])
+    wait_until(lambda: (job.job.folder.node("node-0") / "setup.sh").exists(), "the setup lines")
+    kill(job.agent())
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.kinds() == [None]
+
+
+def test_a_stopped_agent_that_goes_on_finds_its_ranks_well(desk: Desk) -> None:
+    """The fence must not kill a gang that has gone on while only its agent stood still."""
+    script = STEPPER + "run(1000000)"
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": script},
+        entrypoint="train.py",
+        monitor={"node_timeout": 5, "hang_timeout": 60},
+    )
+    job.wait_for_step(3)
+    agent, steps = job.agent(), len(job.steps_logged())
+    kill(agent, signal.SIGSTOP)
+    wait_until(lambda: len(job.steps_logged()) > steps + 360, "3.6 s of steps, longer than the fence's 3 s")
+    kill(agent, signal.SIGCONT)
+    wait_until(lambda: (job.seen()["step"] or 0) > steps + 400, "news of the steps")
+    assert job.seen()["restarts"] == 0
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"

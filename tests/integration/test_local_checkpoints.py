@@ -1,0 +1,246 @@
+"""Which checkpoint does a restart or a resume start from? Only one that is complete, and the newest of those."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.brain import events as e
+from orchestrator.errors import UserError
+
+from .conftest import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
+
+pytestmark = pytest.mark.integration
+
+SAVER = (
+    STEPPER
+    + """
+import io, signal, zipfile
+
+folder = Path(os.environ["ORCH_CHECKPOINT_DIR"])
+print("from", os.environ["ORCH_RESUME_FROM"] or "nothing", flush=True)
+
+
+def saved(step):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("step", str(step) * 5000)
+    return out.getvalue()
+
+
+def save(name, step):
+    (folder / name).write_bytes(saved(step))
+    time.sleep(0.03)  # a file's time is known to 10 ms, and no real step is as short as these
+
+
+def half(name, step):
+    (folder / name).write_bytes(saved(step)[:3000])
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def step_of_resume():
+    with zipfile.ZipFile(os.environ["ORCH_RESUME_FROM"]) as archive:
+        return int(archive.read("step")[:2])
+"""
+)
+"""A zip is what torch.save writes."""
+
+
+def _resumed_from(job: Sight, attempt: int = 2) -> str:
+    line = job.log(0, attempt).splitlines()[0]
+    return line.removeprefix("from ").rpartition("/")[2]
+
+
+def _restarted(desk: Desk, body: str, path: str = "*") -> str:
+    """Run a script that dies in its first attempt; return the name of what the second resumed from."""
+    script = SAVER + "if attempt == 2:\n    sys.exit()\n" + body
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": script}, procs_per_node=1, entrypoint="train.py", checkpoint={"path": path}
+    )
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    return _resumed_from(job)
+
+
+TEMPORARY = """
+run(10)
+save("good.pt", 10)
+run(20, start=10)
+for name in ("step-20.pt.tmp", ".step-20.pt", "tmp-20.pt", "step-20.pt.incomplete", "step-20.pt~", "20.pt.part"):
+    save(name, 20)
+(folder / "zero.pt").touch()
+(folder / "metrics.json").write_text("{}")
+(folder / "plots").mkdir()
+(folder / "plots" / "loss.png").write_text("png")
+run(30, start=20)
+die()
+"""
+
+CUT_OFF = """
+run(10)
+save("good.pt", 10)
+run(20, start=10)
+half("torn.pt", 20)
+die()
+"""
+
+FOLDERS = """
+for step in (10, 20, 30):
+    run(step, start=step - 10)
+    (folder / f"step-{step}").mkdir()
+    save(f"step-{step}/model.pt", step)
+    (folder / f"step-{step}" / "trainer.json").write_text("{}")
+    if step == 20:
+        (folder / "step-20" / "checkpoint-is-incomplete.txt").touch()
+die()
+"""
+
+EXPLICIT = """
+run(10)
+(folder / "a-10.json").write_text("{}")
+run(20, start=10)
+(folder / "a-20.json").write_text("{")
+save("b-20.pt", 20)
+die()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "path", "name"),
+    [
+        (TEMPORARY, "*", "good.pt"),
+        (CUT_OFF, "*", "good.pt"),
+        (FOLDERS, "step-*", "step-10"),
+        (EXPLICIT, "a-*.json", "a-10.json"),
+    ],
+    ids=["temporary", "cut-off", "folders", "explicit"],
+)
+def test_a_restart_takes_the_newest_complete_checkpoint(desk: Desk, body: str, path: str, name: str) -> None:
+    assert _restarted(desk, body, path) == name
+
+
+def test_a_last_checkpoint_that_is_overwritten_in_place_is_dropped_when_the_writing_was_cut_off(
+    desk: Desk,
+) -> None:
+    body = """
+run(10)
+save("before.pt", 10)
+run(20, start=10)
+save("last.pt", 20)
+while "last.pt" not in known():
+    optimizer.step()
+    time.sleep(0.02)
+half("last.pt", 30)
+die()
+"""
+    known = "import json\ndef known():\n    return (folder.parent / 'journal.jsonl').read_text()\n"
+    assert _restarted(desk, known + body) == "before.pt"
+
+
+def test_a_torn_checkpoint_is_not_resumed_from_when_its_agent_died_too(desk: Desk) -> None:
+    body = """
+if attempt == 1:
+    run(10)
+    save("before.pt", 10)
+    run(20, start=10)
+    save("last.pt", 20)
+    while "last.pt" not in (folder.parent / "journal.jsonl").read_text():
+        optimizer.step()
+        time.sleep(0.02)
+    half("last.pt", 30)
+    print("torn", flush=True)
+    run(1000000, start=20)
+"""
+    job = desk.submit({**FAKE_TORCH, "train.py": SAVER + body}, procs_per_node=1, entrypoint="train.py")
+    job.wait_for_line("torn")
+    for proc in (job.keeper(), job.agent()):
+        kill(proc)
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert _resumed_from(job) == "before.pt"
+
+
+def test_only_the_newest_are_kept_when_asked_for(desk: Desk) -> None:
+    body = """
+(folder / "notes.txt").write_text("mine")
+for step in range(5, 20, 5) if attempt == 1 else ():
+    run(step, start=step - 5)
+    save(f"step-{step:02d}.pt", step)
+    while f"step-{step:02d}.pt" not in (folder.parent / "journal.jsonl").read_text():
+        optimizer.step()
+        time.sleep(0.02)
+die() if attempt == 1 else None
+"""
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": SAVER + body},
+        procs_per_node=1, entrypoint="train.py", checkpoint={"keep": 2},
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED"
+    left = sorted(path.name for path in job.job.folder.checkpoints.iterdir())
+    assert left == ["notes.txt", "step-10.pt", "step-15.pt"]
+    assert _resumed_from(job) == "step-15.pt"
+
+
+RESUMED = (
+    SAVER
+    + """
+start = step_of_resume() if os.environ["ORCH_RESUME_FROM"] else 0
+print("version 1", os.environ.get("WORD"), flush=True)
+for step in range(start + 10, 50, 10):
+    run(step, start=step - 10)
+    save(f"step-{step}.pt", step)
+    if os.environ.get("DIE_AT") == str(step):
+        run(step + 3, start=step)
+        sys.exit(int(os.environ["CODE"]))
+"""
+)
+
+
+def test_a_failed_job_resumes_as_it_was_submitted_and_its_attempts_count_on(desk: Desk) -> None:
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": RESUMED}, procs_per_node=1, entrypoint="train.py",
+        env={"DIE_AT": "20", "CODE": "5"}, restart={"never_on_exit_codes": [5]},
+    )  # fmt: skip
+    work = desk.folder / "work-0" / "train.py"
+    work.write_text("raise SystemExit('the changed script')")
+    assert job.wait()["state"] == "FAILED"
+    job.job.resume(overrides=["env.DIE_AT=30", "env.WORD=new"], environ=desk.environ)
+    assert job.wait()["state"] == "FAILED"
+    job.job.resume("step-10.pt", environ=desk.environ)
+    assert job.wait()["state"] == "FAILED"
+    job.job.resume(overrides=["env.DIE_AT=0"], environ=desk.environ)
+    status = job.wait()
+    assert (status["state"], status["attempt"], status["step"]) == ("SUCCEEDED", 4, 40)
+    assert [_resumed_from(job, attempt) for attempt in (1, 2, 3, 4)] == [
+        "nothing", "step-20.pt", "step-10.pt", "step-30.pt",
+    ]  # fmt: skip
+    assert "version 1 None" in job.log(0, 1)
+    assert "version 1 new" in job.log(0, 4)
+    assert [attempt["attempt"] for attempt in job.attempts()] == [1, 2, 3, 4]
+    with pytest.raises(UserError, match="there is no such checkpoint"):
+        job.job.resume("step-99.pt", environ=desk.environ)
+
+
+def test_a_cancelled_job_resumes_and_a_running_one_does_not(desk: Desk) -> None:
+    script = (
+        SAVER
+        + """
+start = step_of_resume() if os.environ["ORCH_RESUME_FROM"] else 0
+run(10, start=start)
+save("step-10.pt", 10) if rank == 0 and not start else None
+run(1000000 if attempt == 1 else 30, start=10)
+"""
+    )
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, procs_per_node=1, entrypoint="train.py")
+    wait_until(lambda: job.news(e.CheckpointFound), "the checkpoint")
+    with pytest.raises(UserError, match="the job is RUNNING"):
+        job.job.resume(environ=desk.environ)
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"
+    job.job.resume(environ=desk.environ)
+    with pytest.raises(UserError, match="the job is"):
+        job.job.resume(environ=desk.environ)
+    status = job.wait()
+    assert (status["state"], status["attempt"], status["step"]) == ("SUCCEEDED", 2, 30)
+    assert _resumed_from(job) == "step-10.pt"
+    assert job.kinds() == [None, None]

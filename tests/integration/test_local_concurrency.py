@@ -1,0 +1,100 @@
+"""Do jobs, gangs and ports keep out of each other's way, and does nothing stay behind at the end?"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from orchestrator.brain import events as e
+from orchestrator.node import procfs
+
+from .conftest import FAKE_TORCH, STEPPER, Desk, kill, wait_until
+
+pytestmark = pytest.mark.integration
+
+
+def test_two_jobs_at_once_do_not_touch_each_other(desk: Desk) -> None:
+    script = STEPPER + "run(100, each_s=0.02)"
+    first, second = (desk.submit({**FAKE_TORCH, "train.py": script}, entrypoint="train.py") for _ in range(2))
+    first.wait_for_step(5)
+    second.wait_for_step(5)
+    kill(first.rank_procs()[0])
+    assert [job.wait()["state"] for job in (first, second)] == ["SUCCEEDED", "SUCCEEDED"]
+    assert (first.kinds(), second.kinds()) == (["crash", None], [None])
+    ports = {started.port for job in (first, second) for started in job.news(e.Prepared) if started.port}
+    assert len(ports) == 3
+
+
+def test_eight_nodes_with_two_ranks_each(desk: Desk) -> None:
+    script = "import os; print(os.environ['RANK'], os.environ['LOCAL_RANK'], os.environ['NODE_RANK'])"
+    job = desk.submit({"train.py": script}, nodes=8, entrypoint="train.py")
+    status = job.wait()
+    assert (status["state"], status["world_size"]) == ("SUCCEEDED", 16)
+    assert [job.log(rank).split() for rank in range(16)] == [
+        [str(rank), str(rank % 2), str(rank // 2)] for rank in range(16)
+    ]
+    assert [one["exit"] for one in status["ranks"]] == [0] * 16
+
+
+def test_a_daemon_of_a_rank_is_gone_when_the_job_ends(desk: Desk) -> None:
+    script = """
+import os, subprocess
+subprocess.run(["sh", "-c", "setsid sh -c 'echo daemon $$; exec sleep 3600' & sleep 0.5"], check=True)
+"""
+    job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py")
+    assert job.wait()["state"] == "SUCCEEDED"
+    pid = int(next(line.split()[1] for line in job.log().splitlines() if line.startswith("daemon")))
+    wait_until(lambda: (stat := procfs.look(pid)) is None or stat.state in "ZX", "the daemon's end")
+
+
+def test_ranks_that_ended_well_wait_for_the_others_and_a_late_crash_restarts_all(desk: Desk) -> None:
+    script = STEPPER + "run(5)\nif rank == 1 and attempt == 1:\n    time.sleep(1)\n    sys.exit(4)\n"
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, procs_per_node=1, entrypoint="train.py")
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.kinds() == ["crash", None]
+    assert job.verdict()["ranks"] == [1]
+    assert job.steps_logged(0, 2) == [1, 2, 3, 4, 5]
+
+
+def test_a_port_taken_between_probe_and_use_is_a_rendezvous_failure_and_the_next_attempt_has_another(
+    desk: Desk,
+) -> None:
+    script = """
+import os, socket
+port = int(os.environ["MASTER_PORT"])
+if os.environ["ORCH_ATTEMPT"] == "1":
+    other = socket.socket()
+    other.bind(("", port))  # somebody else was faster
+    other.listen()
+if os.environ["RANK"] == "0":
+    server = socket.socket()
+    server.bind(("", port))
+"""
+    job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py")
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.kinds() == ["rendezvous", None]
+    first, second = (one.port for one in job.news(e.Prepared))
+    assert first != second
+
+
+def test_a_job_that_prints_much_loses_no_byte(desk: Desk) -> None:
+    script = "import os\nfor number in range(200_000):\n    print(os.environ['RANK'], number)\n"
+    job = desk.submit({"train.py": script}, entrypoint="train.py", logs={"unbuffered": False})
+    assert job.wait()["state"] == "SUCCEEDED"
+    for rank in range(2):
+        assert job.log(rank) == "".join(f"{rank} {number}\n" for number in range(200_000))
+
+
+def test_many_looks_at_once_revive_one_supervisor(desk: Desk) -> None:
+    job = desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(1000000)"}, entrypoint="train.py")
+    job.wait_for_step(3)
+    dead = job.supervisor()
+    kill(dead)
+    wait_until(lambda: not procfs.alive(dead), "the supervisor's end")
+    with ThreadPoolExecutor(4) as pool:
+        states = list(pool.map(lambda _: job.job.status()["state"], range(4)))
+    assert set(states) == {"RUNNING"}
+    assert len(job.news(e.SupervisorStarted)) == 2
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"

@@ -1,0 +1,191 @@
+"""What follows when a rank dies? The culprit is named, the gang restarts from the newest checkpoint, or the job ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .conftest import FAKE_TORCH, STEPPER, Desk, kill
+
+pytestmark = pytest.mark.integration
+
+STEPS = 40
+EVERY = 10
+
+DDP = f"""
+import hashlib, os, signal, sys, time
+from pathlib import Path
+import torch
+from torch import distributed as dist, nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS, EVERY = {STEPS}, {EVERY}
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    # One parameter: DDP sorts several anew after its first step, and then four ranks' sums round differently.
+    model = DistributedDataParallel(nn.Linear(4, 4, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    done = 0
+    if path := os.environ["ORCH_RESUME_FROM"]:
+        saved = torch.load(path)
+        done = saved["step"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        print(f"resumed at step {{done}}", flush=True)
+    for step in range(done + 1, STEPS + 1):
+        generator = torch.Generator().manual_seed(step * 100 + rank)
+        loss = model(torch.randn(8, 4, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        if os.environ.get("DIE_AT") == f"{{rank}}:{{step}}" and os.environ["ORCH_ATTEMPT"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        optimizer.step()
+        if rank == 0 and step % EVERY == 0:
+            time.sleep(0.02)  # the kernel's clock for files may be as late as that
+            path = Path(os.environ["ORCH_CHECKPOINT_DIR"]) / f"step-{{step:03d}}.pt"
+            state = {{"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}}
+            torch.save(state, path.with_suffix(".tmp"))
+            path.with_suffix(".tmp").rename(path)
+        time.sleep(0.025)
+    weights = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print("final", hashlib.sha256(weights).hexdigest(), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def _final(log: str) -> str:
+    return next(line for line in log.splitlines() if line.startswith("final "))
+
+
+def test_after_kill_9_of_a_rank_the_final_weights_are_bitwise_those_of_an_uninterrupted_run(
+    desk: Desk,
+) -> None:
+    # Rank 1 dies in step 34, before the gradients meet: three checkpoints are there, and each rank has made 33 steps.
+    broken = desk.submit({"train.py": DDP}, nodes=2, entrypoint="train.py", env={"DIE_AT": "1:34"})
+    status = broken.wait()
+    whole = desk.submit({"train.py": DDP}, nodes=2, entrypoint="train.py")
+    assert whole.wait()["state"] == "SUCCEEDED"
+    assert status["state"] == "SUCCEEDED", status["reason"]
+    assert {_final(broken.log(rank, 2)) for rank in range(4)} == {_final(whole.log(0))}
+
+    first, second = broken.attempts()
+    verdict = first["verdict"]
+    assert (verdict["kind"], verdict["ranks"], verdict["node"]) == ("crash", [1], "node-0")
+    assert "SIGKILL (9)" in verdict["summary"]
+    assert second["resumed_from"].endswith("step-030.pt")
+    assert "resumed at step 30" in broken.log(0, 2)
+    assert (first["last_step"], second["first_step"], first["repeated_steps"]) == (33, 31, 3)
+    assert status["restarts"] == 1
+    assert status["step"] == STEPS
+
+
+CRASHER = (
+    STEPPER
+    + """
+def crash(step):
+    if step == 7 and rank == 2:
+        raise ValueError("the batch is empty")
+
+
+run(1000, at_step=crash)
+"""
+)
+
+
+def test_the_same_exception_at_the_same_step_again_ends_the_job(desk: Desk) -> None:
+    job = desk.submit({**FAKE_TORCH, "train.py": CRASHER}, nodes=2, entrypoint="train.py")
+    status = job.wait()
+    assert (status["state"], job.kinds()) == ("FAILED", ["crash", "no_progress"])
+    verdict = job.verdict()
+    assert verdict["ranks"] == [2]
+    assert verdict["node"] == "node-1"
+    assert verdict["step"] == 6
+    line = CRASHER.splitlines().index('        raise ValueError("the batch is empty")') + 1
+    assert "ValueError: the batch is empty" in verdict["summary"]
+    assert f"train.py:{line} crash" in verdict["summary"]
+    assert "Traceback (most recent call last)" in verdict["evidence"][-1]
+    assert "step 6" in job.verdict(2)["summary"]
+
+
+def test_an_exit_code_that_is_never_restarted_ends_the_job_at_once(desk: Desk) -> None:
+    script = "import os, sys, time\nsys.exit(17) if os.environ['RANK'] == '1' else time.sleep(600)\n"
+    job = desk.submit({"train.py": script}, entrypoint="train.py", restart={"never_on_exit_codes": [17]})
+    assert job.wait()["state"] == "FAILED"
+    assert job.kinds() == ["crash"]
+    assert "exited with code 17" in job.verdict()["summary"]
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [("print('a'\n", "SyntaxError"), ("import no_such_module\n", "No module named 'no_such_module'")],
+    ids=["syntax", "import"],
+)
+def test_what_no_restart_can_mend_fails_after_one_attempt(desk: Desk, script: str, says: str) -> None:
+    job = desk.submit({"train.py": script}, entrypoint="train.py")
+    assert job.wait()["state"] == "FAILED"
+    assert job.kinds() == ["crash"]
+    assert says in job.verdict()["summary"]
+    assert "train.py" in job.verdict()["evidence"][-1]
+
+
+def test_an_exit_code_without_a_traceback_is_named_and_no_caught_exception_is_blamed(desk: Desk) -> None:
+    script = """
+import sys, traceback
+try:
+    1 / 0
+except ZeroDivisionError:
+    traceback.print_exc()
+sys.exit(3)
+"""
+    job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py", restart={"max": 0})
+    status = job.wait()
+    assert (status["state"], len(job.attempts())) == ("FAILED", 1)
+    assert "exited with code 3" in job.verdict()["summary"]
+    assert "ZeroDivisionError" not in str(job.verdict())
+    assert "restart.max is 0" in status["reason"]
+
+
+def test_a_killed_rank_is_not_blamed_on_an_exception_that_it_had_caught(desk: Desk) -> None:
+    script = """
+import multiprocessing, time, traceback
+
+
+def fail():
+    raise KeyError("in a worker")
+
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=fail)
+    worker.start()
+    worker.join()
+    print("worker gone", flush=True)
+    time.sleep(600)
+"""
+    job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py", restart={"max": 0})
+    job.wait_for_line("worker gone")
+    kill(job.rank_procs()[0])
+    assert job.wait()["state"] == "FAILED"
+    assert "SIGKILL" in job.verdict()["summary"]
+    assert "KeyError" not in str(job.verdict())
+
+
+def test_victims_of_a_crash_are_stopped_and_their_ends_are_on_record(desk: Desk) -> None:
+    job = desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(100000)"}, nodes=2, entrypoint="train.py",
+                      restart={"max": 0})  # fmt: skip
+    job.wait_for_step(5)
+    kill(job.rank_procs()[1])
+    assert job.wait()["state"] == "FAILED"
+    exits = {one.rank: one for one in job.news(e.Exited)}
+    assert (exits[1].signal, exits[1].ordered) == (9, False)
+    assert all(exits[rank].ordered and exits[rank].signal == 15 for rank in (0, 2, 3))
+    assert len(job.news(d.Judge)) == 1

@@ -1,0 +1,124 @@
+"""Does every way to say what runs work: scripts, modules, shell commands, setup lines, another interpreter?"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from .conftest import FAKE_TORCH, STEPPER, Desk
+
+pytestmark = pytest.mark.integration
+
+ENTRIES: dict[str, dict[str, Any]] = {
+    "script": {"entrypoint": "train.py --lr 0.1 'two words'"},
+    "module": {"entrypoint": "-m pack.train --lr 0.1 'two words'"},
+    "command": {"command": f"bash run.sh {sys.executable}"},
+}
+
+TRAIN = (
+    STEPPER
+    + """
+run(12)
+print("arguments", sys.argv[1:], flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("entry", list(ENTRIES))
+def test_every_kind_of_entry_runs_in_the_snapshot_and_counts_steps(desk: Desk, entry: str) -> None:
+    files = {
+        **FAKE_TORCH, "train.py": TRAIN, "pack/__init__.py": "", "pack/train.py": TRAIN,
+        "run.sh": "set -eu\necho wrapped in $PWD\n\"$1\" train.py --lr 0.1 'two words'\necho after\n",
+    }  # fmt: skip
+    job = desk.submit(files, **ENTRIES[entry])
+    status = job.wait()
+    assert (status["state"], status["step"]) == ("SUCCEEDED", 12)
+    assert [rank["step"] for rank in status["ranks"]] == [12, 12]
+    assert "arguments ['--lr', '0.1', 'two words']" in job.log(1)
+    if entry == "command":
+        assert f"wrapped in {job.job.folder.code}" in job.log()
+
+
+def test_an_isolated_interpreter_without_the_hook_runs_and_its_traceback_is_found_in_the_log(
+    desk: Desk,
+) -> None:
+    script = "import os\nprint('hello', os.environ['RANK'])\nif os.environ['RANK'] == '1':\n    raise OSError('no data')\n"
+    job = desk.submit({"train.py": script}, command=f"{sys.executable} -I train.py", restart={"max": 0})
+    assert job.wait()["state"] == "FAILED"
+    assert "hello 1" in job.log(1)
+    verdict = job.verdict()
+    assert verdict["ranks"] == [1]
+    assert "OSError: no data at" in verdict["summary"]
+    assert "train.py:4" in verdict["summary"]
+
+
+def test_resume_arguments_are_appended_only_when_there_is_something_to_resume_from(desk: Desk) -> None:
+    script = (
+        STEPPER
+        + """
+print("arguments", sys.argv[1:], flush=True)
+def die(step):
+    if attempt == 1 and step == 15:
+        os.kill(os.getpid(), 9)
+    if step == 10 and rank == 0 and attempt == 1:
+        (Path(os.environ["ORCH_CHECKPOINT_DIR"]) / "a b.txt").write_text("x")
+run(20, each_s=0.03, at_step=die)
+"""
+    )
+    for number, entry in enumerate(({"entrypoint": "train.py"}, {"command": f"{sys.executable} train.py"})):
+        spec: dict[str, Any] = {**entry, "checkpoint": {"path": "*.txt", "resume_args": "--resume {path}"}}
+        job = desk.submit({**FAKE_TORCH, "train.py": script}, procs_per_node=1, **spec)
+        assert job.wait()["state"] == "SUCCEEDED", number
+        assert "arguments []" in job.log()
+        assert f"arguments ['--resume', '{job.job.folder.checkpoints / 'a b.txt'}']" in job.log(0, 2)
+
+
+def test_setup_lines_run_once_a_node_and_what_they_export_reaches_the_ranks(desk: Desk) -> None:
+    script = """
+import os, sys
+print("from setup:", os.environ["GREETING"], os.environ["PATH"].split(":")[0], flush=True)
+print("left out:", [name for name in os.environ if name.startswith("ORCH_SETUP")])
+sys.exit(3 if os.environ["ORCH_ATTEMPT"] == "1" else 0)
+"""
+    job = desk.submit(
+        {"train.py": script}, nodes=2, procs_per_node=1, entrypoint="train.py", env={"WHO": "wörld"},
+        setup=["echo setting up", "export GREETING=\"hello $WHO\n2\"", "PATH=/added:$PATH"],
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert "from setup: hello wörld\n2 /added" in job.log(1, 2)
+    assert "left out: []" in job.log(1, 2)
+    for node in ("node-0", "node-1"):
+        logs = [job.job.folder.node_log(attempt, node).read_text() for attempt in (1, 2)]
+        assert [log.count("setting up\n") for log in logs] == [1, 0]
+
+
+def test_failing_setup_lines_end_the_job_with_the_end_of_their_output(desk: Desk) -> None:
+    job = desk.submit(
+        {"train.py": "print('never')"},
+        entrypoint="train.py",
+        setup=["echo one", "ls /no/such/folder", "echo three"],
+    )
+    assert job.wait()["state"] == "FAILED"
+    assert job.kinds()[0] == "launch"
+    verdict = job.verdict()
+    assert verdict["node"] == "node-0"
+    assert "the setup lines ended with code 2" in verdict["summary"]
+    assert "/no/such/folder" in verdict["evidence"][-1]
+    assert "three" not in verdict["evidence"][-1]
+
+
+def test_an_interpreter_is_found_relative_to_the_code_and_a_missing_one_is_named(desk: Desk) -> None:
+    files = {
+        "train.py": "print('hello')",
+        "bin/python": f'#!/bin/sh\necho wrapped\nexec {sys.executable} "$@"\n',
+    }
+    job = desk.submit(files, procs_per_node=1, entrypoint="train.py", python="bin/python",
+                      setup=["chmod +x bin/python"])  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.log() == "wrapped\nhello\n"
+    missing = desk.submit(files, entrypoint="train.py", python="/no/such/python")
+    assert missing.wait()["state"] == "FAILED"
+    assert missing.kinds()[0] == "launch"
+    assert "there is no /no/such/python on this node" in missing.verdict()["summary"]

@@ -1,0 +1,117 @@
+"""How does a job end when it is told to? Scripts get their grace to save, and whoever stays is killed, in any phase."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from orchestrator import requests
+from orchestrator.errors import UserError
+
+from .conftest import FAKE_TORCH, STEPPER, Desk, kill, wait_until
+
+pytestmark = pytest.mark.integration
+
+SAVER = """
+import os, signal, sys, time
+from pathlib import Path
+
+folder, rank = Path(os.environ["ORCH_CHECKPOINT_DIR"]), os.environ["RANK"]
+
+
+def save(signum, frame):
+    time.sleep(0.5)  # a wrapping shell is long gone by now
+    (folder / f"rank-{rank}.json").write_text("saved")
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save if rank != "1" else signal.SIG_IGN)
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize(
+    "entry", [{"entrypoint": "train.py"}, {"command": "python3 train.py; true"}], ids=["script", "command"]
+)
+def test_on_cancel_a_script_saves_and_one_that_ignores_term_is_killed_after_the_grace(
+    desk: Desk, entry: dict[str, str]
+) -> None:
+    spec: dict[str, object] = {**entry, "procs_per_node": 3, "monitor": {"stop_grace": 2}}
+    job = desk.submit({"train.py": SAVER}, **spec)  # type: ignore[arg-type]
+    for rank in range(3):
+        job.wait_for_line("ready", rank)
+    began_s = time.monotonic()
+    job.job.cancel()
+    status = job.wait()
+    assert time.monotonic() - began_s >= 2.0
+    assert (status["state"], status["reason"]) == ("CANCELLED", "cancelled by the user")
+    saved = sorted(path.name for path in job.job.folder.checkpoints.iterdir())
+    assert saved == ["rank-0.json", "rank-2.json"]
+    if "entrypoint" in entry:
+        assert [rank["exit"] for rank in status["ranks"]] == [0, -9, 0]
+    with pytest.raises(UserError, match="has ended already"):
+        job.job.cancel()
+
+
+def test_a_cancel_right_after_submit_starts_no_rank_or_ends_it(desk: Desk) -> None:
+    job = desk.submit({"train.py": "import time; time.sleep(600)"}, nodes=2, entrypoint="train.py")
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"
+
+
+def test_a_cancel_ends_the_setup_lines_with_all_their_children(desk: Desk) -> None:
+    job = desk.submit(
+        {"train.py": "print('never')"},
+        entrypoint="train.py",
+        setup=["(setsid sleep 3600 &) ; sleep 3600 | cat"],
+    )
+    wait_until(lambda: sum(b"sleep" in word for word in job.commands()) >= 2, "the setup lines' children")
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"
+    wait_until(lambda: not job.processes(), "the end of the setup lines' children")
+    assert "never" not in job.log()
+
+
+def test_a_cancel_while_a_restart_waits_ends_the_job(desk: Desk) -> None:
+    job = desk.submit(
+        {"train.py": "import os; os._exit(int(os.environ['ORCH_ATTEMPT']))"},
+        entrypoint="train.py", restart={"max": 5, "backoff": 600, "backoff_max": 600},
+    )  # fmt: skip
+    wait_until(lambda: len(job.attempts()) == 2 and job.verdicts()[1], "the second verdict")
+    job.wait_for_state("RESTARTING")
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"
+    assert len(job.attempts()) == 2
+
+
+def test_two_cancels_at_once_are_one(desk: Desk) -> None:
+    job = desk.submit({"train.py": "import time; time.sleep(600)"}, entrypoint="train.py")
+    job.wait_for_state("RUNNING")
+    folder = job.job.folder.requests
+    assert [requests.ask(folder, "cancel"), requests.ask(folder, "cancel")] == [1, 2]
+    (folder / "000003.json").write_text("no request")
+    assert job.wait()["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_from_outside_is_a_crash_and_the_job_goes_on(desk: Desk, signum: signal.Signals) -> None:
+    script = STEPPER + "print('ready', flush=True)\nrun(1000000 if attempt == 1 else 5)"
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, entrypoint="train.py")
+    job.wait_for_step(3)
+    kill(job.rank_procs()[1], signum)
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.kinds() == ["crash", None]
+    assert job.verdict()["ranks"] == [1]
+    assert signum.name in json.dumps(job.verdict())
+
+
+def test_the_time_limit_ends_the_job_with_its_grace(desk: Desk) -> None:
+    job = desk.submit({"train.py": SAVER}, procs_per_node=1, entrypoint="train.py", time_limit="4s")
+    assert job.wait()["state"] == "FAILED"
+    assert job.kinds() == ["time_limit"]
+    assert [path.name for path in job.job.folder.checkpoints.iterdir()] == ["rank-0.json"]

@@ -1,0 +1,153 @@
+"""What if the supervisor dies? Ranks go on, the next look at the job revives it, and nothing is lost or told twice."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from orchestrator import journal, requests
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.node import procfs
+
+from .conftest import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
+
+pytestmark = pytest.mark.integration
+
+GATED = (
+    STEPPER
+    + """
+gate = Path(os.environ["ORCH_CHECKPOINT_DIR"]) / "gate"
+
+
+def wait_at_the_gate(step):
+    while step == 50 and not gate.exists():
+        optimizer.step()
+        time.sleep(0.02)
+
+
+run(60, at_step=wait_at_the_gate)
+"""
+)
+"""Counts 49 steps, makes silent ones until the file `gate` is there, then the last."""
+
+STEPS = list(range(1, 61))
+
+
+def _gated(desk: Desk) -> Sight:
+    return desk.submit({**FAKE_TORCH, "train.py": GATED}, nodes=2, entrypoint="train.py")
+
+
+def _open_gate(job: Sight) -> None:
+    (job.job.folder.checkpoints / "gate").touch()
+
+
+def _kill_supervisor(job: Sight) -> None:
+    supervisor = job.supervisor()
+    kill(supervisor)
+    wait_until(lambda: not procfs.alive(supervisor), "the supervisor's end")
+
+
+def _assert_nothing_lost_or_doubled(job: Sight) -> None:
+    """The journal has every line once, every kept report once, and every rank's log has each step once."""
+    entries = list(journal.read(job.job.folder.journal))
+    assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
+    kept = [(entry.boot, entry.seq) for entry in entries if entry.seq]
+    assert len(kept) == len(set(kept))
+    assert [entry.news.at for entry in entries if entry.seq] == sorted(
+        entry.news.at for entry in entries if entry.seq
+    )
+    for rank in range(4):
+        assert job.steps_logged(rank) == STEPS
+    exits = sorted(one.rank for one in job.news(e.Exited))
+    assert exits == [0, 1, 2, 3]
+    assert len(job.news(d.BeginAttempt)) == len(job.news(d.EndJob)) == 1
+
+
+def test_ranks_go_on_without_a_supervisor_and_the_next_look_revives_it(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(50)
+    ranks = job.rank_procs()
+    _kill_supervisor(job)
+    assert all(procfs.alive(rank) for rank in ranks.values())
+    status = job.job.status()
+    wait_until(lambda: job.job.status()["step"] > status["step"] + 10, "steps that rise again")
+    wait_until(lambda: all(node["state"] == "up" for node in job.seen()["nodes"]), "both nodes")
+    assert job.rank_procs() == ranks
+    assert job.seen()["restarts"] == 0
+    _open_gate(job)
+    assert job.wait()["state"] == "SUCCEEDED"
+    _assert_nothing_lost_or_doubled(job)
+
+
+def test_a_supervisor_killed_again_and_again_changes_nothing(desk: Desk) -> None:
+    job = _gated(desk)
+    _kill_supervisor(job)  # right after submit
+    for step in (5, 20, 50):
+        job.job.status()
+        _kill_supervisor(job)  # in the middle of its revival
+        wait_until(lambda step=step: (job.job.status()["step"] or 0) >= step, f"step {step}")  # type: ignore[misc]
+        _kill_supervisor(job)
+    _open_gate(job)
+    assert job.wait()["state"] == "SUCCEEDED"
+    _assert_nothing_lost_or_doubled(job)
+
+
+def test_what_happens_while_nobody_supervises_is_told_later(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(50)
+    ranks = job.rank_procs()
+    _kill_supervisor(job)
+    kill(ranks[3])
+    wait_until(lambda: not procfs.alive(ranks[3]), "the end of rank 3")
+    _open_gate(job)
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.kinds() == ["crash", None]
+    assert (job.verdict()["ranks"], job.verdict()["node"]) == ([3], "node-1")
+    assert len([one for one in job.news(e.Exited) if one.attempt == 1]) == 4
+
+
+def test_a_job_that_ended_unseen_is_found_to_have_succeeded(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(50)
+    ranks = job.rank_procs()
+    _kill_supervisor(job)
+    _open_gate(job)
+    wait_until(lambda: not any(procfs.alive(rank) for rank in ranks.values()), "the end of all ranks")
+    assert job.wait()["state"] == "SUCCEEDED"
+    _assert_nothing_lost_or_doubled(job)
+
+
+def test_a_cancel_asked_of_a_dead_supervisor_is_heard_by_the_next(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(5)
+    _kill_supervisor(job)
+    requests.ask(job.job.folder.requests, "cancel")
+    assert job.wait()["state"] == "CANCELLED"
+
+
+def test_a_torn_last_line_of_the_journal_is_forgotten(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(5)
+    _kill_supervisor(job)
+    with job.job.folder.journal.open("a") as file:
+        file.write('{"n":99999,"wall"')
+    job.job.status()
+    _open_gate(job)
+    assert job.wait()["state"] == "SUCCEEDED"
+    _assert_nothing_lost_or_doubled(job)
+
+
+def test_a_second_supervisor_leaves_the_first_alone(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(1)
+    first = job.supervisor()
+    argv = [sys.executable, "-I", "-S", str(job.job.folder.bundle), "supervise", str(job.root)]
+    second = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
+    assert (second.returncode, second.stderr) == (0, "another supervisor is at work\n")
+    assert job.supervisor() == first
+    assert len(job.news(e.SupervisorStarted)) == 1
+    _open_gate(job)
+    assert job.wait()["state"] == "SUCCEEDED"
