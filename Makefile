@@ -1,0 +1,56 @@
+# What one does with a checkout. Everything lives in .venv; `make clean` takes it away again.
+#
+# PYTHON: the interpreter that .venv is made from, 3.10 or newer. EXTRA_PYTEST: more arguments for pytest.
+
+PYTHON ?= python3
+EXTRA_PYTEST ?=
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# A stamp says what is installed, so that only a changed pyproject.toml or constraints.txt installs again.
+RUN_STAMP := $(VENV)/.installed-run
+DEV_STAMP := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench docs clean
+
+help: ## say what one can type
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(RUN_STAMP) ## train a small GPT on two nodes with two ranks each, all on this machine (a minute or two)
+	$(BIN)/orch submit jobs/tiny_gpt.yaml --follow
+
+test: check ## every check and every test; pytest's summary comes last
+	$(BIN)/python -m pytest $(EXTRA_PYTEST)
+
+check: $(DEV_STAMP) ## ruff, ruff format and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(DEV_STAMP) ## measure what the design promises, as ratios; wants a quiet machine
+	$(BIN)/python bench/run.py
+
+docs: $(DEV_STAMP) ## write the generated parts of README.md and docs/ anew
+	$(BIN)/python docs/generate.py
+
+clean: ## remove .venv, builds and caches; jobs in ~/.orch stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, and 3.10 is needed; name another: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) has no venv or no pip; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[torch]'
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	@touch $(RUN_STAMP) $@

@@ -1,0 +1,197 @@
+"""Which parts of the documents are the code's own words? They are written anew here, between their markers.
+
+    python docs/generate.py            write all parts (`make docs`)
+
+`<!-- begin generated: NAME -->` and `<!-- end generated: NAME -->` enclose a part. The reference of the verbs comes
+from the command line, that of the job file from the spec, and the state diagrams from what simulated nights did: an
+arrow is there because some night made that step, never because somebody thinks that it could.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from orchestrator import spec, story
+from orchestrator.brain.brain import Brain
+from orchestrator.brain.facts import Facts
+from orchestrator.cli import cli
+from tests.sim.night import random_night
+from tests.sim.world import World
+
+ROOT = Path(__file__).parents[1]
+NIGHTS = range(300)
+"""The seeds whose nights draw the diagrams; a test plays some of them again."""
+
+STATES = ("job", "attempt", "agent", "rank")
+
+
+class Step(NamedTuple):
+    """One change of state that a night made: of what, from (empty: it was not there) and to, by which news."""
+
+    what: str
+    before: str
+    after: str
+    news: str
+
+
+# The verbs
+
+
+def verbs() -> str:
+    """Return every verb with its options and their help, as a table."""
+    lines = ["| verb, option | what it does |", "|---|---|"]
+    for name, command in cli.commands.items():
+        context = click.Context(command, info_name=f"orch {name}", help_option_names=["-h", "--help"])
+        words = [piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]"]
+        lines.append(_row(_code(" ".join(("orch", name, *words))), f"**{_sentence(command.help)}**"))
+        for option in command.params:
+            record = option.get_help_record(context)
+            if isinstance(option, click.Option) and record is not None:
+                lines.append(_row(_code(record[0]), option.help or ""))
+    return "\n".join(lines)
+
+
+def _sentence(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+# The job file
+
+
+def fields() -> str:
+    """Return every field of the job file: those at the top, then a table for each section."""
+    found = spec.fields()
+    sections = [one for one in found if one.type == "section"]
+    top = [one for one in found if one.type != "section" and "." not in one.name]
+    parts = [_table(top)]
+    for section in sections:
+        inner = [one for one in found if one.name.startswith(f"{section.name}.")]
+        parts.append(f"**`{section.name}`**: {section.description}\n\n{_table(inner)}")
+    return "\n\n".join(parts)
+
+
+def _table(found: Iterable[spec.FieldDoc]) -> str:
+    lines = ["| field | what it is | value | default |", "|---|---|---|---|"]
+    for one in found:
+        default = one.default if one.default in ("none", "required") else _code(one.default)
+        lines.append(_row(_code(one.name), one.description, one.type, default))
+    return "\n".join(lines)
+
+
+# The states
+
+
+def steps(seeds: Iterable[int]) -> set[Step]:
+    """Play the nights of `seeds` and return every change of state that their journals tell of."""
+    made: set[Step] = set()
+    for seed in seeds:
+        world = World(random_night(seed))
+        world.play()
+        brain, plans = Brain(), 0
+        before: dict[tuple[object, ...], str] = {}
+        for news in world.journal.replay():
+            name = type(news).__name__
+            plans += name == "Planned"
+            brain.learn(news)
+            now = _states(brain.facts, plans)
+            made |= {
+                Step(str(key[0]), before.get(key, ""), state, name)
+                for key, state in now.items()
+                if before.get(key) != state
+            }
+            before = now
+    return made
+
+
+def _states(facts: Facts, plans: int) -> dict[tuple[object, ...], str]:
+    """Return the state of everything that has one. A new attempt, and the ranks of a new plan, begin anew."""
+    states: dict[tuple[object, ...], str] = {("job",): story.state(facts)}
+    number = 0
+    if facts.attempt is not None:
+        number = facts.attempt.number
+        states["attempt", number] = facts.attempt.phase.value
+    states |= {("agent", node.name): node.link.value for node in facts.every_node()}
+    states |= {("rank", plans, number, rank.rank): rank.life.value for rank in facts.ranks.values()}
+    return states
+
+
+def diagrams() -> str:
+    """Return a state diagram of the job, an attempt, an agent and a rank, in Mermaid."""
+    made = steps(NIGHTS)
+    return "\n\n".join(f"{_TITLES[what]}\n\n{_diagram(made, what)}" for what in STATES)
+
+
+_TITLES = {
+    "job": "The job, as `orch status` shows it (`story.state`):",
+    "attempt": "An attempt (`brain.facts.Phase`):",
+    "agent": "A node's agent, as the supervisor sees it (`brain.facts.Link`):",
+    "rank": "A rank in one attempt (`brain.facts.Life`):",
+}
+
+
+def _diagram(made: set[Step], what: str) -> str:
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for step in sorted(made):
+        if step.what == what:
+            arrows.setdefault((step.before or "[*]", step.after), []).append(step.news)
+    lines = [f"    {before} --> {after}: {', '.join(news)}" for (before, after), news in arrows.items()]
+    return "\n".join(("```mermaid", "stateDiagram-v2", *lines, "```"))
+
+
+def drawn(text: str) -> set[Step]:
+    """Return the steps that the diagrams in a document show."""
+    found: set[Step] = set()
+    blocks = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text, re.DOTALL)
+    for what, block in zip(STATES, blocks, strict=True):
+        for before, after, news in re.findall(r"(\S+) --> (\S+): (.+)", block):
+            found |= {Step(what, before.replace("[*]", ""), after, one) for one in news.split(", ")}
+    return found
+
+
+# The documents
+
+PARTS: dict[str, dict[str, Callable[[], str]]] = {
+    "README.md": {"verbs": verbs, "fields": fields},
+    "docs/architecture.md": {"states": diagrams},
+}
+
+
+def replaced(text: str, name: str, part: str) -> str:
+    """Return a document with the part `name` written anew. Raises ValueError when it has no such markers."""
+    begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
+    head, found, rest = text.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"the markers of {name} are not there")
+    return f"{head}{begin}\n\n{part}\n\n{end}{tail}"
+
+
+def main() -> int:
+    """Write every part that has changed; say which documents did."""
+    for document, parts in PARTS.items():
+        path = ROOT / document
+        old = text = path.read_text()
+        for name, make in parts.items():
+            text = replaced(text, name, make())
+        if text != old:
+            path.write_text(text)
+            print(f"wrote {document}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
