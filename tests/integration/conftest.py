@@ -68,7 +68,7 @@ def run(steps, each_s=0.01, at_step=lambda step: None, start=0):
     for step in range(start + 1, steps + 1):
         at_step(step)
         optimizer.step()
-        print(f"attempt {attempt} step {step}", flush=True)
+        os.write(1, f"attempt {attempt} step {step}\\n".encode())
         time.sleep(each_s)
 """
 """Makes steps without torch: `run(steps)`; `at_step` runs before each."""
