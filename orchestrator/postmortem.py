@@ -59,14 +59,14 @@ def tell(entries: Iterable[Entry]) -> Story:
     attempts: list[AttemptStory] = []
     last: Entry | None = None
     for last in entries:
-        _note(attempts, last, brain.facts)
+        _note(attempts, last)
         brain.learn(last.news)
         if attempts:
             _follow(attempts[-1], brain.facts, last)
     return Story(tuple(attempts), brain.facts, last)
 
 
-def _note(attempts: list[AttemptStory], entry: Entry, before: Facts) -> None:
+def _note(attempts: list[AttemptStory], entry: Entry) -> None:
     """Open and close attempts, and keep their verdicts."""
     match entry.news:
         case d.BeginAttempt(attempt=number, why=why, resume=resume):

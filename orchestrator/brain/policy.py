@@ -46,11 +46,11 @@ def after(facts: Facts) -> Again | Over:
     if spent > facts.limits.restarts_max:
         budget = f"the restart budget ({facts.limits.restarts_max} without progress) is spent"
         return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {budget}{_suspicion(attempt)}")
-    wait_s = backoff_s(facts, spent)
+    wait_s = backoff_s(facts)
     return Again(attempt.judged_at + wait_s, facts.checkpoint, _why(facts, attempt, verdict.kind, spent))
 
 
-def backoff_s(facts: Facts, spent: int) -> float:
+def backoff_s(facts: Facts) -> float:
     """Return how long to wait before the next attempt: nothing after progress, else doubling with each attempt
     in a row that got nowhere, from the second on."""
     assert facts.limits is not None

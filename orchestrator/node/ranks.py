@@ -121,14 +121,17 @@ class NodeRanks:
 
     def look(self) -> tuple[m.RankBeat, ...]:
         """Return the signs of life of the living ranks, and note when one made a step."""
-        return tuple(self._look(process) for process in self.alive if not _is_reapable(process.pid))
+        return tuple(beat for process in self.alive if (beat := self._look(process)) is not None)
 
-    def _look(self, process: RankProcess) -> m.RankBeat:
+    def _look(self, process: RankProcess) -> m.RankBeat | None:
+        """Return one rank's signs of life; None when it has ended and is about to be reaped."""
         count = process.beats.read().step
         if count > process.count:
             process.count = count
             self.progress_at = time.monotonic()
         stat = procfs.look(process.pid)
+        if stat is not None and stat.state in "ZX" and _is_reapable(process.pid):
+            return None
         state, cpu_s = (stat.state, stat.cpu_s) if stat else ("X", 0.0)
         rate = process.beats.rate_per_s()
         return m.RankBeat(process.rank, count, state, process.log_bytes, cpu_s, rate)
@@ -214,13 +217,10 @@ def forget_errors(node_folder: Path) -> None:
 
 
 def _is_reapable(pid: int) -> bool:
-    """Tell whether a child has ended and only waits to be reaped, which is no zombie that anybody need worry about.
+    """Tell whether a child in state Z has ended and only waits to be reaped, which is no zombie to worry about.
 
     One whose main thread is gone while others run is in state Z too, and cannot be reaped.
     """
-    stat = procfs.look(pid)
-    if stat is None or stat.state not in "ZX":
-        return False
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
