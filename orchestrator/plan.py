@@ -1,4 +1,4 @@
-"""Where does every rank go, and with which settings? Pure: spec and inventory in, a Plan out.
+"""What was decided before the first process starts, and what does a rank get of it? Made by `planning`, pure.
 
 The plan is what the supervisor works from, so its types are plain data of the standard library. What differs between
 attempts (the port, the checkpoint) is added by `rank_env` and `arguments` when an attempt starts.
@@ -9,40 +9,46 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from orchestrator.errors import UserError
 from orchestrator.wire.paths import JobDir
-
-if TYPE_CHECKING:
-    from orchestrator.spec import JobSpec, SpecFile
-
-FENCE_SHARE = 0.6
-"""The part of `monitor.node_timeout` after which an agent without contact and progress stops its ranks; the
-supervisor waits the whole of it, so that a new attempt never meets the old one."""
-
-BREAK_GRACE_S_MAX = 5.0
-"""TERM to KILL for ranks of a broken gang, which has nothing left to save."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """What there is to place a job on. `gpus` are those of this machine, by index; only backend local uses them."""
-
-    host: str
-    gpus: tuple[int, ...]
-    python: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """One node: its place in the job, the host it is on, and what of the host it uses."""
+    """One node: its place in the job, the host it is on, and what of the host it uses.
+
+    With a pool it is a host that may be used: it has no ranks yet, its GPUs are leased when it is, `address` is where
+    other hosts reach it (empty: to be probed), and `slots` how many CPU ranks it takes (0: as many as it has cores).
+    """
 
     name: str
     host: str
     address: str
     gpus: tuple[int, ...]
     ranks: tuple[int, ...]
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPool:
+    """What an attempt takes of the hosts: so many nodes with so many ranks each, and spares. 0 GPUs: CPU ranks."""
+
+    nodes: int
+    ranks_each: int
+    gpus_each: int
+    spares: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSsh:
+    """How hosts are reached and where the job lies on them. `copy_mb_s`: limit of bulk copies, None for none."""
+
+    user: str | None
+    port: int | None
+    host_keys: str
+    remote_dir: str
+    sync: tuple[str, ...]
+    copy_mb_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +91,14 @@ class Plan:
     checkpoint_glob: str
     checkpoint_keep: int | None
     total_steps: int | None
+    pool: PlannedPool | None = None
+    ssh: PlannedSsh | None = None
+    programs: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
+        if self.pool is not None:
+            return self.pool.nodes * self.pool.ranks_each
         return sum(len(node.ranks) for node in self.nodes)
 
     @property
@@ -98,121 +109,14 @@ class Plan:
     @property
     def size(self) -> str:
         """What the job runs on, for people: `4 ranks on 2 nodes, on CPUs`."""
-        gpus, nodes = sum(len(node.gpus) for node in self.nodes), len(self.nodes)
+        gpus, nodes, chosen = sum(len(node.gpus) for node in self.nodes), len(self.nodes), ""
+        if self.pool is not None:
+            gpus, nodes = self.pool.nodes * self.pool.gpus_each, self.pool.nodes
+            spares = f" and {self.pool.spares} to spare" if self.pool.spares else ""
+            chosen = f"{spares} of {len(self.nodes)} host{'s' if len(self.nodes) != 1 else ''}"
         ranks = f"{self.world_size} rank{'s' if self.world_size != 1 else ''}"
-        return f"{ranks} on {nodes} node{'s' if nodes != 1 else ''}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"
-
-    def node_of(self, rank: int) -> PlannedNode:
-        """Return the node on which a rank lives."""
-        return next(node for node in self.nodes if rank in node.ranks)
-
-
-def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
-    """Place a job. Raises UserError when the inventory cannot hold it."""
-    spec = file.spec
-    argv, shell = _argv(spec, inventory)
-    resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
-    return Plan(
-        id=job_id,
-        name=spec.name,
-        backend=spec.backend,
-        created_at=created_at,
-        nodes=_place_local(file, inventory),
-        argv=argv,
-        resume_args=resume_args,
-        shell=shell,
-        setup=tuple(spec.setup),
-        env={**_chosen_env(spec), **spec.env},
-        defaults=_defaults(spec),
-        secrets=tuple(spec.secrets),
-        rendezvous_port=spec.rendezvous.port,
-        heartbeat_s=spec.monitor.heartbeat_s,
-        limits=_limits(spec),
-        checkpoint_glob=spec.checkpoint.path,
-        checkpoint_keep=spec.checkpoint.keep,
-        total_steps=spec.total_steps,
-    )
-
-
-def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
-    """Return a rank's command, and whether its last word is shell text to which arguments are appended."""
-    entry = spec.entry
-    python = spec.python or inventory.python
-    match entry.kind:
-        case "script":
-            return (python, entry.target, *entry.args), False
-        case "module":
-            return (python, "-m", entry.target, *entry.args), False
-        case _:
-            return (tuple(entry.args), False) if entry.args else (("bash", "-c", entry.target), True)
-
-
-def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...]:
-    """Make each node a slice of this machine: its GPUs in turn, or CPU ranks."""
-    spec = file.spec
-    per_node = _gpus_per_node(file, inventory)
-    ranks_per_node = per_node or spec.procs_per_node or 1
-    nodes = []
-    for index in range(spec.nodes):
-        gpus = inventory.gpus[index * per_node : (index + 1) * per_node]
-        ranks = tuple(range(index * ranks_per_node, (index + 1) * ranks_per_node))
-        nodes.append(PlannedNode(f"node-{index}", inventory.host, "127.0.0.1", gpus, ranks))
-    return tuple(nodes)
-
-
-def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
-    """Return how many GPUs each node gets; 0 when its ranks run on the CPU."""
-    spec = file.spec
-    there = len(inventory.gpus)
-    if spec.gpus_per_node is None:
-        return 0
-    if spec.gpus_per_node == "auto":
-        return there // spec.nodes
-    wanted = int(spec.gpus_per_node) * spec.nodes
-    if wanted > there:
-        what = (
-            f"{wanted} GPUs wanted ({spec.nodes} nodes × {spec.gpus_per_node}), {there} found on this machine"
-        )
-        raise UserError(
-            what, file.where("gpus_per_node"), "lower gpus_per_node, or use procs_per_node for CPU ranks"
-        )
-    return int(spec.gpus_per_node)
-
-
-def _limits(spec: JobSpec) -> PlannedLimits:
-    monitor, restart = spec.monitor, spec.restart
-    return PlannedLimits(
-        start_s=monitor.start_timeout,
-        hang_s=monitor.hang_timeout,
-        node_silent_s=monitor.node_timeout,
-        fence_s=monitor.node_timeout * FENCE_SHARE,
-        stop_grace_s=monitor.stop_grace,
-        break_grace_s=min(monitor.stop_grace, BREAK_GRACE_S_MAX),
-        restarts=restart.max,
-        backoff_s=restart.backoff,
-        backoff_s_max=restart.backoff_max,
-        never_on_exit_codes=tuple(restart.never_on_exit_codes),
-        time_s=spec.time_limit,
-        on_hang=monitor.on_hang,
-    )
-
-
-def _chosen_env(spec: JobSpec) -> dict[str, str]:
-    """Return the variables that other fields of the spec stand for: what the user chose there is the user's word."""
-    env = {f"NCCL_{name.upper()}": value for name, value in spec.nccl.items()}
-    if spec.rendezvous.interface:
-        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = spec.rendezvous.interface
-    return env
-
-
-def _defaults(spec: JobSpec) -> dict[str, str]:
-    """Return the settings that hold only where the user, the setup lines or the machine have not set them."""
-    defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun sets them
-    if spec.logs.unbuffered:
-        defaults["PYTHONUNBUFFERED"] = "1"
-    if spec.backend == "local":
-        defaults["GLOO_SOCKET_IFNAME"] = defaults["NCCL_SOCKET_IFNAME"] = "lo"
-    return defaults
+        plural = "s" if nodes != 1 else ""
+        return f"{ranks} on {nodes} node{plural}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"
 
 
 def arguments(plan: Plan, resume_from: str) -> tuple[str, ...]:
@@ -228,47 +132,61 @@ def arguments(plan: Plan, resume_from: str) -> tuple[str, ...]:
 def node_env(
     plan: Plan, node: PlannedNode, outer: Mapping[str, str], secrets: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's."""
-    env = {**outer, **plan.env, **secrets}
+    """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's.
+
+    Over SSH it is added to the host's own: the submitter's is that of another machine.
+    """
+    env = {**({} if plan.ssh else outer), **plan.env, **secrets}
     if node.gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in node.gpus)
     return env
 
 
-def rank_env(
-    plan: Plan, job: JobDir, rank: int, attempt: int, meet: tuple[str, int], resume_from: str
-) -> dict[str, str]:
-    """Return the variables that are one rank's own: torchrun's contract, then ours. `meet`: address and port.
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank sits in the gang of an attempt."""
 
-    TORCHELASTIC_USE_AGENT_STORE is never set: rank 0 itself serves the store, a new one for each attempt.
+    rank: int
+    node: str
+    node_rank: int
+    nodes: int
+    local_rank: int
+    local_world_size: int
+
+
+def rank_env(
+    plan: Plan, job: JobDir, seat: Seat, attempt: int, meet: tuple[str, int], resume_from: str
+) -> dict[str, str]:
+    """Return the variables that are one rank's own: torchrun's contract, then ours.
+
+    `job` is the job's folder as the rank's host sees it, `meet` address and port. TORCHELASTIC_USE_AGENT_STORE is
+    never set: rank 0 itself serves the store, a new one for each attempt.
     """
-    node = plan.node_of(rank)
-    index = plan.nodes.index(node)
-    local_rank = node.ranks.index(rank)
-    local, world, nodes = len(node.ranks), plan.world_size, len(plan.nodes)
+    rank, world = str(seat.rank), str(plan.world_size)
+    error_file = job.rank_run(seat.node, attempt, seat.rank) / "torchelastic-error.json"
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(world),
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(local),
-        "GROUP_RANK": str(index),
-        "GROUP_WORLD_SIZE": str(nodes),
-        "NODE_RANK": str(index),
-        "ROLE_RANK": str(rank),
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": str(seat.local_rank),
+        "LOCAL_WORLD_SIZE": str(seat.local_world_size),
+        "GROUP_RANK": str(seat.node_rank),
+        "GROUP_WORLD_SIZE": str(seat.nodes),
+        "NODE_RANK": str(seat.node_rank),
+        "ROLE_RANK": rank,
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(world),
+        "ROLE_WORLD_SIZE": world,
         "MASTER_ADDR": meet[0],
         "MASTER_PORT": str(meet[1]),
         "TORCHELASTIC_RUN_ID": plan.id,
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts),
-        "TORCHELASTIC_ERROR_FILE": str(job.rank_run(node.name, attempt, rank) / "torchelastic-error.json"),
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
         "ORCH_JOB_ID": plan.id,
         "ORCH_JOB_NAME": plan.name,
         "ORCH_ATTEMPT": str(attempt),
         "ORCH_CHECKPOINT_DIR": str(job.checkpoints),
         "ORCH_RESUME_FROM": resume_from,
-        "ORCH_TAG": f"{plan.id}/{node.name}",
+        "ORCH_TAG": f"{plan.id}/{seat.node}",
     }
 
 

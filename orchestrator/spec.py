@@ -16,8 +16,8 @@ import pydantic
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from orchestrator import hosts, specfile
 from orchestrator import spec_rules as rules
-from orchestrator import specfile
 from orchestrator.spec_model import JobSpec, Part
 from orchestrator.spec_rules import Entry, Rule, duration_text
 from orchestrator.specfile import Document, Fault, Places, SpecError, did_you_mean, shown
@@ -48,7 +48,8 @@ class FieldDoc(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """A job file that was read: `folder` is the file's, `workdir` the code's, both absolute."""
+    """A job file that was read: `folder` is the file's, `workdir` the code's, both absolute; `hosts` are those of
+    backend ssh."""
 
     path: Path
     text: str
@@ -56,6 +57,7 @@ class SpecFile:
     folder: Path
     workdir: Path
     places: Places = field(default=Places(), repr=False, compare=False)
+    hosts: tuple[hosts.Host, ...] = ()
 
     def where(self, key: str) -> str:
         """Return where a dotted key was written, for an error: `job.yaml:14: nodes` or `--set nodes=17`."""
@@ -82,9 +84,13 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
     except pydantic.ValidationError as err:
         wrong = [_fault(error, document.places) for error in err.errors(include_url=False)]
         raise SpecError([*faults, *wrong]) from err
+    chosen: tuple[hosts.Host, ...] = ()
+    if spec.backend == "ssh" and not missing:
+        chosen, wrong = hosts.listed(spec.ssh, folder, document.places.where("ssh.hosts"))
+        faults += wrong
     if faults or workdir is None:
         raise SpecError(faults)
-    return SpecFile(path, text, spec, folder, workdir, document.places)
+    return SpecFile(path, text, spec, folder, workdir, document.places, chosen)
 
 
 def json_schema() -> dict[str, Any]:
@@ -185,7 +191,7 @@ def _on_disk(document: Document, folder: Path) -> tuple[Path | None, list[Fault]
     ssh = data.get("ssh")
     hosts_file = ssh.get("hosts_file") if isinstance(ssh, dict) else None
     if data.get("backend") == "ssh" and isinstance(hosts_file, str):
-        missing = specfile.missing_file(folder / hosts_file.strip())
+        missing = specfile.missing_file(hosts.file_path(folder, hosts_file))
         faults += [fault("ssh.hosts_file", missing)] if missing else []
     named = data.get("workdir", ".")
     if not isinstance(named, str):

@@ -165,12 +165,20 @@ class Ssh(Part):
     """The hosts of backend ssh."""
 
     hosts: Hosts = about((), "Hosts: a text like gpu[01-08].lab, or a list of such.")
-    hosts_file: rules.OptionalLine = about(None, "File with a host on each line, relative to the job file.")
+    hosts_file: rules.OptionalLine = about(
+        None,
+        "File with a host on each line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "
+        "labels=a100,ib`; beside hosts it only describes them.",
+    )
     user: rules.OptionalUser = about(None, "User on the hosts; by default what the SSH configuration says.")
     port: rules.OptionalPort = about(None, "Port of sshd; by default what the SSH configuration says.")
     host_keys: HostKeysWord = about("strict", "Host keys must be known, or are learnt at first contact.")
     remote_dir: rules.Line = about("~/.orch", "Folder for jobs on the hosts.")
+    labels: Lines = about((), "Labels of hosts_file that a host must have, all of them, to be used.")
     sync: Lines = about((), "Paths in workdir that git ignores and the hosts need, such as data/.")
+    copy_limit_mb: rules.OptionalCount = about(
+        None, "Most MB per second for copies of checkpoints; by default no limit."
+    )
 
 
 class Slurm(Part):
@@ -271,4 +279,6 @@ class JobSpec(Part):
     def _has_hosts(cls, value: Ssh, info: ValidationInfo) -> Ssh:
         if info.data.get("backend") == "ssh" and not value.hosts and not value.hosts_file:
             raise ValueError("backend ssh needs ssh.hosts or ssh.hosts_file")
+        if value.labels and not value.hosts_file:
+            raise ValueError("labels stand in a file: ssh.labels needs ssh.hosts_file")
         return value

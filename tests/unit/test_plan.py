@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import plan as planning
+from orchestrator import planning
 from orchestrator.errors import UserError
-from orchestrator.plan import Plan, arguments, node_env, outer_env, rank_env
+from orchestrator.plan import Plan, Seat, arguments, node_env, outer_env, rank_env
 from orchestrator.wire import codec
 from orchestrator.wire.paths import JobDir
 from tests.golden import jobs
@@ -24,7 +24,10 @@ CONTRACT = {
 
 
 def _env(plan: Plan, rank: int, attempt: int = 1, resume: str = "") -> dict[str, str]:
-    return rank_env(plan, JOB, rank, attempt, ("10.0.0.7", 29511), resume)
+    node = next(node for node in plan.nodes if rank in node.ranks)
+    place = plan.nodes.index(node)
+    seat = Seat(rank, node.name, place, len(plan.nodes), node.ranks.index(rank), len(node.ranks))
+    return rank_env(plan, JOB, seat, attempt, ("10.0.0.7", 29511), resume)
 
 
 @pytest.mark.parametrize("rank", range(6))

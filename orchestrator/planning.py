@@ -1,0 +1,219 @@
+"""Where does every rank go, and with which settings? Pure: spec and inventory in, a Plan out.
+
+On backend local every node gets its ranks and GPUs here. Over ssh the plan is a pool: hosts in the user's order, and how
+much of them an attempt takes; which of them it is the brain decides, attempt by attempt.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import UserError
+from orchestrator.plan import Plan, PlannedLimits, PlannedNode, PlannedPool, PlannedSsh
+
+if TYPE_CHECKING:
+    from orchestrator.spec import JobSpec, SpecFile
+
+FENCE_SHARE = 0.6
+"""The part of `monitor.node_timeout` after which an agent without contact and progress stops its ranks; the
+supervisor waits the whole of it, so that a new attempt never meets the old one."""
+
+BREAK_GRACE_S_MAX = 5.0
+"""TERM to KILL for ranks of a broken gang, which has nothing left to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What there is to place a job on.
+
+    Backend local uses `gpus`, those of this machine by index; backend ssh `gpus_each`, how many each of the hosts was
+    found to have (None: nobody was asked).
+    """
+
+    host: str
+    gpus: tuple[int, ...]
+    python: str
+    gpus_each: int | None = None
+
+
+def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
+    """Place a job. Raises UserError when the inventory cannot hold it."""
+    spec = file.spec
+    argv, shell = _argv(spec, inventory)
+    over_ssh = spec.backend == "ssh"
+    pool = _pool(file, inventory) if over_ssh else None
+    resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
+    return Plan(
+        id=job_id,
+        name=spec.name,
+        backend=spec.backend,
+        created_at=created_at,
+        nodes=_place_local(file, inventory) if pool is None else _place_ssh(file, pool),
+        argv=argv,
+        resume_args=resume_args,
+        shell=shell,
+        setup=tuple(spec.setup),
+        env={**_chosen_env(spec), **spec.env},
+        defaults=_defaults(spec),
+        secrets=tuple(spec.secrets),
+        rendezvous_port=spec.rendezvous.port,
+        heartbeat_s=spec.monitor.heartbeat_s,
+        limits=_limits(spec),
+        checkpoint_glob=spec.checkpoint.path,
+        checkpoint_keep=spec.checkpoint.keep,
+        total_steps=spec.total_steps,
+        pool=pool,
+        ssh=ssh_of(spec) if over_ssh else None,
+        programs=_programs(spec, inventory) if over_ssh else (),
+    )
+
+
+def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
+    """Return a rank's command, and whether its last word is shell text to which arguments are appended."""
+    entry = spec.entry
+    python = spec.python or inventory.python
+    match entry.kind:
+        case "script":
+            return (python, entry.target, *entry.args), False
+        case "module":
+            return (python, "-m", entry.target, *entry.args), False
+        case _:
+            return (tuple(entry.args), False) if entry.args else (("bash", "-c", entry.target), True)
+
+
+def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...]:
+    """Make each node a slice of this machine: its GPUs in turn, or CPU ranks."""
+    spec = file.spec
+    per_node = _gpus_per_node(file, inventory)
+    ranks_per_node = per_node or spec.procs_per_node or 1
+    nodes = []
+    for index in range(spec.nodes):
+        gpus = inventory.gpus[index * per_node : (index + 1) * per_node]
+        ranks = tuple(range(index * ranks_per_node, (index + 1) * ranks_per_node))
+        nodes.append(PlannedNode(f"node-{index}", inventory.host, "127.0.0.1", gpus, ranks))
+    return tuple(nodes)
+
+
+def asks_hosts(file: SpecFile) -> bool:
+    """Tell whether the hosts must be asked how many GPUs they have, since nobody says it."""
+    return file.spec.gpus_per_node == "auto" and any(host.gpus is None for host in file.hosts)
+
+
+def _pool(file: SpecFile, inventory: Inventory) -> PlannedPool:
+    """Return what an attempt takes of the hosts. Raises UserError when nobody says how many GPUs that are."""
+    spec = file.spec
+    gpus = 0 if spec.gpus_per_node is None else spec.gpus_per_node
+    if gpus == "auto":
+        said = sorted({host.gpus for host in file.hosts if host.gpus is not None})
+        found = said[0] if len(said) == 1 and not asks_hosts(file) else inventory.gpus_each
+        if len(said) > 1 and not asks_hosts(file):
+            what = f"the hosts have different numbers of GPUs: {', '.join(map(str, said))}"
+            fix = "set gpus_per_node; hosts with fewer are then left out"
+            raise UserError(what, file.where("gpus_per_node"), fix)
+        gpus = found or 0
+    return PlannedPool(spec.nodes, int(gpus) or spec.procs_per_node or 1, int(gpus), spec.spares)
+
+
+def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
+    """List the hosts that an attempt may use, in the user's order; those that are known to be too small are not."""
+    spec, wanted = file.spec, pool.nodes + pool.spares
+    cores = pool.ranks_each if not pool.gpus_each else 0
+    fit = [
+        host
+        for host in file.hosts
+        if (host.gpus is None or host.gpus >= pool.gpus_each) and (host.slots is None or host.slots >= cores)
+    ]
+    if len(fit) < wanted:
+        asked = _counted(spec.nodes, "node")
+        asked += f" and {_counted(spec.spares, 'spare')}" if spec.spares else ""
+        small = (
+            f", {len(file.hosts) - len(fit)} more have too few GPUs or slots"
+            if len(fit) < len(file.hosts)
+            else ""
+        )
+        labels = f" with the labels {', '.join(spec.ssh.labels)}" if spec.ssh.labels else ""
+        what = f"{_counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
+        fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
+        raise UserError(what, file.where("ssh.hosts"), fix)
+    return tuple(PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def ssh_of(spec: JobSpec) -> PlannedSsh:
+    """Return how the spec wants its hosts to be reached."""
+    ssh, limit_mb = spec.ssh, spec.ssh.copy_limit_mb
+    return PlannedSsh(
+        user=ssh.user,
+        port=ssh.port,
+        host_keys=ssh.host_keys,
+        remote_dir=ssh.remote_dir,
+        sync=tuple(ssh.sync),
+        copy_mb_s=None if limit_mb is None else float(limit_mb),
+    )
+
+
+def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
+    """Return what may stand for the ranks' Python on a host, the best first; empty for a command of the user's own."""
+    if spec.entry.kind == "command":
+        return ()
+    return (spec.python,) if spec.python else (inventory.python, "python3")
+
+
+def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
+    """Return how many GPUs each node gets; 0 when its ranks run on the CPU."""
+    spec = file.spec
+    there = len(inventory.gpus)
+    if spec.gpus_per_node is None:
+        return 0
+    if spec.gpus_per_node == "auto":
+        return there // spec.nodes
+    wanted = int(spec.gpus_per_node) * spec.nodes
+    if wanted > there:
+        what = (
+            f"{wanted} GPUs wanted ({spec.nodes} nodes × {spec.gpus_per_node}), {there} found on this machine"
+        )
+        raise UserError(
+            what, file.where("gpus_per_node"), "lower gpus_per_node, or use procs_per_node for CPU ranks"
+        )
+    return int(spec.gpus_per_node)
+
+
+def _limits(spec: JobSpec) -> PlannedLimits:
+    monitor, restart = spec.monitor, spec.restart
+    return PlannedLimits(
+        start_s=monitor.start_timeout,
+        hang_s=monitor.hang_timeout,
+        node_silent_s=monitor.node_timeout,
+        fence_s=monitor.node_timeout * FENCE_SHARE,
+        stop_grace_s=monitor.stop_grace,
+        break_grace_s=min(monitor.stop_grace, BREAK_GRACE_S_MAX),
+        restarts=restart.max,
+        backoff_s=restart.backoff,
+        backoff_s_max=restart.backoff_max,
+        never_on_exit_codes=tuple(restart.never_on_exit_codes),
+        time_s=spec.time_limit,
+        on_hang=monitor.on_hang,
+    )
+
+
+def _chosen_env(spec: JobSpec) -> dict[str, str]:
+    """Return the variables that other fields of the spec stand for: what the user chose there is the user's word."""
+    env = {f"NCCL_{name.upper()}": value for name, value in spec.nccl.items()}
+    if spec.rendezvous.interface:
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = spec.rendezvous.interface
+    return env
+
+
+def _defaults(spec: JobSpec) -> dict[str, str]:
+    """Return the settings that hold only where the user, the setup lines or the machine have not set them."""
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun sets them
+    if spec.logs.unbuffered:
+        defaults["PYTHONUNBUFFERED"] = "1"
+    if spec.backend == "local":
+        defaults["GLOO_SOCKET_IFNAME"] = defaults["NCCL_SOCKET_IFNAME"] = "lo"
+    return defaults

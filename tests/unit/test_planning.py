@@ -1,0 +1,130 @@
+"""Does a job over SSH become a pool of the right hosts, and is one that cannot be refused with its numbers?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator import planning
+from orchestrator.errors import UserError
+from orchestrator.hosts import Host
+from orchestrator.plan import Plan, PlannedNode, PlannedPool, PlannedSsh
+from orchestrator.planning import Inventory
+from orchestrator.spec import JobSpec, SpecFile
+from orchestrator.wire import codec
+from tests.golden import jobs
+
+PYTHON = "/opt/venv/bin/python"
+LAB = (Host("gpu1", 8, None, "10.0.0.1"), Host("gpu2", 8), Host("gpu3", 4), Host("cpu1", None, 16))
+
+
+def _file(*hosts: Host, **fields: Any) -> SpecFile:
+    given = {**jobs.MINIMAL, "backend": "ssh", "ssh": {"hosts": "x"}, **fields}
+    data = {key: value for key, value in given.items() if value is not None}
+    old = jobs.spec_file()
+    return SpecFile(old.path, "", JobSpec.model_validate(data), old.folder, old.workdir, hosts=hosts or LAB)
+
+
+def _plan(*hosts: Host, asked: int | None = None, **fields: Any) -> Plan:
+    there = Inventory("laptop", (), PYTHON, asked)
+    return planning.make(_file(*hosts, **fields), there, jobs.ID, jobs.BEGAN_S)
+
+
+def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:
+    plan = _plan()
+    assert plan.nodes == (
+        PlannedNode("gpu1", "gpu1", "10.0.0.1", (), (), 0), PlannedNode("gpu2", "gpu2", "", (), (), 0),
+        PlannedNode("gpu3", "gpu3", "", (), (), 0), PlannedNode("cpu1", "cpu1", "", (), (), 16),
+    )  # fmt: skip
+    assert plan.pool == PlannedPool(nodes=2, ranks_each=2, gpus_each=0, spares=0)
+    assert (plan.world_size, plan.size) == (4, "4 ranks on 2 nodes of 4 hosts, on CPUs")
+
+
+def test_hosts_that_are_known_to_be_too_small_are_left_out() -> None:
+    plan = _plan(procs_per_node=None, gpus_per_node=8, spares=1)
+    assert [node.name for node in plan.nodes] == ["gpu1", "gpu2", "cpu1"]
+    assert plan.pool == PlannedPool(nodes=2, ranks_each=8, gpus_each=8, spares=1)
+    assert plan.size == "16 ranks on 2 nodes and 1 to spare of 3 hosts, on 16 GPUs"
+    assert [node.name for node in _plan(procs_per_node=17).nodes] == ["gpu1", "gpu2", "gpu3"]
+
+
+def test_too_few_hosts_are_told_with_their_numbers() -> None:
+    with pytest.raises(UserError) as told:
+        _plan(nodes=4, spares=1)
+    assert told.value.what == "5 hosts wanted (4 nodes and 1 spare), 4 there"
+    assert "ssh.hosts" in told.value.where and "lower nodes or spares" in told.value.fix
+    with pytest.raises(
+        UserError, match=r"3 hosts wanted \(3 nodes\), 2 there, 2 more have too few GPUs or slots"
+    ):
+        _plan(LAB[0], LAB[1], LAB[2], LAB[2], procs_per_node=None, gpus_per_node=8, nodes=3)
+    with pytest.raises(UserError, match="2 there with the labels a100, ib"):
+        _plan(*LAB[:2], nodes=3, ssh={"hosts_file": "x", "labels": ["a100", "ib"]})
+
+
+def test_auto_takes_what_all_hosts_are_said_to_have() -> None:
+    file = _file(*LAB[:2], procs_per_node=None, gpus_per_node="auto")
+    assert not planning.asks_hosts(file)
+    assert _plan(*LAB[:2], procs_per_node=None, gpus_per_node="auto").world_size == 16
+
+
+def test_auto_with_hosts_that_are_said_to_differ_is_refused() -> None:
+    with pytest.raises(UserError, match="different numbers of GPUs: 4, 8"):
+        _plan(*LAB[:3], procs_per_node=None, gpus_per_node="auto")
+
+
+def test_auto_asks_when_one_host_says_nothing() -> None:
+    file = _file(procs_per_node=None, gpus_per_node="auto")
+    assert planning.asks_hosts(file) and not planning.asks_hosts(_file())
+    plan = _plan(asked=4, procs_per_node=None, gpus_per_node="auto")
+    assert plan.pool == PlannedPool(2, 4, 4, 0) and len(plan.nodes) == 4
+
+
+@pytest.mark.parametrize(("procs", "ranks"), [(None, 1), (3, 3)])
+def test_auto_on_hosts_without_gpus_means_cpu_ranks(procs: int | None, ranks: int) -> None:
+    plan = _plan(asked=0, procs_per_node=procs, gpus_per_node="auto")
+    assert plan.pool == PlannedPool(2, ranks, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "argv", "programs"),
+    [
+        ({}, (PYTHON, "train.py", "--lr", "0.1"), (PYTHON, "python3")),
+        (
+            {"python": ".venv/bin/python"},
+            (".venv/bin/python", "train.py", "--lr", "0.1"),
+            (".venv/bin/python",),
+        ),
+        ({"entrypoint": "-m pkg"}, (PYTHON, "-m", "pkg"), (PYTHON, "python3")),
+        ({"entrypoint": None, "command": "make"}, ("bash", "-c", "make"), ()),
+        ({"entrypoint": None, "command": ["./run", "x"]}, ("./run", "x"), ()),
+    ],
+)
+def test_the_ranks_python_is_the_submitters_where_a_host_has_it(
+    fields: dict[str, Any], argv: tuple[str, ...], programs: tuple[str, ...]
+) -> None:
+    plan = _plan(**fields)
+    assert (plan.argv, plan.programs) == (argv, programs)
+
+
+def test_how_hosts_are_reached_comes_from_the_spec() -> None:
+    ssh = {
+        "hosts": "x", "user": "ml", "port": 2222, "host_keys": "accept-new", "remote_dir": "/data/orch",
+        "sync": "data/", "copy_limit_mb": 50,
+    }  # fmt: skip
+    assert _plan(ssh=ssh).ssh == PlannedSsh("ml", 2222, "accept-new", "/data/orch", ("data/",), 50.0)
+    assert _plan().ssh == PlannedSsh(None, None, "strict", "~/.orch", (), None)
+
+
+def test_nothing_points_ranks_at_the_loopback_of_their_host() -> None:
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & _plan().defaults.keys()
+
+
+def test_a_plan_over_ssh_survives_its_file() -> None:
+    plan = _plan()
+    assert codec.loads(Plan, codec.dumps(plan)) == plan
+
+
+def test_a_local_plan_has_no_pool() -> None:
+    plan = jobs.plan()
+    assert (plan.pool, plan.ssh, plan.programs) == (None, None, ())
