@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from . import decisions as d
 from . import events as e
-from . import policy
+from . import meeting, placement, policy
 from .decisions import Decision
 from .diagnose import diagnose
 from .facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
@@ -15,14 +15,6 @@ from .watch import Watch
 
 STACKS_S_MAX = 6.0
 """How long a hang's verdict waits for the stacks of all nodes."""
-
-LAUNCH_S_MAX = 60.0
-"""How long an agent may take from its launch to its first word before that counts as a failure."""
-
-LAUNCH_PAUSE_S = 1.0
-"""Pause from one launch that failed to the next, doubled each time."""
-
-LAUNCH_PAUSE_S_MAX = 30.0
 
 KILL_S_MAX = 60.0
 """How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
@@ -103,10 +95,10 @@ def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: 
         why = f"evidence before the verdict: {verdict.summary}"
         return [
             d.TakeStacks(watch.now_s, why, attempt.number, node.name)
-            for node in facts.nodes.values()
+            for node in facts.gang
             if node.link is Link.UP
         ]
-    waiting = [n for n in facts.nodes.values() if n.link is Link.UP and n.stacks_of < attempt.number]
+    waiting = [n for n in facts.gang if n.link is Link.UP and n.stacks_of < attempt.number]
     if waiting and not watch.passed(attempt.stacks_at + STACKS_S_MAX):
         return []
     if facts.limits.on_hang != "notify":
@@ -118,56 +110,60 @@ def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: 
 
 def _drive(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     """Move the attempt on: agents up, nodes prepared, then all ranks at once."""
-    if attempt.phase is Phase.PREPARE:
-        launches = _launches(facts, attempt, watch)
-        prepares: list[Decision] = [
-            d.Prepare(watch.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
-            for node in facts.nodes.values()
-            if node.link is Link.UP and node.ready < attempt.number and node.ordered_prepare < attempt.number
-        ]
-        if launches or prepares:
-            return launches + prepares
-        if any(node.link is not Link.UP or node.ready < attempt.number for node in facts.nodes.values()):
-            return []
+    if attempt.placed_at is None:
+        return placement.gather(facts, attempt, watch)
+    if attempt.phase is Phase.RUN:
+        return _starts(facts, attempt, watch) or placement.keep_spares(facts, attempt, watch)
+    orders = _launches(facts, attempt, watch) + _prepares(facts, attempt, watch)
+    orders += meeting.probes(facts, attempt, watch)
+    if orders or not _is_ready(facts, attempt):
+        return orders
     return _starts(facts, attempt, watch)
 
 
-def _starts(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
-    first = next(iter(facts.nodes.values()))
-    why = f"all {len(facts.nodes)} nodes are ready"
+def _prepares(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    why = f"attempt {attempt.number} needs"
     return [
-        d.Start(watch.now_s, why, attempt.number, node.name, first.address, first.port, attempt.resume)
-        for node in facts.nodes.values()
-        if node.link is Link.UP and node.started < attempt.number and node.ordered_start < attempt.number
+        d.Prepare(watch.now_s, f"{why} {node.name}", attempt.number, node.name, attempt.resume)
+        for node in facts.gang
+        if node.link is Link.UP and node.ready < attempt.number and node.ordered_prepare < attempt.number
     ]
+
+
+def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether all ranks can be started: every node is set up, and they know where to meet."""
+    if any(node.link is not Link.UP or node.ready < attempt.number for node in facts.gang):
+        return False
+    return meeting.are_probed(facts, attempt) and isinstance(meeting.meeting(facts), meeting.Meeting)
+
+
+def _starts(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    waiting = [
+        node
+        for node in facts.gang
+        if node.link is Link.UP and max(node.started, node.ordered_start) < attempt.number
+    ]
+    if not waiting:
+        return []
+    place = meeting.meeting(facts)
+    assert isinstance(place, meeting.Meeting), "ranks are started where they can meet"
+    why = f"all {len(facts.gang)} nodes are ready"
+    return [
+        d.Start(
+            watch.now_s, why, attempt.number, node.name, place.address, place.port,
+            place.interfaces.get(node.name, ""), attempt.resume,
+        )
+        for node in waiting
+    ]  # fmt: skip
 
 
 def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     """Start the agents that are missing; a launch that is not heard of in time is tried again."""
     return [
         d.Launch(watch.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
-        for node in facts.nodes.values()
-        if _needs_launch(facts, node, watch)
+        for node in facts.gang
+        if placement.is_due(facts, node, watch)
     ]
-
-
-def _needs_launch(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
-    assert facts.limits is not None
-    match node.link:
-        case Link.UP:
-            return False
-        case Link.LAUNCHING:
-            return watch.passed(node.launched_at + LAUNCH_S_MAX)
-        case Link.SILENT:
-            return watch.passed(node.contact_at + facts.limits.node_silent_s_max)
-        case Link.ABSENT:
-            if node.hopeless:
-                return False
-            doublings = min(node.launch_failures, 10) - 1
-            pause_s = (
-                min(LAUNCH_PAUSE_S * 2.0**doublings, LAUNCH_PAUSE_S_MAX) if node.launch_failures else 0.0
-            )
-            return watch.passed(node.launched_at + pause_s)
 
 
 def _stop(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
@@ -203,7 +199,7 @@ def _stop_orders(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], wat
         if node.link is Link.UP and node.ordered_stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
             orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s))
-        elif _needs_launch(facts, node, watch):
+        elif placement.is_due(facts, node, watch):
             why = f"only an agent can say that nothing of attempt {attempt.number} is left on {node.name}"
             orders.append(d.Launch(watch.now_s, why, attempt.number, node.name))
     return orders
@@ -253,6 +249,8 @@ def _end(facts: Facts) -> d.JobEnd:
 
 
 def _follow(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    if policy.waits_for_checkpoint(facts, attempt, watch):
+        return []
     match policy.after(facts):
         case policy.Over(end, why):
             return [d.EndJob(watch.now_s, why, attempt.number, end)]

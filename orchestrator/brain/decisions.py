@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .events import NodePlan
+
 
 class Kind(enum.Enum):
     """The kinds of verdict, as the contract names them."""
@@ -78,18 +80,44 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Give the ranks of an attempt their nodes, in the order of the ranks."""
+
+    at: float
+    why: str
+    attempt: int
+    nodes: tuple[NodePlan, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
-    """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`."""
+    """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`.
+
+    `resume` is to be there and whole before.
+    """
 
     at: float
     why: str
     attempt: int
     node: str
+    resume: Checkpoint | None
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try whether the node reaches the first one at these addresses; report `Probed`."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+    addresses: tuple[str, ...]
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start the node's ranks, which meet at `address:port`."""
+    """Start the node's ranks, which meet at `address:port` over `interface` (empty: whichever)."""
 
     at: float
     why: str
@@ -97,6 +125,7 @@ class Start:
     node: str
     address: str
     port: int
+    interface: str
     resume: Checkpoint | None
 
 
@@ -169,5 +198,17 @@ class Dismiss:
 
 
 Decision: TypeAlias = (
-    BeginAttempt | Launch | Prepare | Start | TakeStacks | Judge | Notice | Finish | Stop | EndJob | Dismiss
+    BeginAttempt
+    | Launch
+    | Place
+    | Prepare
+    | Probe
+    | Start
+    | TakeStacks
+    | Judge
+    | Notice
+    | Finish
+    | Stop
+    | EndJob
+    | Dismiss
 )

@@ -10,8 +10,9 @@ import dataclasses
 import re
 from collections.abc import Callable
 
+from . import meeting, placement
 from .decisions import Kind, Verdict
-from .facts import AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
+from .facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
 from .recognise import recognise
 from .watch import Watch
 
@@ -49,6 +50,8 @@ def diagnose(facts: Facts, watch: Watch) -> Verdict | None:
     questions: tuple[Callable[[Facts, AttemptFacts, Watch], Verdict | None], ...] = (
         _out_of_time,
         _cannot_launch,
+        placement.verdict,
+        _cannot_meet,
         _crashed,
         _node_lost,
         _start_took_too_long,
@@ -93,20 +96,51 @@ def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict |
 
 
 def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
-    for node in facts.nodes.values():
+    for node in facts.gang:
         if node.trouble:
             evidence = (node.trouble_tail,) if node.trouble_tail else ()
             return _verdict(
                 facts, Kind.LAUNCH, f"{node.name}: {node.trouble}", node=node.name, evidence=evidence,
                 signature=f"launch {node.trouble}", since_s=node.contact_at,
             )  # fmt: skip
-        if node.hopeless:
+        if node.hopeless and facts.pool is None:
             summary = f"{node.name}: its agent could not be started, {node.launch_failures} times: {node.launch_reason}"
             return _verdict(
                 facts, Kind.LAUNCH, summary, node=node.name, evidence=(node.launch_reason,), retry=False,
                 since_s=attempt.began_at,
             )  # fmt: skip
     return None
+
+
+def _cannot_meet(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    if attempt.placed_at is None or attempt.phase is not Phase.PREPARE:
+        return None
+    if not facts.gang[0].addresses or not meeting.are_probed(facts, attempt):
+        return None
+    place = meeting.meeting(facts)
+    if isinstance(place, meeting.Meeting):
+        return None
+    node, first = place.node, place.first
+    tried = "; ".join(place.tried) or "it reaches other addresses of it than the rest of the nodes do"
+    summary = f"{node.name} cannot reach {first.name}, where the ranks meet: {tried}"
+    culprit = first if _is_alone(facts, first) else node
+    return _verdict(
+        facts, Kind.RENDEZVOUS, summary, node=culprit.name, signature=f"{APART}{node.name} {first.name}",
+        evidence=tuple(_reach(other) for other in facts.gang[1:]), since_s=node.contact_at,
+    )  # fmt: skip
+
+
+def _is_alone(facts: Facts, first: NodeFacts) -> bool:
+    """Tell whether it is the first node itself that nobody reaches: none of several, or one after the other."""
+    others = facts.gang[1:]
+    before = [past.verdict for past in facts.past if past.verdict and past.number > facts.resumed_after]
+    again = any(v.signature.startswith(APART) and v.signature.endswith(f" {first.name}") for v in before)
+    return not any(node.reached for node in others) and (len(others) > 1 or again)
+
+
+def _reach(node: NodeFacts) -> str:
+    reached = ", ".join(f"{one.address} over {one.interface}" for one in node.reached) or "nothing"
+    return f"{node.name} reaches {reached}" + (f"; not {'; '.join(node.missed)}" if node.missed else "")
 
 
 def _crashed(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
@@ -205,7 +239,7 @@ def _ranks_text(ranks: list[int]) -> str:
 
 def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
     if attempt.phase is not Phase.RUN:
-        return None
+        return _lost_before_start(facts, attempt, watch)
     for node in facts.nodes.values():
         if node.lost:
             return _lost(facts, node, node.lost)
@@ -217,6 +251,22 @@ def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | N
         ):
             silent_s = watch.now_s - node.contact_at
             return _lost(facts, node, f"no word for {silent_s:.0f} s, and no progress of the gang")
+    return None
+
+
+def _lost_before_start(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """A placed node of a pool that is lost before its ranks were started: others may take its place."""
+    assert facts.limits is not None
+    if facts.pool is None or attempt.placed_at is None:
+        return None
+    for node in facts.gang:
+        if node.link is Link.ABSENT:
+            reason = f": {node.launch_reason}" if node.launch_reason else ""
+            return _lost(facts, node, f"its agent was lost before its ranks were started{reason}")
+        if node.link is Link.SILENT and watch.passed(node.contact_at + facts.limits.node_silent_s_max):
+            return _lost(
+                facts, node, f"no word for {watch.now_s - node.contact_at:.0f} s before its ranks started"
+            )
     return None
 
 
@@ -238,14 +288,15 @@ def _lost(facts: Facts, node: NodeFacts, how: str) -> Verdict:
 
 
 def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
-    if attempt.running_at is not None:
+    if attempt.running_at is not None or placement.is_queued(facts):
         return None
     assert facts.limits is not None
-    if not watch.passed(attempt.watched_at + facts.limits.start_s_max):
+    since_s = max(attempt.watched_at, attempt.queued_at)
+    if not watch.passed(since_s + facts.limits.start_s_max):
         return None
     missing = [
         f"{node.name}: {_stage(node, attempt)}"
-        for node in facts.nodes.values()
+        for node in facts.gang or facts.nodes.values()
         if node.started < attempt.number
     ]
     summary = f"not all ranks were started within {facts.limits.start_s_max:g} s; {missing[0]}"

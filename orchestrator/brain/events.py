@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
 
+class Trouble(enum.Enum):
+    """Whether a launch that failed is worth trying again."""
+
+    PASSING = "passing"  # no answer, a broken line: again, a few times
+    LASTING = "lasting"  # a wrong key, no Python: not before a person has mended it
+    BUSY = "busy"  # others use the host: again, for as long as it takes
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node of the plan and the global ranks that live on it."""
+    """One node of the plan and the global ranks that live on it; none where the brain places them, see `Pool`."""
 
     name: str
     ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """How many of the planned nodes an attempt needs, with how many ranks on each, and how many more are kept ready.
+
+    `seed` spreads the tries of jobs that compete for the same hosts.
+    """
+
+    nodes: int
+    ranks_each: int
+    spares: int
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +99,15 @@ class RankBeat:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is (anew) this; always the first event, and again when a resume changed the plan."""
+    """The plan is (anew) this; always the first event, and again when a resume changed the plan.
+
+    With a pool, nodes have no ranks yet: `Place` gives them some in each attempt.
+    """
 
     at: float
     nodes: tuple[NodePlan, ...]
     limits: Limits
+    pool: Pool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +134,12 @@ class AgentUp:
 
 @dataclass(frozen=True, slots=True)
 class AgentSilent:
-    """The connection to an agent broke; it says nothing about the agent or its ranks."""
+    """The connection to an agent ended. `left`: it said that it goes, as it was told to; if not, the end of the
+    connection says nothing about the agent or its ranks."""
 
     at: float
     node: str
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,17 +159,54 @@ class LaunchFailed:
     node: str
     stage: str
     reason: str
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSeen:
+    """Which earlier jobs of this submit machine wait for the same hosts; each change is told."""
+
+    at: float
+    ahead: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An IPv4 address of a host and the interface that has it."""
+
+    ip: str
+    interface: str
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A node is set up for an attempt; the first node adds where the others will meet."""
+    """A node is set up for an attempt; the first node adds where the others will meet, or might (`addresses`)."""
 
     at: float
     node: str
     attempt: int
     address: str
     port: int
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An address of the first node that answered, and the interface of this node that led there."""
+
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Which of the first node's addresses this node reaches, best first, and how the others failed."""
+
+    at: float
+    node: str
+    attempt: int
+    reached: tuple[Reached, ...]
+    missed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +281,16 @@ class StacksTaken:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointComing:
+    """A complete checkpoint is on its way home from a host; `CheckpointFound` or `CheckpointSpoiled` follows."""
+
+    at: float
+    node: str
+    attempt: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFound:
     """A complete checkpoint; `count`: the optimizer steps of that attempt's processes when it was written."""
 
@@ -260,13 +335,16 @@ Event: TypeAlias = (
     | AgentSilent
     | AgentGone
     | LaunchFailed
+    | QueueSeen
     | Prepared
     | PrepareFailed
+    | Probed
     | Started
     | Exited
     | Beat
     | Stopped
     | StacksTaken
+    | CheckpointComing
     | CheckpointFound
     | CheckpointSpoiled
     | CancelAsked

@@ -12,6 +12,9 @@ from . import events as e
 LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""
 
+APART = "rendezvous between "
+"""How the signature of a verdict on two nodes that cannot meet begins; then come their names, the first one last."""
+
 News: TypeAlias = "e.Event | d.Decision"
 
 
@@ -54,6 +57,7 @@ class NodeFacts:
     name: str
     ranks: tuple[int, ...]
     link: Link = Link.ABSENT
+    there: bool = False  # an agent was up that has neither left nor been found to be gone
     boot: str = ""
     contact_at: float = 0.0
     launched_at: float = 0.0
@@ -77,6 +81,15 @@ class NodeFacts:
     trouble_tail: str = ""
     lost_at: float = 0.0
     lost: str = ""  # how the agent was lost while it had ranks of the current attempt
+    missing: str = ""  # how it was lost in an earlier attempt; it has not come back since
+    excluded: str = ""  # what a person must mend before it can be used
+    busy: str = ""  # who uses it, when it was last asked
+    busy_at: float = 0.0
+    addresses: tuple[e.Address, ...] = ()
+    ordered_probe: int = 0
+    probed: int = 0
+    reached: tuple[e.Reached, ...] = ()
+    missed: tuple[str, ...] = ()
 
     @property
     def hopeless(self) -> bool:
@@ -151,6 +164,8 @@ class AttemptFacts:
     stop_at: float | None = None
     checkpointed: bool = False
     failed_count: int | None = None  # its own steps up to the failure that it was judged for
+    placed_at: float | None = None  # since when its ranks have nodes
+    queued_at: float = 0.0  # when it last had to wait for other jobs
     anew: Anew | None = None
     resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
 
@@ -194,12 +209,20 @@ class Facts:
     """Everything the brain knows of a job."""
 
     limits: e.Limits | None = None
+    pool: e.Pool | None = None
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     want: Want = Want.RUN
     attempt: AttemptFacts | None = None
     past: list[PastAttempt] = field(default_factory=list)
+    last_places: tuple[
+        str, ...
+    ] = ()  # the nodes of the attempt that was placed last, in the order of its ranks
+    ahead: tuple[str, ...] = ()  # earlier jobs that wait for the same hosts
+    round_at: float = 0.0  # since when hosts that were busy are asked again
+    coming: dict[str, str] = field(default_factory=dict)  # checkpoints on their way home, and from which node
+    late: dict[str, str] = field(default_factory=dict)  # the same of earlier attempts: nobody waits for them
     checkpoint: d.Checkpoint | None = None
     older: list[d.Checkpoint] = field(default_factory=list)  # what to fall back on if the newest is spoiled
     known_steps: dict[str, int] = field(default_factory=dict)
@@ -240,6 +263,11 @@ class Facts:
         """Tell whether every rank ended by itself and with code 0."""
         return all(rank.ended_well for rank in self.ranks.values())
 
+    @property
+    def gang(self) -> list[NodeFacts]:
+        """The nodes that have ranks in the current attempt, in the order of the ranks; none before it is placed."""
+        return sorted((node for node in self.nodes.values() if node.ranks), key=lambda node: node.ranks[0])
+
     def every_node(self) -> list[NodeFacts]:
         """Return the nodes of the plan, then those of earlier plans."""
         return [*self.nodes.values(), *self.leaving.values()]
@@ -276,4 +304,5 @@ class Facts:
         if attempt is None:
             return False
         newer = attempt.checkpointed and attempt.anew is None
-        return newer or (self.step or 0) > self.best_step
+        stepped = any(rank.count for rank in self.ranks.values())
+        return newer or (stepped and (self.step or 0) > self.best_step)

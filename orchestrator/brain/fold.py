@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from . import checkpoints
+from . import checkpoints, decided
 from . import decisions as d
 from . import events as e
-from .facts import AttemptFacts, Facts, Life, Link, News, NodeFacts, PastAttempt, Phase, RankFacts, Want
+from .facts import (
+    AttemptFacts,
+    Facts,
+    Life,
+    Link,
+    News,
+    NodeFacts,
+    Phase,
+    RankFacts,
+    Want,
+)
 
 CPU_SIGN_S = 0.05
 """Processor seconds that count as a sign of life before the first step."""
@@ -25,14 +35,18 @@ def fold(facts: Facts, news: News) -> None:
 
 def _planned(facts: Facts, news: e.Planned) -> None:
     if facts.end is not None:
-        _file_attempt(facts)  # before its ranks are forgotten
+        decided.file_attempt(facts)  # before its ranks are forgotten
     old = {node.name: node for node in facts.every_node()}
     facts.limits = news.limits
     facts.nodes = {plan.name: old.pop(plan.name, NodeFacts(plan.name, plan.ranks)) for plan in news.nodes}
     facts.leaving = old
+    facts.pool = news.pool
     for plan in news.nodes:
         facts.nodes[plan.name].ranks = plan.ranks
     facts.ranks = {rank: RankFacts(rank, plan.name) for plan in news.nodes for rank in plan.ranks}
+    if news.pool is not None:
+        facts.ranks = decided.unplaced(news.pool)
+        facts.last_places = tuple(name for name in facts.last_places if name in facts.nodes)
 
 
 def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
@@ -50,7 +64,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
 def _line_broke(node: NodeFacts) -> None:
     """Orders that were under way may never have arrived; they are given again when the agent is back."""
     node.link = Link.SILENT
-    node.ordered_prepare = node.ordered_start = node.ordered_stop = 0
+    node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
     node.ordered_leave = False
 
 
@@ -63,9 +77,14 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
         _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
     _line_broke(node)
     node.link = Link.UP
+    node.there = True
     node.boot = news.boot
     node.contact_at = news.at
     node.launch_failures = 0
+    node.missing = node.busy = ""
+    if node.excluded == node.launch_reason:  # what it was refused for is mended; what it found there is not
+        node.excluded = ""
+    node.launch_reason = ""
     if news.running == 0:
         _cleared(node, node.ever_started, news.at)
     node.ready = news.ready
@@ -77,13 +96,22 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
 
 def _agent_silent(facts: Facts, news: e.AgentSilent) -> None:
     node = facts.node(news.node)
-    if node is not None and node.link is Link.UP:
-        _line_broke(node)
+    if node is None or node.link is not Link.UP:
+        return
+    attempt = facts.attempt.number if facts.attempt else 0
+    dismissed = news.left and node.ordered_leave and node.is_clear(attempt)
+    _line_broke(node)
+    if dismissed:
+        node.link = Link.ABSENT
+        node.there = False
 
 
 def _agent_gone(facts: Facts, news: e.AgentGone) -> None:
     node = facts.node(news.node)
-    if node is None or node.link is Link.ABSENT:
+    if node is None:
+        return
+    node.there = False
+    if node.link is Link.ABSENT:
         return
     if node.link is Link.LAUNCHING:
         node.launch_failures += 1
@@ -106,8 +134,25 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     if node is None or node.link is Link.UP:
         return
     node.link = Link.ABSENT
+    if news.trouble is e.Trouble.BUSY:
+        node.busy, node.busy_at = news.reason, news.at
+        _queued(facts, news.at)
+        return
+    node.busy = ""
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
+    if news.trouble is e.Trouble.LASTING:
+        node.excluded = node.launch_reason
+
+
+def _queue_seen(facts: Facts, news: e.QueueSeen) -> None:
+    facts.ahead = news.ahead
+    _queued(facts, news.at)
+
+
+def _queued(facts: Facts, at: float) -> None:
+    if facts.attempt is not None:
+        facts.attempt.queued_at = at
 
 
 def _current(facts: Facts, node: str, attempt: int, at: float) -> NodeFacts | None:
@@ -116,14 +161,24 @@ def _current(facts: Facts, node: str, attempt: int, at: float) -> NodeFacts | No
     if known is None:
         return None
     known.contact_at = max(known.contact_at, at)
-    current = facts.attempt is not None and facts.attempt.number == attempt and node in facts.nodes
-    return known if current else None
+    return known if _is_current(facts, node, attempt) else None
+
+
+def _is_current(facts: Facts, node: str, attempt: int) -> bool:
+    return facts.attempt is not None and facts.attempt.number == attempt and node in facts.nodes
 
 
 def _prepared(facts: Facts, news: e.Prepared) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.ready = news.attempt
-        node.address, node.port = news.address, news.port
+        node.address, node.port, node.addresses = news.address, news.port, news.addresses
+
+
+def _probed(facts: Facts, news: e.Probed) -> None:
+    """The first answer counts: the first node listens no longer once ranks were started."""
+    node = _current(facts, news.node, news.attempt, news.at)
+    if node is not None and node.probed < news.attempt:
+        node.probed, node.reached, node.missed = news.attempt, news.reached, news.missed
 
 
 def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
@@ -151,7 +206,7 @@ def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int,
 
 
 def _all_started(facts: Facts, attempt: int) -> bool:
-    return all(node.started == attempt for node in facts.nodes.values())
+    return all(node.started == attempt for node in facts.gang)
 
 
 def _exited(facts: Facts, news: e.Exited) -> None:
@@ -247,10 +302,26 @@ def _stacks_taken(facts: Facts, news: e.StacksTaken) -> None:
         node.stacks = news.lines
 
 
+def _checkpoint_coming(facts: Facts, news: e.CheckpointComing) -> None:
+    if _is_current(facts, news.node, news.attempt):
+        facts.coming[news.path] = news.node
+
+
 def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
     """Adopt it only from the attempt that is current: a stale one may still be writing."""
-    if _current(facts, news.node, news.attempt, news.at) is not None:
+    current = facts.attempt is not None and news.attempt == facts.attempt.number
+    (facts.coming if current else facts.late).pop(news.path, None)
+    if _is_current(facts, news.node, news.attempt):
         checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
+
+
+def _checkpoint_spoiled(facts: Facts, news: e.CheckpointSpoiled) -> None:
+    """What does not arrive leaves what is at home under its name as it is."""
+    stale = facts.attempt is not None and news.attempt < facts.attempt.number
+    if stale and facts.late.pop(news.path, None) is not None:
+        return
+    if facts.coming.pop(news.path, None) is None:
+        checkpoints.spoiled(facts, news)
 
 
 def _cancel_asked(facts: Facts, news: e.CancelAsked) -> None:
@@ -266,7 +337,7 @@ def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
     facts.end, facts.end_why, facts.ended_at = None, "", None
     facts.want = Want.RUN
     facts.run_began_at = None
-    _file_attempt(facts)
+    decided.file_attempt(facts)
     facts.spent = 0
     facts.resumed_after = facts.attempt.number if facts.attempt else 0
     if facts.attempt is not None:
@@ -276,95 +347,9 @@ def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
     facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
     for node in facts.every_node():
         node.launch_failures = node.ordered_stop = 0
+        node.excluded = node.busy = node.missing = node.launch_reason = ""
         node.ordered_leave = False
         node.link = Link.ABSENT if node.link is Link.LAUNCHING else node.link
-
-
-def _file_attempt(facts: Facts) -> None:
-    """Move the current attempt to the past, once; only one that got nowhere spends the restart budget."""
-    attempt = facts.attempt
-    if attempt is None or (facts.past and facts.past[-1].number == attempt.number):
-        return
-    progressed = facts.progressed()
-    facts.past.append(PastAttempt(attempt, facts.step, progressed))
-    facts.best_step = max(facts.best_step, facts.step or 0)
-    facts.spent += 0 if progressed else 1
-
-
-def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
-    _file_attempt(facts)
-    facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
-    if facts.run_began_at is None:
-        facts.run_began_at = news.at
-    facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
-    for node in facts.nodes.values():
-        node.trouble = node.trouble_tail = node.lost = ""
-        node.lost_at, node.stacks = 0.0, ()
-
-
-def _launch(facts: Facts, news: d.Launch) -> None:
-    node = _known(facts, news.node)
-    node.link = Link.LAUNCHING
-    node.launched_at = news.at
-
-
-def _prepare(facts: Facts, news: d.Prepare) -> None:
-    facts.nodes[news.node].ordered_prepare = news.attempt
-
-
-def _start(facts: Facts, news: d.Start) -> None:
-    node = facts.nodes[news.node]
-    node.ordered_start = node.ever_started = news.attempt
-    node.clear = min(node.clear, news.attempt - 1)
-    cast(AttemptFacts, facts.attempt).phase = Phase.RUN
-
-
-def _take_stacks(facts: Facts, news: d.TakeStacks) -> None:
-    node = facts.nodes[news.node]
-    node.stacks_of, node.stacks = 0, ()
-    cast(AttemptFacts, facts.attempt).stacks_at = news.at
-
-
-def _judge(facts: Facts, news: d.Judge) -> None:
-    attempt = cast(AttemptFacts, facts.attempt)
-    attempt.verdict = news.verdict
-    attempt.failed_count = attempt.own_steps(news.verdict)
-    attempt.judged_at = news.at
-    _begin_stop(attempt, news.at)
-
-
-def _begin_stop(attempt: AttemptFacts, at: float) -> None:
-    attempt.phase = Phase.STOP
-    attempt.stop_at = at
-
-
-def _notice(facts: Facts, news: d.Notice) -> None:
-    cast(AttemptFacts, facts.attempt).noticed_at = news.at
-
-
-def _finish(facts: Facts, news: d.Finish) -> None:
-    _begin_stop(cast(AttemptFacts, facts.attempt), news.at)
-
-
-def _stop(facts: Facts, news: d.Stop) -> None:
-    node = _known(facts, news.node)
-    node.ordered_stop, node.stop_ordered_at = news.attempt, news.at
-
-
-def _end_job(facts: Facts, news: d.EndJob) -> None:
-    facts.end = news.end
-    facts.end_why = news.why
-    facts.ended_at = news.at
-
-
-def _dismiss(facts: Facts, news: d.Dismiss) -> None:
-    _known(facts, news.node).ordered_leave = True
-
-
-def _known(facts: Facts, name: str) -> NodeFacts:
-    node = facts.node(name)
-    assert node is not None, f"a decision about {name}, which no plan knows"
-    return node
 
 
 _FOLDS: dict[type[Any], Any] = {
@@ -374,26 +359,19 @@ _FOLDS: dict[type[Any], Any] = {
     e.AgentSilent: _agent_silent,
     e.AgentGone: _agent_gone,
     e.LaunchFailed: _launch_failed,
+    e.QueueSeen: _queue_seen,
     e.Prepared: _prepared,
+    e.Probed: _probed,
     e.PrepareFailed: _prepare_failed,
     e.Started: _started,
     e.Exited: _exited,
     e.Beat: _beat,
     e.Stopped: _stopped,
     e.StacksTaken: _stacks_taken,
+    e.CheckpointComing: _checkpoint_coming,
     e.CheckpointFound: _checkpoint_found,
-    e.CheckpointSpoiled: checkpoints.spoiled,
+    e.CheckpointSpoiled: _checkpoint_spoiled,
     e.CancelAsked: _cancel_asked,
     e.ResumeAsked: _resume_asked,
-    d.BeginAttempt: _begin_attempt,
-    d.Launch: _launch,
-    d.Prepare: _prepare,
-    d.Start: _start,
-    d.TakeStacks: _take_stacks,
-    d.Judge: _judge,
-    d.Notice: _notice,
-    d.Finish: _finish,
-    d.Stop: _stop,
-    d.EndJob: _end_job,
-    d.Dismiss: _dismiss,
+    **decided.FOLDS,
 }

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from .checkpoints import QUESTION, SUSPICION
 from .decisions import Checkpoint, JobEnd, Kind
-from .facts import AttemptFacts, Facts, Want
+from .facts import AttemptFacts, Facts, Link, Want
+from .watch import Watch
+
+CARRY_S_MAX = 600.0
+"""How long a stopped attempt waits for a checkpoint that is on its way home."""
+
+CARRY_CANCELLED_S_MAX = 30.0
+"""The same when the user wants the job to stop; `orch collect` brings what is left on the hosts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,23 @@ class Over:
 
     end: JobEnd
     why: str
+
+
+def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+    """Tell whether what follows may depend on a checkpoint that is still on its way home."""
+    limit_s = CARRY_CANCELLED_S_MAX if facts.want is Want.CANCEL else CARRY_S_MAX
+    since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
+    sending = [name for name in facts.coming.values() if _may_send(facts, name, watch)]
+    return bool(sending) and not watch.passed(since_s + limit_s)
+
+
+def _may_send(facts: Facts, name: str, watch: Watch) -> bool:
+    """Tell whether the node is heard; for what lies on a lost one nobody waits."""
+    assert facts.limits is not None
+    node = facts.node(name)
+    if node is None:
+        return False
+    return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)
 
 
 def after(facts: Facts) -> Again | Over:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 
+from . import network
+
 if TYPE_CHECKING:
     from .boss import Boss
     from .gang import Rank
@@ -43,6 +45,7 @@ class Line:
             self.agent.line_broke(self)
             return
         self.heard_s = self.agent.world.now
+        host.heard_s = self.agent.world.clock
         deliver(*args)
 
     def down(self, deliver: Callable[..., None], *args: Any) -> None:
@@ -68,6 +71,7 @@ class Agent:
         self.line: Line | None = None
         self.seen = self.running = self.started = self.ready = self.preparing = 0
         self.address, self.port = "", 0
+        self.listens = False  # on the port, for those who try to reach it
         self.stopping, self.how = False, "asked"
         self.sequence = 0
         self.kept: list[tuple[int, e.Event]] = []
@@ -154,7 +158,8 @@ class Agent:
 
     # Orders
 
-    def obey(self, order: d.Decision) -> None:
+    def obey(self, order: d.Decision, ranks: tuple[int, ...] = ()) -> None:
+        """Do what was ordered; `ranks` are those that the attempt has here."""
         if isinstance(order, d.Dismiss):
             self.host.dismissed(self)
             return
@@ -163,9 +168,11 @@ class Agent:
         self.seen = order.attempt
         match order:
             case d.Prepare():
-                self._prepare(order.attempt)
+                self._prepare(order.attempt, ranks)
+            case d.Probe():
+                self.world.after(self.world.rng.uniform(0.05, 1.0), self._probe, order)
             case d.Start():
-                self._start(order)
+                self._start(order, ranks)
             case d.Stop():
                 self._stop(order.attempt, order.grace_s)
             case d.TakeStacks():
@@ -175,7 +182,7 @@ class Agent:
             case _:
                 raise AssertionError(f"no order: {order}")
 
-    def _prepare(self, attempt: int) -> None:
+    def _prepare(self, attempt: int, ranks: tuple[int, ...]) -> None:
         if self.preparing == attempt or self.ready == attempt:
             return
         self.preparing = attempt
@@ -185,31 +192,41 @@ class Agent:
                 self._kill(rank)
             self._maybe_stopped("asked")
         setup_s = self.world.night.setup_s if self.host.set_up == 0 else 0.1
-        self.world.after(self.world.rng.uniform(0.3, 1.0) * setup_s, self._set_up, attempt)
+        self.world.after(self.world.rng.uniform(0.3, 1.0) * setup_s, self._set_up, attempt, ranks)
 
-    def _set_up(self, attempt: int) -> None:
+    def _set_up(self, attempt: int, ranks: tuple[int, ...]) -> None:
         if not self.alive or self.seen != attempt or self.preparing != attempt:
             return
         if self.host.living():  # KILL has not worked: it goes on trying
-            self.world.after(1.0, self._set_up, attempt)
+            self.world.after(1.0, self._set_up, attempt, ranks)
             return
-        if self.host.index == 0 and attempt <= self.world.night.setup_fails:
+        hosts, first = self.world.night.hosts, ranks[0] == 0
+        unfit = hosts is not None and self.host.index in hosts.unfit
+        if unfit or (self.host.index == 0 and attempt <= self.world.night.setup_fails):
             self.post(
                 e.PrepareFailed(0.0, self.host.name, attempt, "setup line 1 exited with code 1", "no module")
             )
             return
         self.host.set_up = self.ready = attempt
         self.address = f"10.0.0.{self.host.index + 1}"
-        self.port = self.world.rng.randint(20000, 60000) if self.host.index == 0 else 0
-        self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port))
+        self.port = self.world.rng.randint(20000, 60000) if first else 0
+        self.listens = first
+        addresses = network.addresses(self.host) if first and hosts and self.world.nodes > 1 else ()
+        self.post(e.Prepared(0.0, self.host.name, attempt, self.address, self.port, addresses))
 
-    def _start(self, order: d.Start) -> None:
+    def _probe(self, order: d.Probe) -> None:
+        """Try the addresses one after the other; what answers must be the right host."""
+        if self.alive and self.seen == order.attempt:
+            reached, missed = network.probe(self.host, order)
+            self.post(e.Probed(0.0, self.host.name, order.attempt, reached, missed))
+
+    def _start(self, order: d.Start, ranks: tuple[int, ...]) -> None:
         if self.started >= order.attempt:
             return
         self.started = self.running = order.attempt
-        self.stopping, self.how = False, "asked"
+        self.stopping, self.how, self.listens = False, "asked", False
         self.started_s = self.world.now
-        pids = self.host.spawn(order, self.ready)
+        pids = self.host.spawn(order, self.ready, ranks)
         self.post(e.Started(0.0, self.host.name, order.attempt, pids))
         self.tick_soon()
 
@@ -255,8 +272,8 @@ class Agent:
         if self.running and not self.host.living():
             attempt, self.running = self.running, 0
             save = self.world.last_save(attempt)
-            if how == "asked" and save is not None and self.host.index == 0:
-                self.post(e.CheckpointFound(0.0, self.host.name, attempt, *save))
-                if self.world.rng.random() < 0.2:  # a kill cut its rewriting off
+            if how == "asked" and save is not None and self.world.gangs[attempt].ranks[0].host is self.host:
+                self.host.found(attempt, *save)
+                if not self.world.travels and self.world.rng.random() < 0.2:  # a kill cut its rewriting off
                     self.post(e.CheckpointSpoiled(0.0, self.host.name, attempt, save[0]))
             self.post(e.Stopped(0.0, self.host.name, attempt, how))

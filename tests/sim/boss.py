@@ -20,6 +20,8 @@ LOOKS_MAX = 40
 """How often `decide` may have something to say without any news before that is a loop."""
 
 LINE_SILENT_S_MAX = 9.0
+SEND_S_MAX = 15.0
+"""How long a checkpoint takes at most to a host that is to begin from it."""
 
 
 class Killed(Exception):
@@ -37,6 +39,7 @@ class Boss:
         self.wakes = 0
         self.wake_s = float("-inf")  # not looked yet
         self.points_left: int | None = None
+        self.fetching: list[e.CheckpointComing] = []
         for news in world.journal.replay():
             self.brain.learn(news)
         self.brain.beats()
@@ -45,10 +48,15 @@ class Boss:
     def start(self) -> None:
         revived = bool(self.world.journal.lines)
         if not revived:
-            planned = e.Planned(0.0, self.world.night.plan, self.world.night.limits)
-            self._write(planned)
-            self.brain.learn(planned)
-        self.hear(e.SupervisorStarted(0.0, 4711))
+            self._take(self.world.planned())
+        self._point()
+        self._take(dataclasses.replace(e.SupervisorStarted(0.0, 4711), at=self.world.clock))
+        self.look_at_queue()
+        self.look()
+        attempt = self.brain.facts.attempt
+        for path, name in list(self.brain.facts.coming.items()):
+            assert attempt is not None
+            self._fetch(e.CheckpointComing(0.0, name, attempt.number, path))
         for node in self.brain.facts.every_node():
             host = self.world.host(node.name)
             host.reachable()
@@ -68,13 +76,19 @@ class Boss:
 
     def hear(self, event: e.Event) -> None:
         """Journal an event, learn it, and look what follows."""
-        event = dataclasses.replace(event, at=self.world.clock)
         self.world.ledger.before_news(self)
         self._point()
+        self._take(dataclasses.replace(event, at=self.world.clock))
+        self.look()
+        if isinstance(event, e.AgentGone):
+            for coming in [one for one in self.fetching if one.node == event.node]:
+                self._give_up(coming)
+
+    def _take(self, event: e.Event) -> None:
+        """Journal an event and learn it."""
         self._write(event)
         self._point()
         self.brain.learn(event)
-        self.look()
 
     def hear_alive(self, event: e.Event) -> None:
         if self.alive:
@@ -96,6 +110,8 @@ class Boss:
             self.world.journal.sequences[boot] = sequence
             self._point()
             self.brain.learn(event)
+            if isinstance(event, e.CheckpointComing):
+                self._fetch(event)
         line.down(line.agent.acknowledged, sequence)
         self.look()
 
@@ -111,12 +127,12 @@ class Boss:
             self.receive(line, sequence, report)
         self.hear(up)
 
-    def line_closed(self, line: Line) -> None:
+    def line_closed(self, line: Line, left: bool = False) -> None:
         line.open = False
         node = line.agent.host.name
         if self.alive and self.lines.get(node) is line:
             del self.lines[node]
-            self.hear(e.AgentSilent(0.0, node))
+            self.hear(e.AgentSilent(0.0, node, left))
 
     def _listen(self) -> None:
         """Close the lines over which nothing comes any more."""
@@ -147,10 +163,71 @@ class Boss:
             if ask.cancel:
                 self.hear(e.CancelAsked(0.0, number))
                 continue
+            if self.world.night.hosts is not None and self.brain.facts.end is not None:
+                self._come_anew()
             if ask.nodes and self.brain.facts.end is not None:
                 self.world.nodes = ask.nodes
-                self.hear(e.Planned(0.0, self.world.plan(), self.world.night.limits))
+                self.hear(self.world.planned())
             self.hear(e.ResumeAsked(0.0, number, ask.path))
+            self.look_at_queue()
+            self.look()
+
+    def _come_anew(self) -> None:
+        """The supervisor of an ended job has gone home; a resume brings another one."""
+        for line in self.lines.values():
+            line.open = False
+        self.lines.clear()
+        self.hear(e.SupervisorStarted(0.0, 4711))
+
+    def look_at_queue(self) -> None:
+        """While the job has no hosts yet, learn which jobs were there before it."""
+        hosts, facts = self.world.night.hosts, self.brain.facts
+        placed = facts.last_places or (facts.attempt is not None and facts.attempt.placed_at is not None)
+        if hosts is None or not self.alive or facts.end is not None or placed:
+            return
+        ahead = tuple(
+            f"job-{number}" for number, until_s in enumerate(hosts.ahead) if until_s > self.world.now
+        )
+        if ahead != facts.ahead:
+            self._take(e.QueueSeen(self.world.clock, ahead))
+
+    def job_leaves(self) -> None:
+        """An earlier job has its hosts."""
+        if self.alive:
+            self.world.ledger.before_news(self)
+            self.look_at_queue()
+            self.look()
+
+    # Checkpoints on their way home
+
+    def _fetch(self, coming: e.CheckpointComing) -> None:
+        hosts = self.world.night.hosts
+        assert hosts is not None
+        self.fetching.append(coming)
+        self.world.after(self.world.rng.uniform(*hosts.copy_s), self._fetched, coming)
+
+    def fetch_on(self, node: str) -> None:
+        """The way to a host is open again, and what was under way goes on."""
+        for coming in self.fetching:
+            if coming.node == node:
+                self.world.after(self.world.rng.uniform(0.5, 3.0), self._fetched, coming)
+
+    def _fetched(self, coming: e.CheckpointComing) -> None:
+        world, hosts = self.world, self.world.night.hosts
+        assert hosts is not None
+        if not self.alive or coming not in self.fetching or not world.host(coming.node).reaches_boss():
+            return
+        if world.rng.random() < hosts.copies_fail:
+            self._give_up(coming)
+            return
+        self.fetching.remove(coming)
+        world.home[coming.path] = world.saved[coming.path]
+        count = world.counts[coming.attempt, coming.path]
+        self.hear(e.CheckpointFound(0.0, coming.node, coming.attempt, coming.path, count))
+
+    def _give_up(self, coming: e.CheckpointComing) -> None:
+        self.fetching.remove(coming)
+        self.hear(e.CheckpointSpoiled(0.0, coming.node, coming.attempt, coming.path))
 
     # Decisions
 
@@ -194,9 +271,16 @@ class Boss:
         match decision:
             case d.Launch():
                 self.world.host(decision.node).launch(self, decision.attempt)
-            case d.Prepare() | d.Start() | d.Stop() | d.TakeStacks() | d.Dismiss():
-                line = self.lines.get(decision.node)
-                if line is not None:
-                    line.down(line.agent.obey, decision)
-            case d.BeginAttempt() | d.Judge() | d.Notice() | d.Finish() | d.EndJob():
+            case d.Prepare() if decision.resume is not None and self.world.travels:
+                self.world.after(self.world.rng.uniform(0.2, SEND_S_MAX), self._order, decision)
+            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.TakeStacks() | d.Dismiss():
+                self._order(decision)
+            case d.BeginAttempt() | d.Place() | d.Judge() | d.Notice() | d.Finish() | d.EndJob():
                 pass
+
+    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.TakeStacks | d.Dismiss) -> None:
+        line, node = self.lines.get(order.node), self.brain.facts.node(order.node)
+        assert node is not None
+        stale = isinstance(order, d.Prepare) and not node.ranks  # what it was sent for came too late
+        if line is not None and not stale:
+            line.down(line.agent.obey, order, node.ranks)

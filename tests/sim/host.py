@@ -28,6 +28,8 @@ class Host:
         self.keeper = False
         self.boots = self.launches = self.set_up = 0
         self.processes: list[Rank] = []
+        self.refuses = world.night.hosts is not None and index in world.night.hosts.bad
+        self.heard_s = float("-inf")
 
     def living(self) -> list[Rank]:
         return [rank for rank in self.processes if rank.alive]
@@ -37,6 +39,8 @@ class Host:
 
     def reachable(self) -> None:
         """A wire is whole again, or the supervisor is back: the agent, which dials again and again, gets through."""
+        if self.world.travels:
+            self.world.boss.fetch_on(self.name)
         if self.agent is not None:
             self.world.after(self.world.rng.uniform(0.2, 2.0), self.agent.dial)
 
@@ -46,16 +50,43 @@ class Host:
         """What a backend does; after a while an agent, a word of failure, or nothing."""
         self.launches += 1
         night, rng = self.world.night, self.world.rng
-        if self.index == 0 and self.launches <= night.launch_fails:
-            failed = e.LaunchFailed(0.0, self.name, "start", "no python3 there")
+        if night.hosts is not None:
+            self.world.after(rng.uniform(0.05, 3.0), self._land, boss)
+        elif self.index == 0 and self.launches <= night.launch_fails:
+            failed = e.LaunchFailed(0.0, self.name, "start", "no python3 there", e.Trouble.PASSING)
             self.world.after(rng.uniform(0.05, 3.0), boss.hear_alive, failed)
         elif self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             pass
         elif self.up:
             self.world.after(rng.uniform(0.05, 3.0), self._boot)
         elif rng.random() < 0.7:
-            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host")
+            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host", e.Trouble.PASSING)
             self.world.after(rng.uniform(1.0, 3.0), boss.hear_alive, failed)
+
+    def _land(self, boss: Boss) -> None:
+        """What launching over ssh comes to."""
+        night, hosts = self.world.night, self.world.night.hosts
+        assert hosts is not None
+        if self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
+            if self.launches <= night.launch_fails:
+                boss.hear_alive(e.LaunchFailed(0.0, self.name, "python", "it broke off", e.Trouble.PASSING))
+        elif not (self.up and self.reaches_boss()):
+            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host", e.Trouble.PASSING)
+            patience_s = self.world.rng.choice((5.0, 5.0, 12.0))
+            self.world.after(self.world.rng.uniform(0.0, patience_s), boss.hear_alive, failed)
+        elif self.refuses:
+            failed = e.LaunchFailed(
+                0.0, self.name, "host key", f"{self.name}'s key is new", e.Trouble.LASTING
+            )
+            boss.hear_alive(failed)
+        elif (
+            self.agent is None
+            and not self.keeper
+            and hosts.is_busy(self.index, self.world.now, self.world.now)
+        ):
+            boss.hear_alive(e.LaunchFailed(0.0, self.name, "lease", "gpu-0 is held by job-7", e.Trouble.BUSY))
+        else:
+            self._boot()
 
     def _boot(self) -> None:
         if not self.up or self.agent is not None or self.keeper:
@@ -71,14 +102,14 @@ class Host:
         self.agent = Agent(self, f"{self.name}.{self.boots}")
         self.agent.dial()
 
-    def lose_agent(self, *, keeper: bool, power: bool = False) -> None:
-        """End the agent; its ranks die with it. A keeper that is left starts another one."""
+    def lose_agent(self, *, keeper: bool, power: bool = False, told: bool = False) -> None:
+        """End the agent; its ranks die with it. A keeper that is left starts another one. `told`: it was dismissed."""
         agent, self.agent = self.agent, None
         self.keeper = self.keeper and not keeper
         if agent is not None:
             agent.alive = False
             if agent.line is not None and not power:
-                agent.line.up(agent.line.boss.line_closed, agent.line)
+                agent.line.up(agent.line.boss.line_closed, agent.line, told)
         for rank in self.living():
             rank.gang.die(rank, signal=9, told=False)
         if self.keeper:
@@ -88,7 +119,7 @@ class Host:
 
     def dismissed(self, agent: Agent) -> None:
         if self.agent is agent:
-            self.lose_agent(keeper=True)
+            self.lose_agent(keeper=True, told=True)
 
     def probe(self) -> None:
         """The backend looks whether the agent lives; where nothing answers it cannot say."""
@@ -99,13 +130,13 @@ class Host:
 
     # Ranks
 
-    def spawn(self, order: d.Start, ready: int) -> tuple[int, ...]:
+    def spawn(self, order: d.Start, ready: int, ranks: tuple[int, ...]) -> tuple[int, ...]:
         world = self.world
         begins_at = order.resume if not world.night.begins_anew else None
-        gang = world.gang(order.attempt, world.saved.get(begins_at.path, 0) if begins_at else 0)
+        gang = world.gang(order.attempt, world.step_at_home(begins_at.path) if begins_at else 0)
         world.ledger.starting(self, order, ready)
         self.processes = []
-        for number in world.ranks_of(self.index):
+        for number in ranks:
             world.pids += 1
             ready_s = world.now + world.rng.uniform(*world.night.start_s)
             rank = Rank(number, self, gang, world.pids, ready_s)
@@ -128,5 +159,10 @@ class Host:
 
     def found(self, attempt: int, path: str, count: int) -> None:
         agent = self.agent
-        if agent is not None and agent.started == attempt:
+        if agent is None or agent.started != attempt:
+            return
+        if not self.world.travels:
             agent.post(e.CheckpointFound(0.0, self.name, attempt, path, count))
+        elif (attempt, path) not in self.world.counts:
+            self.world.counts[attempt, path] = count
+            agent.post(e.CheckpointComing(0.0, self.name, attempt, path))

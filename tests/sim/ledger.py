@@ -5,8 +5,7 @@ The ledger keeps its own books of attempts, checkpoints and budget, written from
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass, field
+import pickle
 from typing import TYPE_CHECKING
 
 from orchestrator.brain import decisions as d
@@ -14,6 +13,8 @@ from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
 
 from .night import Harm, Naming
+from .poolbook import PoolBook
+from .tries import Try, fault
 
 if TYPE_CHECKING:
     from .boss import Boss
@@ -23,38 +24,16 @@ if TYPE_CHECKING:
 PURITY_EVERY = 40
 """Each so many looks that brought nothing are asked twice; those that brought something always are."""
 
+CARRY_S_MAX = 600.0
+CARRY_CANCELLED_S_MAX = 30.0
+"""How long the end of an attempt, or of a job that was cancelled, waits for checkpoints that are on their way."""
+
+HEARD_S_OFF = 3.0
+"""By so much may differ what the brain and the world take for the last word of a host: the end of a line is none."""
+
 
 class Violation(AssertionError):
     """An oracle is broken."""
-
-
-@dataclass(slots=True)
-class Try:
-    """The books of one attempt."""
-
-    number: int
-    base: int  # where it began: as it was told to, until its checkpoints show that it did not
-    begun: d.BeginAttempt
-    anew: bool = False
-    wrote: dict[str, int] = field(default_factory=dict)  # counts of its checkpoints
-    high: int = 0  # the most steps that any rank was heard to have made
-    saved: bool = False  # a checkpoint beyond its base was adopted
-    verdict: d.Verdict | None = None
-    judged_s: float = 0.0
-    judged_anew: bool = False  # its beginning was known when its verdict fell
-    counts: dict[int, int] = field(default_factory=dict)  # steps of the ranks that have ended
-    prepared: dict[str, tuple[str, int]] = field(default_factory=dict)
-    ok: list[int] = field(default_factory=list)
-
-
-def _fault(attempt: Try) -> tuple[str, int] | None:
-    """Name an attempt's own failure, None if it had none: what happened, and after how many of its steps."""
-    verdict = attempt.verdict
-    own = (d.Kind.CRASH, d.Kind.OOM, d.Kind.NO_PROGRESS)
-    if verdict is None or verdict.kind not in own or not verdict.ranks:
-        return None
-    count = attempt.counts.get(verdict.ranks[0], 0)
-    return (verdict.signature, count) if count else None
 
 
 class Ledger:
@@ -75,6 +54,9 @@ class Ledger:
         self.end: d.EndJob | None = None
         self.resumed = self.cancelled = False
         self.notes: list[tuple[float, News | str]] = []
+        self.pool = PoolBook(self, world) if world.night.hosts is not None else None
+        self.coming: dict[tuple[int, str], str] = {}  # checkpoints on their way home, and from which host
+        self.watched_s = self.stopped_s = 0.0
 
     def note(self, what: News | str) -> None:
         self.notes.append((self.world.clock, what))
@@ -85,18 +67,20 @@ class Ledger:
         """Nothing has happened since the last look: before its own deadline the brain must have nothing to say."""
         if self.world.clock < boss.wake_s - 1e-6:
             decisions, _ = boss.brain.decide(self.world.clock)
-            self._must(not decisions, f"wake_s was {boss.wake_s:.2f}, but now it says {decisions}")
+            self.must(not decisions, f"wake_s was {boss.wake_s:.2f}, but now it says {decisions}")
 
     def after_look(self, boss: Boss, decisions: list[d.Decision]) -> None:
         self.looks += 1
         if self.tries:
             self._true_step(boss)
+        if self.pool is not None and not decisions:
+            self.pool.looked()
         if not decisions and self.looks % PURITY_EVERY:
             return
-        before = copy.deepcopy(boss.brain.facts)
+        before = pickle.dumps(boss.brain.facts)  # several times quicker than a deep copy
         again, wake_s = boss.brain.decide(self.world.clock)
-        self._must((again, wake_s) == (decisions, boss.wake_s), f"asked twice: {decisions}, then {again}")
-        self._must(before == boss.brain.facts, "decide has changed the facts")
+        self.must((again, wake_s) == (decisions, boss.wake_s), f"asked twice: {decisions}, then {again}")
+        self.must(pickle.loads(before) == boss.brain.facts, "decide has changed the facts")
 
     def _true_step(self, boss: Boss) -> None:
         """Where names bear steps, and where a script was seen to begin anew, the step is the world's own."""
@@ -106,9 +90,9 @@ class Ledger:
         if gang is not None and (sure or attempt.anew):
             heard = max((rank.count for rank in boss.brain.facts.ranks.values()), default=0)
             step = boss.brain.facts.step or 0
-            self._must(step == gang.base + heard, f"step {step}, but it is {gang.base} + {heard}")
+            self.must(step == gang.base + heard, f"step {step}, but it is {gang.base} + {heard}")
 
-    def _must(self, holds: bool, what: str) -> None:
+    def must(self, holds: bool, what: str) -> None:
         if not holds:
             raise Violation(what)
 
@@ -116,12 +100,13 @@ class Ledger:
 
     def starting(self, host: Host, order: d.Start, ready: int) -> None:
         """An agent starts ranks: nothing of another attempt may be alive anywhere."""
-        self._must(
+        self.must(
             ready == order.attempt, f"{host.name} starts attempt {order.attempt}, but is ready for {ready}"
         )
-        self._must(self.end is None, f"{host.name} starts ranks after the end of the job")
-        for attempt in self._alive_attempts():
-            self._must(attempt == order.attempt, f"attempts {attempt} and {order.attempt} run together")
+        self.must(self.end is None, f"{host.name} starts ranks after the end of the job")
+        # What outlives SIGKILL on a host that is cut off, nobody can know of: another host may take over meanwhile.
+        for attempt in self._alive_attempts(mortal=self.pool is not None):
+            self.must(attempt == order.attempt, f"attempts {attempt} and {order.attempt} run together")
 
     def _alive_attempts(self, *, mortal: bool = False) -> list[int]:
         """Return the attempt of each living process; `mortal`: only of those that a cut-off agent could have killed."""
@@ -134,7 +119,9 @@ class Ledger:
         """Judge a line of the journal, and enter it into the books."""
         if not isinstance(news, e.Beat):
             self.note(news)
-        self._must(abs(news.at - self.world.clock) < 1e-6, f"stamped {news.at}, not {self.world.clock}")
+        self.must(abs(news.at - self.world.clock) < 1e-6, f"stamped {news.at}, not {self.world.clock}")
+        if self.pool is not None:
+            self.pool.written(news)
         match news:
             case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentSilent() | e.AgentGone():
                 self._link(news)
@@ -152,10 +139,16 @@ class Ledger:
                 e.LaunchFailed() | e.PrepareFailed() | e.Started() | e.Stopped() | e.StacksTaken() | e.Beat()
             ):
                 pass
+            case e.CheckpointComing():
+                self.coming[news.attempt, news.path] = news.node
+            case e.QueueSeen() | e.Probed():
+                pass
             case _:
                 self._decided(news)
 
     def _link(self, news: News) -> None:
+        if isinstance(news, e.SupervisorStarted):
+            self.watched_s = self.world.clock
         if isinstance(news, e.AgentUp) and self.tries and news.ready == self.tries[-1].number:
             self.tries[-1].prepared[news.node] = (news.address, news.port)
 
@@ -171,6 +164,7 @@ class Ledger:
 
     def _found(self, news: e.CheckpointFound) -> None:
         """The newest of the current attempt counts; one of a stale attempt never does."""
+        self.coming.pop((news.attempt, news.path), None)
         if not self.tries or news.attempt != self.tries[-1].number:
             return
         attempt = self.tries[-1]
@@ -233,7 +227,9 @@ class Ledger:
             self.checkpoint = self.older.pop() if self.older else None
 
     def _spoiled(self, news: e.CheckpointSpoiled) -> None:
-        """Whoever says it: nothing may start from it any more."""
+        """Whoever says it: nothing may start from it any more. What only did not arrive leaves what is at home."""
+        if self.coming.pop((news.attempt, news.path), None) is not None:
+            return
         self._drop(news.path)
         if self.tries:
             newest = (self.checkpoint.step or 0) if self.checkpoint else 0
@@ -251,9 +247,9 @@ class Ledger:
     # Decisions
 
     def _decided(self, decision: d.Decision) -> None:
-        self._must(bool(decision.why.strip()), f"no why: {decision}")
+        self.must(bool(decision.why.strip()), f"no why: {decision}")
         if self.end is not None:
-            self._must(isinstance(decision, d.Dismiss), f"after the end of the job: {decision}")
+            self.must(isinstance(decision, d.Dismiss), f"after the end of the job: {decision}")
             return
         match decision:
             case d.BeginAttempt():
@@ -265,17 +261,17 @@ class Ledger:
             case _:
                 pass
         attempt = self.tries[-1]
-        self._must(
-            decision.attempt == attempt.number, f"for attempt {decision.attempt}, not {attempt.number}"
-        )
+        self.must(decision.attempt == attempt.number, f"for attempt {decision.attempt}, not {attempt.number}")
         match decision:
             case d.Judge():
-                self._must(attempt.verdict is None, f"a second verdict: {decision}")
-                self._must(bool(decision.verdict.summary), f"a verdict that says nothing: {decision}")
+                self.must(attempt.verdict is None, f"a second verdict: {decision}")
+                self.must(bool(decision.verdict.summary), f"a verdict that says nothing: {decision}")
                 attempt.verdict, attempt.judged_s = decision.verdict, self.world.now
                 attempt.judged_anew = attempt.anew
+                self.stopped_s = self.world.clock
             case d.Finish():
-                self._must(self.cancelled or self._all_ok(attempt), f"neither done nor cancelled: {decision}")
+                self.must(self.cancelled or self._all_ok(attempt), f"neither done nor cancelled: {decision}")
+                self.stopped_s = self.world.clock
             case d.Start():
                 self._starts(attempt, decision)
             case _:
@@ -283,37 +279,50 @@ class Ledger:
 
     def _begins(self, decision: d.BeginAttempt) -> None:
         number = self.tries[-1].number + 1 if self.tries else 1
-        self._must(decision.attempt == number, f"attempt {number} is next: {decision}")
+        self.must(decision.attempt == number, f"attempt {number} is next: {decision}")
         alive = self._alive_attempts(mortal=True)
-        self._must(not alive, f"attempt {number} begins while {alive} lives")
-        self._must(decision.resume == self.checkpoint, f"from {decision.resume}, newest is {self.checkpoint}")
-        self._must(not self.cancelled, f"an attempt begins though the user has cancelled: {decision}")
+        self.must(not alive, f"attempt {number} begins while {alive} lives")
+        self.must(decision.resume == self.checkpoint, f"from {decision.resume}, newest is {self.checkpoint}")
+        if decision.resume is not None and self.world.travels and decision.resume.path in self.world.saved:
+            self.must(decision.resume.path in self.world.home, f"it is not home: {decision}")
+        self._awaits_the_newest(decision, CARRY_S_MAX)
+        self.must(not self.cancelled, f"an attempt begins though the user has cancelled: {decision}")
         if self.tries and not self.resumed:
             self._afford(self.tries[-1])
         self.resumed = False
         base = (decision.resume.step or 0) if decision.resume else 0
         self.tries.append(Try(number, base, decision))
 
+    def _awaits_the_newest(self, decision: d.Decision, s_max: float) -> None:
+        """Nothing follows while a checkpoint is on its way home, for a while, from a host that is still heard."""
+        waited_s = self.world.clock - max(self.stopped_s, self.watched_s)
+        silent_s = self.world.night.limits.node_silent_s_max
+        for (number, path), node in self.coming.items():
+            heard_s = self.world.clock - self.world.host(node).heard_s
+            lost = heard_s >= silent_s - HEARD_S_OFF
+            late = not self.tries or number < self.tries[-1].number or waited_s >= s_max or lost
+            self.must(late, f"{path} is on its way for {waited_s:.0f} s from {node}: {decision}")
+
     def _afford(self, last: Try) -> None:
         """A restart needs a verdict that allows one, and a budget; only an attempt that got nowhere costs."""
         limits = self.world.night.limits
-        self._must(last.verdict is not None, f"a restart without a verdict on attempt {last.number}")
+        self.must(last.verdict is not None, f"a restart without a verdict on attempt {last.number}")
         assert last.verdict is not None
-        self._must(last.verdict.retry, f"a restart after {last.verdict}")
-        self._must(not self._goes_round(), "a script that ignores its checkpoint fails likewise for ever")
+        self.must(last.verdict.retry, f"a restart after {last.verdict}")
+        self.must(not self._goes_round(), "a script that ignores its checkpoint fails likewise for ever")
         got_on = self._got_on(last)
         self.best = max(self.best, last.base + last.high)
         self.stalled += 0 if got_on else 1
-        self._must(limits.restarts_max > 0, "a restart though restart.max is 0")
-        self._must(self.stalled <= limits.restarts_max, f"{self.stalled} restarts without progress")
+        self.must(limits.restarts_max > 0, "a restart though restart.max is 0")
+        self.must(self.stalled <= limits.restarts_max, f"{self.stalled} restarts without progress")
 
     def _goes_round(self) -> bool:
         """Tell whether the last attempts ended alike: the last two that are known to have begun anew, or the last
         four that were told to resume, by a script that does not."""
         past = self.tries[self.forgiven :]
-        if not self.world.night.begins_anew or past[-1].verdict is None or not _fault(past[-1]):
+        if not self.world.night.begins_anew or past[-1].verdict is None or not fault(past[-1]):
             return False
-        alike = [_fault(one) == _fault(past[-1]) for one in past]
+        alike = [fault(one) == fault(past[-1]) for one in past]
         known = len(past) >= 2 and alike[-2] and past[-2].anew and past[-1].judged_anew
         told = [one.begun.resume is not None and same for one, same in zip(past, alike, strict=True)]
         return known or (len(past) >= 4 and all(told[-4:]))
@@ -325,48 +334,53 @@ class Ledger:
         return saved or (attempt.high > 0 and attempt.base + attempt.high > self.best)
 
     def _starts(self, attempt: Try, order: d.Start) -> None:
-        for plan in self.world.plan():
-            self._must(plan.name in attempt.prepared, f"a start before {plan.name} is ready: {order}")
-        meet = attempt.prepared[self.world.plan()[0].name]
-        self._must((order.address, order.port) == meet, f"the ranks meet at {meet}: {order}")
-        self._must(order.resume == attempt.begun.resume, f"the attempt began from {attempt.begun.resume}")
+        if self.pool is not None:
+            self.pool.starts(order, attempt.prepared)
+        else:
+            for plan in self.world.plan():
+                self.must(plan.name in attempt.prepared, f"a start before {plan.name} is ready: {order}")
+            meet = attempt.prepared[self.world.plan()[0].name]
+            self.must((order.address, order.port) == meet, f"the ranks meet at {meet}: {order}")
+        self.must(order.resume == attempt.begun.resume, f"the attempt began from {attempt.begun.resume}")
 
     def _all_ok(self, attempt: Try) -> bool:
-        return sorted(attempt.ok) == [rank for plan in self.world.plan() for rank in plan.ranks]
+        return sorted(attempt.ok) == list(range(self.world.nodes * self.world.night.ranks))
 
     def _ends(self, decision: d.EndJob) -> None:
         self.end, self.ended_s = decision, self.world.now
         unsure = "cannot be reached" in decision.why or "outlive SIGKILL" in decision.why
         alive = self._alive_attempts(mortal=True)
-        self._must(unsure or not alive, f"{alive} lives: {decision}")
+        self.must(unsure or not alive, f"{alive} lives: {decision}")
         self._gives_up(decision.why)
+        if not unsure:
+            self._awaits_the_newest(decision, CARRY_CANCELLED_S_MAX if self.cancelled else CARRY_S_MAX)
         match decision.end:
             case d.JobEnd.SUCCEEDED:
                 done = bool(self.tries) and self._all_ok(self.tries[-1])
-                self._must(done, f"not every rank exited with code 0: {decision}")
+                self.must(done, f"not every rank exited with code 0: {decision}")
             case d.JobEnd.CANCELLED:
-                self._must(self.cancelled, f"nobody cancelled: {decision}")
+                self.must(self.cancelled, f"nobody cancelled: {decision}")
             case d.JobEnd.FAILED:
                 verdict = self.tries[-1].verdict if self.tries else None
-                self._must(verdict is not None or unsure, f"failed without a verdict: {decision}")
+                self.must(verdict is not None or unsure, f"failed without a verdict: {decision}")
 
     def _gives_up(self, why: str) -> None:
         """Who says that something cannot be stopped or reached must be right."""
         ranks = [rank for host in self.world.hosts for rank in host.living()]
         if "outlive SIGKILL" in why:
             immortal = any(fault.harm is Harm.IMMORTAL for fault in self.world.night.faults)
-            self._must(immortal, f"no process does: {why}")
+            self.must(immortal, f"no process does: {why}")
         if "cannot be reached" in why:
             hosts = [
                 host for host in self.world.hosts if f"{host.name} cannot" in why or f"{host.name}, " in why
             ]
-            away = any(not host.reaches_boss() for host in hosts)
-            self._must(away or any(rank.immortal_until_s for rank in ranks), f"all can: {why}")
+            away = any(host.refuses or not host.reaches_boss() for host in hosts)
+            self.must(away or any(rank.immortal_until_s for rank in ranks), f"all can: {why}")
         if "is spent" in why:
             limits = self.world.night.limits
             stalled = self.stalled + (0 if self._got_on(self.tries[-1]) else 1)
-            self._must(stalled > limits.restarts_max, f"it is not: {why}")
+            self.must(stalled > limits.restarts_max, f"it is not: {why}")
 
     def morning(self) -> None:
         """The night is over: the job must have ended, and every agent that can hear must have been dismissed."""
-        self._must(self.end is not None, "nothing is left to happen, and the job has not ended")
+        self.must(self.end is not None, "nothing is left to happen, and the job has not ended")

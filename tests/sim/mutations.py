@@ -17,12 +17,14 @@ from types import FunctionType
 from typing import Any
 
 from .clean import check_clean, clean_night
+from .clean_pool import check_pool, pool_night
 from .ledger import Violation
 from .named import NAMED
 from .night import random_night
 from .world import World
 
 SEARCH_MAX = 250
+POOL_CASES = 42
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +45,21 @@ MUTATIONS = (
     Mutation("a connected node is taken for clear", "brain._is_clear", "return False\n    broken", "return True\n    broken"),
     Mutation("budget off by one", "policy.after", "spent > facts.limits.restarts_max", "spent > facts.limits.restarts_max + 1"),
     Mutation("restart.max 0 restarts after progress", "policy.after", "facts.limits.restarts_max == 0", "False"),
-    Mutation("progress costs nothing ever", "fold._file_attempt", "facts.spent += 0 if progressed else 1", "pass"),
+    Mutation("progress costs nothing ever", "decided.file_attempt", "facts.spent += 0 if progressed else 1", "pass"),
     Mutation("every step counts as progress", "facts.Facts.progressed", "> self.best_step", "> 0"),
     Mutation("retry is ignored", "policy.after", "if not verdict.retry:", "if False:"),
     Mutation("a cancel is forgotten at the end", "policy.after", "facts.want is Want.CANCEL:", "False:"),
     Mutation("resume from where the attempt began", "policy.after", "facts.checkpoint, _why", "attempt.resume, _why"),
-    Mutation("a stale checkpoint is adopted", "fold._checkpoint_found", "if _current(facts, news.node, news.attempt, news.at) is not None:", "if facts.attempt is not None:"),
+    Mutation("a stale checkpoint is adopted", "fold._checkpoint_found", "if _is_current(facts, news.node, news.attempt):", "if facts.attempt is not None:"),
     Mutation("a new checkpoint must be twice as far", "checkpoints._offer", "step < (facts.checkpoint.step or 0)", "step < 2 * (facts.checkpoint.step or 0)"),
     Mutation("checkpoint steps forget their base", "checkpoints.found", "attempt.base_step + news.count", "news.count"),
     Mutation("a spoiled checkpoint is used", "checkpoints._forget", "facts.checkpoint.path == path", "False"),
     Mutation("the user's checkpoint is ignored", "fold._resume_asked", "if news.path:", "if False:"),
     Mutation("a resume keeps the spent budget", "fold._resume_asked", "facts.spent = 0", "facts.spent = facts.spent"),
-    Mutation("orders are not void when a line breaks", "fold._line_broke", "node.ordered_prepare = node.ordered_start = node.ordered_stop = 0", "pass"),
-    Mutation("stops are forgotten after a reconnect", "fold._line_broke", "node.ordered_start = node.ordered_stop = 0", "node.ordered_start = 0"),
-    Mutation("a start before all are ready", "brain._drive", "if any(node.link is not Link.UP or node.ready < attempt.number for node in facts.nodes.values()):", "if all(node.link is not Link.UP or node.ready < attempt.number for node in facts.nodes.values()):"),
-    Mutation("ranks meet at the last node", "brain._starts", "next(iter(facts.nodes.values()))", "list(facts.nodes.values())[-1]"),
+    Mutation("orders are not void when a line breaks", "fold._line_broke", "node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0", "pass"),
+    Mutation("stops are forgotten after a reconnect", "fold._line_broke", "node.ordered_start = node.ordered_stop = node.ordered_probe = 0", "node.ordered_start = node.ordered_probe = 0"),
+    Mutation("a start before all are ready", "brain._is_ready", "if any(", "if all("),
+    Mutation("ranks meet at the last node", "meeting.meeting", "first, *others = facts.gang", "*others, first = facts.gang"),
     Mutation("a victim is taken for the culprit", "diagnose.looks_like_victim", "return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))", "return False"),
     Mutation("a silent node is no suspect", "diagnose._crashed", "quiet = [", "quiet = [] and ["),
     Mutation("no grace after a supervisor's death", "fold._supervisor_started", "node.contact_at = news.at", "pass"),
@@ -69,7 +71,7 @@ MUTATIONS = (
     Mutation("fenced ranks count as done", "facts.RankFacts.ended_well", "not self.ordered and self.code == 0", "(self.ordered or self.code == 0)"),
     Mutation("one done rank is the whole job", "facts.Facts.done", "all(", "any("),
     Mutation("why is empty", "brain._launches", 'f"attempt {attempt.number} needs {node.name}"', '""'),
-    Mutation("a start has no deadline", "diagnose._start_took_too_long", "not watch.passed(attempt.watched_at + facts.limits.start_s_max)", "watch.now_s < attempt.watched_at + facts.limits.start_s_max"),
+    Mutation("a start has no deadline", "diagnose._start_took_too_long", "not watch.passed(since_s + facts.limits.start_s_max)", "watch.now_s < since_s + facts.limits.start_s_max"),
     Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
     Mutation("hangs are not seen", "diagnose._hangs", "limit_s is None", "True"),
     Mutation("a stopped rank is not seen", "diagnose._stands_still", 'rank.state == "T"', "False"),
@@ -78,9 +80,9 @@ MUTATIONS = (
     Mutation("no time limit", "diagnose._out_of_time", "limits.time_s_max is None", "True"),
     Mutation("the same failure is never recognised", "recognise._same_point", "return as_far or past.failed_step == verdict.step", "return False"),
     Mutation("unreachable nodes are waited for without end", "brain.UNREACHED_S_MAX", "", "1e9"),
-    Mutation("a launch that is not heard of is not repeated", "brain._needs_launch", "return watch.passed(node.launched_at + LAUNCH_S_MAX)", "return False"),
+    Mutation("a launch that is not heard of is not repeated", "placement.is_due", "return watch.passed(node.launched_at + LAUNCH_S_MAX)", "return False"),
     Mutation("stacks are taken again and again", "brain._judge_hang", "attempt.stacks_at is None or attempt.stacks_at < verdict.since_s", "True"),
-    Mutation("the facts hold a wish", "brain._drive", "if attempt.phase is Phase.PREPARE:", "facts.spent += 0 * len(facts.past) + (attempt.phase is Phase.RUN)\n    if attempt.phase is Phase.PREPARE:"),
+    Mutation("the facts hold a wish", "brain._drive", "if attempt.phase is Phase.RUN:", "facts.spent += attempt.phase is Phase.RUN\n    if attempt.phase is Phase.RUN:"),
     Mutation("a folded beat is stamped anew", "fold.folded_beat", "e.Seen(rank.sign_at,", "e.Seen(at,"),
     Mutation("a script is always believed to resume", "checkpoints._anew", "if known is None", "if True"),
     Mutation("a script that overwrites one name is suspected", "checkpoints._anew", "(numbered or not overwritten)", "True"),
@@ -88,6 +90,44 @@ MUTATIONS = (
     Mutation("coming equally far is never recognised", "recognise._equally_far", "return bool(count)", "return False"),
     Mutation("names do not tell steps", "checkpoints._named", "return near[-1] if near else None", "return None"),
     Mutation("any number in a name is its step", "checkpoints._named", "if abs(number - about) <= NEAR_STEPS", ""),
+    Mutation("busy hosts are not asked again", "placement._said_busy", "not watch.passed(asked_again_s(facts))", "True"),
+    Mutation("busy hosts are asked one by one", "placement._said_busy", "node.busy_at >= facts.round_at", "True"),
+    Mutation("busy hosts are asked as often after hours", "placement.BUSY_PAUSE_SHARE", "", "0.0"),
+    Mutation("hosts are held while others are busy", "placement.is_short", "return not watch.passed(asked_again_s(facts))", "return False"),
+    Mutation("jobs that came first are no matter", "placement.gather", "facts.ahead or is_short(facts, watch)", "is_short(facts, watch)"),
+    Mutation("an excluded host is launched again", "placement.is_due", "node.excluded or ", ""),
+    Mutation("an excluded host is kept while others are waited for", "placement.gather", "dismissals or ", ""),
+    Mutation("an excluded host is kept beside the gang", "placement.keep_spares", ", *(node for node in idle if node.excluded)", ""),
+    Mutation("a dismissed host is used", "placement._is_ready", " and not node.ordered_leave", ""),
+    Mutation("ranks move about", "placement._places", "facts.last_places[: pool.nodes]", "()"),
+    Mutation("hosts are taken as they come up", "placement._comes_one_before", "node.link is Link.LAUNCHING", "False"),
+    Mutation("there are no spares", "placement._launches", "facts.pool.spares + (", "0 + ("),
+    Mutation("spares are launched when a line breaks", "placement._is_coming", "not watch.passed(node.contact_at + patience_s)", "False"),
+    Mutation("a lost host is relied upon", "placement._is_coming", "node.missing or node.excluded", "node.excluded"),
+    Mutation("a host that was launched in vain is hoped for", "placement._may_come", " or node.launch_failures >= LAUNCH_FAILURES_MAX", ""),
+    Mutation("surplus hosts are kept", "placement.keep_spares", "*ready[facts.pool.spares :], ", ""),
+    Mutation("a lost host is waited for without end", "placement._lost_for_good", "not watch.passed(since_s + facts.limits.node_silent_s_max)", "True"),
+    Mutation("a lost host is not waited for", "placement._lost_for_good", "not watch.passed(since_s + facts.limits.node_silent_s_max)", "False"),
+    Mutation("other hosts are not thought of", "placement.verdict", "_hopes(facts, watch) >= pool.nodes", "False"),
+    Mutation("hosts that have not answered are no matter", "placement.verdict", "launching and not watch.passed(max(launching) + LAUNCH_S_MAX)", "False"),
+    Mutation("too few hosts are waited for without end", "placement.verdict", "usable >= pool.nodes or (", "True or ("),
+    Mutation("a slow host is relied on", "placement._is_coming", "min(patience_s, LAUNCH_S_MAX)", "LAUNCH_S_MAX"),
+    Mutation("launches in vain are never forgotten", "decided._begin_attempt", "node.ranks, node.launch_failures = (), 0", "node.ranks = ()"),
+    Mutation("waiting for hosts is starting", "diagnose._start_took_too_long", " or placement.is_queued(facts)", ""),
+    Mutation("the end of waiting is the beginning of time", "diagnose._start_took_too_long", "max(attempt.watched_at, attempt.queued_at)", "attempt.watched_at"),
+    Mutation("waiting for hosts is running", "decided._begin_attempt", "facts.ranks = unplaced(facts.pool)", "facts.ranks = unplaced(facts.pool)\n        facts.run_began_at = facts.run_began_at or news.at"),
+    Mutation("ranks meet where some can come", "meeting.meeting", "if all(interface", "if any(interface"),
+    Mutation("ranks meet over any interface", "brain._starts", 'place.interfaces.get(node.name, "")', '""'),
+    Mutation("ranks start before all have probed", "meeting.are_probed", "all(node.probed == attempt.number for node in others)", "True"),
+    Mutation("who cannot meet is tried again", "decided._note_missing", "verdict.signature.startswith(APART)", "False"),
+    Mutation("the first node is never the one apart", "diagnose._is_alone", "(len(others) > 1 or again)", "False"),
+    Mutation("who accused the one apart is not forgiven", "decided._exclude_apart", 'facts.nodes[accuser.node].excluded = ""', "pass"),
+    Mutation("an unfit host is tried again", "decided._note_missing", "elif node.trouble and others:", "elif False:"),
+    Mutation("no checkpoint on its way is waited for", "policy.waits_for_checkpoint", "bool(sending)", "False"),
+    Mutation("checkpoints on their way are waited for without end", "policy.CARRY_S_MAX", "", "1e9"),
+    Mutation("a lost host's checkpoint is waited for", "policy._may_send", "return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)", "return True"),
+    Mutation("what does not arrive spoils what is at home", "fold._checkpoint_spoiled", "facts.coming.pop(news.path, None) is None", "facts.coming.pop(news.path, None) is None or True"),
+    Mutation("a checkpoint counts before it is home", "fold._checkpoint_coming", "facts.coming[news.path] = news.node", "facts.coming[news.path] = news.node\n        facts.checkpoint = d.Checkpoint(news.path, facts.step)"),
 )  # fmt: skip
 
 KILLERS = {
@@ -99,7 +139,7 @@ KILLERS = {
     "budget off by one": "random 51",
     "restart.max 0 restarts after progress": "random 135",
     "progress costs nothing ever": "random 51",
-    "every step counts as progress": "named host-gone-for-good",
+    "every step counts as progress": "random 182",
     "retry is ignored": "random 1",
     "a cancel is forgotten at the end": "random 2",
     "resume from where the attempt began": "clean 1",
@@ -125,7 +165,7 @@ KILLERS = {
     "one done rank is the whole job": "clean 0",
     "why is empty": "clean 0",
     "a start has no deadline": "random 39",
-    "a start never takes too long": "random 91",
+    "a start never takes too long": "named host-gone-for-good",
     "hangs are not seen": "clean 5",
     "a stopped rank is not seen": "clean 3",
     "a short pause is a hang": "clean 4",
@@ -142,7 +182,45 @@ KILLERS = {
     "a rewritten checkpoint is progress": "random 182",
     "coming equally far is never recognised": "named script-ignores-the-one-checkpoint-that-it-overwrites",
     "names do not tell steps": "named script-ignores-its-checkpoint",
-    "any number in a name is its step": "random 212",
+    "any number in a name is its step": "random 239",
+    "busy hosts are not asked again": "pool 21",
+    "busy hosts are asked one by one": "pool 27",
+    "busy hosts are asked as often after hours": "pool 28",
+    "hosts are held while others are busy": "pool 21",
+    "jobs that came first are no matter": "named pool-behind-other-jobs",
+    "an excluded host is launched again": "named pool-two-keys-are-wrong",
+    "an excluded host is kept while others are waited for": "random 1290",
+    "an excluded host is kept beside the gang": "random 35",
+    "a dismissed host is used": "pool 67",
+    "ranks move about": "named pool-checkpoint-on-its-way-from-a-lost-host",
+    "hosts are taken as they come up": "pool 6",
+    "there are no spares": "pool 6",
+    "spares are launched when a line breaks": "pool 10",
+    "a lost host is relied upon": "pool 43",
+    "a host that was launched in vain is hoped for": "pool 21",
+    "surplus hosts are kept": "pool 7",
+    "a lost host is waited for without end": "pool 2",
+    "a lost host is not waited for": "named pool-lost-and-no-other-host",
+    "other hosts are not thought of": "random 229",
+    "hosts that have not answered are no matter": "named pool-all-keys-are-wrong",
+    "too few hosts are waited for without end": "pool 15",
+    "a slow host is relied on": "pool 84",
+    "launches in vain are never forgotten": "pool 9",
+    "waiting for hosts is starting": "pool 24",
+    "the end of waiting is the beginning of time": "pool 21",
+    "waiting for hosts is running": "pool 22",
+    "ranks meet where some can come": "pool 31",
+    "ranks meet over any interface": "named pool-a-spare-takes-over",
+    "ranks start before all have probed": "named pool-a-spare-takes-over",
+    "who cannot meet is tried again": "named pool-a-node-cannot-reach-the-first",
+    "the first node is never the one apart": "pool 33",
+    "who accused the one apart is not forgiven": "pool 34",
+    "an unfit host is tried again": "pool 17",
+    "no checkpoint on its way is waited for": "named pool-checkpoint-on-its-way-at-a-crash",
+    "checkpoints on their way are waited for without end": "pool 39",
+    "a lost host's checkpoint is waited for": "pool 40",
+    "what does not arrive spoils what is at home": "named pool-what-does-not-arrive-leaves-what-is-at-home",
+    "a checkpoint counts before it is home": "named pool-checkpoint-on-its-way-from-a-lost-host",
 }
 """The night that notices each mutation."""
 
@@ -193,7 +271,7 @@ def _mutant(function: FunctionType, mutation: Mutation) -> FunctionType:
 
 
 def kills(night: str, mutation: Mutation) -> bool:
-    """Tell whether a night, `random N`, `clean N` or `named NAME`, notices the mutation."""
+    """Tell whether a night, `random N`, `clean N`, `pool N` or `named NAME`, notices the mutation."""
     kind, _, seed = night.partition(" ")
     with mutated(mutation):
         try:
@@ -201,19 +279,25 @@ def kills(night: str, mutation: Mutation) -> bool:
                 World(random_night(int(seed))).play()
             elif kind == "named":
                 World(NAMED[seed]).play()
-            else:
+            elif kind == "clean":
                 lived, expected = clean_night(int(seed))
                 world = World(lived)
                 world.play()
                 check_clean(world, expected)
-        except (Violation, AssertionError, KeyError):
+            else:
+                lived, wanted = pool_night(int(seed))
+                world = World(lived)
+                world.play()
+                check_pool(world, wanted)
+        except (Violation, AssertionError, KeyError, StopIteration):
             return True
     return False
 
 
 def search(mutation: Mutation) -> str:
     """Return the first night that kills the mutation, or nothing."""
-    for night in (f"named {name}" for name in NAMED):
+    nights = [f"named {name}" for name in NAMED] + [f"pool {seed}" for seed in range(2 * POOL_CASES + 1)]
+    for night in nights:
         if kills(night, mutation):
             return night
     for seed in range(SEARCH_MAX):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .night import Ask, Fault, Harm, Naming, Night, limits_of
+from .pool import Busy, Hosts
 
 FOR_EVER_S = float("inf")
 
@@ -10,8 +11,8 @@ FOR_EVER_S = float("inf")
 def _night(
     *faults: Fault, nodes: int = 2, ranks: int = 2, asks: tuple[Ask, ...] = (), **more: object
 ) -> Night:
-    limits = more.pop("limits", limits_of())
-    return Night(7, nodes, ranks, limits, faults, asks, calm_s=300.0, **more)  # type: ignore[arg-type]
+    limits, seed = more.pop("limits", limits_of()), more.pop("seed", 7)
+    return Night(seed, nodes, ranks, limits, faults, asks, calm_s=300.0, **more)  # type: ignore[arg-type]
 
 
 NAMED = {
@@ -51,4 +52,23 @@ NAMED = {
         *(Fault(Harm.SIGNAL, at_s, rank=2) for at_s in range(73, 84)),
     ),
     "one-node-cut-off-trains-on": _night(Fault(Harm.CUT_BOTH, node=0, step=14, lasts_s=100.0), nodes=1, steps=400),
+    "pool-a-spare-takes-over": _night(Fault(Harm.HOST_LOST, node=1, step=14), hosts=Hosts(4, spares=1), local=False),
+    "pool-lost-without-a-spare": _night(Fault(Harm.HOST_LOST, node=1, step=14), hosts=Hosts(3), local=False),
+    "pool-lost-and-no-other-host": _night(Fault(Harm.HOST_LOST, node=1, step=14), hosts=Hosts(2), local=False),
+    "pool-lost-and-back": _night(Fault(Harm.HOST_LOST, node=1, step=14, lasts_s=35.0), hosts=Hosts(2), local=False),
+    "pool-busy-then-free": _night(hosts=Hosts(2, busy=(Busy(1, 0.0, 20.0),))),
+    "pool-behind-other-jobs": _night(hosts=Hosts(2, ahead=(20.0, 30.0))),
+    "pool-two-keys-are-wrong": _night(hosts=Hosts(4, bad=(0, 2))),
+    "pool-all-keys-are-wrong": _night(hosts=Hosts(3, bad=(0, 1, 2))),
+    "pool-a-node-cannot-reach-the-first": _night(hosts=Hosts(3, nets=("a", "z", "a"), bridge=True)),
+    "pool-checkpoint-on-its-way-at-a-crash": _night(
+        Fault(Harm.CRASH, rank=2, step=12), hosts=Hosts(2, copy_s=(20.0, 30.0))
+    ),
+    "pool-checkpoint-on-its-way-from-a-lost-host": _night(
+        Fault(Harm.HOST_LOST, node=0, step=14), hosts=Hosts(3, copy_s=(100.0, 200.0)), local=False
+    ),
+    "pool-what-does-not-arrive-leaves-what-is-at-home": _night(
+        Fault(Harm.CRASH, rank=2, step=14), Fault(Harm.SIGNAL, 50.0, rank=2), naming=Naming.STEP, begins_anew=True,
+        hosts=Hosts(2, copy_s=(1.0, 2.0), copies_fail=0.5), seed=15,
+    ),
 }  # fmt: skip

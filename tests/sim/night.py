@@ -7,7 +7,9 @@ import enum
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.brain.events import Limits, NodePlan
+from orchestrator.brain.events import Limits, NodePlan, Pool
+
+from .pool import Hosts, random_hosts
 
 
 class Harm(enum.Enum):
@@ -31,6 +33,7 @@ class Harm(enum.Enum):
     LINE_RESET = "line reset"
     BOSS_KILLED = "supervisor killed"  # back after `lasts_s`
     SLEPT = "job clock jumps"
+    KEY_CHANGED = "host key changed"  # whoever connects anew is refused
 
 
 class Naming(enum.Enum):
@@ -93,10 +96,24 @@ class Night:
     naming: Naming = Naming.ITS_OWN
     begins_anew: bool = False  # the script does not read where it is to resume from
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
+    hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
 
     @property
     def plan(self) -> tuple[NodePlan, ...]:
-        return plan_of(self.nodes, self.ranks)
+        return self.plan_of(self.nodes)
+
+    def plan_of(self, nodes: int) -> tuple[NodePlan, ...]:
+        """Return the plan of the job on so many nodes."""
+        if self.hosts is not None:
+            return tuple(NodePlan(f"n{index}", ()) for index in range(self.hosts.count))
+        return tuple(
+            NodePlan(f"n{index}", tuple(range(index * self.ranks, (index + 1) * self.ranks)))
+            for index in range(nodes)
+        )
+
+    def pool_of(self, nodes: int) -> Pool | None:
+        """Return what the job takes of its hosts when it runs on so many nodes."""
+        return None if self.hosts is None else Pool(nodes, self.ranks, self.hosts.spares, self.seed)
 
     @property
     def must_end_s(self) -> float:
@@ -104,8 +121,8 @@ class Night:
         return self.calm_s + 4000.0
 
 
-def plan_of(nodes: int, ranks: int) -> tuple[NodePlan, ...]:
-    return tuple(NodePlan(f"n{i}", tuple(range(i * ranks, (i + 1) * ranks))) for i in range(nodes))
+_HARMS = [harm for harm in Harm if harm is not Harm.KEY_CHANGED]
+"""What may befall any job."""
 
 
 def limits_of(**more: object) -> Limits:
@@ -142,7 +159,7 @@ def random_night(seed: int) -> Night:
         setup_s=rng.choice((0.3, 0.3, 3.0, 20.0)), launch_fails=rng.choice((0,) * 24 + (1, 2, 9)),
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
-    return _named_otherwise(night)
+    return _on_hosts(_named_otherwise(night))
 
 
 def _named_otherwise(night: Night) -> Night:
@@ -167,6 +184,24 @@ def _named_otherwise(night: Night) -> Night:
     )  # fmt: skip
 
 
+def _on_hosts(night: Night) -> Night:
+    """Let a third of the nights be those of a job on a pool of hosts. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x5A5B7)
+    if rng.random() > 0.34:
+        return night
+    nodes = min(night.nodes, 4)
+    hosts = random_hosts(rng, nodes)
+    faults = [dataclasses.replace(fault, node=rng.randrange(hosts.count)) for fault in night.faults]
+    if rng.random() < 0.1:
+        faults.append(Fault(Harm.KEY_CHANGED, rng.uniform(0.0, 60.0), rng.randrange(hosts.count)))
+    asks = tuple(dataclasses.replace(ask, nodes=min(ask.nodes, hosts.count)) for ask in night.asks)
+    names = (Naming.ITS_OWN, Naming.STEP) if hosts.travels else (night.naming,)
+    return dataclasses.replace(
+        night, nodes=nodes, hosts=hosts, faults=tuple(faults), asks=asks, calm_s=max(night.calm_s, hosts.calm_s),
+        naming=night.naming if night.naming in names else Naming.STEP,
+    )  # fmt: skip
+
+
 def _random_limits(rng: random.Random) -> Limits:
     return limits_of(
         start_s_max=rng.choice((60.0, 90.0)),
@@ -181,7 +216,7 @@ def _random_limits(rng: random.Random) -> Limits:
 
 
 def _random_fault(rng: random.Random, nodes: int, ranks: int) -> Fault:
-    harm = rng.choice(list(Harm))
+    harm = rng.choice(_HARMS)
     lasts_s = rng.choice(
         (rng.uniform(0.5, 8.0), rng.uniform(5.0, 60.0), rng.uniform(20.0, 120.0), float("inf"))
     )

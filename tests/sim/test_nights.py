@@ -1,4 +1,5 @@
-"""A thousand random nights, and clean ones whose verdict is known. `ORCH_SEED=n` replays one, `ORCH_NIGHTS=n` runs more."""
+"""A thousand random nights, a third of them on pools of hosts, and clean ones whose verdicts are known. `ORCH_SEED=n`
+replays one, `ORCH_NIGHTS=n` runs more."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from .clean import check_clean, clean_night
+from .clean_pool import check_pool, pool_night
 from .named import NAMED
 from .night import random_night
 from .tale import LINES_MAX, tale
@@ -17,6 +19,7 @@ from .world import World
 NIGHTS = int(os.environ.get("ORCH_NIGHTS", "1000"))
 SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(NIGHTS))
 CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(24 * 10, NIGHTS // 4)]
+POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 3, NIGHTS // 8)]
 
 
 def _live(world: World, seed: int, test: str, check: Callable[[], None] = lambda: None) -> None:
@@ -39,6 +42,13 @@ def test_one_fault_is_judged_as_what_it_was_and_a_harmless_one_not_at_all() -> N
         night, expected = clean_night(seed)
         world = World(night)
         _live(world, seed, "test_one_fault", functools.partial(check_clean, world, expected))
+
+
+def test_one_thing_wrong_with_hosts_is_named_and_got_around_where_others_are() -> None:
+    for seed in POOL_SEEDS:
+        night, expected = pool_night(seed)
+        world = World(night)
+        _live(world, seed, "test_one_thing_wrong", functools.partial(check_pool, world, expected))
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

@@ -13,14 +13,14 @@ import random
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from orchestrator.brain.events import NodePlan
+from orchestrator.brain.events import NodePlan, Planned
 
 from .boss import Boss, Killed
 from .gang import Gang, harm_rank
 from .host import Host
 from .journal import Journal
 from .ledger import Ledger, Violation
-from .night import Ask, Fault, Harm, Naming, Night, plan_of
+from .night import Ask, Fault, Harm, Naming, Night
 
 HOSTS_MAX = 9
 EVENTS_MAX = 200_000
@@ -44,6 +44,8 @@ class World:
         self.boss_away_s = 0.0
         self.struck_s: float | None = None
         self.saved: dict[str, int] = {}
+        self.counts: dict[tuple[int, str], int] = {}  # of what an attempt wrote and has reported
+        self.home: dict[str, int] = {}  # what has come home, and its step
         self.named_rng = random.Random(night.seed ^ 0x71C5)
         self.gangs: dict[int, Gang] = {}
         self.requests: list[Ask] = []
@@ -76,10 +78,19 @@ class World:
         return self.hosts[int(name[1:])]
 
     def plan(self) -> tuple[NodePlan, ...]:
-        return plan_of(self.nodes, self.night.ranks)
+        return self.night.plan_of(self.nodes)
 
-    def ranks_of(self, index: int) -> range:
-        return range(index * self.night.ranks, (index + 1) * self.night.ranks)
+    def planned(self) -> Planned:
+        return Planned(0.0, self.plan(), self.night.limits, self.night.pool_of(self.nodes))
+
+    @property
+    def travels(self) -> bool:
+        """Tell whether checkpoints have to come home."""
+        return self.night.hosts is not None and self.night.hosts.travels
+
+    def step_at_home(self, path: str) -> int:
+        """Return the step that a checkpoint holds, 0 for one that nobody has written."""
+        return (self.home if self.travels else self.saved).get(path, 0)
 
     def gang(self, attempt: int, base: int) -> Gang:
         if attempt not in self.gangs:
@@ -123,6 +134,9 @@ class World:
                 self.at(fault.at_s, self.strike, fault)
         for ask in self.night.asks:
             self.at(ask.at_s, self._ask, ask)
+        if self.night.hosts is not None:
+            for until_s in self.night.hosts.ahead:
+                self.at(until_s, lambda: self.boss.job_leaves())
         self._guarded(self.boss.start, ())
         for _ in range(EVENTS_MAX):
             if not self.heap or self._over():
@@ -168,11 +182,13 @@ class World:
         """Let a fault happen, if there is still something it can befall."""
         harm = fault.harm
         self.struck_s = self.now
+        self.changed()
         self.ledger.note(f"fault: {harm.value} node {fault.node} rank {fault.rank} for {fault.lasts_s:.1f} s")
         host = self.hosts[fault.node]
         if harm in _RANK_HARMS:
-            for rank in self.hosts[fault.rank // self.night.ranks].living():
-                if rank.number == fault.rank and not rank.gang.finished:
+            ranks = [rank for host in self.hosts for rank in host.living() if rank.number == fault.rank]
+            for rank in ranks:
+                if not rank.gang.finished:
                     harm_rank(rank, fault)
         elif harm is Harm.AGENT_KILLED:
             host.lose_agent(keeper=False)
@@ -181,6 +197,8 @@ class World:
         elif harm is Harm.HOST_LOST:
             self._power(host, False)
             self._heal(fault, self._power, host, True)
+        elif harm is Harm.KEY_CHANGED:
+            host.refuses = True
         elif harm is Harm.LINE_RESET:
             self._reset(host)
         elif harm is Harm.BOSS_KILLED:
@@ -196,10 +214,18 @@ class World:
         if fault.lasts_s != float("inf"):
             self.after(fault.lasts_s, act, *args)
 
+    def changed(self) -> None:
+        """Something befalls a host, or is over."""
+        if self.ledger.pool is not None:
+            self.ledger.pool.changed()
+
     def _power(self, host: Host, up: bool) -> None:
+        self.changed()
         host.up = up
         if not up:
             host.lose_agent(keeper=True, power=True)
+        else:
+            host.reachable()
 
     def _reset(self, host: Host) -> None:
         line = host.agent.line if host.agent is not None else None
@@ -226,6 +252,7 @@ class World:
             self._heal(fault, self._wire, host, fault.harm, -1)
 
     def _wire(self, host: Host, harm: Harm, by: int) -> None:
+        self.changed()
         if harm is Harm.CUT_GANG:
             host.cut_gang += by
             for gang in self.gangs.values():

@@ -11,22 +11,30 @@ from orchestrator.brain.brain import Brain
 
 D = TypeVar("D")
 LIMITS = e.Limits(60.0, 30.0, 20.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
+IP = "10.0.0.9"
 OWN = e.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
 VICTIM = e.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")
 
 
 class Story:
-    """A job of `nodes` nodes with one rank each; every word makes the brain look until it has no more to say."""
+    """A job of `nodes` nodes with one rank each; every word makes the brain look until it has no more to say.
 
-    def __init__(self, nodes: int = 2, **limits: object) -> None:
+    With `hosts` it is one on a pool of so many hosts, n0 and so on.
+    """
+
+    def __init__(self, nodes: int = 2, *, hosts: int = 0, spares: int = 0, **limits: object) -> None:
         self.brain = Brain()
         self.now_s = self.wake_s = 0.0
         self.said: list[d.Decision] = []
         self.limits = dataclasses.replace(LIMITS, **limits)  # type: ignore[arg-type]
+        self.hosts, self.spares = hosts, spares
         self.hear(self.planned(nodes))
 
     def planned(self, nodes: int) -> e.Planned:
-        return e.Planned(0.0, tuple(e.NodePlan(f"n{i}", (i,)) for i in range(nodes)), self.limits)
+        if self.hosts:
+            there = tuple(e.NodePlan(f"n{i}", ()) for i in range(self.hosts))
+            return e.Planned(0.0, there, self.limits, e.Pool(nodes, 1, self.spares, 0))
+        return e.Planned(0.0, tuple(e.NodePlan(f"n{i}", (i,)) for i in range(nodes)), self.limits, None)
 
     def hear(self, *news: e.Event) -> list[d.Decision]:
         """Tell events at the present time; return all that the brain decides on them."""
@@ -58,8 +66,21 @@ class Story:
             0.0, f"n{node}", boot, running, ready, "10.0.0.1" if ready else "", 5000 if ready else 0, ()
         )
 
-    def prepared(self, node: int, attempt: int = 1) -> e.Prepared:
-        return e.Prepared(0.0, f"n{node}", attempt, "10.0.0.1", 5000 + attempt)
+    def prepared(self, node: int, attempt: int = 1, *ips: str) -> e.Prepared:
+        addresses = tuple(e.Address(ip, f"eth-{ip}") for ip in ips)
+        return e.Prepared(0.0, f"n{node}", attempt, "10.0.0.1", 5000 + attempt, addresses)
+
+    def probed(self, node: int, *ips: str, attempt: int = 1, missed: tuple[str, ...] = ()) -> e.Probed:
+        return e.Probed(0.0, f"n{node}", attempt, tuple(e.Reached(ip, f"via-{ip}") for ip in ips), missed)
+
+    def refused(self, node: int, trouble: e.Trouble, reason: str = "no") -> e.LaunchFailed:
+        return e.LaunchFailed(0.0, f"n{node}", "stage", reason, trouble)
+
+    def run_on(self, *nodes: int, attempt: int = 1) -> None:
+        """Bring an attempt of a pool to the point where all ranks run, on these nodes."""
+        self.hear(*(self.prepared(node, attempt, IP) for node in nodes))
+        self.hear(*(self.probed(node, IP, attempt=attempt) for node in nodes[1:]))
+        self.hear(*(e.Started(0.0, f"n{node}", attempt, (100 + node,)) for node in nodes))
 
     def run(self, attempt: int = 1) -> None:
         """Bring an attempt to the point where all ranks run."""
@@ -102,6 +123,13 @@ def only(decisions: list[d.Decision], kind: type[D]) -> D:
     found = [decision for decision in decisions if isinstance(decision, kind)]
     assert len(found) == 1, decisions
     return found[0]
+
+
+def names(
+    decisions: list[d.Decision], kind: type[d.Launch | d.Dismiss | d.Prepare | d.Probe | d.Stop]
+) -> list[str]:
+    """Return the nodes of the decisions of a kind, in their order."""
+    return [decision.node for decision in decisions if isinstance(decision, kind)]
 
 
 def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:

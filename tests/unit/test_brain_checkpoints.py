@@ -8,7 +8,7 @@ from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.recognise import ALIKE_MAX
 
-from .brain_story import Story, only
+from .brain_story import Story, none_of, only
 
 TEN = ("step-000010.pt", 10)
 
@@ -180,3 +180,60 @@ def test_a_checkpoint_overwritten_with_fewer_steps_gives_way_to_the_one_before()
     story = _resumed(("epoch-1.pt", 10), ("epoch-2.pt", 20), ("last.pt", 22), crash=24)
     story.hear(_wrote(2, "epoch-1.pt", 10), _wrote(2, "last.pt", 12))
     assert story.brain.facts.checkpoint == d.Checkpoint("epoch-2.pt", 20)
+
+
+def _under_way() -> Story:
+    """Return a job of two hosts whose newest checkpoint was on its way home when a rank crashed."""
+    story = Story(hosts=2)
+    story.hear(*(story.up(node) for node in range(2)))
+    story.run_on(0, 1)
+    story.hear(_wrote(1, "step-10", 10), _coming(1, "step-20"), story.exited(0, count=24))
+    story.hear(story.stopped(0), story.stopped(1))
+    return story
+
+
+def _coming(attempt: int, path: str) -> e.CheckpointComing:
+    return e.CheckpointComing(0.0, "n0", attempt, path)
+
+
+def test_the_next_attempt_waits_for_a_checkpoint_on_its_way_and_begins_from_it() -> None:
+    story = _under_way()
+    assert none_of(story.wait(300.0), d.BeginAttempt)
+    begin = only(story.hear(story.beat(0, 0), _wrote(1, "step-20", 20)), d.BeginAttempt)
+    assert begin.resume == d.Checkpoint("step-20", 20)
+
+
+def test_a_checkpoint_that_cannot_come_is_not_waited_for() -> None:
+    begin = only(_under_way().hear(e.CheckpointSpoiled(0.0, "n0", 1, "step-20")), d.BeginAttempt)
+    assert begin.resume == d.Checkpoint("step-10", 10)
+
+
+def test_a_checkpoint_that_takes_too_long_is_not_waited_for_without_end() -> None:
+    assert only(_under_way().wait(601.0), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
+
+
+def test_a_checkpoint_on_a_host_that_is_not_heard_any_more_is_not_waited_for() -> None:
+    story = _under_way()
+    story.hear(e.AgentSilent(0.0, "n0"))
+    assert only(story.wait(25.0), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
+
+
+def test_a_cancelled_job_waits_less_for_what_is_on_its_way() -> None:
+    story = _under_way()
+    assert none_of(story.hear(e.CancelAsked(0.0, 1)), d.EndJob)
+    assert only(story.wait(31.0), d.EndJob).end is d.JobEnd.CANCELLED
+
+
+def test_what_does_not_arrive_leaves_what_is_at_home_under_its_name() -> None:
+    story = _under_way()
+    story.hear(_coming(1, "step-10"), e.CheckpointSpoiled(0.0, "n0", 1, "step-10"))
+    assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
+
+
+def test_what_does_not_arrive_after_its_attempt_leaves_what_is_at_home_too() -> None:
+    story = _under_way()
+    story.hear(_coming(1, "step-10"))
+    story.wait(601.0)
+    story.hear(_coming(2, "step-10"), e.CheckpointSpoiled(0.0, "n0", 1, "step-10"))
+    assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
+    assert "step-10" in story.brain.facts.coming, "the present attempt's is still on its way"

@@ -9,7 +9,7 @@ from .brain_story import VICTIM, Story, none_of, only
 
 
 def _running(nodes: int = 2, **limits: object) -> Story:
-    story = Story(nodes, **limits)
+    story = Story(nodes, **limits)  # type: ignore[arg-type]
     story.run()
     return story
 
@@ -156,7 +156,7 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
     story = _running()
     story.hear(e.AgentGone(0.0, "n1", "killed"), story.stopped(0))
     for _ in range(6):
-        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host"))
+        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host", e.Trouble.PASSING))
         story.wait(30.0)
     assert story.brain.facts.end is None and len([x for x in story.said if isinstance(x, d.Launch)]) >= 4
 
@@ -164,6 +164,6 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
 def test_an_agent_that_never_started_ends_the_job() -> None:
     story = Story(1)
     for _ in range(3):
-        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there"))
+        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", e.Trouble.PASSING))
         story.wait(5.0)
     assert only(story.said, d.EndJob).end is d.JobEnd.FAILED

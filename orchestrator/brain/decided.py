@@ -1,0 +1,177 @@
+"""How does each decision fold into the facts, once it is journaled? What was ordered is a wish until it is seen.
+
+Here an attempt begins, and what must outlive it is noted: how far it came, and which nodes the next one does without.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from . import decisions as d
+from . import events as e
+from . import placement
+from .facts import APART, AttemptFacts, Facts, Link, NodeFacts, PastAttempt, Phase, RankFacts
+
+
+def unplaced(pool: e.Pool) -> dict[int, RankFacts]:
+    """Return the ranks of an attempt that has no nodes yet."""
+    return {rank: RankFacts(rank, "") for rank in range(pool.nodes * pool.ranks_each)}
+
+
+def file_attempt(facts: Facts) -> None:
+    """Move the current attempt to the past, once; only one that got nowhere spends the restart budget."""
+    attempt = facts.attempt
+    if attempt is None or (facts.past and facts.past[-1].number == attempt.number):
+        return
+    progressed = facts.progressed()
+    facts.past.append(PastAttempt(attempt, facts.step, progressed))
+    facts.best_step = max(facts.best_step, facts.step or 0)
+    facts.spent += 0 if progressed else 1
+
+
+def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
+    file_attempt(facts)
+    if facts.attempt is not None and facts.attempt.number > facts.resumed_after:
+        _note_missing(facts, facts.attempt)
+    facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
+    facts.late.update(facts.coming)
+    facts.coming = {}
+    facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
+    if facts.pool is None:
+        _begin_run(facts, facts.attempt, news.at)
+    else:
+        facts.ranks = unplaced(facts.pool)
+    for node in facts.nodes.values():
+        node.trouble = node.trouble_tail = node.lost = ""
+        node.lost_at, node.stacks, node.addresses, node.reached, node.missed = 0.0, (), (), (), ()
+        if facts.pool is not None:
+            node.ranks, node.launch_failures = (), 0
+
+
+def _begin_run(facts: Facts, attempt: AttemptFacts, at: float) -> None:
+    """The attempt has its nodes; the time that a job may take begins with its first."""
+    attempt.placed_at = at
+    if facts.run_began_at is None:
+        facts.run_began_at = at
+
+
+def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
+    """Remember, beyond the attempt, which nodes were lost in it, and which could not be made ready."""
+    verdict = attempt.verdict
+    others = facts.pool is not None and len(facts.nodes) > facts.pool.nodes
+    for node in facts.nodes.values():
+        judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == node.name
+        if (judged or node.lost) and node.link is not Link.UP:
+            node.missing = node.lost or cast(d.Verdict, verdict).evidence[0].removeprefix(f"{node.name}: ")
+        elif node.trouble and others:
+            node.excluded = node.trouble
+    if others and verdict is not None and verdict.signature.startswith(APART):
+        _exclude_apart(facts, verdict)
+
+
+def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:
+    """Do without a node that cannot meet the others, and forgive those who could not meet that one."""
+    for past in facts.past:
+        accuser = past.verdict
+        if accuser is None or not accuser.signature.startswith(APART) or accuser.node not in facts.nodes:
+            continue
+        if accuser.signature.endswith(f" {verdict.node}"):
+            facts.nodes[accuser.node].excluded = ""
+    facts.nodes[verdict.node].excluded = verdict.summary
+
+
+def _place(facts: Facts, news: d.Place) -> None:
+    for plan in news.nodes:
+        facts.nodes[plan.name].ranks = plan.ranks
+        for rank in plan.ranks:
+            facts.ranks[rank].node = plan.name
+    facts.last_places = tuple(plan.name for plan in news.nodes)
+    _begin_run(facts, cast(AttemptFacts, facts.attempt), news.at)
+
+
+def _launch(facts: Facts, news: d.Launch) -> None:
+    node = _known(facts, news.node)
+    if facts.pool is not None and news.at >= placement.asked_again_s(facts):
+        facts.round_at = news.at
+    node.link = Link.LAUNCHING
+    node.launched_at = news.at
+
+
+def _prepare(facts: Facts, news: d.Prepare) -> None:
+    facts.nodes[news.node].ordered_prepare = news.attempt
+
+
+def _probe(facts: Facts, news: d.Probe) -> None:
+    facts.nodes[news.node].ordered_probe = news.attempt
+
+
+def _start(facts: Facts, news: d.Start) -> None:
+    node = facts.nodes[news.node]
+    node.ordered_start = node.ever_started = news.attempt
+    node.clear = min(node.clear, news.attempt - 1)
+    cast(AttemptFacts, facts.attempt).phase = Phase.RUN
+
+
+def _take_stacks(facts: Facts, news: d.TakeStacks) -> None:
+    node = facts.nodes[news.node]
+    node.stacks_of, node.stacks = 0, ()
+    cast(AttemptFacts, facts.attempt).stacks_at = news.at
+
+
+def _judge(facts: Facts, news: d.Judge) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    attempt.verdict = news.verdict
+    attempt.failed_count = attempt.own_steps(news.verdict)
+    attempt.judged_at = news.at
+    _begin_stop(attempt, news.at)
+
+
+def _begin_stop(attempt: AttemptFacts, at: float) -> None:
+    attempt.phase = Phase.STOP
+    attempt.stop_at = at
+
+
+def _notice(facts: Facts, news: d.Notice) -> None:
+    cast(AttemptFacts, facts.attempt).noticed_at = news.at
+
+
+def _finish(facts: Facts, news: d.Finish) -> None:
+    _begin_stop(cast(AttemptFacts, facts.attempt), news.at)
+
+
+def _stop(facts: Facts, news: d.Stop) -> None:
+    node = _known(facts, news.node)
+    node.ordered_stop, node.stop_ordered_at = news.attempt, news.at
+
+
+def _end_job(facts: Facts, news: d.EndJob) -> None:
+    facts.end = news.end
+    facts.end_why = news.why
+    facts.ended_at = news.at
+
+
+def _dismiss(facts: Facts, news: d.Dismiss) -> None:
+    _known(facts, news.node).ordered_leave = True
+
+
+def _known(facts: Facts, name: str) -> NodeFacts:
+    node = facts.node(name)
+    assert node is not None, f"a decision about {name}, which no plan knows"
+    return node
+
+
+FOLDS: dict[type[Any], Any] = {
+    d.BeginAttempt: _begin_attempt,
+    d.Launch: _launch,
+    d.Place: _place,
+    d.Prepare: _prepare,
+    d.Probe: _probe,
+    d.Start: _start,
+    d.TakeStacks: _take_stacks,
+    d.Judge: _judge,
+    d.Notice: _notice,
+    d.Finish: _finish,
+    d.Stop: _stop,
+    d.EndJob: _end_job,
+    d.Dismiss: _dismiss,
+}

@@ -1,0 +1,53 @@
+"""Who reaches whom? The addresses of the virtual hosts, and what a probe of them comes to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .pool import BRIDGE
+
+if TYPE_CHECKING:
+    from .host import Host
+
+
+def addresses(host: Host) -> tuple[e.Address, ...]:
+    """Return what a host tells of its addresses: all of them, good or not."""
+    hosts = host.world.night.hosts
+    assert hosts is not None
+    mine = [e.Address(_ip(net, host), f"eth-{net}") for net in hosts.networks(host.index)]
+    bridge = [e.Address(BRIDGE, "docker0")] if hosts.bridge else []
+    return tuple(bridge + mine if host.index % 2 else mine + bridge)
+
+
+def probe(host: Host, order: d.Probe) -> tuple[tuple[e.Reached, ...], tuple[str, ...]]:
+    """Return which addresses lead from a host to the one that listens on the port, and how the others failed."""
+    reached, missed = [], []
+    for address in order.addresses:
+        net = _net_to(host, address, order.port)
+        if net:
+            reached.append(e.Reached(address, f"eth-{net}"))
+        else:
+            missed.append(f"{address}: {'another host answers' if address == BRIDGE else 'no answer'}")
+    return tuple(reached), tuple(missed)
+
+
+def _ip(net: str, host: Host) -> str:
+    return f"10.{ord(net) - ord('a')}.0.{host.index + 1}"
+
+
+def _net_to(host: Host, address: str, port: int) -> str:
+    """Return the network over which a host reaches this address and port, empty for none."""
+    hosts = host.world.night.hosts
+    assert hosts is not None
+    for other in host.world.hosts[: hosts.count]:
+        agent = other.agent
+        whole = other.up and not other.cut_gang and not host.cut_gang
+        if agent is None or not agent.listens or agent.port != port or not whole:
+            continue
+        for net in hosts.networks(other.index):
+            if _ip(net, other) == address and net in hosts.networks(host.index):
+                return net
+    return ""

@@ -1,0 +1,284 @@
+"""What must hold of a job's hosts? The books and oracles of nights on a pool; the ledger keeps them beside its own.
+
+Written from the contract: they know the journal and the physical world, and nothing of the facts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+
+if TYPE_CHECKING:
+    from .host import Host
+    from .ledger import Ledger
+    from .world import World
+
+TRIES_MAX = 3
+"""So often a host that has never been up may fail in passing before it counts for nothing in this attempt."""
+
+REASONS_MAX = 8
+"""So many hosts a verdict names."""
+
+HELD_S_MAX = 75.0
+"""How long a host may be held without use while others are busy: those that may yet come up are tried meanwhile."""
+
+BARRED_S_MAX = 20.0
+"""How long a host may be held that cannot be used."""
+
+PLACED_S_MAX = 150.0
+"""How long the attempt may not begin though enough hosts are there, free and reachable all the time."""
+
+SPARES_S_MAX = 150.0
+"""How long fewer spares than wanted, or more, may stand beside a running gang."""
+
+ROUNDING_S = 1e-3
+
+
+class PoolBook:
+    """Books and oracles of one night on a pool of hosts."""
+
+    def __init__(self, ledger: Ledger, world: World) -> None:
+        self.ledger = ledger
+        self.world = world
+        self.names: list[str] = []
+        self.nodes = self.spares = 0
+        self.up: set[str] = set()
+        self.leaving: set[str] = set()
+        self.been_up: set[str] = set()
+        self.barred: dict[str, str] = {}  # refused for good, unfit, or not to be reached by its peers
+        self.fails: dict[str, int] = {}
+        self.busy: set[str] = set()
+        self.asked: set[str] = set()  # launched in this attempt
+        self.launched: dict[str, float] = {}  # when, of those that have not answered
+        self.ahead: tuple[str, ...] = ()
+        self.queued_s = self.began_s = self.looked_s = 0.0
+        self.placed_first_s: float | None = None
+        self.placed: dict[str, tuple[int, ...]] = {}
+        self.last: tuple[str, ...] = ()
+        self.probed: dict[str, list[e.Reached]] = {}
+        self.started = self.stopping = False
+        self.since: dict[str, float] = {}
+
+    def _must(self, holds: bool, what: str) -> None:
+        self.ledger.must(holds, what)
+
+    # The journal
+
+    def written(self, news: News) -> None:
+        """Judge a line of the journal as far as hosts go, and enter it."""
+        match news:
+            case e.Planned():
+                assert news.pool is not None
+                self.names = [plan.name for plan in news.nodes]
+                self.nodes, self.spares = news.pool.nodes, news.pool.spares
+            case e.SupervisorStarted():
+                self.up.clear()
+                self.leaving.clear()
+                self.launched.clear()
+                self.since.clear()
+                self.queued_s = max(self.queued_s, self.world.clock)
+            case e.AgentUp():
+                self._comes_up(news)
+            case e.AgentSilent() | e.AgentGone():
+                self.up.discard(news.node)
+                self.leaving.discard(news.node)
+                if self.launched.pop(news.node, None) is not None and isinstance(news, e.AgentGone):
+                    self.fails[news.node] = self.fails.get(news.node, 0) + 1
+            case e.LaunchFailed():
+                self._fails(news)
+            case e.QueueSeen():
+                self.ahead, self.queued_s = news.ahead, self.world.clock
+            case e.Probed() if news.attempt == self.ledger.tries[-1].number:
+                self.probed.setdefault(news.node, list(news.reached))
+            case e.PrepareFailed() if news.attempt == self.ledger.tries[-1].number:
+                if len(self.names) > self.nodes:
+                    self.barred[news.node] = "unfit"
+            case e.ResumeAsked() if self.ledger.end is not None:
+                self.barred.clear()
+                self.fails.clear()
+                self.busy.clear()
+                self.placed_first_s = None
+            case _:
+                self._decided(news)
+
+    def _comes_up(self, news: e.AgentUp) -> None:
+        self.up.add(news.node)
+        self.launched.pop(news.node, None)
+        self.been_up.add(news.node)
+        self.leaving.discard(news.node)
+        self.busy.discard(news.node)
+        self.fails.pop(news.node, None)
+        if self.barred.get(news.node) == "refused":
+            del self.barred[news.node]
+
+    def _fails(self, news: e.LaunchFailed) -> None:
+        if news.node in self.up:
+            return
+        self.launched.pop(news.node, None)
+        self.busy.discard(news.node)
+        match news.trouble:
+            case e.Trouble.BUSY:
+                self.busy.add(news.node)
+                self.queued_s = self.world.clock
+            case e.Trouble.LASTING:
+                self.barred[news.node] = "refused"
+            case e.Trouble.PASSING:
+                self.fails[news.node] = self.fails.get(news.node, 0) + 1
+
+    def _decided(self, news: News) -> None:
+        match news:
+            case d.BeginAttempt():
+                self.placed, self.probed, self.asked, self.fails = {}, {}, set(self.launched), {}
+                self.began_s = self.world.clock
+                self.started = self.stopping = False
+                self.since.clear()
+            case d.Launch():
+                self._must(not self.ahead, f"other jobs are ahead: {news}")
+                self._must(self.barred.get(news.node, "") == "", f"{self.barred.get(news.node)}: {news}")
+                self.asked.add(news.node)
+                self.launched[news.node] = self.world.clock
+            case d.Place():
+                self._places(news)
+            case d.Start():
+                self.started = True
+            case d.Judge():
+                self.stopping = True
+                self._judged(news.verdict)
+            case d.Finish():
+                self.stopping = True
+            case d.Dismiss():
+                self.leaving.add(news.node)
+            case _:
+                pass
+
+    def _places(self, place: d.Place) -> None:
+        """So many hosts that are there, one rank after the other; whoever was there before stays where he was."""
+        names = [plan.name for plan in place.nodes]
+        self._must(not self.placed and not self.ahead, f"not to be placed now: {place}")
+        self._must(len(names) == len(set(names)) == self.nodes, f"{self.nodes} hosts are wanted: {place}")
+        each = self.world.night.ranks
+        ranks = [rank for plan in place.nodes for rank in plan.ranks]
+        whole = all(len(plan.ranks) == each for plan in place.nodes) and ranks == list(
+            range(each * self.nodes)
+        )
+        self._must(whole, f"not every rank has one place: {place}")
+        for name in names:
+            self._must(self._is_there(name), f"{name} is not there: {place}")
+        for index, name in enumerate(self.last[: self.nodes]):
+            stays = names[index] == name or not self._is_there(name)
+            self._must(stays, f"rank {index * each} was on {name}, which is there: {place}")
+        self.placed = {plan.name: plan.ranks for plan in place.nodes}
+        self.last = tuple(names)
+        if self.placed_first_s is None:
+            self.placed_first_s = self.world.clock
+
+    def _is_there(self, name: str) -> bool:
+        return name in self.up and name in self.names and name not in self.leaving and name not in self.barred
+
+    def starts(self, order: d.Start, prepared: dict[str, tuple[str, int]]) -> None:
+        """All are ready, and all others have reached the first one where they are told to meet."""
+        first, *others = self.placed
+        self._must(order.node in self.placed, f"it has no place: {order}")
+        for name in self.placed:
+            self._must(name in prepared, f"a start before {name} is ready: {order}")
+        self._must(order.port == prepared[first][1], f"the ranks meet on {prepared[first]}: {order}")
+        if not others:
+            self._must(order.address == prepared[first][0], f"the rank is on {prepared[first]}: {order}")
+        for name in others:
+            ways = [one.interface for one in self.probed.get(name, []) if one.address == order.address]
+            self._must(bool(ways), f"{name} has not reached {order.address}: {order}")
+            self._must(order.node != name or order.interface in ways, f"it goes over {ways}: {order}")
+
+    def _judged(self, verdict: d.Verdict) -> None:
+        limits, clock = self.world.night.limits, self.world.clock
+        waited_s = clock - max(self.began_s, self.queued_s) + ROUNDING_S
+        if verdict.kind is d.Kind.START_TIMEOUT:
+            self._must(waited_s >= limits.start_s_max, f"queued {waited_s:.0f} s ago: {verdict}")
+        if verdict.kind is d.Kind.TIME_LIMIT:
+            assert limits.time_s_max is not None
+            ran_s = clock - (self.placed_first_s or clock) + ROUNDING_S
+            self._must(ran_s >= limits.time_s_max, f"it had its hosts for {ran_s:.0f} s: {verdict}")
+        if verdict.signature.startswith("rendezvous between "):
+            self._apart(verdict)
+        if verdict.signature.endswith(" placement"):
+            self._hopeless(verdict, waited_s)
+
+    def _apart(self, verdict: d.Verdict) -> None:
+        _, *others = self.placed
+        met = [{one.address for one in self.probed[name]} for name in others]
+        self._must(not set.intersection(*met), f"they can meet: {verdict}")
+        if len(self.names) > self.nodes:
+            pardoned = [name for name, why in self.barred.items() if why == f"apart from {verdict.node}"]
+            for name in pardoned:
+                del self.barred[name]
+            self.barred[verdict.node] = f"apart from {verdict.signature.rpartition(' ')[2]}"
+
+    def _hopeless(self, verdict: d.Verdict, waited_s: float) -> None:
+        """There can never be enough hosts, or one that was lost has not come back; and each is named."""
+        out = [name for name in self.names if name not in self.up and self._is_out(name)]
+        unused = [name for name in self.barred if name in self.up]
+        told = [line.partition(":")[0] for line in verdict.evidence]
+        for name in out[:REASONS_MAX]:
+            self._must(name in told or len(told) == REASONS_MAX, f"{name} is not named: {verdict}")
+        if verdict.kind is d.Kind.LAUNCH:
+            open_s = [self.world.clock - at for name, at in self.launched.items() if name not in self.up]
+            self._must(min(open_s, default=60.0) >= 59.9, f"hosts have not answered yet: {verdict}")
+            left = len(self.names) - len(out) - len(unused)
+            self._must(left < self.nodes, f"{left} can be used: {verdict}")
+            return
+        there = [name for name in self.names if self._is_there(name)]
+        silent_s = self.world.night.limits.node_silent_s_max
+        self._must(len(there) < self.nodes, f"{there} are there: {verdict}")
+        self._must(waited_s >= silent_s, f"after {waited_s:.0f} s: {verdict}")
+        self._must(verdict.node not in self.up, f"it is up: {verdict}")
+        for name in self.names:
+            tried = name in self.asked or name in self.been_up or name in out
+            self._must(tried, f"{name} was not even asked: {verdict}")
+
+    def _is_out(self, name: str) -> bool:
+        return name in self.barred or (self.fails.get(name, 0) >= TRIES_MAX and name not in self.been_up)
+
+    # The physical world
+
+    def looked(self) -> None:
+        """Nothing is to be done now: nobody may have waited too long for what is there."""
+        now_s, self.looked_s = self.looked_s, self.world.now
+        good = [name for name in self.names if self._is_good(self.world.host(name), now_s)]
+        idle = [name for name in self.names if name in self.up and name not in {*self.leaving, *self.placed}]
+        waits = bool(self.ledger.tries) and not self.placed and not self.stopping and self.ledger.end is None
+        short = bool(self.ahead) or (bool(self.busy) and len(good) < self.nodes)
+        runs = self.started and not self.stopping and self.ledger.end is None
+        for name in self.names:
+            self._lasts(f"{name} is held", waits and short and name in idle, HELD_S_MAX)
+            unused = name in self.barred and name in idle and (waits or runs)
+            self._lasts(f"{name} is held, which cannot be used", unused, BARRED_S_MAX)
+        enough = len(good) >= self.nodes and not self.ahead
+        self._lasts("no place, though enough hosts are there", waits and enough, PLACED_S_MAX)
+        free = [name for name in good if name not in self.placed]
+        wanted = min(self.spares, len(free))
+        self._lasts("too few spares", runs and len(idle) < wanted, SPARES_S_MAX)
+        self._lasts("too many spares", runs and len(idle) > self.spares, SPARES_S_MAX)
+
+    def _is_good(self, host: Host, since_s: float) -> bool:
+        """Tell whether an agent is on the host or could be launched there now."""
+        if self._is_out(host.name) or not host.reaches_boss():
+            return False
+        if host.agent is not None:
+            return True
+        hosts = self.world.night.hosts
+        assert hosts is not None
+        return not host.refuses and not hosts.is_busy(host.index, since_s, self.world.now)
+
+    def changed(self) -> None:
+        """Something has befallen a host: whoever waits for it waits anew."""
+        self.since.clear()
+
+    def _lasts(self, what: str, holds: bool, s_max: float) -> None:
+        if not holds:
+            self.since.pop(what, None)
+            return
+        lasted_s = self.world.now - self.since.setdefault(what, self.world.now)
+        self._must(lasted_s <= s_max, f"{what} for {lasted_s:.0f} s")

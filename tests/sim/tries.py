@@ -1,0 +1,36 @@
+"""What is written down of one attempt? A page of the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.brain import decisions as d
+
+
+@dataclass(slots=True)
+class Try:
+    """The books of one attempt."""
+
+    number: int
+    base: int  # where it began: as it was told to, until its checkpoints show that it did not
+    begun: d.BeginAttempt
+    anew: bool = False
+    wrote: dict[str, int] = field(default_factory=dict)  # counts of its checkpoints
+    high: int = 0  # the most steps that any rank was heard to have made
+    saved: bool = False  # a checkpoint beyond its base was adopted
+    verdict: d.Verdict | None = None
+    judged_s: float = 0.0
+    judged_anew: bool = False  # its beginning was known when its verdict fell
+    counts: dict[int, int] = field(default_factory=dict)  # steps of the ranks that have ended
+    prepared: dict[str, tuple[str, int]] = field(default_factory=dict)
+    ok: list[int] = field(default_factory=list)
+
+
+def fault(attempt: Try) -> tuple[str, int] | None:
+    """Name an attempt's own failure, None if it had none: what happened, and after how many of its steps."""
+    verdict = attempt.verdict
+    own = (d.Kind.CRASH, d.Kind.OOM, d.Kind.NO_PROGRESS)
+    if verdict is None or verdict.kind not in own or not verdict.ranks:
+        return None
+    count = attempt.counts.get(verdict.ranks[0], 0)
+    return (verdict.signature, count) if count else None

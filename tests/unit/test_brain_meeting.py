@@ -1,0 +1,114 @@
+"""Events in, decisions out: where ranks meet, and who cannot; the rules of `brain/meeting.py`."""
+
+from __future__ import annotations
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .brain_story import Story, names, none_of, only
+
+LAN, FAST, BRIDGE = "10.0.0.1", "192.168.0.1", "172.17.0.1"
+
+
+def _prepared(nodes: int = 2, hosts: int = 3) -> Story:
+    """Return a job on a pool whose nodes are ready and have not been asked yet whom they reach."""
+    story = Story(nodes, hosts=hosts)
+    story.hear(*(story.up(node) for node in range(nodes)))
+    story.hear(*(story.prepared(node) for node in range(1, nodes)))
+    return story
+
+
+def _starts(decisions: list[d.Decision]) -> dict[str, tuple[str, str]]:
+    return {x.node: (x.address, x.interface) for x in decisions if isinstance(x, d.Start)}
+
+
+def test_all_others_try_the_first_nodes_addresses_before_ranks_start() -> None:
+    story = _prepared(3)
+    decided = story.hear(story.prepared(0, 1, BRIDGE, LAN))
+    assert names(decided, d.Probe) == ["n1", "n2"] and none_of(decided, d.Start)
+    probe = next(decision for decision in decided if isinstance(decision, d.Probe))
+    assert (probe.addresses, probe.port) == ((BRIDGE, LAN), 5001)
+    assert none_of(story.hear(story.probed(1, LAN)), d.Start), "n2 has not answered"
+    assert set(_starts(story.hear(story.probed(2, LAN)))) == {"n0", "n1", "n2"}
+
+
+def test_ranks_meet_at_the_first_address_that_all_reach_each_over_its_own_interface() -> None:
+    story = _prepared(3)
+    story.hear(story.prepared(0, 1, BRIDGE, FAST, LAN), story.probed(1, FAST, LAN))
+    starts = _starts(story.hear(story.probed(2, LAN)))
+    assert starts == {"n0": (LAN, f"eth-{LAN}"), "n1": (LAN, f"via-{LAN}"), "n2": (LAN, f"via-{LAN}")}
+
+
+def test_one_node_alone_has_nobody_to_ask() -> None:
+    story = _prepared(1)
+    assert _starts(story.hear(story.prepared(0))) == {"n0": ("10.0.0.1", "")}
+
+
+def test_a_node_that_cannot_reach_the_first_is_named_with_what_it_tried() -> None:
+    story = _prepared()
+    story.hear(story.prepared(0, 1, LAN))
+    verdict = only(story.hear(story.probed(1, missed=(f"{LAN}: timed out",))), d.Judge).verdict
+    assert (verdict.kind, verdict.node) == (d.Kind.RENDEZVOUS, "n1")
+    assert verdict.summary == f"n1 cannot reach n0, where the ranks meet: {LAN}: timed out"
+
+
+def test_a_node_that_cannot_reach_the_first_is_done_without_where_there_are_others() -> None:
+    story = _prepared()
+    story.hear(story.prepared(0, 1, LAN))
+    assert names(story.hear(story.probed(1)), d.Launch) == ["n2"]
+    place = only(story.hear(story.up(2)), d.Place)
+    assert [plan.name for plan in place.nodes] == ["n0", "n2"]
+
+
+def test_without_others_a_node_that_cannot_reach_the_first_is_tried_again() -> None:
+    story = _prepared(hosts=2)
+    story.hear(story.prepared(0, 1, LAN))
+    place = only(story.hear(story.probed(1)), d.Place)
+    assert (place.attempt, [plan.name for plan in place.nodes]) == (2, ["n0", "n1"])
+
+
+def test_a_first_node_that_nobody_reaches_is_itself_the_one_apart() -> None:
+    story = _prepared(3, hosts=4)
+    story.hear(story.prepared(0, 1, LAN), story.probed(1))
+    decided = story.hear(story.probed(2))
+    assert only(decided, d.Judge).verdict.node == "n0"
+    assert [plan.name for plan in only(story.hear(story.up(3)), d.Place).nodes] == ["n3", "n1", "n2"]
+
+
+def test_a_first_node_that_one_after_the_other_cannot_reach_is_the_one_apart_and_the_accused_is_forgiven() -> (
+    None
+):
+    story = _prepared()
+    story.hear(story.prepared(0, 1, LAN), story.probed(1), story.up(2))
+    story.hear(story.prepared(0, 2, LAN), story.prepared(2, 2))
+    decided = [*story.hear(story.probed(2, attempt=2)), *story.wait(5.0)]
+    assert only(decided, d.Judge).verdict.node == "n0"
+    assert [plan.name for plan in only(decided, d.Place).nodes] == ["n1", "n2"]
+
+
+def test_nodes_that_reach_different_addresses_have_no_place_to_meet() -> None:
+    story = _prepared(3)
+    story.hear(story.prepared(0, 1, FAST, LAN), story.probed(1, FAST))
+    assert only(story.hear(story.probed(2, LAN)), d.Judge).verdict.kind is d.Kind.RENDEZVOUS
+
+
+def test_a_later_answer_changes_nothing() -> None:
+    story = _prepared()
+    story.hear(story.prepared(0, 1, LAN), e.AgentSilent(0.0, "n1"))
+    assert names(story.hear(story.up(1, ready=1)), d.Probe) == ["n1"], (
+        "the first question may not have arrived"
+    )
+    assert _starts(story.hear(story.probed(1, LAN)))
+    assert not story.hear(story.probed(1, missed=(f"{LAN}: connection refused",)), e.AgentSilent(0.0, "n1"))
+    again = _starts(story.hear(story.up(1, ready=1)))
+    assert again == {"n1": (LAN, f"via-{LAN}")}, "its ranks are started where the others already are"
+
+
+def test_a_new_attempt_asks_anew() -> None:
+    story = _prepared()
+    story.hear(story.prepared(0, 1, LAN))
+    story.hear(story.probed(1, LAN), *(e.Started(0.0, f"n{node}", 1, (100,)) for node in (0, 1)))
+    story.hear(story.exited(0))
+    story.stop_all()
+    decided = story.hear(story.prepared(0, 2, LAN), story.prepared(1, 2))
+    assert names(decided, d.Probe) == ["n1"] and none_of(decided, d.Start)
