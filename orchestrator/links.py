@@ -7,6 +7,7 @@ one replaces the old; what an agent had kept is delivered before the news that i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import ssl
 from dataclasses import dataclass
@@ -24,6 +25,13 @@ STRANGERS_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
+class Greeted:
+    """An agent has said who it is; next comes what it had kept, then `Up`."""
+
+    hello: m.Hello
+
+
+@dataclass(frozen=True, slots=True)
 class Up:
     """An agent is connected; all that it had kept has been delivered before."""
 
@@ -32,22 +40,32 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A report as plain data; `seq` numbers the kept reports of the agent process `boot`, 0 is a beat."""
+    """A report as plain data; `seq` numbers the kept reports of the agent process `boot`, 0 is a beat or a chunk.
+
+    `raw`: the bytes of a chunk.
+    """
 
     node: str
     boot: str
     seq: int
     data: dict[str, Any]
+    raw: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The current connection of a node is no more."""
+    """The current connection of a node is no more. `left`: its agent said that it goes, as it was told to."""
 
     node: str
+    left: bool = False
 
 
-Word = Up | Said | Down
+@dataclass(frozen=True, slots=True)
+class Stir:
+    """A backend has something to tell: it is worth looking."""
+
+
+Word = Greeted | Up | Said | Down | Stir
 
 
 class Links:
@@ -60,10 +78,12 @@ class Links:
         self._lines: dict[str, tuple[line.Line, str]] = {}  # of each node, with the boot of its agent
         self._strangers = 0
         self._server: asyncio.Server | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.inbox: asyncio.Queue[Word] = asyncio.Queue()
 
     async def listen(self, context: ssl.SSLContext, host: str, port: int) -> int:
         """Serve on `port`, or on any free one when it is 0 or taken; return the port."""
+        self._loop = asyncio.get_running_loop()
         try:
             self._server = await self._open(context, host, port)
         except OSError:
@@ -98,6 +118,12 @@ class Links:
         if node in self._lines:
             self._lines[node][0].abort()
 
+    def stir(self) -> None:
+        """Put a `Stir` into the inbox, from any thread; one that comes before `listen` or after the end is lost."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self.inbox.put_nowait, Stir())
+
     async def close(self) -> None:
         """Close everything; what was sent is still delivered, within a second."""
         if self._server is not None:
@@ -108,6 +134,13 @@ class Links:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         one = line.Line(reader, writer)
+        try:
+            await self._meet(one)
+        except asyncio.CancelledError:
+            # The loop ends. Before Python 3.12, asyncio prints a traceback about a server's task that was cancelled.
+            one.abort()
+
+    async def _meet(self, one: line.Line) -> None:
         if self._strangers >= STRANGERS_MAX:
             one.abort()
             return
@@ -125,7 +158,8 @@ class Links:
 
     async def _recognise(self, one: line.Line) -> m.Hello:
         """Return the greeting of one of our own. Raises LineError for anybody else."""
-        hello, _ = line.take_message(await one.receive(), {"Hello": m.Hello})
+        data, _ = await one.receive()
+        hello, _ = line.take_message(data, {"Hello": m.Hello})
         ours = hmac.compare_digest(hello.token.encode("utf-8", "surrogatepass"), self._token.encode())
         if (
             not ours
@@ -143,26 +177,32 @@ class Links:
         if old is not None:
             old[0].abort()
         self._lines[hello.node] = (one, hello.boot)
+        self.inbox.put_nowait(Greeted(hello))
+        left = False
         try:
             for _ in range(hello.pending):
                 await self._pass_on(one, hello)
             self.inbox.put_nowait(Up(hello))
-            while True:
-                await self._pass_on(one, hello)
+            while not left:
+                left = await self._pass_on(one, hello)
         except line.LineError:
             pass
         finally:
             one.abort()
             if self._is_current(one, hello):
                 del self._lines[hello.node]
-                self.inbox.put_nowait(Down(hello.node))
+                self.inbox.put_nowait(Down(hello.node, left))
 
-    async def _pass_on(self, one: line.Line, hello: m.Hello) -> None:
-        data = await one.receive()
+    async def _pass_on(self, one: line.Line, hello: m.Hello) -> bool:
+        """Pass one word on; tell whether it was the agent's last one."""
+        data, raw = await one.receive()
         if not self._is_current(one, hello):
             raise line.LineError("replaced by a newer connection")
+        if data.get("kind") == m.Left.__name__:
+            return True
         seq = data.pop(line.KEPT, 0)
-        self.inbox.put_nowait(Said(hello.node, hello.boot, int(seq), data))
+        self.inbox.put_nowait(Said(hello.node, hello.boot, int(seq), data, raw))
+        return False
 
     def _is_current(self, one: line.Line, hello: m.Hello) -> bool:
         return hello.node in self._lines and self._lines[hello.node][0] is one

@@ -1,27 +1,29 @@
 """What does a node do for a job? Its agent starts ranks when ordered, stops them when ordered, and tells what it sees.
 
 Rules: an order of a stale attempt is ignored; without contact and without progress the agent stops its ranks (the
-fence), so that a next attempt elsewhere never runs beside this one. One process, one thread, one loop; ranks are its
-children, and their end wakes it at once.
+fence), so that a next attempt elsewhere never runs beside this one. One process, one loop; ranks are its children,
+and their end wakes it at once. Only the reading of checkpoints has a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import pkgutil
 import signal
 import socket
 import time
-from pathlib import Path
+from collections.abc import Mapping
 
-from orchestrator.node import evidence, procfs, spawn
-from orchestrator.node.beats import MTIME_LAG_NS
-from orchestrator.node.checkpoints import CheckpointWatch
+from orchestrator.node import evidence, network, procfs, spawn
 from orchestrator.node.contact import Contact
+from orchestrator.node.finder import Finder
+from orchestrator.node.pieces import Hasher
 from orchestrator.node.prepare import Preparation
 from orchestrator.node.ranks import NodeRanks, Want
+from orchestrator.node.shipper import Shipper
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
 
@@ -32,38 +34,49 @@ STOP_TICK_S = 0.02
 """How often a stop is driven on, when only processes that are not our children are left to wait for."""
 
 IDLE_TICK_S = 1.0
-SCAN_S = 1.0
-"""How often checkpoints are looked for."""
 
 HEAD_START_S = 0.15
 """How long before the others rank 0 is started: it serves the store, and a rank that comes too early is refused and
 waits up to 0.6 s before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
 
-ALONE_S_MAX = 3600.0
-"""An agent without ranks that has not heard of its supervisor for so long leaves."""
+ALONE_S_MAX = 900.0
+"""An agent without ranks that has not heard of its supervisor for so long leaves: another is started when it is wanted."""
+
+ALONE_OWING_S_MAX = 7 * 86_400.0
+"""The same for one that has news to tell, such as the end of its ranks: a laptop may stay closed for days."""
 
 EXIT_GRACE_S = 2.0
 """TERM to KILL for the ranks of an agent that is itself being ended."""
+
+SHIP_LAST_S_MAX = 60.0
+"""A dismissed agent stays until its logs are at home, unless none of them has arrived for so long."""
+
+SHIP_ALONE_S_MAX = 10.0
+"""Nor does it stay when there has been no line for so long: what is left here is collected later."""
 
 
 class Agent:
     """One node's agent."""
 
-    def __init__(self, config: m.AgentConfig) -> None:
+    def __init__(self, config: m.AgentConfig, environ: Mapping[str, str]) -> None:
         self._config = config
         self._job = JobDir.at(config.root)
         self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
         self._contact = Contact(config, self._hello, self._obey)
-        self._preparation = Preparation(self._job, config.node, self._boot, self._contact.report)
-        self._checkpoints = CheckpointWatch(self._job.checkpoints, config.checkpoint_glob)
+        self._hasher = Hasher(self._job.checkpoints)
+        self._preparation = Preparation(config, self._boot, environ, self._hasher, self._contact.report)
+        self._finder = Finder(config, self._hasher, self._contact.report, self._note)
+        self._shipper = Shipper(self._job, config.node, self._contact.chunk, self._note)
+        self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
         self._waiting: m.Prepare | m.Stop | None = (
             None  # an order that must wait until an older attempt is gone
         )
         self._asking: evidence.Asking | None = None
         self._latest = 0  # the highest attempt that any order named
-        self._beat_due = self._scan_due = 0.0
+        self._beat_due = 0.0
         self._leaving = False
+        self._dismissed_at: float | None = None
         self._wake = asyncio.Event()
 
     async def run(self) -> int:
@@ -73,18 +86,19 @@ class Agent:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(signum, self._be_ended, signum)
         self._install_hook()
-        if self._config.finds_checkpoints:
-            # An agent before this one may have died before it could tell.
-            for path in self._checkpoints.torn():
-                self._contact.report(m.CheckpointSpoiled(0, str(path)))
+        self._finder.tell_torn()
         dialing = asyncio.create_task(self._contact.keep())
-        while not (self._leaving and self._ranks is None):
+        while not (self._leaving and self._ranks is None and self._has_shipped(time.monotonic())):
             assert not dialing.done(), f"dialling ended: {dialing}"
             self._wake.clear()
             self._tick(time.monotonic())
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._pause_s())
         dialing.cancel()
+        self._preparation.let_go()
+        self._hasher.close()
+        if self._dismissed_at is not None:
+            self._contact.take_leave()
         self._contact.close()
         await asyncio.sleep(0)
         return 0
@@ -93,7 +107,7 @@ class Agent:
         ranks = self._ranks
         if ranks is None:
             return IDLE_TICK_S
-        orphans_left = ranks.want is Want.STOP and not ranks.alive
+        orphans_left = ranks.want is Want.STOP and not ranks.alive and not self._finder.is_finishing
         return STOP_TICK_S if orphans_left or self._asking else TICK_S
 
     def _install_hook(self) -> None:
@@ -125,24 +139,40 @@ class Agent:
         seen = tuple(m.RankSeen(p.rank, p.pid, p.exited) for p in ranks.processes) if ranks else ()
         self._beat_due = 0.0
         self._wake.set()
+        self._shipper.hold()
         return m.Hello(
             protocol=m.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
             boot=self._boot, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
             ready=ready.attempt, address=ready.address, port=ready.port, ranks=seen, pending=pending,
+            root=self._config.root, ships=self._config.ships, gpus=self._config.gpus,
         )  # fmt: skip
 
     def _obey(self, order: m.Order) -> None:
         assert not isinstance(order, m.Ack), "acknowledgements end in Contact"
         self._wake.set()
-        if isinstance(order, m.Leave):
-            self._leave()
-            return
+        match order:
+            case m.Leave():
+                self._dismissed_at = self._dismissed_at or time.monotonic()
+                self._leave()
+            case m.Have():
+                if self._config.ships:
+                    self._shipper.begin(order)
+            case m.Got():
+                self._shipper.got(order)
+            case _:
+                self._obey_for_attempt(order)
+
+    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.TakeStacks) -> None:
         if order.attempt < self._latest:
             return
         self._latest = order.attempt
         match order:
             case m.Prepare():
                 self._prepare(order)
+            case m.Probe():
+                task = asyncio.get_running_loop().create_task(self._probe(order))
+                self._probing.add(task)
+                task.add_done_callback(self._probing.discard)
             case m.Start():
                 self._start(order)
             case m.Stop():
@@ -158,6 +188,13 @@ class Agent:
         self._note(f"preparing attempt {order.attempt}" + (", setup lines first" if order.setup else ""))
         self._preparation.begin(order)
 
+    async def _probe(self, order: m.Probe) -> None:
+        """Say at which of these addresses this node reaches the first one."""
+        reached, missed = await network.probe(order.addresses, order.port, self._config.token, order.attempt)
+        ways = ", ".join(f"{one.address} over {one.interface or '?'}" for one in reached)
+        self._note(f"the first node is reached at {ways or 'none of its addresses'}; {'; '.join(missed)}")
+        self._contact.report(m.Probed(order.attempt, reached, missed))
+
     def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
         """An order names a later attempt than the one that still runs: end that first."""
         if ranks.attempt < order.attempt:
@@ -168,9 +205,10 @@ class Agent:
         """Start rank 0 at once, and the others a moment later."""
         if self._ranks is not None or self._preparation.ready.attempt != order.attempt:
             return
+        self._preparation.let_go()  # the port is rank 0's from here on
+        order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
-        if self._config.finds_checkpoints:
-            self._checkpoints.begin()
+        self._finder.begin()
         ranks.begin()
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
         rest = tuple(rank for rank in order.ranks if rank.rank != 0)
@@ -204,6 +242,7 @@ class Agent:
     def _stop(self, order: m.Stop) -> None:
         ranks = self._ranks
         if ranks is None:
+            self._preparation.let_go()
             self._contact.report(m.Stopped(order.attempt, "asked"))
             return
         if ranks.attempt != order.attempt:
@@ -246,14 +285,18 @@ class Agent:
     def _tick(self, now_s: float) -> None:
         ranks = self._ranks
         if ranks is None:
-            alone = now_s - self._contact.proved_at > ALONE_S_MAX
+            patience_s = ALONE_OWING_S_MAX if self._contact.owes else ALONE_S_MAX
+            alone = now_s - self._contact.proved_at > patience_s
             over = not self._contact.connected and self._job.ended.exists()
             self._leaving = self._leaving or alone or over
         else:
             self._tick_ranks(ranks, now_s)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
-            self._contact.beat(ranks.attempt if ranks else self._latest, ranks.look() if ranks else ())
+            beats = ranks.look() if ranks else ()
+            self._contact.beat(ranks.attempt if ranks else self._latest, beats, self._finder.scanned)
+        if self._contact.connected:
+            self._shipper.look(self._attempts)
 
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
@@ -265,10 +308,19 @@ class Agent:
                 self._asking = None
                 self._contact.report(m.StacksTaken(ranks.attempt, lines))
         if ranks.want is Want.RUN:
-            self._scan(ranks, now_s)
+            self._finder.look(ranks, now_s)
             self._fence(ranks, now_s)
-        if ranks.want is Want.STOP and ranks.push({self._preparation.setup_pid or 0}):
+        if ranks.want is Want.STOP and self._is_over(ranks, now_s):
             self._stopped(ranks)
+
+    def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
+        """Drive a stop on; tell whether nothing of the attempt is left and all of its checkpoints are told of."""
+        if not self._finder.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
+            return False
+        is_ended = (
+            self._leaving and self._dismissed_at is None
+        )  # by a signal: there is no time to read checkpoints
+        return self._finder.finish(ranks, now_s) or is_ended
 
     def _fence(self, ranks: NodeRanks, now_s: float) -> None:
         """Only steps prove that the gang is whole; a rank that is cut off may write logs for ever."""
@@ -280,36 +332,29 @@ class Agent:
             self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
             ranks.stop(0.0, "fenced" if ranks.alive else "ended")
 
-    def _scan(self, ranks: NodeRanks, now_s: float) -> None:
-        if not self._config.finds_checkpoints or now_s < self._scan_due:
-            return
-        self._scan_due = now_s + SCAN_S
-        for one in self._checkpoints.scan(ranks.all_stepped_ns(), time.time_ns()):
-            self._found(ranks, one.path, one.mtime_ns)
-            if self._config.checkpoint_keep is not None:
-                for path in self._checkpoints.prune(self._config.checkpoint_keep):
-                    self._note(f"deleted the old checkpoint {path}")
-                    self._contact.report(m.CheckpointSpoiled(ranks.attempt, str(path)))
-
-    def _found(self, ranks: NodeRanks, path: Path, mtime_ns: int) -> None:
-        count = ranks.step_at(mtime_ns + MTIME_LAG_NS)  # so that a save right after a step is counted to it
-        self._contact.report(m.CheckpointFound(ranks.attempt, str(path), count))
-
     def _stopped(self, ranks: NodeRanks) -> None:
-        """Nothing of the attempt is left: say what it leaves behind, then that it is over."""
-        if self._config.finds_checkpoints:
-            found, spoiled = self._checkpoints.last_scan(ranks.all_stepped_ns(), ranks.all_ended_well)
-            for path in spoiled:
-                self._contact.report(m.CheckpointSpoiled(ranks.attempt, str(path)))
-            for one in found:
-                self._found(ranks, one.path, one.mtime_ns)
+        """Nothing of the attempt is left: its last lines go first, then the word that it is over."""
         ranks.close()
+        self._shipper.push(self._attempts)
         self._ranks = self._asking = None
         if not self._is_taking_along(ranks):
             self._contact.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
             self._obey(waiting)
+
+    @property
+    def _attempts(self) -> tuple[int, ...]:
+        """The attempts whose files still grow here."""
+        running = self._ranks.attempt if self._ranks is not None else self._latest
+        return tuple(dict.fromkeys((running, self._latest)))
+
+    def _has_shipped(self, now_s: float) -> bool:
+        """Tell whether a dismissed agent may go: its logs are at home, or they do not get there."""
+        if not self._config.ships or self._dismissed_at is None or self._shipper.is_home(self._attempts):
+            return True
+        stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
+        return stuck or self._contact.disconnected_s > SHIP_ALONE_S_MAX
 
     def _note(self, text: str) -> None:
         """Write a line to the node's log of the latest attempt; a full disk must not end the agent."""
@@ -326,8 +371,8 @@ def run_agent(config: m.AgentConfig) -> int:
     spawn.name_process("orch-agent")
     spawn.adopt_orphans()
     os.chdir(config.root)
-    return asyncio.run(_serve(config))
+    return asyncio.run(_serve(config, dict(os.environ)))
 
 
-async def _serve(config: m.AgentConfig) -> int:
-    return await Agent(config).run()
+async def _serve(config: m.AgentConfig, environ: Mapping[str, str]) -> int:
+    return await Agent(config, environ).run()

@@ -119,6 +119,16 @@ class CheckpointWatch:
         spoiled += [path for path in self.reported if path not in present]
         return sorted(found, key=lambda one: one.mtime_ns), spoiled
 
+    def doubtful(self, found: list[Found]) -> list[Found]:
+        """Return the folders that were written to and are not known to be whole, now that all ranks are gone; `found`
+        are those that the last scan has found."""
+        known = {one.path for one in found}
+        return [
+            Found(path, shape.mtime_ns)
+            for path, shape in self._entries()
+            if self.reported.get(path) != shape and path not in known and path.is_dir()
+        ]
+
     def torn(self) -> list[Path]:
         """Return the entries that were certainly cut off while they were written."""
         return [path for path, shape in self._entries() if wholeness(path, shape) is Wholeness.TORN]

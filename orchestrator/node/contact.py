@@ -7,6 +7,7 @@ itself forgotten before the other side does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections import deque
@@ -26,6 +27,9 @@ MUTE_S_MIN = 10.0
 MUTE_BEATS = 5
 """A connection whose beats are not acknowledged for so long, and for so many heartbeats, is taken for dead."""
 
+NODE_ENDPOINT = "endpoint"
+"""The file in the node's own folder that says where to dial, `host:port`; whoever forwards a port to it writes it."""
+
 _ORDERS = codec.by_kind(m.Order)
 
 
@@ -37,13 +41,16 @@ class Contact:
     ) -> None:
         """`greet` makes the first message of a connection from the number of pending reports; `obey` gets orders."""
         self._config = config
-        self._endpoint = JobDir.at(config.root).endpoint
+        job = JobDir.at(config.root)
+        self._endpoints = (job.node(config.node) / NODE_ENDPOINT, job.endpoint)
         self._greet = greet
         self._obey = obey
         self._spool = Spool()
         self._line: line.Line | None = None
         self._redial_s = REDIAL_S_MIN
         self._connected_at = 0.0
+        self._disconnected_at = time.monotonic()
+        self._complaint = ""
         self._beats = 0
         self._beats_sent: deque[tuple[int, float]] = deque(maxlen=BEATS_UNACKNOWLEDGED_MAX)
         self.proved_at = time.monotonic()
@@ -52,6 +59,16 @@ class Contact:
     def connected(self) -> bool:
         """Tell whether a connection is open, which proves nothing about what is at its other end."""
         return self._line is not None
+
+    @property
+    def disconnected_s(self) -> float:
+        """For how long there has been no connection; 0 while there is one."""
+        return 0.0 if self._line is not None else time.monotonic() - self._disconnected_at
+
+    @property
+    def owes(self) -> bool:
+        """Tell whether something that must arrive has not been acknowledged yet."""
+        return bool(self._spool.pending())
 
     async def keep(self) -> None:
         """Dial until cancelled."""
@@ -63,7 +80,7 @@ class Contact:
                 self._connected_at = time.monotonic()
                 await self._listen(self._line)
             except (OSError, ValueError) as err:
-                print(f"{time.strftime('%H:%M:%S')} line: {err}", file=sys.stderr, flush=True)
+                self._complain(str(err))
             self.close()
             await asyncio.sleep(self._redial_s)
             self._redial_s = min(self._redial_s * 2, REDIAL_S_MAX)
@@ -73,13 +90,24 @@ class Contact:
         if self._line is not None:
             self._line.writer.close()
             self._line = None
+            self._disconnected_at = time.monotonic()
+
+    def _complain(self, text: str) -> None:
+        """Print why there is no line, once for each reason: a night without one must not fill the disk."""
+        if text != self._complaint:
+            self._complaint = text
+            print(f"{time.strftime('%H:%M:%S')} line: {text}", file=sys.stderr, flush=True)
 
     def _address(self) -> tuple[str, int]:
-        """Return where the supervisor is now: its file says so when it came back elsewhere."""
-        try:
-            address = self._endpoint.read_text()
-        except OSError:
-            address = self._config.address
+        """Return where the supervisor is now: a file says so when it came back elsewhere.
+
+        The node's own file comes first: over SSH the way leads through a port of this host.
+        """
+        address = self._config.address
+        for path in self._endpoints:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                address = path.read_text()
+                break
         host, _, port = address.strip().rpartition(":")
         return host, int(port)
 
@@ -89,8 +117,10 @@ class Contact:
         for seq, report in pending:
             source.send(report, seq)
         while True:
-            order, _ = line.take_message(await source.receive(), _ORDERS)
+            data, _ = await source.receive()
+            order, _ = line.take_message(data, _ORDERS)
             self._redial_s = REDIAL_S_MIN  # only a line that carried something was worth dialling
+            self._complaint = ""
             if isinstance(order, m.Ack):
                 self._acknowledged(order)
             else:
@@ -105,7 +135,11 @@ class Contact:
         """Say something that must arrive: now if it can be, and again after every break until it is acknowledged."""
         self._send(report, self._spool.keep(report))
 
-    def beat(self, attempt: int, ranks: tuple[m.RankBeat, ...]) -> None:
+    def chunk(self, chunk: m.Chunk, raw: bytes) -> bool:
+        """Send bytes of a file, if there is a connection; tell whether they are on their way."""
+        return self._send(chunk, raw=raw)
+
+    def beat(self, attempt: int, ranks: tuple[m.RankBeat, ...], scanned: int) -> None:
         """Say the regular word, if there is a connection; give up one that only seems to be."""
         if self._line is None:
             return
@@ -115,12 +149,19 @@ class Contact:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(m.Beat(self._beats, attempt, ranks))
+        self._send(m.Beat(self._beats, attempt, ranks, scanned))
 
-    def _send(self, message: m.Report, seq: int = 0) -> None:
+    def take_leave(self) -> None:
+        """Say the last word, and go."""
+        self._send(m.Left())
+        self.close()
+
+    def _send(self, message: m.Report, seq: int = 0, raw: bytes = b"") -> bool:
         if self._line is None:
-            return
+            return False
         try:
-            self._line.send(message, seq)
+            self._line.send(message, seq, raw)
         except line.LineError:
             self._line.abort()
+            return False
+        return True

@@ -6,6 +6,8 @@ conda, variables) is read back at its exit, so that ranks see it.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import random
 import shutil
@@ -13,7 +15,7 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator.node import spawn
+from orchestrator.node import network, spawn
 
 PORT_TRIES_MAX = 200
 PORT_RANGE = range(20_000, 30_000)
@@ -83,22 +85,40 @@ def find_program(program: str, env: Mapping[str, str], cwd: Path) -> str:
     return found
 
 
-def free_port(seed: str) -> int:
-    """Return a TCP port that nothing listens on now. Raises SetupError when none of the tries was free."""
+def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
+    """Return the first of the programs that this node has. Raises SetupError when it has none of them."""
+    for program in programs:
+        with contextlib.suppress(SetupError):
+            find_program(program, env, cwd)
+            return program
+    path = env.get("PATH", os.defpath)
+    raise SetupError(f"there is no {' and no '.join(programs)} on this node (PATH is {path})")
+
+
+def held_port(seed: str, fixed: int | None) -> socket.socket:
+    """Return a socket that listens on the fixed port, or else on a free one. Raises SetupError when that cannot be.
+
+    Whoever wants the port for another process closes it right before.
+    """
+    if fixed is not None:
+        return _held(fixed)
     chooser = random.Random(seed)
     for _ in range(PORT_TRIES_MAX):
-        port = chooser.choice(PORT_RANGE)
-        if is_free(port):
-            return port
+        with contextlib.suppress(SetupError):
+            return _held(chooser.choice(PORT_RANGE))
     raise SetupError(f"no free port among {PORT_TRIES_MAX} between {PORT_RANGE.start} and {PORT_RANGE.stop}")
 
 
-def is_free(port: int) -> bool:
-    """Tell whether a server could listen on `port` on every address of this host."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return False
-        return True
+def free_port(seed: str) -> int:
+    """Return a TCP port that nothing listens on now. Raises SetupError when none of the tries was free."""
+    with held_port(seed, None) as held:
+        return int(held.getsockname()[1])
+
+
+def _held(port: int) -> socket.socket:
+    try:
+        return network.listen(port)
+    except OSError as err:
+        who = network.holder(port) if err.errno == errno.EADDRINUSE else ""
+        taken = f"is taken by {who}" if who else f"cannot be listened on: {err.strerror}"
+        raise SetupError(f"port {port} {taken}; choose another rendezvous.port, or none") from err

@@ -1,7 +1,7 @@
 """How do two ends talk? Lines of JSON over TLS: the job's own certificate, pinned, then the job's token.
 
-Rules: a line has a limit; a stranger is cut off before it is believed in anything; whoever is too slow to read is
-cut off rather than buffered for without bound.
+Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before it is believed in
+anything; whoever is too slow to read is cut off rather than buffered for without bound.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ SEND_BYTES_MAX = 8 << 20
 KEPT = "#"
 """The key beside a message's own fields that numbers a kept report."""
 
+RAW = "raw"
+"""The key beside a message's own fields that says how many raw bytes follow its line."""
+
+RAW_BYTES_MAX = 256 << 10
+
 
 class LineError(ConnectionError):
     """The peer broke the rules of the line, or went away."""
@@ -35,36 +40,57 @@ class Line:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
-    def send(self, message: object, seq: int = 0) -> None:
-        """Queue one message, numbered when it is a kept one. Raises LineError when the peer has stopped reading or the line is closing."""
+    def send(self, message: object, seq: int = 0, raw: bytes = b"") -> None:
+        """Queue one message, numbered when it is a kept one, with the raw bytes that belong to it.
+
+        Raises LineError when the peer has stopped reading or the line is closing.
+        """
+        assert len(raw) <= RAW_BYTES_MAX, f"{len(raw)} raw bytes behind one message"
         transport = self.writer.transport
         if transport.is_closing():
             raise LineError("the connection is closed")
         data = codec.pack_kind(message)
         if seq:
             data[KEPT] = seq
-        self.writer.write(json.dumps(data, separators=(",", ":")).encode() + b"\n")
+        if raw:
+            data[RAW] = len(raw)
+        self.writer.write(json.dumps(data, separators=(",", ":")).encode() + b"\n" + raw)
         if transport.get_write_buffer_size() > SEND_BYTES_MAX:
             self.abort()
             raise LineError(f"the peer has left more than {SEND_BYTES_MAX} bytes unread")
 
-    async def receive(self) -> dict[str, Any]:
-        """Return the next message as plain data. Raises LineError at the end of the line or on anything but a line."""
+    async def receive(self) -> tuple[dict[str, Any], bytes]:
+        """Return the next message as plain data, and its raw bytes.
+
+        Raises LineError at the end of the line or on anything but a line.
+        """
         try:
-            raw = await self.reader.readuntil(b"\n")
-        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError) as err:
+            text = await self.reader.readuntil(b"\n")
+            data = _message(text)
+            raw_bytes = data.pop(RAW, 0)
+            if type(raw_bytes) is not int or not 0 <= raw_bytes <= RAW_BYTES_MAX:
+                raise LineError("the peer announced raw bytes beyond the limit")
+            return data, await self.reader.readexactly(raw_bytes) if raw_bytes else b""
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
             raise LineError(f"the connection ended: {err}") from err
-        try:
-            data = json.loads(raw)
-        except (ValueError, RecursionError) as err:
-            raise LineError("the peer sent no JSON") from err
-        if not isinstance(data, dict):
-            raise LineError("the peer sent no message")
-        return data
+        except LineError:
+            raise
+        except OSError as err:
+            raise LineError(f"the connection ended: {err}") from err
 
     def abort(self) -> None:
         """Close at once, without a word."""
         self.writer.transport.abort()
+
+
+def _message(text: bytes) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as err:
+        raise LineError("the peer sent no JSON") from err
+    if not isinstance(data, dict):
+        raise LineError("the peer sent no message")
+    return data
 
 
 def take_message(data: dict[str, Any], classes: Mapping[str, type[Any]]) -> tuple[Any, int]:

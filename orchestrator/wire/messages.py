@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Both ends run the same bundle, so another number means a stranger."""
 
 
@@ -24,7 +24,11 @@ class RankSeen:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message on a new connection. `pending` kept reports follow at once."""
+    """The first message on a new connection. `pending` kept reports follow at once.
+
+    `root` is the job's folder on that host; `ships`: the supervisor does not see it, so logs and checkpoints travel;
+    `gpus` are those that the agent has leased, as CUDA_VISIBLE_DEVICES names them.
+    """
 
     protocol: int
     job: str
@@ -39,6 +43,9 @@ class Hello:
     port: int
     ranks: tuple[RankSeen, ...]
     pending: int
+    root: str
+    ships: bool
+    gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +62,16 @@ class RankBeat:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The regular word of an agent; `beat` numbers it, so that its acknowledgement proves fresh contact."""
+    """The regular word of an agent; `beat` numbers it, so that its acknowledgement proves fresh contact.
+
+    `scanned`: all checkpoint pieces that were complete when each rank here had made so many steps have been reported;
+    -1 when that is not known (yet).
+    """
 
     beat: int
     attempt: int
     ranks: tuple[RankBeat, ...]
+    scanned: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +85,38 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """An IPv4 address of a host and the interface that has it."""
+
+    ip: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
+    """The node is ready; the first one adds its port, and where others might reach it (empty: not asked)."""
+
     attempt: int
     address: str
     port: int
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An address of the first node that answered, and the interface of this node that led there."""
+
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Which of the first node's addresses this node reaches, best first, and how the others failed."""
+
+    attempt: int
+    reached: tuple[Reached, ...]
+    missed: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +171,60 @@ class CheckpointSpoiled:
     path: str
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file of a checkpoint: its name below `checkpoints/`, its size, time of its last byte, sha256."""
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesFound:
+    """What a host has of a complete checkpoint that must travel; `name` is its name in the checkpoint folder, `count`
+    the optimizer steps of that attempt's processes when it was written. Without pieces: ranks ended before what they
+    wrote here was known to be whole, so it must not be taken for whole without this host's part."""
+
+    attempt: int
+    name: str
+    count: int
+    pieces: tuple[Piece, ...]
+
+
 KeptReport: TypeAlias = (
-    Prepared | PrepareFailed | Started | Exited | Stopped | StacksTaken | CheckpointFound | CheckpointSpoiled
+    Prepared
+    | PrepareFailed
+    | Probed
+    | Started
+    | Exited
+    | Stopped
+    | StacksTaken
+    | CheckpointFound
+    | CheckpointSpoiled
+    | PiecesFound
 )
-Report: TypeAlias = Hello | Beat | KeptReport
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of one of this node's append-only files, from `offset` on; they follow the message raw, see `line`.
+
+    `path` is relative to the job folder, with forward slashes. Not kept: after a break the sizes of `Have` tell where
+    to go on.
+    """
+
+    path: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The last word of an agent that was told to leave. Not kept: whoever does not hear it looks for the agent."""
+
+
+Report: TypeAlias = Hello | Beat | Chunk | Left | KeptReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +237,31 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make the node ready: environment of its ranks, setup lines, the program, and a port when `wants_port`."""
+    """Make the node ready: environment of its ranks, setup lines, the program, and a port when `wants_port`.
+
+    `own_env`: `env` is added to the agent's own environment and does not replace it. `programs`: the first that the
+    node has becomes the ranks' program. `wants_addresses`: listen on the port until `Start`, so that others can probe
+    it, and say all addresses. `resume`: the pieces of the checkpoint to start from, to be verified here.
+    """
 
     attempt: int
     env: dict[str, str]
+    own_env: bool
     setup: tuple[str, ...]
-    program: str
+    programs: tuple[str, ...]
     wants_port: bool
+    wants_addresses: bool
     port: int | None
+    resume: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try to reach the first node at each of these addresses and this port; report `Probed`."""
+
+    attempt: int
+    addresses: tuple[str, ...]
+    port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +299,40 @@ class Leave:
     """The job is over: go."""
 
 
-Order: TypeAlias = Ack | Prepare | Start | Stop | TakeStacks | Leave
+@dataclass(frozen=True, slots=True)
+class Have:
+    """How many bytes the supervisor has of each of this node's files (by path relative to the job folder; those not
+    named: none). Said once after each `Hello` of an agent that ships; the agent sends what is beyond."""
+
+    files: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """So many bytes of chunks have been taken in since this connection began."""
+
+    bytes: int
+
+
+Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | TakeStacks | Leave | Have | Got
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an agent must lease of its host before it comes up: GPUs, or slots out of `slots_there` (0: as many as
+    the host has cores). All 0: nothing, as on backend local."""
+
+    gpus: int
+    slots: int
+    slots_there: int
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """All that an agent is told at its start, as JSON on its standard input: nothing of it shows in argv."""
+    """All that an agent is told at its start, as JSON on its standard input: nothing of it shows in argv.
+
+    `gpus` are those that its keeper has leased; only the keeper fills them in.
+    """
 
     job: str
     node: str
@@ -210,3 +345,6 @@ class AgentConfig:
     checkpoint_glob: str
     checkpoint_keep: int | None
     finds_checkpoints: bool
+    ships: bool
+    needs: Needs
+    gpus: tuple[str, ...] = ()

@@ -83,6 +83,16 @@ class JobDir:
         return self.root / "code"
 
     @property
+    def archive(self) -> Path:
+        """The code for hosts that do not see this folder: the snapshot's copies, and what `ssh.sync` names."""
+        return self.root / "code.tar.gz"
+
+    @property
+    def hosts_file(self) -> Path:
+        """The user's `ssh.hosts_file` as it was at submit."""
+        return self.root / "hosts.txt"
+
+    @property
     def bundle(self) -> Path:
         return self.root / "orch.pyz"
 
@@ -117,6 +127,11 @@ class JobDir:
     def ended(self) -> Path:
         """Exists when the job is over, so that a thousand old jobs cost one stat each."""
         return self.root / "ended"
+
+    @property
+    def swept(self) -> Path:
+        """The hosts on which nothing of the ended job is left, a JSON list."""
+        return self.root / "swept.json"
 
     @property
     def secrets(self) -> Path:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from orchestrator import links as links_module
-from orchestrator.links import Down, Links, Said, Up, Word
+from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
 from orchestrator.submission import _certificate
 from orchestrator.wire import line
 from orchestrator.wire import messages as m
@@ -20,7 +22,9 @@ from orchestrator.wire.durable import LINE_BYTES_MAX
 from orchestrator.wire.line import Line, LineError
 
 TOKEN = "right token"
-HELLO = m.Hello(m.PROTOCOL, "job-1", TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0)
+HELLO = m.Hello(
+    m.PROTOCOL, "job-1", TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0, "/jobs/job-1", False, ()
+)
 ANSWER_S_MAX = 20.0
 
 
@@ -40,8 +44,12 @@ class Place:
         one.send(hello)
         return one
 
-    async def hear(self) -> Word:
-        return await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
+    async def hear(self, *, greetings: bool = False) -> Word:
+        """Return the next word; greetings, which come before `Up`, only where they are asked for."""
+        while True:
+            word = await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
+            if greetings or not isinstance(word, Greeted):
+                return word
 
 
 def _play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:
@@ -131,11 +139,22 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
         agent.send(dataclasses.replace(HELLO, pending=2))
         agent.send(m.Started(1, (5,)), 3)
         agent.send(m.Stopped(1, "asked"), 4)
-        agent.send(m.Beat(1, 1, ()))
-        heard = [await place.hear() for _ in range(4)]
-        assert [type(word) for word in heard] == [Said, Said, Up, Said]
+        agent.send(m.Beat(1, 1, (), -1))
+        heard = [await place.hear(greetings=True) for _ in range(5)]
+        assert [type(word) for word in heard] == [Greeted, Said, Said, Up, Said]
         assert [word.seq for word in heard if isinstance(word, Said)] == [3, 4, 0]
         assert place.links.boot("node-0") == "boot"
+
+    _play(tmp_path, act)
+
+
+def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        agent.send(m.Left())
+        assert await place.hear() == Down("node-0", left=True)
+        assert not place.links.connected("node-0")
 
     _play(tmp_path, act)
 
@@ -150,7 +169,7 @@ def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: P
         assert isinstance(up, Up)
         assert up.hello.boot == "second"
         assert place.links.send("node-0", m.Leave())
-        assert await new.receive() == {"kind": "Leave"}
+        assert await new.receive() == ({"kind": "Leave"}, b"")
         new.abort()
         assert await place.hear() == Down("node-0")
         assert not place.links.send("node-0", m.Leave())
@@ -167,6 +186,62 @@ def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
         assert await place.hear() == Down("node-0")
 
     _play(tmp_path, act)
+
+
+def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        raws = [b"", b"\n", b'{"kind":"Beat"}\n', bytes(range(256)) * 1024]
+        for offset, raw in enumerate(raws):
+            agent.send(m.Chunk("logs/x", offset), raw=raw)
+        agent.send(m.Stopped(1, "asked"), 1)
+        heard = [await place.hear() for _ in range(5)]
+        assert [word.raw for word in heard if isinstance(word, Said)] == [*raws, b""]
+        assert [word.data for word in heard if isinstance(word, Said)] == [
+            *({"kind": "Chunk", "path": "logs/x", "offset": offset} for offset in range(4)),
+            {"kind": "Stopped", "attempt": 1, "how": "asked"},
+        ]
+
+    _play(tmp_path, act)
+
+
+@pytest.mark.parametrize("announced", [line.RAW_BYTES_MAX + 1, -1, "7", 1.0, True, None])
+def test_more_raw_bytes_than_the_limit_end_the_connection(tmp_path: Path, announced: object) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        data = {"kind": "Chunk", "path": "logs/x", "offset": 0, line.RAW: announced}
+        agent.writer.write(json.dumps(data).encode() + b"\n")
+        assert await place.hear() == Down("node-0")
+
+    _play(tmp_path, act)
+
+
+def test_a_line_that_ends_within_raw_bytes_delivers_none_of_them(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.greet()
+        assert isinstance(await place.hear(), Up)
+        agent.writer.write(b'{"kind":"Chunk","path":"logs/x","offset":0,"raw":10}\nonly')
+        agent.writer.close()
+        assert await place.hear() == Down("node-0")
+
+    _play(tmp_path, act)
+
+
+def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
+    kept: list[Links] = []
+
+    async def act(place: Place) -> None:
+        kept.append(place.links)
+        thread = threading.Thread(target=place.links.stir)
+        thread.start()
+        assert await place.hear() == Stir()
+        thread.join(ANSWER_S_MAX)
+
+    _play(tmp_path, act)
+    kept[0].stir()  # the loop is closed by now
+    Links("job-1", TOKEN, ()).stir()
 
 
 def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
@@ -188,7 +263,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
         agent = await place.greet()
         assert isinstance(await place.hear(), Up)
         agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        order = m.Prepare(1, {"A": "x" * 500_000}, (), "python", False, None)
+        order = m.Prepare(1, {"A": "x" * 500_000}, False, (), (), False, False, None, ())
         sent = [place.links.send("node-0", order) for _ in range(40)]
         assert sent[0]
         assert not sent[-1]
@@ -214,3 +289,18 @@ def test_nobody_at_home_is_an_oserror() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
             asyncio.run(line.dial("127.0.0.1", port, line.client_context(certificate.decode()), 1.0))
+
+
+def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strangers: list[Line] = []
+
+    async def act(place: Place) -> None:
+        for _ in range(3):
+            strangers.append(await place.dial())
+        while place.links._strangers < len(strangers):  # the other side's end of TLS may take a moment longer
+            await asyncio.sleep(0.001)
+
+    _play(tmp_path, act)
+    assert not caplog.records

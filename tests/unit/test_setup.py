@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -62,11 +61,22 @@ def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) 
         setup.find_program("bin/none", ENV, tmp_path)
 
 
-def test_a_free_port_is_in_the_range_and_a_taken_one_is_not_free() -> None:
-    port = setup.free_port("seed")
-    assert port in setup.PORT_RANGE
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", port))
-        server.listen()
-        assert not setup.is_free(port)
-        assert setup.free_port("seed") != port
+def test_the_first_program_that_is_there_is_taken_and_all_are_named_when_none_is(tmp_path: Path) -> None:
+    assert setup.first_program(("/no/such/python", "sh", "cat"), ENV, tmp_path) == "sh"
+    with pytest.raises(SetupError, match=r"there is no /no/python and no nonesuch on this node \(PATH is "):
+        setup.first_program(("/no/python", "nonesuch"), ENV, tmp_path)
+
+
+def test_a_free_port_is_in_the_range_and_a_held_one_is_passed_over() -> None:
+    with setup.held_port("seed", None) as held:
+        port = held.getsockname()[1]
+        assert port in setup.PORT_RANGE
+        assert setup.free_port("seed") not in (0, port)
+
+
+def test_a_chosen_port_that_is_taken_is_told_with_who_has_it() -> None:
+    with setup.held_port("seed", None) as held:
+        port = held.getsockname()[1]
+        with pytest.raises(SetupError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
+            setup.held_port("seed", port)
+    setup.held_port("seed", port).close()

@@ -1,0 +1,299 @@
+"""Does a node tell of every checkpoint once, and claim to have told all only when it has?"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import struct
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import beats
+from orchestrator.node import finder as finder_module
+from orchestrator.node.finder import LOCK_FILE, NOT_KNOWN, SCAN_S, Finder
+from orchestrator.node.hook import BEAT_MAGIC, BEAT_VERSION, RING_STEPS, RING_WORD
+from orchestrator.node.pieces import Hasher
+from orchestrator.node.ranks import NodeRanks, RankProcess
+from orchestrator.wire import messages as m
+from orchestrator.wire.logindex import LogIndex
+from orchestrator.wire.paths import JobDir
+
+CONFIG = m.AgentConfig(
+    job="job-1", node="n0", root="", token="t", certificate="c", address="a:1", heartbeat_s=1.0, fence_s=9.0,
+    checkpoint_glob="*", checkpoint_keep=None, finds_checkpoints=False, ships=True, needs=m.Needs(0, 0, 0),
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Bench:
+    """A finder, the ranks it looks at, and what it has reported."""
+
+    finder: Finder
+    ranks: NodeRanks
+    beat: Path
+    checkpoints: Path
+    reports: list[m.KeptReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    now_s: float = 1000.0
+
+    def steps(self, count: int) -> None:
+        """Let the rank have made so many steps, the last one now, the others before everything."""
+        words = [1] * RING_STEPS
+        words[count % RING_STEPS] = time.time_ns()
+        head = (BEAT_MAGIC | BEAT_VERSION << 32, os.getpid(), count, words[count % RING_STEPS], 0, 0, 0, 0)
+        assert len(head) == RING_WORD
+        with self.beat.open("r+b") as file:
+            file.write(struct.pack(f"<{RING_WORD + RING_STEPS}Q", *head, *words))
+
+    def save(self, name: str, size_bytes: int = 1000) -> None:
+        """Write a file that is a second old, so that the step of now comes after its last byte."""
+        path = self.checkpoints / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(size_bytes))
+        before_ns = time.time_ns() - 1_000_000_000
+        os.utime(path, ns=(before_ns, before_ns))
+
+    async def look(self) -> None:
+        """Look once, and let what was begun to be read be read."""
+        self.now_s += SCAN_S
+        self.finder.look(self.ranks, self.now_s)
+        await self.read()
+
+    async def read(self) -> None:
+        while self.finder._reading:
+            await asyncio.sleep(0.005)
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in self.reports if isinstance(one, m.PiecesFound) and one.pieces]
+
+    @property
+    def doubts(self) -> list[str]:
+        return [one.name for one in self.reports if isinstance(one, m.PiecesFound) and not one.pieces]
+
+
+def _bench(folder: Path, **change: object) -> Bench:
+    job = JobDir(folder)
+    config = dataclasses.replace(CONFIG, root=str(folder), **change)  # type: ignore[arg-type]
+    run = job.rank_run("n0", 1, 0)
+    run.mkdir(parents=True, exist_ok=True)
+    job.checkpoints.mkdir(exist_ok=True)
+    job.attempt_logs(1).mkdir(parents=True, exist_ok=True)
+    beats.create(run / "beat")
+    index = LogIndex(job.rank_index(1, 0))
+    process = RankProcess(0, 0, 1, run, job.rank_log(1, 0), index, beats.Beats(run / "beat"))
+    reports: list[m.KeptReport] = []
+    notes: list[str] = []
+    finder = Finder(config, Hasher(job.checkpoints), reports.append, notes.append)
+    bench = Bench(finder, NodeRanks(1, job, "n0", [process]), run / "beat", job.checkpoints, reports, notes)
+    finder.begin()
+    return bench
+
+
+def _play(folder: Path, act: Callable[[Bench], Awaitable[None]], **change: object) -> Bench:
+    bench = _bench(folder, **change)
+
+    async def main() -> None:
+        await asyncio.wait_for(act(bench), 30.0)
+
+    asyncio.run(main())
+    return bench
+
+
+def test_all_is_told_up_to_the_steps_of_the_look_before(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        await bench.look()
+        assert bench.finder.scanned == NOT_KNOWN
+        bench.steps(5)
+        await bench.look()
+        bench.save("five.pt")
+        bench.steps(6)
+        await bench.look()
+        assert (bench.names, bench.finder.scanned) == ([], NOT_KNOWN)
+        bench.steps(9)
+        await bench.look()
+        assert bench.names == ["five.pt"]
+        assert bench.finder.scanned == 6
+        await bench.look()
+        assert bench.finder.scanned == 9
+        assert bench.names == ["five.pt"]
+
+    _play(tmp_path, act)
+
+
+def test_a_save_in_the_background_holds_the_claim_back(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        for count in range(1, 4):
+            bench.steps(count)
+            await bench.look()
+        assert bench.finder.scanned == 2
+        for size in range(1, 5):
+            bench.save("async/part.bin", size * 1000)
+            bench.steps(3 + size)
+            await bench.look()
+        assert bench.finder.scanned == 2
+        bench.steps(9)
+        await bench.look()
+        assert bench.names == ["async"]
+        assert bench.finder.scanned == 7
+
+    _play(tmp_path, act)
+
+
+def test_what_never_becomes_a_checkpoint_holds_nothing_back_for_long(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.checkpoints.joinpath("torn.pt").write_bytes(b"PK\x03\x04 torn")
+        bench.checkpoints.joinpath("renamed.pt").write_bytes(b"x")
+        os.utime(bench.checkpoints / "torn.pt", (time.time() - 100, time.time() - 100))
+        bench.steps(1)
+        await bench.look()
+        bench.checkpoints.joinpath("renamed.pt").unlink()
+        for count in range(2, 4):
+            bench.steps(count)
+            await bench.look()
+        assert bench.finder.scanned == 2
+
+    _play(tmp_path, act)
+
+
+def test_what_is_still_being_read_does_not_count_as_told(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.steps(1)
+        await bench.look()
+        bench.save("one.pt", 1 << 20)
+        for count in range(2, 4):
+            bench.steps(count)
+            bench.now_s += SCAN_S
+            bench.finder.look(bench.ranks, bench.now_s)
+        assert (bench.names, bench.finder.scanned) == ([], NOT_KNOWN)
+        await bench.read()
+        assert (bench.names, bench.finder.scanned) == (["one.pt"], 2)
+
+    _play(tmp_path, act)
+
+
+def test_an_end_waits_until_the_last_checkpoint_is_told(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.steps(3)
+        bench.ranks.processes[0].exit_code = 0
+        bench.save("last.pt", 1 << 20)
+        assert not bench.finder.finish(bench.ranks, bench.now_s)
+        assert bench.finder.is_finishing
+        await bench.read()
+        assert bench.finder.finish(bench.ranks, bench.now_s)
+        assert bench.names == ["last.pt"]
+        assert not bench.finder.is_finishing
+
+    _play(tmp_path, act)
+
+
+def test_an_end_does_not_wait_for_ever(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.ranks.processes[0].exit_code = 0
+        bench.save("last.pt", 64 << 20)
+        assert not bench.finder.finish(bench.ranks, bench.now_s)
+        assert bench.finder.finish(bench.ranks, bench.now_s + 1e6)
+        await bench.read()
+        assert bench.names == []
+
+    _play(tmp_path, act)
+
+
+def test_a_link_to_a_checkpoint_does_not_travel_beside_it(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.save("step-1.pt")
+        (bench.checkpoints / "last.pt").symlink_to("step-1.pt")
+        for count in range(1, 4):
+            bench.steps(count)
+            await bench.look()
+        assert bench.names == ["step-1.pt"]
+
+    _play(tmp_path, act)
+
+
+def test_a_checkpoint_of_too_many_files_for_one_message_is_named_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finder_module, "MANIFEST_BYTES_MAX", 1000)
+
+    async def act(bench: Bench) -> None:
+        for part in range(20):
+            bench.save(f"step-1/{part}.bin")
+        for count in range(1, 4):
+            bench.steps(count)
+            await bench.look()
+        assert bench.names == []
+        assert bench.notes == [
+            "step-1 has 20 files, too many to travel: it is not a checkpoint to start from"
+        ]
+        assert bench.doubts == ["step-1"]
+        assert bench.finder.scanned == 2
+
+    _play(tmp_path, act)
+
+
+def test_a_folder_that_a_dead_rank_was_writing_is_told_as_doubtful(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.save("step-1/0.bin")
+        bench.save("step-9.pt")
+        bench.ranks.processes[0].exit_code = -9
+        assert bench.finder.finish(bench.ranks, bench.now_s)
+        assert (bench.names, bench.doubts) == ([], ["step-1"])
+
+    _play(tmp_path, act)
+
+
+def test_where_nothing_travels_paths_are_told_and_nothing_is_claimed(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        bench.save("one.pt")
+        for count in range(1, 4):
+            bench.steps(count)
+            await bench.look()
+        told = [one.path for one in bench.reports if isinstance(one, m.CheckpointFound)]
+        assert told == [str(bench.checkpoints / "one.pt")]
+        assert len(bench.reports) == 1
+        assert bench.finder.scanned == NOT_KNOWN
+
+    _play(tmp_path, act, ships=False, finds_checkpoints=True)
+
+
+def test_of_two_that_share_a_folder_one_looks_until_its_attempt_is_over(tmp_path: Path) -> None:
+    other = _bench(tmp_path)
+
+    async def act(bench: Bench) -> None:
+        bench.steps(1)
+        await bench.look()
+        assert (tmp_path / LOCK_FILE).exists()
+        bench.save("one.pt")
+        for count in range(2, 4):
+            bench.steps(count)
+            await bench.look()
+            await other.look()
+        assert (bench.names, other.names) == (["one.pt"], [])
+        assert other.finder.scanned == 2  # the one that looks tells of all there is
+        assert bench.finder.finish(bench.ranks, bench.now_s)
+        for _ in range(2):
+            await other.look()
+        assert other.names == ["one.pt"]
+
+    _play(tmp_path, act)
+
+
+def test_old_checkpoints_stay_a_while_where_they_have_to_travel(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        for number in range(5):
+            bench.save(f"{number}.pt")
+            os.utime(bench.checkpoints / f"{number}.pt", (1e9 + number, 1e9 + number))
+            for _ in range(2):
+                bench.steps(number + 1)
+                await bench.look()
+        assert bench.names == [f"{number}.pt" for number in range(5)]
+        assert sorted(path.name for path in bench.checkpoints.iterdir()) == ["2.pt", "3.pt", "4.pt"]
+        assert not [one for one in bench.reports if isinstance(one, m.CheckpointSpoiled)]
+
+    _play(tmp_path, act, checkpoint_keep=1)

@@ -1,0 +1,251 @@
+"""Does every byte of a node's files go home once, in bounded portions, and none before it is asked for?"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from orchestrator.intake import Intake
+from orchestrator.node import shipper as shipper_module
+from orchestrator.node.shipper import SHIP_WINDOW_BYTES, WINDOW_BYTES_MIN, Shipper
+from orchestrator.wire import messages as m
+from orchestrator.wire.line import RAW_BYTES_MAX
+from orchestrator.wire.paths import JobDir
+
+NODE = "n0"
+
+
+@dataclass(slots=True)
+class Ship:
+    """A shipper on a host, with what it has sent."""
+
+    job: JobDir
+    sent: list[tuple[m.Chunk, bytes]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_connected: bool = True
+    now_s: float = 1000.0
+
+    def send(self, chunk: m.Chunk, raw: bytes) -> bool:
+        if self.is_connected:
+            self.sent.append((chunk, raw))
+        return self.is_connected
+
+    @property
+    def sent_bytes(self) -> int:
+        return sum(len(raw) for _, raw in self.sent)
+
+    def write(self, name: str, data: bytes, attempt: int = 1) -> None:
+        """Append to a rank's log (`00002.log`), or to another file given by its path."""
+        path = self.job.root / name
+        if "/" not in name:
+            rank = int(name.partition(".")[0])
+            self.job.rank_run(NODE, attempt, rank).mkdir(parents=True, exist_ok=True)
+            path = self.job.attempt_logs(attempt) / f"rank-{name}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
+
+
+@pytest.fixture
+def ship(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ship:
+    ship = Ship(JobDir(tmp_path / "host"))
+
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return ship.now_s
+
+    monkeypatch.setattr(shipper_module, "time", Clock)
+    return ship
+
+
+def _shipper(ship: Ship) -> Shipper:
+    return Shipper(ship.job, NODE, ship.send, ship.notes.append)
+
+
+def test_nothing_goes_before_it_is_known_what_is_at_home(ship: Ship) -> None:
+    ship.write("00000.log", b"line\n")
+    shipper = _shipper(ship)
+    shipper.look((1,))
+    shipper.push((1,))
+    assert not ship.sent
+    assert not shipper.is_home((1,))
+    shipper.begin(m.Have({"logs/attempt-001/rank-00000.log": 2}))
+    assert ship.sent == [(m.Chunk("logs/attempt-001/rank-00000.log", 2), b"ne\n")]
+
+
+def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship) -> None:
+    ship.write("00003.log", b"a", 1)
+    ship.write("00003.idx", b"i" * 40, 1)
+    ship.write("00001.log", b"b", 2)
+    ship.write("evidence/attempt-001/rank-00003-stacks.txt", b"s")
+    ship.write("logs/attempt-002/node-n0.log", b"n")
+    ship.write("nodes/n0/agent.log", b"g")
+    for name in (
+        "logs/attempt-001/rank-00009.log",
+        "evidence/attempt-001/rank-00009-stacks.txt",
+        "logs/attempt-001/node-n1.log",
+        "nodes/n1/agent.log",
+        "nodes/n1/attempt-001/rank-00009/beat",
+        "nodes/n0/agent.json",
+        "secrets/token",
+    ):
+        ship.write(name, b"of others")
+    _shipper(ship).begin(m.Have({}))
+    assert {chunk.path: raw for chunk, raw in ship.sent} == {
+        "logs/attempt-001/rank-00003.log": b"a",
+        "logs/attempt-001/rank-00003.idx": b"i" * 32,  # whole records
+        "evidence/attempt-001/rank-00003-stacks.txt": b"s",
+        "logs/attempt-002/rank-00001.log": b"b",
+        "logs/attempt-002/node-n0.log": b"n",
+        "nodes/n0/agent.log": b"g",
+    }
+
+
+def test_what_is_on_its_way_stays_within_the_window(ship: Ship) -> None:
+    ship.write("00000.log", os.urandom(3 << 20))
+    shipper = _shipper(ship)
+    shipper.begin(m.Have({}))
+    assert ship.sent_bytes == SHIP_WINDOW_BYTES
+    assert all(len(raw) <= RAW_BYTES_MAX for _, raw in ship.sent)
+    shipper.look((1,))
+    assert ship.sent_bytes == SHIP_WINDOW_BYTES
+    shipper.got(m.Got(100_000))
+    assert ship.sent_bytes == SHIP_WINDOW_BYTES + 100_000
+    while ship.sent_bytes < 3 << 20:
+        shipper.got(m.Got(ship.sent_bytes))
+    assert not shipper.is_home((1,))
+    shipper.got(m.Got(ship.sent_bytes))
+    assert shipper.is_home((1,))
+    assert b"".join(raw for _, raw in ship.sent) == (ship.job.rank_log(1, 0)).read_bytes()
+
+
+def test_a_flood_of_one_rank_does_not_hold_up_the_lines_of_another(ship: Ship) -> None:
+    ship.write("00000.log", bytes(20 << 20))
+    ship.write("00007.log", b"last words\n")
+    shipper = _shipper(ship)
+    shipper.begin(m.Have({}))
+    assert b"last words\n" in [raw for _, raw in ship.sent]
+    ship.write("00007.log", b"more\n")
+    ship.now_s += 1.0
+    shipper.look((1,))
+    shipper.got(m.Got(ship.sent_bytes))
+    assert b"more\n" in [raw for _, raw in ship.sent]
+
+
+def test_a_slow_log_goes_once_a_second_and_its_first_line_at_once(ship: Ship) -> None:
+    shipper = _shipper(ship)
+    shipper.begin(m.Have({}))
+    for _ in range(11):
+        ship.write("00000.log", b"x\n")
+        shipper.look((1,))
+        ship.now_s += 0.2
+    assert [len(raw) for _, raw in ship.sent] == [2, 10, 10]
+
+
+def test_the_last_lines_go_at_once_and_some_windows_of_them(ship: Ship) -> None:
+    shipper = _shipper(ship)
+    shipper.begin(m.Have({}))
+    ship.write("00000.log", b"x\n")
+    shipper.look((1,))
+    ship.write("00000.log", b"y\n")
+    shipper.look((1,))
+    assert ship.sent_bytes == 2
+    shipper.push((1,))
+    assert ship.sent_bytes == 4
+    ship.write("00000.log", bytes(9 << 20))
+    shipper.push((1,))
+    assert ship.sent_bytes == 4 + 4 * SHIP_WINDOW_BYTES
+
+
+def test_a_slow_line_is_given_less_so_that_heartbeats_get_through(ship: Ship) -> None:
+    ship.write("00000.log", bytes(50 << 20))
+    shipper = _shipper(ship)
+    shipper.begin(m.Have({}))
+    on_way = []
+    for _ in range(8):
+        ship.now_s += 2.0
+        got = ship.sent_bytes
+        shipper.got(m.Got(got))
+        on_way.append(ship.sent_bytes - got)
+    assert on_way[0] == SHIP_WINDOW_BYTES // 2
+    assert on_way[-1] == WINDOW_BYTES_MIN
+    for _ in range(8):
+        ship.now_s += 0.01
+        got = ship.sent_bytes
+        shipper.got(m.Got(got))
+    assert ship.sent_bytes - got == SHIP_WINDOW_BYTES
+
+
+def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Path) -> None:
+    home = JobDir(tmp_path / "home")
+    intake, shipper = Intake(home), _shipper(ship)
+    for round_ in range(6):
+        shipper.hold()
+        ship.is_connected = True
+        shipper.begin(intake.have(NODE))
+        for turn in range(5):
+            ship.write("00000.log", os.urandom(90_000 * turn))
+            ship.write("00001.log", b"line\n")
+            ship.now_s += 0.3
+            ship.is_connected = turn < 4
+            shipper.look((1,))
+            arrived, ship.sent = ship.sent, []
+            for chunk, raw in arrived[
+                : len(arrived) - round_ % 3
+            ]:  # what was on its way is lost with the line
+                intake.take(NODE, chunk, raw)
+            if len(arrived) - round_ % 3 < len(arrived):
+                break
+            for _, got in intake.owed():
+                shipper.got(got)
+    shipper.begin(intake.have(NODE))
+    while not shipper.is_home((1,)):
+        arrived, ship.sent = ship.sent, []
+        for chunk, raw in arrived:
+            intake.take(NODE, chunk, raw)
+        for _, got in intake.owed():
+            shipper.got(got)
+    for rank in (0, 1):
+        assert home.rank_log(1, rank).read_bytes() == ship.job.rank_log(1, rank).read_bytes()
+
+
+def test_a_file_that_shrank_or_vanished_is_dropped_with_a_note(ship: Ship) -> None:
+    ship.write("00000.log", b"0123456789")
+    ship.write("00001.log", b"0123456789")
+    shipper = _shipper(ship)
+    shipper.begin(m.Have({}))
+    os.truncate(ship.job.rank_log(1, 0), 3)
+    ship.job.rank_log(1, 1).unlink()
+    ship.now_s += 5
+    shipper.look((1,))
+    ship.write("00000.log", b"another content")
+    ship.now_s += 5
+    shipper.look((1,))
+    assert ship.sent_bytes == 20
+    assert ship.notes == [
+        "logs/attempt-001/rank-00000.log has 3 bytes, and 10 of it are at home: no more of it is sent",
+        "logs/attempt-001/rank-00001.log is gone: no more of it is sent",
+    ]
+    shipper.got(m.Got(20))
+    assert shipper.is_home((1,))
+
+
+def test_older_attempts_are_not_looked_at_again_once_they_are_home(ship: Ship) -> None:
+    for attempt in range(1, 6):
+        ship.write("00000.log", b"x\n", attempt)
+    shipper = _shipper(ship)
+    shipper.begin(m.Have({}))
+    assert ship.sent_bytes == 10
+    shipper.look((5,))
+    ship.job.rank_log(1, 0).unlink()
+    shipper.look((5,))
+    assert ship.notes == []  # whoever looks, sees that it is gone
+    # An order may name an older attempt's files again: they go on where they were.
+    ship.write("00000.log", b"y\n", 4)
+    ship.now_s += 5
+    shipper.look((4, 5))
+    assert ship.sent[-1] == (m.Chunk("logs/attempt-004/rank-00000.log", 2), b"y\n")
