@@ -7,37 +7,55 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from orchestrator.backends import Backend
+    from orchestrator.plan import Plan
+    from orchestrator.wire.paths import JobDir
 
 
 def main(argv: list[str]) -> int:
-    """Be what the first word says: `agent`, `supervise FOLDER`, or `--selftest`."""
+    """Be what the first word says: `agent` (`agent landed` over SSH), `supervise FOLDER`, or `--selftest`."""
     match argv:
         case ["agent"]:
             from orchestrator.node import agent, keeper
 
             return keeper.main(agent.run_agent)
+        case ["agent", "landed"]:
+            from orchestrator.node import agent, keeper
+
+            return keeper.main(agent.run_agent, is_landed=True)
         case ["supervise", folder]:
             from orchestrator import supervise
-            from orchestrator.backends.local import LocalBackend
-            from orchestrator.wire.paths import JobDir
 
-            root = Path(folder)
-            return supervise.main(root, LocalBackend(JobDir(root)))
+            return supervise.main(Path(folder), _backend)
         case ["--selftest"]:
             return _selftest()
         case _:
-            print("usage: orch.pyz agent | supervise FOLDER | --selftest", file=sys.stderr)
+            print("usage: orch.pyz agent [landed] | supervise FOLDER | --selftest", file=sys.stderr)
             return 2
+
+
+def _backend(job: JobDir, plan: Plan) -> Backend:
+    """Return the place where the plan's agents run; that of SSH jobs needs paramiko, on this machine alone."""
+    if plan.backend == "ssh":
+        from orchestrator.backends.ssh.backend import SshBackend
+
+        return SshBackend(job, plan)
+    from orchestrator.backends.local import LocalBackend
+
+    return LocalBackend(job)
 
 
 def _selftest() -> int:
     """Import everything that travels in the bundle, so that a node says at once what its Python lacks."""
     from orchestrator import supervise
     from orchestrator.backends import local
-    from orchestrator.node import agent, keeper
+    from orchestrator.node import agent, keeper, landing
     from orchestrator.version import VERSION
 
-    parts = (supervise, local, agent, keeper)
+    parts = (supervise, local, agent, keeper, landing)
     print(f"orch {VERSION} on Python {sys.version.split()[0]}: {len(parts)} parts load")
     return 0
 

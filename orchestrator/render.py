@@ -27,20 +27,22 @@ class RenderedFile:
 
 
 def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
-    """Return the launch script of every node. `python` runs the agents; ranks have their own in the plan."""
-    template = environment().get_template("node.sh.j2")
+    """Return the launch script of every node. `python` runs the agents; ranks have their own in the plan.
+
+    Over SSH it is only the first Python that is tried, since hosts have their own.
+    """
     command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
+    values: dict[str, object] = {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
+    if plan.ssh is not None:
+        template = environment().get_template("host.sh.j2")
+        values |= {"pool": plan.pool, "root": f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}"}
+    else:
+        template = environment().get_template("node.sh.j2")
+        values |= {"world_size": plan.world_size, "bundle": str(job.bundle)}
     return tuple(
-        RenderedFile(
-            name=f"{node.name}.sh",
-            text=template.render(
-                id=plan.id, node=node, world_size=plan.world_size, command=command, setup=plan.setup, python=python,
-                bundle=str(job.bundle),
-            ),
-            mode=0o755,
-        )
+        RenderedFile(name=f"{node.name}.sh", text=template.render(node=node, **values), mode=0o755)
         for node in plan.nodes
-    )  # fmt: skip
+    )
 
 
 def environment() -> jinja2.Environment:

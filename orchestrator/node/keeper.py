@@ -4,13 +4,18 @@ The keeper is the agent's parent and the nearest subreaper above it. When the ag
 to the keeper, which kills it and starts a new agent. When the keeper is killed, the kernel tells the agent (TERM), and
 the agent kills its ranks and leaves. When both are killed at once, the kernel kills the ranks, and what hid deeper is
 swept by the next keeper. So no rank outlives the pair.
+
+Before its first agent the keeper leases what that needs of the host, and holds it to the end. A keeper that was
+launched over a line that may break starts nothing before the other end has said so.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
+import select
 import signal
 import sys
 import time
@@ -18,9 +23,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.node import procfs, spawn
+from orchestrator.node import gpus, leases, procfs, spawn
+from orchestrator.node.leases import LeaseError, Leases
 from orchestrator.node.ranks import forget_errors
 from orchestrator.wire import codec
+from orchestrator.wire import landing as w
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.messages import AgentConfig
 from orchestrator.wire.paths import JobDir
@@ -39,50 +46,130 @@ CONFIG_BYTES_MAX = 1 << 20
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-def main(run_agent: Callable[[AgentConfig], int]) -> int:
-    """Read an AgentConfig from standard input, keep an agent running, and return the exit code."""
-    config = codec.loads(AgentConfig, sys.stdin.buffer.read(CONFIG_BYTES_MAX))
+LOCK_S_MAX = 0.3
+LOCK_POLL_S = 0.02
+LOOK_S = 60.0
+"""How often a keeper whose agent lives looks around; whatever happens wakes it at once."""
+
+
+def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) -> int:
+    """Read an AgentConfig from the first line of standard input, keep an agent running, and return the exit code.
+
+    `is_landed`: words go to standard output, and the agent starts when the line `GO` has come.
+    """
+    config = codec.loads(AgentConfig, sys.stdin.buffer.readline(CONFIG_BYTES_MAX))
     folder = JobDir(Path(config.root)).node(config.node)
     folder.mkdir(parents=True, exist_ok=True)
-    lock_fd = os.open(folder / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        print(f"another agent of {config.node} is alive", file=sys.stderr)
+    tell = _say if is_landed else _note
+    if not _locks(folder / "agent.lock"):
+        _note(f"another agent of {config.node} is alive")
+        tell(_other(folder))
         return 0
     spawn.name_process("orch-keeper")
     spawn.adopt_orphans()
-    _record(folder)
-    return _keep(config, run_agent)
+    stock = leases.Stock(gpus.here, os.cpu_count() or 1)
+    try:
+        held = leases.take(config.needs, leases.me(config.job, config.node), stock)
+    except LeaseError as err:
+        tell(w.Failed("lease", err.reason, err.fix, "busy" if err.is_busy else "lasting"))
+        return 1
+    if is_landed and not _may_go(held):
+        return 1
+    _record(folder, held)
+    return _keep(dataclasses.replace(config, gpus=held.gpus), run_agent, held)
 
 
-def _record(folder: Path) -> None:
+def _locks(lock: Path) -> bool:
+    """Take the lock that an agent and its keeper hold as long as they live; False when others do."""
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline_s = time.monotonic() + LOCK_S_MAX
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline_s:
+                return False
+        time.sleep(LOCK_POLL_S)  # somebody may only be looking whether it is taken
+
+
+def _note(what: object) -> None:
+    print(f"{time.strftime('%H:%M:%S')} keeper: {what}", file=sys.stderr, flush=True)
+
+
+def _say(word: w.Word) -> None:
+    """Tell whoever launched us; one who has gone is noticed by what does not come from him any more."""
+    try:
+        print(codec.dumps_kind(word), flush=True)
+    except BrokenPipeError:
+        nothing_fd = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing_fd, 1)  # the word is still in Python's buffer, and would be tried again at the end
+        os.close(nothing_fd)
+
+
+def _may_go(held: Leases) -> bool:
+    """Say what is held, wait for leave to start, and cut the line; False when whoever launched us is gone."""
+    _say(w.Leased(held.gpus))
+    deadline_s = time.monotonic() + w.GO_S_MAX
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        for fd in select.select([0, *held.fds], [], [], left_s)[0]:
+            if fd != 0:
+                held.answer(fd)
+            elif sys.stdin.buffer.readline(len(w.GO) + 1).strip() == w.GO:
+                _say(w.KeeperUp(os.getpid()))
+                _cut_line()
+                return True
+            else:
+                _note("whoever launched this has gone before the agent was started")
+                return False
+    _note(f"no leave to start the agent for {w.GO_S_MAX:.0f} s")
+    return False
+
+
+def _cut_line() -> None:
+    """Let go of the pipes to whoever launched us: what is printed from now on goes to the log."""
+    nothing_fd = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing_fd, 0)
+    os.close(nothing_fd)
+    os.dup2(2, 1)
+
+
+def _record(folder: Path, held: Leases) -> None:
     """Leave word of who we are, with the start time that guards against a reused pid."""
     stat = procfs.look(os.getpid())
-    ticks = stat.start_ticks if stat else 0
-    record = {"pid": os.getpid(), "start_ticks": ticks, "boot_id": procfs.boot_id()}
+    record = {
+        "pid": os.getpid(),
+        "start_ticks": stat.start_ticks if stat else 0,
+        "boot_id": procfs.boot_id(),
+        "gpus": held.gpus,
+    }
     replace_text(folder / "agent.json", json.dumps(record))
 
 
-def _keep(config: AgentConfig, run_agent: Callable[[AgentConfig], int]) -> int:
-    watch = _Watch()
-    for signum in _ENDING:
-        signal.signal(signum, watch.end)
+def _other(folder: Path) -> w.AlreadyUp:
+    """Return what the keeper that is there has left of itself; it may not have come to that yet."""
+    try:
+        record = codec.loads_plain((folder / "agent.json").read_bytes())
+    except (OSError, codec.CodecError):
+        record = {}
+    return w.AlreadyUp(int(record.get("pid", 0)), tuple(record.get("gpus", ())))
+
+
+def _keep(config: AgentConfig, run_agent: Callable[[AgentConfig], int], held: Leases) -> int:
+    watch = _Watch(held)
+    watch.begin()
     for deaths in range(DEATHS_MAX):
         _clean_up(config)
         time.sleep(min(deaths * 0.2, 2.0))
         keeper_pid = os.getpid()
-        watch.agent_pid = os.fork()
-        if watch.agent_pid == 0:
-            for signum in _ENDING:
-                signal.signal(signum, signal.SIG_DFL)
+        if watch.fork() == 0:
             spawn.die_with_parent(keeper_pid, signal.SIGTERM)
             os._exit(_run(config, run_agent))
         status = watch.wait()
-        if status == 0:
+        if status == 0 or watch.is_ended:
             _clean_up(config)
             return 0
-        print(f"the agent of {config.node} died ({_how(status)})", file=sys.stderr, flush=True)
+        _note(f"the agent of {config.node} died ({_how(status)})")
     return 1
 
 
@@ -103,20 +190,57 @@ def _run(config: AgentConfig, run_agent: Callable[[AgentConfig], int]) -> int:
 
 @dataclass(slots=True)
 class _Watch:
-    """The agent that is being watched; pid 0 while there is none."""
+    """The agent that is being watched, pid 0 while there is none, and those who ask for its leases."""
 
+    held: Leases
     agent_pid: int = 0
+    is_ended: bool = False
+    bell: tuple[int, int] = (-1, -1)
+
+    def begin(self) -> None:
+        """Be woken by every signal."""
+        self.bell = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self.bell[1], warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda signum, frame: None)  # an ignored signal would ring no bell
+        for signum in _ENDING:
+            signal.signal(signum, self.end)
+
+    def fork(self) -> int:
+        """Fork the agent. In it signals mean what they mean to anybody, and none that comes meanwhile is lost."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+        self.agent_pid = os.fork()
+        if self.agent_pid == 0:
+            signal.set_wakeup_fd(-1)
+            for signum in (*_ENDING, signal.SIGCHLD):
+                signal.signal(signum, signal.SIG_DFL)
+            for fd in self.bell:
+                os.close(fd)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
+        return self.agent_pid
 
     def wait(self) -> int:
         """Reap whatever falls to us until the agent itself ends, and return its wait status."""
         while True:
-            pid, status = os.waitpid(-1, 0)
+            pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == self.agent_pid:
                 self.agent_pid = 0
                 return status
+            if not pid:
+                self._rest()
+
+    def _rest(self) -> None:
+        """Wait until something happens; answer those who ask."""
+        for fd in select.select([self.bell[0], *self.held.fds], [], [], LOOK_S)[0]:
+            if fd == self.bell[0]:
+                os.read(fd, 4096)
+            else:
+                self.held.answer(fd)
 
     def end(self, signum: int, _frame: object) -> None:
         """Pass a signal on to the agent, which stops its ranks and leaves; without an agent, end."""
+        self.is_ended = (
+            True  # an agent that has no handler for it yet dies of it, and needs no other after it
+        )
         if not self.agent_pid:
             sys.exit(128 + signum)
         os.kill(self.agent_pid, signum)

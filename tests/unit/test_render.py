@@ -13,15 +13,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.plan import Plan
+from orchestrator.plan import Plan, PlannedPool, PlannedSsh
 from orchestrator.render import render
 from orchestrator.wire.paths import JobDir
 from tests import golden
 from tests.golden import jobs
+from tests.unit import hosts
 
 RUN_S_MAX = 20.0
 JOB = JobDir.at(jobs.ROOT)
-FAKE_PYTHON = '#!/bin/sh\nprintf "%s\\0" "$0" "$@" >"$SAW"\n'
+FAKE_PYTHON = '#!/bin/sh\necho fit-for-orch\nprintf "%s\\0" "$0" "$@" >"$SAW"\n'
 EVIL = "x'y\"z $(touch EVIL) `touch EVIL` \\\n\r\n; touch EVIL # & | > EVIL \t\x07 é 日本 \u2028 ${HOME} -e"
 
 PLANS = {
@@ -34,19 +35,28 @@ PLANS = {
 }  # fmt: skip
 
 
+SSH_PLANS = {
+    "host-cpu.sh": hosts.plan(),
+    "host-gpus-setup.sh": dataclasses.replace(
+        hosts.plan(), pool=PlannedPool(2, 8, 8, 1), setup=("module load cuda", "source 'my env/bin/activate'"),
+        ssh=PlannedSsh("ml", None, "strict", "/scratch/my jobs/", (), None),
+    ),
+}  # fmt: skip
+
+
 def _script(plan: Plan, job: JobDir = JOB, python: str = "/usr/bin/python3") -> str:
     return render(plan, job, python)[0].text
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", PLANS | SSH_PLANS)
 def test_the_launch_script_is_the_one_that_was_looked_at(name: str) -> None:
-    golden.check(name, _script(PLANS[name]))
+    golden.check(name, _script((PLANS | SSH_PLANS)[name]))
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", PLANS | SSH_PLANS)
 def test_shells_and_shellcheck_find_no_fault(name: str, tmp_path: Path) -> None:
     script = tmp_path / name
-    script.write_text(_script(PLANS[name]))
+    script.write_text(_script((PLANS | SSH_PLANS)[name]))
     checks = [["sh", "-n"], ["bash", "-n"], ["shellcheck", "-s", "sh"]]
     for words in (words for words in checks if shutil.which(words[0])):
         done = subprocess.run(
@@ -88,9 +98,20 @@ def test_no_text_of_a_spec_runs_or_breaks_a_line(
         )
         script = _script(plan, job, str(interpreter))
         assert _argv_seen(script, Path(place)) == [str(interpreter), "-I", "-S", str(job.bundle), "agent"]
+        over_ssh = dataclasses.replace(
+            plan, pool=hosts.plan().pool, ssh=dataclasses.replace(_ssh(), remote_dir=text)
+        )
+        argv_seen = _argv_seen(_script(over_ssh, job, str(interpreter)), Path(place))
+        assert argv_seen == [str(interpreter), "-I", "-S", "-X", "utf8", "-c", argv_seen[-2], "mark"]
         assert sorted(path.name for path in Path(place).iterdir()) == sorted(
             {folder, interpreter.name, "script", "saw"}
         )
+
+
+def _ssh() -> PlannedSsh:
+    ssh = hosts.plan().ssh
+    assert ssh is not None
+    return ssh
 
 
 def _argv_seen(script: str, place: Path) -> list[str]:
@@ -99,7 +120,7 @@ def _argv_seen(script: str, place: Path) -> list[str]:
     file.write_text(script, newline="")
     env = {"PATH": os.environ["PATH"], "SAW": str(place / "saw")}
     done = subprocess.run(
-        ["/bin/sh", file], cwd=place, env=env, capture_output=True, timeout=RUN_S_MAX, check=False
+        ["/bin/sh", file, "mark"], cwd=place, env=env, capture_output=True, timeout=RUN_S_MAX, check=False
     )
     assert done.returncode == 0, done.stderr.decode(errors="replace")
     return [word.decode() for word in (place / "saw").read_bytes().split(b"\0")[:-1]]

@@ -1,0 +1,195 @@
+"""What happens on a host when a job comes to it? One request is heard and answered; an agent may be left behind.
+
+Run by the launch script with the bundle in memory: nothing of ours is on the host yet. Stages of a launch: the folder,
+the copy, the lease, the agent; what fails is said in a word with its stage, and ends it. A keeper is only left behind
+when the other end has heard that it holds what it needs, and has answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import select
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from orchestrator.node import jobfolder, procfs
+from orchestrator.node.talk import Fault, Talk, fault
+from orchestrator.wire import codec
+from orchestrator.wire import landing as w
+from orchestrator.wire.durable import replace_text
+from orchestrator.wire.messages import AgentConfig
+from orchestrator.wire.paths import JobDir
+
+LEASE_S_MAX = 25.0
+"""How long a keeper may take to lease: the GPUs are listed, another launch may choose before it."""
+
+UP_S_MAX = 10.0
+
+LAST_WORDS_BYTES = 4096
+LAST_WORDS_LINES = 5
+
+_REQUESTS = codec.by_kind(w.Request)
+_WORDS = codec.by_kind(w.Word)
+
+
+def main(mark: str, line: bytes, bundle: bytes) -> int:
+    """Do what the request in `line` asks for, answer in words that begin with `mark`, and return the exit code."""
+    talk = Talk(mark, sys.stdin.buffer)
+    try:
+        match codec.loads_kind(_REQUESTS, line):
+            case w.Launch() as request:
+                _launch(request, bundle, talk)
+            case w.Reach() as request:
+                talk.say(_reach(request))
+            case w.Sweep() as request:
+                from orchestrator.node import remains  # not needed for a launch, which is in a hurry
+
+                talk.say(remains.sweep(request))
+            case w.Look() as request:
+                from orchestrator.node import look
+
+                talk.say(look.look(request))
+    except Fault as found:
+        talk.say(found.word)
+        return 1
+    except (BrokenPipeError, EOFError):
+        return 1  # nobody is there any more to be told
+    except OSError as err:
+        talk.say(fault("folder", err, "").word)
+        return 1
+    return 0
+
+
+def _launch(request: w.Launch, bundle: bytes, talk: Talk) -> None:
+    job = jobfolder.resolved(request.root)
+    jobfolder.check_space(job, request)
+    jobfolder.open_at(job, request)
+    own = jobfolder.is_own(job, request.config.token)
+    config = dataclasses.replace(request.config, root=str(job.root), ships=request.config.ships and not own)
+    placed = w.Placed(
+        str(job.root),
+        config.ships,
+        shutil.which("rsync") is not None,
+        procfs.boot_id(),
+        jobfolder.notes(job, request, own),
+    )
+    if own:
+        talk.say(placed)
+    else:
+        jobfolder.fill(job, request, bundle, talk, placed)
+    talk.say(w.CopiedHere())
+    _bring_up(job, config, talk)
+
+
+def _bring_up(job: JobDir, config: AgentConfig, talk: Talk) -> None:
+    """Start a keeper, pass its words on, and leave it when it was told to go; without that leave it ends itself."""
+    log = job.node(config.node) / "agent.log"
+    with log.open("ab") as file:
+        begin_bytes = file.tell()
+        keeper = _start(job, file.fileno())
+    try:
+        _tell(keeper, codec.dumps(config).encode())
+        word = _word(keeper, LEASE_S_MAX, while_heard=True)
+        talk.say(word)
+        if isinstance(word, w.Leased) and _heard_go(talk, keeper):
+            _tell(keeper, w.GO)
+            talk.say(_word(keeper, UP_S_MAX, while_heard=False))
+    except _Ended as err:
+        code = keeper.wait(UP_S_MAX)
+        words = _last_words(log, begin_bytes) or "it left no word"
+        reason = f"the agent's keeper ended with code {code}: {words}"
+        raise Fault("agent", reason, f"its log is {log} there", "passing") from err
+    finally:
+        _leave(keeper)
+
+
+class _Ended(Exception):
+    """The keeper is no more."""
+
+
+def _start(job: JobDir, log_fd: int) -> subprocess.Popen[bytes]:
+    """Start the keeper in a session of its own, so that it outlives this line, without what only this line means."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "landed"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=log_fd,
+        cwd=job.root,
+        env=env,
+        start_new_session=True,
+    )
+
+
+def _tell(keeper: subprocess.Popen[bytes], line: bytes) -> None:
+    assert keeper.stdin is not None
+    try:
+        keeper.stdin.write(line + b"\n")
+        keeper.stdin.flush()
+    except BrokenPipeError as err:
+        raise _Ended from err
+
+
+def _leave(keeper: subprocess.Popen[bytes]) -> None:
+    """Let go of the keeper, whatever it does now."""
+    assert keeper.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        keeper.stdin.close()
+    keeper.returncode = 0  # nobody will wait for it
+
+
+def _word(keeper: subprocess.Popen[bytes], wait_s: float, *, while_heard: bool) -> w.Word:
+    """Return the keeper's next word, or that there is none in time. Raises _Ended.
+
+    `while_heard`: raises BrokenPipeError when whoever launched us goes meanwhile; it has nothing to say now.
+    """
+    assert keeper.stdout is not None
+    words_fd = keeper.stdout.fileno()
+    ready = select.select([words_fd, 0] if while_heard else [words_fd], [], [], wait_s)[0]
+    if not ready:
+        keeper.kill()
+        return w.Failed("agent", f"the agent's keeper has said nothing for {wait_s:.0f} s", "", "passing")
+    if words_fd not in ready:
+        raise BrokenPipeError("whoever launched this has gone")
+    line = keeper.stdout.readline(w.WORD_BYTES_MAX)
+    if not line:
+        raise _Ended
+    word: w.Word = codec.loads_kind(_WORDS, line)
+    return word
+
+
+def _heard_go(talk: Talk, keeper: subprocess.Popen[bytes]) -> bool:
+    """Wait for the leave to start, as long as the keeper does. Raises _Ended when that ends before."""
+    assert keeper.stdout is not None
+    words_fd = keeper.stdout.fileno()
+    ready = select.select([0, words_fd], [], [], w.GO_S_MAX)[0]
+    if words_fd in ready:
+        raise _Ended
+    return bool(ready) and talk.heard_go()
+
+
+def _last_words(log: Path, begin_bytes: int) -> str:
+    """Return the last lines that were written to `log` since it was so long."""
+    with log.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(begin_bytes, end - LAST_WORDS_BYTES))
+        lines = file.read(LAST_WORDS_BYTES).decode(errors="replace").split("\n")
+    return " | ".join([line.strip() for line in lines if line.strip()][-LAST_WORDS_LINES:])
+
+
+def _reach(request: w.Reach) -> w.AgentSeen:
+    """Tell an agent where to dial from now on, and say whether it is there."""
+    job = jobfolder.resolved(request.root)
+    node = job.node(request.node)
+    alive = jobfolder.is_locked(node / "agent.lock")
+    if request.endpoint and node.is_dir():
+        try:
+            replace_text(node / "endpoint", f"{request.endpoint}\n", durable=False)
+        except OSError as err:
+            raise Fault("folder", f"{node}: {err.strerror}", "", "passing") from err
+    log = node / "agent.log"
+    return w.AgentSeen(alive, procfs.boot_id(), _last_words(log, 0) if log.is_file() else "")

@@ -1,0 +1,25 @@
+"""What unit tests share: a host at hand, and code to bring there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends.ssh.launch import Code
+from tests.unit import hosts
+from tests.unit.hosts import Host
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A host of the test's own; nothing that was started on it stays."""
+    with hosts.host(tmp_path / "there") as here:
+        yield here
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Code:
+    """The archive of `hosts.FILES`."""
+    return hosts.archive(tmp_path / "code.tar.gz", hosts.FILES)

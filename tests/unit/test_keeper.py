@@ -1,0 +1,150 @@
+"""Does a keeper lease before it starts anything, and start nothing that nobody waits for? Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from orchestrator.node import jobfolder, keeper
+from orchestrator.wire import codec
+from orchestrator.wire import landing as w
+from orchestrator.wire.messages import AgentConfig
+from tests.unit import hosts
+
+WAIT_S_MAX = 30.0
+PROGRAM = """
+import sys, time
+from orchestrator.node import keeper
+from orchestrator.wire import landing
+
+landing.GO_S_MAX = float(sys.argv[1])
+
+
+def agent(config):
+    print("agent has", config.gpus, flush=True)
+    time.sleep(600)
+
+
+sys.exit(keeper.main(agent, is_landed=True))
+"""
+
+
+class Keeper:
+    """A landed keeper, whose agent only sleeps."""
+
+    def __init__(self, folder: Path, go_s_max: float = WAIT_S_MAX, *, without_reader: bool = False) -> None:
+        self.log = folder / "log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(go_s_max)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, cwd=Path(keeper.__file__).parents[2],
+            )  # fmt: skip
+        if without_reader:
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+        self._write(codec.dumps(_config(folder)).encode())
+
+    def _write(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + b"\n")
+        self.process.stdin.flush()
+
+    def word(self) -> object:
+        """Return the next word; None at the end."""
+        assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], WAIT_S_MAX)[0], "the keeper says nothing"
+        line = self.process.stdout.readline()
+        return codec.loads_kind(codec.by_kind(w.Word), line) if line else None
+
+    def go(self) -> None:
+        self._write(w.GO)
+
+    def end(self) -> int:
+        """End it, with its agent; return its exit code."""
+        self.process.terminate()
+        assert self.process.stdin is not None and self.process.stdout is not None
+        code = self.process.wait(WAIT_S_MAX)
+        self.process.stdin.close()
+        self.process.stdout.close()
+        return code
+
+
+def _config(folder: Path) -> AgentConfig:
+    return hosts.config(root=str(folder))
+
+
+def test_a_keeper_waits_for_its_leave_then_lets_go_of_the_line_and_starts(tmp_path: Path) -> None:
+    one = Keeper(tmp_path)
+    assert one.word() == w.Leased(())
+    assert not (tmp_path / "nodes/node-0/agent.json").exists()
+    one.go()
+    assert one.word() == w.KeeperUp(one.process.pid)
+    assert one.word() is None, "its standard output has ended: what is printed goes to the log"
+    assert Path(f"/proc/{one.process.pid}/fd/0").readlink() == Path(os.devnull)
+    one.end()
+
+
+def test_a_keeper_without_leave_ends_by_itself(tmp_path: Path) -> None:
+    one = Keeper(tmp_path, go_s_max=0.1)
+    assert one.word() == w.Leased(())
+    assert one.word() is None and one.process.wait(WAIT_S_MAX) == 1
+    assert "no leave to start" in one.log.read_text()
+    one.end()
+
+
+def test_a_keeper_whose_launcher_vanishes_ends_at_once(tmp_path: Path) -> None:
+    one = Keeper(tmp_path)
+    assert one.word() == w.Leased(()) and one.process.stdin is not None
+    one.process.stdin.close()
+    assert one.process.wait(WAIT_S_MAX) == 1
+    assert "has gone before" in one.log.read_text()
+    one.end()
+
+
+def test_a_keeper_that_cannot_tell_anybody_ends_without_a_traceback(tmp_path: Path) -> None:
+    one = Keeper(tmp_path, without_reader=True)
+    assert one.process.stdin is not None
+    one.process.stdin.close()
+    assert one.process.wait(WAIT_S_MAX) == 1
+    assert "has gone before" in one.log.read_text() and "BrokenPipe" not in one.log.read_text()
+    one.end()
+
+
+def test_a_second_keeper_tells_of_the_first_and_ends(tmp_path: Path) -> None:
+    one = Keeper(tmp_path)
+    one.word()
+    one.go()
+    one.word()
+    hosts.wait_for(lambda: (tmp_path / "nodes/node-0/agent.json").exists(), "the keeper's record")
+    other = Keeper(tmp_path)
+    assert other.word() == w.AlreadyUp(one.process.pid, ())
+    assert other.process.wait(WAIT_S_MAX) == 0
+    other.end()
+    one.end()
+
+
+def test_a_keeper_that_is_ended_as_soon_as_it_is_up_leaves_no_agent(tmp_path: Path) -> None:
+    one = Keeper(tmp_path)
+    one.word()
+    one.go()
+    one.word()
+    code = one.end()
+    assert code in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
+    assert not jobfolder.is_locked(tmp_path / "nodes/node-0/agent.lock"), "an agent would hold it"
+
+
+def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
+    one = Keeper(tmp_path)
+    one.word()
+    one.go()
+    one.word()
+    record = tmp_path / "nodes/node-0/agent.json"
+    hosts.wait_for(record.exists, "the keeper's record")
+    data = json.loads(record.read_text())
+    assert data["pid"] == one.process.pid and data["gpus"] == [] and data["start_ticks"] > 0
+    one.end()

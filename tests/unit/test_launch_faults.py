@@ -1,0 +1,318 @@
+"""Whatever fails, hangs or dies at whichever stage of a launch: does it end in time, say where, and leave nothing half done?
+
+The host is a model at the border, driven by hypothesis: it keeps to the protocol, as landing and keeper do, until its
+fault comes. Its clock is its own, so that what hangs does so in no time.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator.backends import LaunchError, Trouble
+from orchestrator.backends.ssh import talk
+from orchestrator.backends.ssh.launch import Code, Kit, Landed, Launch, land
+from orchestrator.backends.ssh.session import Unwanted
+from orchestrator.backends.ssh.talk import Clocks
+from orchestrator.wire import codec
+from orchestrator.wire import landing as w
+from tests.unit import hosts
+
+BUNDLE = b"B" * 700_000
+CODE = b"C" * 900_000
+BEGAN_S = 1_000_000.0
+
+
+class Kind(enum.Enum):
+    """How a host goes wrong."""
+
+    FAILS = "says what failed"
+    EXITS = "ends with a code"
+    DIES = "ends without a code"
+    HANGS = "says nothing any more"
+    BREAKS = "the connection is gone"
+    TALKS = "prints without end"
+    GARBLES = "says what nobody understands"
+    TAKES_NOTHING = "takes no more bytes"
+    HANGS_UP = "reads no more"
+
+
+class KeeperState(enum.Enum):
+    """What became of the keeper on the host."""
+
+    NONE = "none"
+    LEASED = "holds its leases"
+    UP = "up"
+    ENDED = "ended"
+
+
+@dataclass
+class Step:
+    """A word that the host says, at a stage; a fault may come in its place, or while what it wants is sent."""
+
+    stage: str
+    word: w.Word
+
+
+def steps(has_bundle: bool, has_code: bool, was_up: bool) -> list[Step]:
+    """Return what a host says that goes right."""
+    return [
+        Step("shell", w.InShell()),
+        Step("python", w.PythonFound("/usr/bin/python3", "3.11.2", BEGAN_S)),
+        *([] if has_bundle else [Step("folder", w.Want("bundle"))]),
+        Step("folder", w.Working("waiting for another launch")),
+        Step("folder", w.Placed("/home/me/.orch/jobs/x", True, True, "boot", ())),
+        *([] if has_code else [Step("copy", w.Want("code")), Step("copy", w.Working("unpacking"))]),
+        Step("copy", w.CopiedHere()),
+        *(
+            [Step("lease", w.AlreadyUp(7, ("0",)))]
+            if was_up
+            else [Step("lease", w.Leased(("0",))), Step("agent", w.KeeperUp(7))]
+        ),
+    ]
+
+
+@dataclass
+class Fault:
+    """At which step what goes wrong."""
+
+    at: int
+    kind: Kind
+
+
+@dataclass
+class Host:
+    """A model of a host, and of the one conversation with it."""
+
+    steps: list[Step]
+    fault: Fault | None
+    noise: list[bytes]
+    now_s: float = BEGAN_S
+    keeper: KeeperState = KeeperState.NONE
+    closed: bool = False
+    heard: bytearray = field(default_factory=bytearray)
+    errors: str = "some warning"
+    mark: bytes = b""
+    _said: int = 0
+    _wanted: int = 0
+    _queue: deque[bytes] = field(default_factory=deque)
+
+    def run(self, command: str) -> Host:
+        self.mark = command.rpartition(" ")[2].encode()
+        return self
+
+    # What land() does with it
+
+    def send(self, data: bytes) -> None:
+        assert not self.closed
+        fault = self._fault_now()
+        if fault is Kind.TAKES_NOTHING and self._said:
+            self.now_s += talk.STALL_S_MAX
+            raise TimeoutError
+        if fault is Kind.HANGS_UP and self._said:
+            raise BrokenPipeError
+        self.heard += data
+        if data == w.GO + b"\n" and self.keeper is KeeperState.LEASED:
+            self.keeper = KeeperState.UP
+
+    def line(self, wait_s: float) -> bytes | None:
+        assert not self.closed and wait_s > 0
+        self.now_s += 0.01
+        if self.noise:
+            return self.noise.pop()
+        match self._fault_now():
+            case None:
+                return self._say(self.steps[self._said])
+            case Kind.FAILS:
+                return self._word(w.Failed(self.steps[self._said].stage, "so it is", "mend it", "lasting"))
+            case Kind.EXITS | Kind.DIES | Kind.HANGS_UP:
+                return None
+            case Kind.HANGS | Kind.TAKES_NOTHING:
+                self.now_s += wait_s
+                raise TimeoutError
+            case Kind.BREAKS:
+                raise EOFError
+            case Kind.TALKS:
+                return b"y" * 100_000
+            case Kind.GARBLES:
+                return self.mark + b' {"kind": "Leased", "gpus": 7}'
+
+    def exit_code(self, wait_s: float) -> int | None:
+        if self._fault_now() is Kind.EXITS:
+            return 3
+        if self._fault_now() is Kind.HANGS_UP:
+            self.now_s += wait_s
+            raise TimeoutError
+        return None
+
+    def close(self) -> None:
+        """The pipes end: a keeper that was not told to go ends itself."""
+        self.closed = True
+        if self.keeper is KeeperState.LEASED:
+            self.keeper = KeeperState.ENDED
+
+    # What the host does
+
+    def _fault_now(self) -> Kind | None:
+        if self._said >= len(self.steps):
+            return Kind.DIES
+        return self.fault.kind if self.fault is not None and self._said >= self.fault.at else None
+
+    def _say(self, step: Step) -> bytes:
+        self._said += 1
+        if isinstance(step.word, w.Leased):
+            self.keeper = KeeperState.LEASED
+        return self._word(step.word)
+
+    def _word(self, word: w.Word) -> bytes:
+        return b"noise before it " + self.mark + b" " + codec.dumps_kind(word).encode()
+
+
+def _land(host: Host, code: Code) -> Landed | LaunchError:
+    told = Launch(Kit("exit 0", BUNDLE), code, False, hosts.config())
+    clocks = Clocks(monotonic=lambda: host.now_s, wall=lambda: host.now_s)
+    try:
+        return land(host, told, clocks=clocks)
+    except LaunchError as err:
+        return err
+
+
+def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: Code) -> None:
+    host = Host(steps(True, True, was_up=False), None, [])
+    with pytest.raises(Unwanted):
+        land(host, Launch(Kit("exit 0", BUNDLE), code, False, hosts.config()), lambda: False)
+    assert host.closed and host.keeper is KeeperState.ENDED
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Code:
+    path = tmp_path_factory.mktemp("home") / "code.tar.gz"
+    path.write_bytes(CODE)
+    return Code.of(path)
+
+
+faults = st.none() | st.builds(Fault, st.integers(0, 11), st.sampled_from(Kind))
+noises = st.lists(
+    st.sampled_from([b"", b"Welcome!", b"\xff\xfe", b"orch-", b'{"kind": "Leased"}']), max_size=5
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(faults, noises, st.booleans(), st.booleans(), st.booleans())
+@example(Fault(7, Kind.HANGS), [], False, False, False)
+@example(Fault(8, Kind.TAKES_NOTHING), [], True, True, False)
+def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
+    code: Code, fault: Fault | None, noise: list[bytes], has_bundle: bool, has_code: bool, was_up: bool
+) -> None:
+    host = Host(steps(has_bundle, has_code, was_up), fault, list(noise))
+    result = _land(host, code)
+    assert host.closed
+    assert host.now_s - BEGAN_S < sum(talk.LIMITS_S.values())
+    if isinstance(result, Landed):
+        assert (
+            fault is None or fault.at >= len(host.steps) or fault.kind in (Kind.TAKES_NOTHING, Kind.HANGS_UP)
+        )
+        assert host.keeper is (KeeperState.NONE if was_up else KeeperState.UP)
+        return
+    assert fault is not None
+    assert result.stage in _stages(host, fault), result
+    assert result.reason and isinstance(result.trouble, Trouble)
+    was_told = bytes(host.heard).endswith(w.GO + b"\n")
+    assert host.keeper is (KeeperState.UP if was_told else host.keeper)
+    assert was_told or host.keeper in (KeeperState.NONE, KeeperState.ENDED)
+
+
+def _stages(host: Host, fault: Fault) -> set[str]:
+    """Return the stages that may be named: that of the step, and the copy while something is being sent before it."""
+    stage = host.steps[fault.at].stage
+    before = host.steps[fault.at - 1].word if fault.at else None
+    return {stage, "copy"} if isinstance(before, w.Want) else {stage}
+
+
+def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None:
+    host = Host(steps(False, False, False), None, [])
+    assert isinstance(_land(host, code), Landed)
+    size, _, rest = bytes(host.heard).partition(b"\n")
+    script, rest = rest[: int(size)], rest[int(size) :]
+    request, _, rest = rest.partition(b"\n")
+    assert script == b"exit 0" and json.loads(request)["config"]["token"] == "t" * 64
+    assert rest == BUNDLE + CODE + w.GO + b"\n"
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_a_word_that_is_lost_after_the_leave_to_go_is_an_error_of_the_agent(kind: Kind, code: Code) -> None:
+    """The agent is up all the same: the next launch finds it so."""
+    plan = steps(True, True, False)
+    host = Host(plan, Fault(len(plan) - 1, kind), [])
+    result = _land(host, code)
+    assert isinstance(result, LaunchError) and result.stage == "agent"
+    again = _land(Host(steps(True, True, was_up=host.keeper is KeeperState.UP), None, []), code)
+    assert isinstance(again, Landed) and again.was_up is (host.keeper is KeeperState.UP)
+
+
+WORDS: dict[str, tuple[Kind, int, str]] = {
+    "hangs in its shell": (Kind.HANGS, 0, "its login shell has not let us in for 20 s"),
+    "ends in its shell": (Kind.EXITS, 0, "its login shell ended with code 3 before it let us in"),
+    "is cut": (Kind.BREAKS, 2, "the connection broke"),
+    "talks": (Kind.TALKS, 1, "its shell prints without end"),
+    "fails": (Kind.FAILS, 3, "so it is"),
+}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_failure_says_what_was_seen(name: str, code: Code) -> None:
+    kind, at, words = WORDS[name]
+    result = _land(Host(steps(False, False, False), Fault(at, kind), [b"Welcome!"]), code)
+    assert isinstance(result, LaunchError) and words in result.reason
+    assert kind is Kind.FAILS or "it printed: " in result.reason
+
+
+def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
+    """Its disk is full amid a copy: it says so and reads no more, while we still send."""
+
+    @dataclass
+    class Full(Host):
+        def send(self, data: bytes) -> None:
+            if data[:1] == b"C":
+                self.steps[self._said :] = [
+                    Step("copy", w.Failed("copy", "no space left", "free some", "lasting"))
+                ]
+                raise BrokenPipeError
+            super().send(data)
+
+    result = _land(Full(steps(True, False, False), None, []), code)
+    assert isinstance(result, LaunchError)
+    assert (result.stage, result.reason, result.fix, result.trouble) == (
+        "copy", "no space left", "free some", Trouble.LASTING,
+    )  # fmt: skip
+
+
+def test_code_that_is_no_more_here_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "code.tar.gz"
+    path.write_bytes(CODE)
+    code = Code.of(path)
+    path.unlink()
+    result = _land(Host(steps(True, False, False), None, []), code)
+    assert isinstance(result, LaunchError) and result.stage == "copy" and str(path) in result.reason
+
+
+def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -> None:
+    class Refusing:
+        run: Callable[[str], Host]
+
+        def __init__(self) -> None:
+            def run(command: str) -> Host:
+                raise LaunchError("shell", "opens no session")
+
+            self.run = run
+
+    with pytest.raises(LaunchError, match="opens no session"):
+        land(Refusing(), Launch(Kit("", b""), code, False, hosts.config()))
