@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from orchestrator.backends import LaunchError
+from orchestrator.backends import Carrier, LaunchError, Stir
 from orchestrator.wire import codec
 from orchestrator.wire.messages import AgentConfig
 from orchestrator.wire.paths import JobDir
@@ -15,6 +15,9 @@ from orchestrator.wire.paths import JobDir
 
 class LocalBackend:
     """Agents of one job on this machine."""
+
+    stir: Stir
+    carrier: Carrier | None = None
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
@@ -48,6 +51,26 @@ class LocalBackend:
             raise LaunchError(
                 "process", f"the launch script ended at once; see {folder / 'agent.log'}"
             ) from err
+
+    def failures(self) -> list[tuple[str, LaunchError]]:
+        """A fork fails at once or not at all."""
+        return []
+
+    def attend(self, config: AgentConfig) -> None:
+        """The way to a process on this machine is always open."""
+
+    def reason(self, node: str) -> str:
+        """See `attend`."""
+        return ""
+
+    def look_after(self, node: str) -> None:
+        """See `attend`."""
+
+    def leave(self, node: str) -> None:
+        """See `attend`."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
     def gone(self, node: str) -> str | None:
         """Look whether anybody holds the agent's lock; twice, since a new agent takes it a moment after its start."""

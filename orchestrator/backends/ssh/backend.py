@@ -1,0 +1,216 @@
+"""Backend `ssh`: hosts over SSH, one connection and one thread for each that is wanted. No decision is made here.
+
+The supervisor's calls only note wishes; the workers fulfil them in their own time, and what came of it is asked for by
+`failures`, `gone` and `reason`, or through the carrier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import resource
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import paramiko
+
+from orchestrator.backends import Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends.ssh import config as ssh_config
+from orchestrator.backends.ssh.connection import Connection, Jumps
+from orchestrator.backends.ssh.copying import Copies
+from orchestrator.backends.ssh.hostkeys import Policy
+from orchestrator.backends.ssh.launch import Code, Kit, Launch, land, reach
+from orchestrator.backends.ssh.pump import Flow
+from orchestrator.backends.ssh.session import Means, Seen, Session, Taken, Turns
+from orchestrator.backends.ssh.worker import Deed, Worker
+from orchestrator.plan import Plan
+from orchestrator.wire.messages import AgentConfig
+from orchestrator.wire.paths import JobDir
+
+FANOUT = 32
+"""So many hosts are connected to or landed on at once; and as many found again."""
+
+CLOSE_S_MAX = 3.0
+"""How long it may take to hang up on all hosts together."""
+
+FILES_MAX = 65_536
+"""Open files that are asked for: a host takes four, and a common limit is 1,024."""
+
+
+class Goods:
+    """What travels to hosts, read once, by whichever thread needs it first."""
+
+    def __init__(self, job: JobDir, plan: Plan) -> None:
+        self._job = job
+        program = plan.argv[0]
+        self._executes = not plan.programs and "/" in program and not program.startswith("/")
+        self._lock = threading.Lock()
+
+    def kit(self, node: str) -> Kit:
+        """Return what runs on a host before its agent. Raises LaunchError."""
+        script = self._job.scripts / f"{node}.sh"
+        try:
+            return Kit(script.read_text(), self._bundle)
+        except OSError as err:
+            raise _unreadable(err) from err
+
+    def launch(self, config: AgentConfig) -> Launch:
+        """Return all that is brought to a host. Raises LaunchError."""
+        kit = self.kit(config.node)
+        try:
+            with self._lock:
+                return Launch(kit, self._code, self._executes, config)
+        except OSError as err:
+            raise _unreadable(err) from err
+
+    @functools.cached_property
+    def _bundle(self) -> bytes:
+        return self._job.bundle.read_bytes()
+
+    @functools.cached_property
+    def _code(self) -> Code:
+        return Code.of(self._job.archive)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSession:
+    """A connection to a host, with what is launched over it."""
+
+    connection: Connection
+    goods: Goods
+    rsync_on: dict[str, bool]
+
+    def forward(self, taken: Taken) -> int:
+        """Forward a port of the host's loopback to `taken`."""
+        return self.connection.forward(taken)
+
+    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> Seen:
+        """Bring the agent up; what may matter later is noted in the supervisor's log."""
+        landed = land(self.connection, self.goods.launch(config), still_wanted)
+        self.rsync_on[config.node] = landed.has_rsync
+        for note in landed.notes:
+            print(f"{config.node}: {note}", flush=True)
+        return Seen(True, landed.boot)
+
+    def reach(self, config: AgentConfig) -> Seen:
+        """Tell the agent where to dial, and look for it."""
+        seen = reach(self.connection, self.goods.kit(config.node), config)
+        return Seen(seen.alive, seen.boot, seen.words)
+
+    def is_alive(self, answer_s_max: float) -> bool:
+        """Ask the far end."""
+        return self.connection.is_alive(answer_s_max)
+
+    def close(self) -> None:
+        """Hang up."""
+        self.connection.close()
+
+
+class SshBackend:
+    """Agents of one job on hosts over SSH."""
+
+    def __init__(self, job: JobDir, plan: Plan, stir: Stir = lambda: None) -> None:
+        assert plan.ssh is not None
+        self.stir = stir
+        self._ssh = plan.ssh
+        self._policy: Policy = "accept-new" if plan.ssh.host_keys == "accept-new" else "strict"
+        self._hosts = {node.name: node.host for node in plan.nodes}
+        self._goods = Goods(job, plan)
+        self._jumps = Jumps()
+        self._rsync_on: dict[str, bool] = {}
+        self._copies = Copies(self.connection_of, self._has_rsync, self._stir, plan.ssh.copy_mb_s)
+        self.carrier: Carrier | None = self._copies
+        launches, returns = Turns(FANOUT), Turns(FANOUT)
+        self._means = Means(self._open, _carry, launches, returns, self._copies.busy, self._stir)
+        self._workers: dict[str, Worker] = {}
+        _allow_many_files()
+
+    def launch(self, config: AgentConfig) -> None:
+        """Begin to bring the agent to its host; not twice when that is under way."""
+        self._worker(config.node).launch(config)
+
+    def failures(self) -> list[tuple[str, LaunchError]]:
+        """Return the launches, by node, that failed since the last call."""
+        found = [(node, worker.take_failure()) for node, worker in self._workers.items()]
+        return [(node, failure) for node, failure in found if failure is not None]
+
+    def gone(self, node: str) -> str | None:
+        """Return what shows that the node's agent is no more, once; None when that is not known."""
+        worker = self._workers.get(node)
+        return worker.take_evidence() if worker is not None else None
+
+    def attend(self, config: AgentConfig) -> None:
+        """Keep a way open to an agent that an earlier supervisor launched, and see whether it is there."""
+        self._worker(config.node).attend(config)
+
+    def look_after(self, node: str) -> None:
+        """See at once whether the way to a node leads there, and whether its agent is there."""
+        if node in self._workers:
+            self._workers[node].ask(Deed.LOOK)
+
+    def leave(self, node: str) -> None:
+        """Let the way to a node go, in a while."""
+        if node in self._workers:
+            self._workers[node].leave()
+
+    def wake(self) -> None:
+        """This machine slept: see at once which connections have lived through it."""
+        for worker in self._workers.values():
+            worker.ask(Deed.ASK)
+
+    def reason(self, node: str) -> str:
+        """Say why there is no way to a node now; empty when there is one, or none is wanted."""
+        return self._workers[node].reason if node in self._workers else ""
+
+    def connection_of(self, node: str) -> Connection | None:
+        """Return an open connection to a node's host; opens one if need be, and so may take a while."""
+        session = self._worker(node).lend()
+        assert session is None or isinstance(session, HostSession)
+        return session.connection if session is not None else None
+
+    def close(self) -> None:
+        """Hang up on all hosts; agents stay."""
+        deadline_s = time.monotonic() + CLOSE_S_MAX
+        workers = list(self._workers.values())
+        for worker in workers:
+            worker.close()
+        self._copies.close()
+        for worker in workers:
+            worker.join(max(0.0, deadline_s - time.monotonic()))
+        self._jumps.close()
+
+    def _worker(self, node: str) -> Worker:
+        return self._workers.setdefault(node, Worker(node, self._means))
+
+    def _open(self, node: str) -> Session:
+        target = ssh_config.resolve(self._hosts.get(node, node), self._ssh.user, self._ssh.port)
+        connection = Connection.open(target, host_keys=self._policy, jumps=self._jumps)
+        return HostSession(connection, self._goods, self._rsync_on)
+
+    def _has_rsync(self, node: str) -> bool:
+        """Nobody has looked when an earlier supervisor launched the agent: then it is tried."""
+        return self._rsync_on.get(node, True)
+
+    def _stir(self) -> None:
+        self.stir()
+
+
+def _carry(channel: paramiko.Channel, goal: str, ended: Stir) -> Flow:
+    host, _, port = goal.rpartition(":")
+    return Flow(channel, (host, int(port)), ended)
+
+
+def _unreadable(err: OSError) -> LaunchError:
+    return LaunchError(
+        "copy", f"{err.filename} cannot be read: {err.strerror}", "submit the job anew", Trouble.LASTING
+    )
+
+
+def _allow_many_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

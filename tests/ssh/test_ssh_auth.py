@@ -1,0 +1,235 @@
+"""Does a host let us in by the keys that OpenSSH would use, and is it said what to do when it does not?"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends import LaunchError, Trouble
+from orchestrator.backends.ssh.config import Target, resolve
+from orchestrator.backends.ssh.connection import Connection, Jumps
+from orchestrator.backends.ssh.keys import Ask
+from tests.ssh.conftest import LOOPBACK, WAIT_S, Desk, Sshd, make_key, needs_sshd, public
+
+pytestmark = needs_sshd
+
+PASSPHRASE = "open sesame"
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A running ssh-agent without keys."""
+    sock = tmp_path / "agent"
+    said = subprocess.run(
+        ["ssh-agent", "-s", "-a", sock], capture_output=True, text=True, check=True, timeout=10
+    )
+    pid = int(said.stdout.partition("SSH_AGENT_PID=")[2].partition(";")[0])
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+    yield sock
+    os.kill(pid, signal.SIGTERM)
+
+
+def _target(server: Sshd, **changes: object) -> Target:
+    return replace(resolve(LOOPBACK, port=server.port), **changes)  # type: ignore[arg-type]
+
+
+def _enter(target: Target, jumps: Jumps, ask: Ask | None = None) -> None:
+    """Log in and see that commands run."""
+    connection = Connection.open(target, host_keys="strict", ask=ask, jumps=jumps)
+    try:
+        assert connection.run("echo in").line(WAIT_S) == b"in"
+    finally:
+        connection.close()
+
+
+def _refusal(target: Target, jumps: Jumps, ask: Ask | None = None) -> LaunchError:
+    with pytest.raises(LaunchError) as caught:
+        Connection.open(target, host_keys="strict", ask=ask, jumps=jumps)
+    assert caught.value.stage == "auth"
+    return caught.value
+
+
+def _add(key: Path) -> None:
+    """Give a key to the agent; it is encrypted, and ssh-add asks a program for the passphrase."""
+    asker = key.with_name("asker")
+    asker.write_text(f"#!/bin/sh\necho '{PASSPHRASE}'\n")
+    asker.chmod(0o700)
+    env = {**os.environ, "SSH_ASKPASS": str(asker), "SSH_ASKPASS_REQUIRE": "force", "DISPLAY": ":0"}
+    subprocess.run(["ssh-add", "-q", key], env=env, check=True, capture_output=True, timeout=10)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 256), ("ecdsa", 521)])
+@pytest.mark.parametrize("form", ["OpenSSH", "PEM"])
+def test_each_kind_of_key_file_opens(
+    desk: Desk, jumps: Jumps, kind: str, bits: int | None, form: str
+) -> None:
+    key = make_key(desk.home / "key", kind, bits=bits)
+    if form == "PEM" and kind != "ed25519":
+        subprocess.run(
+            ["ssh-keygen", "-q", "-p", "-N", "", "-m", "PEM", "-f", key],
+            check=True,
+            capture_output=True,
+            timeout=10,
+        )
+        assert "OPENSSH" not in key.read_text()
+    server = desk.start(authorized=public(key) + "\n")
+    desk.know(server)
+    _enter(_target(server, identity_files=(key,)), jumps)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 384)])
+def test_an_encrypted_key_is_used_through_the_agent(
+    desk: Desk, jumps: Jumps, agent: Path, kind: str, bits: int | None
+) -> None:
+    key = make_key(desk.home / "key", kind, PASSPHRASE, bits)
+    _add(key)
+    server = desk.start(authorized=public(key) + "\n")
+    desk.know(server)
+    _enter(_target(server, identity_files=(key,)), jumps)
+    _enter(_target(server, identity_files=()), jumps)
+
+
+def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: Jumps) -> None:
+    key = make_key(desk.home / "key", "ed25519", PASSPHRASE)
+    server = desk.start(authorized=public(key) + "\n")
+    desk.know(server)
+    refusal = _refusal(_target(server, identity_files=(key,)), jumps)
+    assert f"the key {key} is encrypted and not in ssh-agent" in refusal.reason
+    assert refusal.fix == f'eval "$(ssh-agent)" && ssh-add {key}'
+    assert refusal.trouble is Trouble.LASTING
+
+
+def test_a_passphrase_is_asked_for_once_for_all_hosts_and_again_when_it_is_wrong(
+    desk: Desk, jumps: Jumps
+) -> None:
+    key = make_key(desk.home / "key", "ed25519", PASSPHRASE)
+    servers = [desk.start(authorized=public(key) + "\n") for _ in range(2)]
+    desk.know(*servers)
+    asked: list[str] = []
+
+    def ask(prompt: str) -> str:
+        asked.append(prompt)
+        return "wrong" if len(asked) == 1 else PASSPHRASE
+
+    for server in servers:
+        _enter(_target(server, identity_files=(key,)), jumps, ask)
+    assert asked == [f"Passphrase for {key}: "] * 2
+
+
+def test_nobody_is_asked_for_a_key_that_the_host_does_not_take(desk: Desk, jumps: Jumps) -> None:
+    key = make_key(desk.home / "key", "ed25519", PASSPHRASE)
+    server = desk.start()
+    desk.know(server)
+
+    def ask(prompt: str) -> str:
+        raise AssertionError(prompt)
+
+    _enter(_target(server, identity_files=(key, desk.key)), jumps, ask)
+
+
+def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk, jumps: Jumps) -> None:
+    key = make_key(desk.home / "key")
+    server = desk.start()
+    desk.know(server)
+    refusal = _refusal(_target(server, identity_files=(key,)), jumps)
+    assert f"{server.user}@{LOOPBACK} takes none of the keys {key}" in refusal.reason
+    assert "publickey" in refusal.reason
+    assert f"ssh-copy-id -p {server.port} {server.user}@{LOOPBACK}" in refusal.fix
+    assert refusal.trouble is Trouble.LASTING
+
+
+def test_having_no_key_at_all_is_said(desk: Desk, jumps: Jumps) -> None:
+    server = desk.start()
+    desk.know(server)
+    refusal = _refusal(_target(server, identity_files=(desk.home / "none",)), jumps)
+    assert f"there is no key for {server.user}@{LOOPBACK}" in refusal.reason
+    assert str(desk.home / "none") in refusal.reason
+
+
+def test_too_many_keys_are_named_with_the_remedy(desk: Desk, jumps: Jumps) -> None:
+    keys = tuple(make_key(desk.home / f"key{number}") for number in range(3))
+    server = desk.start("MaxAuthTries 2")
+    desk.know(server)
+    refusal = _refusal(_target(server, identity_files=(*keys, desk.key)), jumps)
+    assert "too many keys" in refusal.reason
+    assert "IdentitiesOnly yes" in refusal.fix
+    assert refusal.trouble is Trouble.LASTING
+
+
+def test_the_agents_key_that_a_file_names_goes_first_and_with_identities_only_alone(
+    desk: Desk, jumps: Jumps, agent: Path
+) -> None:
+    for number in range(3):
+        _add(make_key(desk.home / f"key{number}", passphrase=PASSPHRASE))
+    _add(desk.key)
+    server = desk.start("MaxAuthTries 2")
+    desk.know(server)
+    _enter(_target(server, identity_files=(desk.key,)), jumps)
+    desk.key.unlink()  # its public half is enough to name it
+    _enter(_target(server, identity_files=(desk.key,), identities_only=True), jumps)
+    refusal = _refusal(_target(server, identity_files=(desk.home / "key0",), identities_only=True), jumps)
+    assert "key0" in refusal.reason
+    assert "key1" not in refusal.reason
+
+
+def test_a_dead_agent_is_mentioned_and_files_still_open(desk: Desk, jumps: Jumps) -> None:
+    server = desk.start()
+    desk.know(server)
+    _enter(_target(server, agent_socket="/nowhere/agent"), jumps)
+    refusal = _refusal(_target(server, agent_socket="/nowhere/agent", identity_files=()), jumps)
+    assert "ssh-agent at /nowhere/agent does not answer" in refusal.reason
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 256)])
+def test_a_certificate_beside_the_key_opens(desk: Desk, jumps: Jumps, kind: str, bits: int | None) -> None:
+    authority = make_key(desk.home / "authority")
+    key = make_key(desk.home / "key", kind, bits=bits)
+    server = desk.start(f"TrustedUserCAKeys {authority}.pub", authorized="")
+    desk.know(server)
+    sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", server.user, f"{key}.pub"]
+    subprocess.run(sign, check=True, capture_output=True, timeout=10)
+    _enter(_target(server, identity_files=(key,)), jumps)
+
+
+def test_a_host_that_takes_no_keys_is_named(desk: Desk, jumps: Jumps) -> None:
+    server = desk.start(
+        "PubkeyAuthentication no\nKbdInteractiveAuthentication no\nPasswordAuthentication yes"
+    )
+    desk.know(server)
+    refusal = _refusal(_target(server), jumps)
+    assert "takes no keys, only password" in refusal.reason
+
+
+def test_a_second_factor_is_named(desk: Desk, jumps: Jumps) -> None:
+    server = desk.start("PasswordAuthentication yes\nAuthenticationMethods publickey,password")
+    desk.know(server)
+    refusal = _refusal(_target(server), jumps)
+    assert f"takes the key {desk.key}, but wants password as well" in refusal.reason
+
+
+def test_two_keys_are_given_where_two_are_wanted(desk: Desk, jumps: Jumps) -> None:
+    second = make_key(desk.home / "second")
+    server = desk.start(
+        "AuthenticationMethods publickey,publickey", f"{public(desk.key)}\n{public(second)}\n"
+    )
+    desk.know(server)
+    _enter(_target(server, identity_files=(desk.key, second)), jumps)
+
+
+def test_a_key_that_cannot_be_read_is_passed_over(desk: Desk, jumps: Jumps) -> None:
+    (desk.home / "broken").write_text(
+        "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n-----END OPENSSH PRIVATE KEY-----\n"
+    )
+    (desk.home / "binary").write_bytes(os.urandom(512))
+    shutil.copy(desk.key, desk.home / "good")
+    server = desk.start()
+    desk.know(server)
+    files = tuple(desk.home / name for name in ("broken", "binary", "missing", "good"))
+    _enter(_target(server, identity_files=files), jumps)

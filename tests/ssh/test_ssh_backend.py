@@ -1,0 +1,378 @@
+"""Does an agent come up on a host over SSH, and does the way to it survive what happens to it? With real sshd and agents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import queue
+import signal
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator import bundle, links, planning, render
+from orchestrator.backends import Copied, Copy, Direction, LaunchError, Trouble
+from orchestrator.backends.ssh.backend import SshBackend
+from orchestrator.plan import Plan, PlannedNode
+from orchestrator.spec import JobSpec, SpecFile
+from orchestrator.submission import _certificate
+from orchestrator.wire import line
+from orchestrator.wire import messages as m
+from orchestrator.wire.paths import JobDir
+from tests.ssh.conftest import Desk, Sshd, free_port, needs_sshd
+
+pytestmark = [needs_sshd, pytest.mark.integration]
+
+WAIT_S_MAX = 30.0
+TOKEN = "ab" * 32
+NODES = ("far", "near")
+
+
+@dataclass(slots=True)
+class Boss:
+    """A supervisor that only listens: who is up, and who went down."""
+
+    job: JobDir
+    words: queue.Queue[links.Word] = field(default_factory=queue.Queue)
+    port: int = 0
+    _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
+    _links: links.Links | None = None
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        listening = threading.Event()
+        threading.Thread(target=self._run, args=(listening,), daemon=True).start()
+        assert listening.wait(WAIT_S_MAX)
+
+    def _run(self, listening: threading.Event) -> None:
+        async def listen() -> None:
+            self._task = asyncio.current_task()
+            self._links = links.Links(self.job.id, TOKEN, NODES)
+            context = line.server_context(self.job.secrets / "certificate.pem", self.job.secrets / "key.pem")
+            self.port = await self._links.listen(context, "127.0.0.1", 0)
+            listening.set()
+            while True:
+                self.words.put(await self._links.inbox.get())
+
+        with contextlib.suppress(asyncio.CancelledError):
+            self._loop.run_until_complete(listen())
+
+    def hear(self, kind: type[links.Word]) -> links.Word:
+        """Return the next word of a kind."""
+        deadline_s = time.monotonic() + WAIT_S_MAX
+        while True:
+            word = self.words.get(timeout=max(0.1, deadline_s - time.monotonic()))
+            if isinstance(word, kind):
+                return word
+
+    def hello(self) -> m.Hello:
+        """Wait until the agent is up."""
+        word = self.hear(links.Up)
+        assert isinstance(word, links.Up)
+        return word.hello
+
+    def stop(self) -> None:
+        assert self._task is not None
+        self._loop.call_soon_threadsafe(self._task.cancel)
+
+
+@dataclass(slots=True)
+class World:
+    """A job with one host, the far end of which is this machine under another folder."""
+
+    desk: Desk
+    sshd: Sshd
+    settings: str
+    job: JobDir
+    far: JobDir
+    plan: Plan
+    boss: Boss
+    backend: SshBackend
+    stirred: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def config(self) -> m.AgentConfig:
+        return self.config_of("far")
+
+    def config_of(self, node: str) -> m.AgentConfig:
+        return m.AgentConfig(
+            job=self.job.id,
+            node=node,
+            root=str(self.far.root),
+            token=TOKEN,
+            certificate=(self.job.secrets / "certificate.pem").read_text(),
+            address=f"127.0.0.1:{self.boss.port}",
+            heartbeat_s=0.2,
+            fence_s=60.0,
+            checkpoint_glob="*",
+            checkpoint_keep=None,
+            finds_checkpoints=True,
+            ships=True,
+            needs=m.Needs(0, 0, 0),
+        )
+
+    def new_backend(self) -> SshBackend:
+        self.backend = SshBackend(self.job, self.plan, self.stirred.set)
+        return self.backend
+
+    def wait_for(self, seen: Callable[[], object]) -> object:
+        """Wait, within a limit, until the backend has something to tell."""
+        deadline_s = time.monotonic() + WAIT_S_MAX
+        while not (found := seen()):
+            assert time.monotonic() < deadline_s, f"nothing: {self.backend.reason('far')!r}"
+            self.stirred.wait(0.05)
+            self.stirred.clear()
+        return found
+
+    def failure(self) -> LaunchError:
+        """Wait for a launch to fail."""
+        found = self.wait_for(self.backend.failures)
+        assert isinstance(found, list)
+        return found[0][1]  # type: ignore[no-any-return]
+
+    def evidence(self) -> str:
+        return str(self.wait_for(lambda: self.backend.gone("far")))
+
+    def kill_agent(self, node: str = "far") -> None:
+        """Kill the keeper, whose end the agent does not outlive; it is nobody's child here."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(json.loads((self.far.node(node) / "agent.json").read_text())["pid"])
+            os.kill(pid, signal.SIGKILL)
+            self.wait_for(lambda: not _is_running(pid))
+
+    def cut(self) -> None:
+        """Kill what serves the connections; the server itself goes on."""
+        for pid in self.sshd.family()[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def world(desk: Desk, tmp_path: Path) -> Iterator[World]:
+    settings = _far_home(tmp_path)
+    sshd = desk.start(settings)
+    desk.know(sshd)
+    desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {sshd.port}\n")
+    plan = _plan(tmp_path)
+    job = _job(tmp_path / "home-jobs" / plan.id, plan)
+    far = JobDir(tmp_path / "remote" / "jobs" / plan.id)
+    boss = Boss(job)
+    boss.start()
+    one = World(desk, sshd, settings, job, far, plan, boss, SshBackend(job, plan))
+    one.new_backend()
+    yield one
+    one.backend.close()
+    for node in NODES:
+        one.kill_agent(node)
+    boss.stop()
+
+
+def _far_home(folder: Path) -> str:
+    """Return the setting that gives logins a home of their own, where no shell finds what this user has in his."""
+    home = folder / "far-home"
+    home.mkdir(exist_ok=True)
+    return f"SetEnv HOME={home}"
+
+
+def _plan(folder: Path) -> Plan:
+    data = {
+        "name": "gpt",
+        "nodes": 1,
+        "procs_per_node": 1,
+        "entrypoint": "train.py",
+        "backend": "ssh",
+        "ssh": {"hosts": "far", "remote_dir": str(folder / "remote")},
+    }
+    spec = JobSpec.model_validate(data)
+    file = SpecFile(folder / "job.yaml", "", spec, folder, folder)
+    hosts = tuple(PlannedNode(node, node, "", (), (), 0) for node in NODES)
+    there = planning.Inventory("here", (), "/usr/bin/python3")
+    pool = planning._pool(file, there)
+    local = planning.make(
+        SpecFile(folder / "job.yaml", "", JobSpec.model_validate({**data, "backend": "local"}), folder, folder),
+        there, "gpt-1", 0.0,
+    )  # fmt: skip
+    return replace(
+        local, backend="ssh", nodes=hosts, pool=pool, ssh=planning.ssh_of(spec), programs=("python3",)
+    )
+
+
+def _job(root: Path, plan: Plan) -> JobDir:
+    """Make a job folder as a submit leaves it, as far as a launch reads it."""
+    job = JobDir(root)
+    for folder in (job.scripts, job.code, job.secrets, job.checkpoints):
+        folder.mkdir(parents=True)
+    certificate, key = _certificate()
+    (job.secrets / "certificate.pem").write_bytes(certificate)
+    (job.secrets / "key.pem").write_bytes(key)
+    (job.secrets / "token").write_text(TOKEN)
+    (job.code / "train.py").write_text("print('hello')\n")
+    job.bundle.write_bytes(bundle.build())
+    for file in render.render(plan, job, "/usr/bin/python3"):
+        (job.scripts / file.name).write_text(file.text)
+    with tarfile.open(job.archive, "w:gz") as archive:
+        archive.add(job.code / "train.py", "train.py")
+    return job
+
+
+def test_an_agent_comes_up_on_a_host_and_greets_through_the_forwarded_port(world: World) -> None:
+    world.backend.launch(world.config)
+    hello = world.boss.hello()
+    assert (hello.node, hello.job, hello.root, hello.ships) == (
+        "far",
+        world.job.id,
+        str(world.far.root),
+        True,
+    )
+    assert (world.far.code / "train.py").read_text() == "print('hello')\n"
+    assert world.backend.failures() == []
+    assert world.backend.reason("far") == ""
+
+
+def test_hosts_that_share_a_disk_are_launched_at_once(world: World) -> None:
+    for node in NODES:
+        world.backend.launch(world.config_of(node))
+    assert {world.boss.hello().node for _ in NODES} == set(NODES)
+    assert world.backend.failures() == []
+    assert (world.far.code / "train.py").exists()
+
+
+def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: World) -> None:
+    world.backend.launch(world.config)
+    first = world.boss.hello()
+    for _ in range(2):
+        world.cut()
+        world.boss.hear(links.Down)
+        world.backend.look_after("far")
+        again = world.boss.hello()
+        assert (again.pid, again.boot) == (first.pid, first.boot)
+    assert world.backend.gone("far") is None
+    assert world.backend.failures() == []
+
+
+def test_a_connection_that_hangs_is_noticed_when_it_is_looked_after(world: World) -> None:
+    world.backend.launch(world.config)
+    first = world.boss.hello()
+    for pid in world.sshd.family()[1:]:
+        os.kill(pid, signal.SIGSTOP)
+    world.backend.look_after("far")
+    assert world.boss.hello().pid == first.pid
+
+
+def test_a_server_that_is_down_for_a_while_is_tried_until_it_is_back(world: World) -> None:
+    world.backend.launch(world.config)
+    first = world.boss.hello()
+    world.sshd.stop()
+    world.boss.hear(links.Down)
+    world.wait_for(lambda: "connect:" in world.backend.reason("far"))
+    world.desk.configure(
+        f"Host far near\n  HostName 127.0.0.1\n  Port {world.desk.start(world.settings).port}\n"
+    )
+    # The same key, on another port: that it is known there, too, is the user's matter.
+    known = world.desk.home / ".ssh" / "known_hosts"
+    config = (world.desk.home / ".ssh" / "config").read_text()
+    port = config.split()[-1]
+    known.write_text(known.read_text() + known.read_text().replace(str(world.sshd.port), port))
+    assert world.boss.hello().pid == first.pid
+    assert world.backend.reason("far") == ""
+
+
+def test_an_agent_that_died_is_known_to_be_gone(world: World) -> None:
+    world.backend.launch(world.config)
+    world.boss.hello()
+    world.kill_agent()
+    world.boss.hear(links.Down)
+    world.backend.look_after("far")
+    assert world.evidence().startswith("its agent is not running any more")
+    world.backend.launch(world.config)
+    assert world.boss.hello().node == "far"
+
+
+def test_a_revived_supervisor_finds_the_agent_again(world: World) -> None:
+    world.backend.launch(world.config)
+    first = world.boss.hello()
+    world.backend.close()
+    world.boss.hear(links.Down)
+    world.new_backend().attend(world.config)
+    assert world.boss.hello().pid == first.pid
+
+
+def test_a_revived_supervisor_learns_that_there_is_no_agent(world: World) -> None:
+    world.backend.attend(world.config)
+    assert world.evidence().startswith("its agent is not running any more")
+
+
+def test_a_launch_where_an_agent_lives_already_leads_to_it(world: World) -> None:
+    world.backend.launch(world.config)
+    first = world.boss.hello()
+    world.backend.close()
+    world.boss.hear(links.Down)
+    world.new_backend().launch(world.config)
+    assert world.boss.hello().pid == first.pid
+
+
+def test_a_dismissed_agents_host_still_gives_its_files(world: World) -> None:
+    world.backend.launch(world.config)
+    world.boss.hello()
+    (world.far.checkpoints / "last.pt").write_bytes(b"weights" * 1000)
+    world.backend.leave("far")
+    world.kill_agent()
+    copy = Copy("k", "far", Direction.FETCH, str(world.far.checkpoints), world.job.checkpoints, ("last.pt",))
+    assert world.backend.carrier is not None
+    carrier = world.backend.carrier
+    carrier.copy(copy)
+    assert world.wait_for(carrier.copied) == [Copied(copy, "")]
+    assert (world.job.checkpoints / "last.pt").read_bytes() == b"weights" * 1000
+
+
+def test_a_host_with_an_unknown_key_is_told_with_what_would_make_it_known(world: World) -> None:
+    (world.desk.home / ".ssh" / "known_hosts").write_text("")
+    world.backend.launch(world.config)
+    failure = world.failure()
+    assert (failure.stage, failure.trouble) == ("host key", Trouble.LASTING)
+    assert "ssh-keyscan" in failure.fix
+
+
+def test_a_host_where_nobody_listens_is_told_and_can_be_launched_later(world: World) -> None:
+    config = (world.desk.home / ".ssh" / "config").read_text()
+    world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {free_port()}\n")
+    world.backend.launch(world.config)
+    failure = world.failure()
+    assert (failure.stage, failure.trouble) == ("connect", Trouble.PASSING)
+    world.desk.configure(config)
+    world.backend.launch(world.config)
+    assert world.boss.hello().node == "far"
+
+
+def test_a_server_that_forbids_forwards_is_told(world: World) -> None:
+    strict = world.desk.start(f"{world.settings}\nAllowTcpForwarding no")
+    world.desk.know(strict)
+    world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {strict.port}\n")
+    world.backend.launch(world.config)
+    failure = world.failure()
+    assert (failure.stage, failure.trouble) == ("forward", Trouble.LASTING)
+    assert not world.far.root.exists(), "an agent that could not be heard is not brought there"
+
+
+def test_closing_is_quick_and_leaves_the_agent(world: World) -> None:
+    world.backend.launch(world.config)
+    pid = world.boss.hello().pid
+    began_s = time.monotonic()
+    world.backend.close()
+    assert time.monotonic() - began_s < 3.0
+    world.boss.hear(links.Down)
+    assert _is_running(pid)

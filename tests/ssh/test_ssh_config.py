@@ -1,0 +1,180 @@
+"""Is a host reached as OpenSSH's configuration says?"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends import LaunchError, Trouble
+from orchestrator.backends.ssh import config
+from orchestrator.backends.ssh.config import resolve
+from tests.ssh.conftest import needs_sshd
+
+
+@pytest.fixture(params=["ssh -G", "paramiko"])
+def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """With an ssh to ask, and without one: PATH is a folder that has none."""
+    reader: str = request.param
+    if reader == "paramiko":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    return reader
+
+
+def _write(home: Path, text: str) -> None:
+    (home / ".ssh" / "config").write_text(text)
+
+
+def test_without_a_configuration_a_host_is_what_it_is_called(reader: str, home: Path) -> None:
+    target = resolve("Node1.lab")
+    assert (target.host, target.hostname, target.port) == ("Node1.lab", "node1.lab", 22)
+    assert target.user == getpass.getuser()
+    assert target.key_name == "node1.lab"
+    assert home / ".ssh" / "id_ed25519" in target.identity_files
+    assert target.user_known_hosts[0] == home / ".ssh" / "known_hosts"
+    assert Path("/etc/ssh/ssh_known_hosts") in target.global_known_hosts
+    assert target.jump is None
+    assert target.proxy_command == ""
+
+
+def test_what_the_configuration_says_is_done(reader: str, home: Path) -> None:
+    _write(
+        home,
+        """
+        Host gpu*
+          HostName %h.lab
+          User ml
+          Port 2200
+          IdentityFile ~/.ssh/%r_key
+          IdentitiesOnly yes
+          IdentityAgent none
+          HostKeyAlias Cluster
+          UserKnownHostsFile ~/.ssh/lab_hosts /etc/lab_hosts
+          GlobalKnownHostsFile /etc/ssh/all
+          ConnectTimeout 3
+          ProxyCommand nc -X 5 %h %p
+        """,
+    )
+    target = resolve("gpu07")
+    assert (target.host, target.hostname, target.user, target.port) == ("gpu07", "gpu07.lab", "ml", 2200)
+    assert target.identity_files == (home / ".ssh" / "ml_key",)
+    assert target.identities_only
+    assert target.agent_socket == ""
+    assert target.key_name == "cluster"
+    assert target.user_known_hosts == (home / ".ssh" / "lab_hosts", Path("/etc/lab_hosts"))
+    assert target.global_known_hosts == (Path("/etc/ssh/all"),)
+    assert target.connect_s_max == 3
+    assert target.proxy_command == "nc -X 5 gpu07.lab 2200"
+    assert resolve("cpu1").user == getpass.getuser()
+
+
+def test_the_job_file_goes_before_the_configuration(reader: str, home: Path) -> None:
+    _write(home, "Host *\n  User ml\n  Port 2200\n")
+    target = resolve("gpu07", user="root", port=22)
+    assert (target.user, target.port) == ("root", 22)
+
+
+def test_an_other_port_is_part_of_the_name_in_known_hosts(reader: str) -> None:
+    assert resolve("gpu07", port=2200).key_name == "[gpu07]:2200"
+
+
+def test_bastions_form_a_chain(reader: str, home: Path) -> None:
+    _write(
+        home, "Host inner\n  ProxyJump a@first:2201,second\nHost second\n  User b\n  HostName second.lab\n"
+    )
+    inner = resolve("inner")
+    assert inner.jump is not None
+    assert (inner.jump.hostname, inner.jump.user) == ("second.lab", "b")
+    assert inner.jump.jump is not None
+    assert (inner.jump.jump.hostname, inner.jump.jump.user, inner.jump.jump.port) == ("first", "a", 2201)
+    assert inner.jump.jump.jump is None
+
+
+def test_a_circle_of_bastions_is_refused(reader: str, home: Path) -> None:
+    _write(home, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
+    with pytest.raises(LaunchError, match="in a circle") as caught:
+        resolve("a")
+    assert (caught.value.stage, caught.value.trouble) == ("config", Trouble.LASTING)
+
+
+@needs_sshd
+def test_a_broken_configuration_is_named_with_file_and_line(home: Path) -> None:
+    _write(home, "Host *\n  Flavour vanilla\n")
+    with pytest.raises(LaunchError, match=r"\.ssh/config.*line 2.*flavour") as caught:
+        resolve("gpu07")
+    assert caught.value.stage == "config"
+    assert "ssh -G gpu07" in caught.value.fix
+
+
+@pytest.mark.parametrize("host", ["", "-oProxyCommand=true", "two words"])
+def test_what_is_not_a_host_name_is_never_given_to_ssh(host: str) -> None:
+    with pytest.raises(LaunchError, match="not a host name"):
+        resolve(host)
+
+
+@needs_sshd
+def test_include_and_match_are_honoured(home: Path) -> None:
+    (home / ".ssh" / "lab").write_text("Host gpu*\n  User ml\n")
+    _write(home, f'Include {home}/.ssh/lab\nMatch host gpu07 exec "true"\n  Port 2207\n')
+    assert (resolve("gpu07").user, resolve("gpu07").port) == ("ml", 2207)
+    assert (resolve("gpu08").user, resolve("gpu08").port) == ("ml", 22)
+
+
+def test_without_an_ssh_client_an_include_is_refused_not_passed_over(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    _write(home, "Include lab\n")
+    with pytest.raises(LaunchError, match="install openssh-client"):
+        resolve("gpu07")
+
+
+@needs_sshd
+def test_hosts_that_are_alike_share_one_answer_and_no_other_host_gets_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = _count_ssh(tmp_path, monkeypatch)
+    _write(home, "Host gpu*\n  User ml\nHost !gpu03 gpu*\n  Port 2200\nHost odd\n  HostName gpu01\n")
+    for host in (f"gpu{number:02}" for number in range(1, 65)):
+        target = resolve(host)
+        assert (target.host, target.hostname, target.user) == (host, host, "ml")
+        assert target.port == (22 if host == "gpu03" else 2200)
+    assert resolve("odd").hostname == "gpu01"
+    assert len(calls.read_text().splitlines()) <= 4  # the 63, gpu03, gpu01 (a HostName), odd
+
+
+@needs_sshd
+def test_a_changed_configuration_is_read_again(home: Path) -> None:
+    _write(home, "Host gpu*\n  User ml\n")
+    assert resolve("gpu01").user == "ml"
+    _write(home, "Host gpu*\n  User ai\n")
+    assert resolve("gpu01").user == "ai"
+
+
+def test_the_agent_is_the_one_of_the_environment_or_the_one_that_is_named(
+    reader: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_AUTH_SOCK", "/run/agent")
+    monkeypatch.setenv("OTHER", "/run/other")
+    assert resolve("gpu01").agent_socket == "/run/agent"
+    _write(home, "Host *\n  IdentityAgent ${OTHER}/sock\n")
+    assert resolve("gpu01").agent_socket == "/run/other/sock"
+
+
+def test_home_is_where_the_environment_says(home: Path) -> None:
+    assert config.home() == home
+    assert config.has_own_home()
+
+
+def _count_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an ssh before the real one that notes each call."""
+    calls = tmp_path / "calls"
+    calls.touch()
+    script = tmp_path / "bin" / "ssh"
+    script.parent.mkdir()
+    script.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec /usr/bin/ssh "$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.environ['PATH']}")
+    return calls

@@ -1,0 +1,304 @@
+"""Does a connection open only where it should, and never wait for ever?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import paramiko
+import pytest
+from paramiko.common import AUTH_FAILED
+
+from orchestrator.backends import LaunchError, Trouble
+from orchestrator.backends.ssh import auth, dial
+from orchestrator.backends.ssh.config import resolve
+from orchestrator.backends.ssh.connection import Connection, Jumps
+from orchestrator.backends.ssh.transport import Transport
+from tests.ssh.conftest import (
+    LOOPBACK,
+    WAIT_S,
+    Desk,
+    Sshd,
+    enter,
+    fingerprint,
+    free_port,
+    make_key,
+    needs_sshd,
+    refused,
+    target_of,
+)
+
+pytestmark = needs_sshd
+
+
+def test_an_unknown_host_is_refused_and_the_command_that_is_named_lets_it_in(
+    desk: Desk, jumps: Jumps
+) -> None:
+    made = desk.start()
+    refusal = refused(target_of(made.port), jumps, "host key")
+    assert refusal.trouble is Trouble.LASTING
+    assert fingerprint(made.host_keys[0]) in refusal.reason
+    command = refusal.fix.partition(": ")[2]
+    subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True, timeout=WAIT_S)
+    enter(made, jumps).close()
+
+
+def test_a_changed_host_is_refused_and_the_commands_that_are_named_let_it_in(
+    desk: Desk, jumps: Jumps, tmp_path: Path
+) -> None:
+    made = desk.start()
+    old = make_key(tmp_path / "old")
+    known = desk.home / ".ssh" / "known_hosts"
+    known.write_text(
+        made.known_hosts.replace(made.known_hosts.split()[2], old.with_suffix(".pub").read_text().split()[1])
+    )
+    refusal = refused(target_of(made.port), jumps, "host key")
+    assert "~/.ssh/known_hosts:1" in refusal.reason
+    assert refusal.trouble is Trouble.LASTING
+    command = refusal.fix.partition(": ")[2]
+    subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True, timeout=WAIT_S)
+    enter(made, jumps).close()
+
+
+def test_accept_new_lets_an_unknown_host_in_once_and_for_all(desk: Desk, jumps: Jumps) -> None:
+    made = desk.start()
+    Connection.open(target_of(made.port), host_keys="accept-new", jumps=jumps).close()
+    enter(made, jumps).close()
+
+
+def test_a_line_that_breaks_right_after_the_login_is_a_failure_to_connect(
+    desk: Desk, jumps: Jumps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = desk.start()
+    desk.know(made)
+
+    def breaks(transport: Transport) -> None:
+        transport.sock.close()
+        transport.sock.settimeout(1.0)
+
+    monkeypatch.setattr(Transport, "settle", breaks)
+    assert refused(target_of(made.port), jumps, "connect").trouble is Trouble.PASSING
+
+
+def test_the_known_type_of_key_is_asked_for(desk: Desk, jumps: Jumps, tmp_path: Path) -> None:
+    keys = [
+        make_key(tmp_path / kind, kind, bits=2048 if kind == "rsa" else None) for kind in ("ed25519", "rsa")
+    ]
+    made = desk.start(host_keys=keys)
+    (desk.home / ".ssh" / "known_hosts").write_text(made.known_hosts.splitlines()[1])
+    enter(made, jumps).close()
+
+
+def test_a_killed_session_is_noticed(server: Sshd, connection: Connection) -> None:
+    for pid in server.family()[1:]:
+        os.kill(pid, signal.SIGKILL)
+    assert connection.ended.wait(WAIT_S)
+    assert not connection.is_alive(WAIT_S)
+
+
+def test_a_forwarded_port_brings_connections_home_until_it_is_given_back(connection: Connection) -> None:
+    arrived: list[paramiko.Channel] = []
+    news = threading.Event()
+
+    def taken(channel: paramiko.Channel) -> None:
+        arrived.append(channel)
+        news.set()
+
+    port = connection.forward(taken)
+    other = connection.forward(lambda channel: channel.close())
+    assert port != other
+    with socket.create_connection((LOOPBACK, port), WAIT_S) as line:
+        line.sendall(b"hello")
+        assert news.wait(WAIT_S)
+        assert arrived[0].recv(5) == b"hello"
+        arrived[0].sendall(b"back")
+        assert line.recv(4) == b"back"
+    connection.unforward(port)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((LOOPBACK, port), WAIT_S)
+
+
+@pytest.mark.parametrize("setting", ["AllowTcpForwarding no", "DisableForwarding yes", "PermitListen none"])
+def test_a_forbidden_forward_is_named_with_the_setting(desk: Desk, jumps: Jumps, setting: str) -> None:
+    made = desk.start(setting)
+    desk.know(made)
+    connection = enter(made, jumps)
+    with pytest.raises(
+        LaunchError, match=r"forward: sshd on 127\.0\.0\.1 refuses remote port forwarding"
+    ) as caught:
+        connection.forward(lambda channel: None)
+    assert setting.split()[0] in caught.value.fix
+    assert "no-port-forwarding" in caught.value.fix
+    assert caught.value.trouble is Trouble.LASTING
+    assert connection.is_alive(WAIT_S)
+    connection.close()
+
+
+def test_questions_of_many_threads_are_not_mixed_up(connection: Connection) -> None:
+    ports: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: ports.append(connection.forward(lambda channel: None)))
+        for _ in range(8)
+    ] + [threading.Thread(target=connection.is_alive, args=(WAIT_S,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert len(set(ports)) == 8
+    for port in ports:
+        socket.create_connection((LOOPBACK, port), WAIT_S).close()
+
+
+def test_a_stopped_server_is_found_out_and_the_connection_closed(
+    server: Sshd, connection: Connection
+) -> None:
+    assert connection.is_alive(WAIT_S)
+    family = server.family()
+    for pid in family:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert not connection.is_alive(0.2)
+        assert connection.ended.wait(WAIT_S)
+    finally:
+        for pid in family:
+            os.kill(pid, signal.SIGCONT)
+
+
+def test_a_refused_connection_is_passing_trouble(jumps: Jumps) -> None:
+    refusal = refused(target_of(free_port()), jumps, "connect")
+    assert "refused" in refusal.reason
+    assert refusal.trouble is Trouble.PASSING
+
+
+def test_a_name_without_an_address_is_said(jumps: Jumps) -> None:
+    assert (
+        "no address is known for nosuch.invalid"
+        in refused(resolve("nosuch.invalid"), jumps, "connect").reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("greeting", "words"),
+    [
+        (b"", "takes connections, but said nothing for 1 s"),
+        (b"SSH-2.0-Stuck\r\n", "greeted, then hung in the key exchange"),
+    ],
+)
+def test_a_host_that_hangs_is_given_up_with_what_it_did_last(
+    jumps: Jumps, monkeypatch: pytest.MonkeyPatch, greeting: bytes, words: str
+) -> None:
+    monkeypatch.setattr(dial, "BANNER_S_MAX", 1.0)
+    monkeypatch.setattr(dial, "KEX_S_MAX", 0.5)
+    before = threading.active_count()
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        held = threading.Thread(target=_greet, args=(listener, greeting))
+        held.start()
+        refusal = refused(target_of(listener.getsockname()[1]), jumps, "connect")
+        held.join(WAIT_S)
+    assert words in refusal.reason
+    assert refusal.trouble is Trouble.PASSING
+    deadline = time.monotonic() + WAIT_S
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before
+
+
+def _greet(listener: socket.socket, greeting: bytes) -> None:
+    """Take a connection, say the greeting, and nothing more until the other side goes."""
+    line, _ = listener.accept()
+    with line:
+        line.settimeout(WAIT_S)
+        line.sendall(greeting)
+        while line.recv(4096):
+            pass
+
+
+class _Mute(paramiko.ServerInterface):
+    """A server that never says whether a key is good."""
+
+    def __init__(self, released: threading.Event) -> None:
+        self._released = released
+
+    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
+        """Wait until the test is over."""
+        self._released.wait(WAIT_S)
+        return AUTH_FAILED
+
+
+def test_a_host_that_hangs_in_the_login_is_given_up(
+    jumps: Jumps, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "AUTH_S_MAX", 0.5)
+    released = threading.Event()
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def serve() -> None:
+            transport = paramiko.Transport(listener.accept()[0])
+            transport.add_server_key(paramiko.Ed25519Key(filename=str(desk.key)))
+            transport.start_server(event=threading.Event(), server=_Mute(released))
+            transport.join(WAIT_S)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        port = listener.getsockname()[1]
+        with pytest.raises(LaunchError, match=r"auth: .*did not answer within .* of logging in") as caught:
+            Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
+        released.set()
+        serving.join(WAIT_S)
+    assert caught.value.trouble is Trouble.PASSING
+    assert f"ssh -v -p {port}" in caught.value.fix
+
+
+def test_what_is_not_an_ssh_server_is_said(jumps: Jumps) -> None:
+    with socket.create_server((LOOPBACK, 0)) as listener:
+
+        def answer() -> None:
+            line, _ = listener.accept()
+            with line:
+                line.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 200)
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        refusal = refused(target_of(listener.getsockname()[1]), jumps, "connect")
+        answering.join(WAIT_S)
+    assert "HTTP/1.1 400" in refusal.reason
+
+
+def test_an_openssh_client_finds_the_same_way(desk: Desk, connection: Connection) -> None:
+    argv = connection.openssh()
+    assert argv is not None
+    assert "BatchMode=yes" in argv
+    done = subprocess.run([*argv, LOOPBACK, "echo in"], capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.stdout, done.returncode) == ("in\n", 0), done.stderr
+
+
+def test_nothing_is_said_on_standard_error(
+    desk: Desk, jumps: Jumps, server: Sshd, capfd: pytest.CaptureFixture[str]
+) -> None:
+    connection = enter(server, jumps)
+    for pid in server.family()[1:]:
+        os.kill(pid, signal.SIGKILL)
+    assert connection.ended.wait(WAIT_S)
+    refused(target_of(free_port()), jumps, "connect")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_many_hosts_are_connected_to_at_once(server: Sshd, jumps: Jumps) -> None:
+    said: list[bytes | None] = []
+
+    def visit() -> None:
+        connection = enter(server, jumps)
+        said.append(connection.run("echo in").line(WAIT_S))
+        connection.close()
+
+    threads = [threading.Thread(target=visit) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * WAIT_S)
+    assert said == [b"in"] * 24

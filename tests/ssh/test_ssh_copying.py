@@ -1,0 +1,320 @@
+"""Does bulk come whole over a real sshd, by rsync and by SFTP, whatever the names, and does a fault say what it is?"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends import Copied, Copy, Direction
+from orchestrator.backends.ssh import config, copying
+from orchestrator.backends.ssh.connection import Connection, Jumps
+from orchestrator.backends.ssh.copying import Copies
+from orchestrator.wire.messages import Piece
+from tests.ssh.conftest import LOOPBACK, Desk, Sshd, needs_sshd
+
+pytestmark = [needs_sshd, pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")]
+
+END_S_MAX = 60.0
+NAMES = (
+    "plain.pt",
+    "with blank.pt",
+    'it\'s "quoted".pt',
+    "-dash.pt",
+    "#hash.pt",
+    ";semicolon.pt",
+    "new\nline.pt",
+    "ünïcödé/模型.pt",
+    "$HOME`id`/a b/*.pt",
+    "not\udcffutf8.pt",
+    "n" * 250 + ".pt",
+)
+
+
+def piece(folder: Path, name: str) -> Piece:
+    path = folder / name
+    stat = path.stat()
+    return Piece(name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def write(folder: Path, name: str, data: bytes) -> Piece:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return piece(folder, name)
+
+
+class Host:
+    """A host, the copies from and to it, and a folder on it and at home."""
+
+    def __init__(
+        self, desk: Desk, tmp_path: Path, settings: str, has_rsync: bool, mb_s: float | None
+    ) -> None:
+        # Sessions get a home without a .bashrc, which may do anything.
+        self.server: Sshd = desk.start(f"SetEnv HOME={desk.home}\n{settings}")
+        desk.know(self.server)
+        self.there, self.here = tmp_path / "there", tmp_path / "here"
+        self.there.mkdir()
+        self.jumps = Jumps()
+        self.connection: Connection | None = None
+        self.news = threading.Event()
+        self.copies = Copies(lambda _: self.connection, lambda _: has_rsync, self.news.set, mb_s)
+        self.connect()
+
+    def connect(self) -> None:
+        target = config.resolve(LOOPBACK, port=self.server.port)
+        self.connection = Connection.open(target, host_keys="strict", jumps=self.jumps)
+
+    def begin(self, direction: Direction, names: tuple[str, ...], wanted: tuple[Piece, ...] = ()) -> None:
+        self.copies.copy(Copy("key", "node1", direction, str(self.there), self.here, names, wanted))
+
+    def wait(self) -> list[Copied]:
+        assert self.news.wait(END_S_MAX)
+        self.news.clear()
+        return self.copies.copied()
+
+    def fetch(self, *pieces: Piece) -> str:
+        """Fetch files; return what went wrong."""
+        self.begin(Direction.FETCH, tuple(one.name for one in pieces), pieces)
+        (done,) = self.wait()
+        return done.error
+
+    def send(self, *names: str) -> str:
+        self.begin(Direction.SEND, names)
+        (done,) = self.wait()
+        return done.error
+
+    def close(self) -> None:
+        self.copies.close()
+        if self.connection is not None:
+            self.connection.close()
+        self.jumps.close()
+
+
+StartHost = Callable[..., Host]
+
+
+@pytest.fixture
+def start(desk: Desk, tmp_path: Path) -> Iterator[StartHost]:
+    """Start a host, with settings of its sshd."""
+    hosts: list[Host] = []
+
+    def one(settings: str = "", has_rsync: bool = True, mb_s: float | None = None) -> Host:
+        hosts.append(Host(desk, tmp_path, settings, has_rsync, mb_s))
+        return hosts[-1]
+
+    yield one
+    for host in hosts:
+        host.close()
+
+
+NOISY = "ForceCommand sh -c 'echo welcome to the noisy host; eval \"$SSH_ORIGINAL_COMMAND\"'"
+WAYS = [("", True), ("", False), (NOISY, True)]
+WAY_IDS = ["rsync", "sftp", "noisy shell"]
+
+
+@pytest.mark.parametrize(("settings", "has_rsync"), WAYS, ids=WAY_IDS)
+def test_every_name_comes_home_and_goes_back(start: StartHost, settings: str, has_rsync: bool) -> None:
+    host = start(settings, has_rsync)
+    pieces = [write(host.there, name, os.urandom(n * 1000)) for n, name in enumerate(NAMES)]
+    assert host.fetch(*pieces) == ""
+    assert [piece(host.here, one.name) for one in pieces] == pieces
+    left = {path.relative_to(host.here) for path in host.here.rglob("*") if path.is_file()}
+    assert left == {Path(name) for name in NAMES}, "nothing else is left"
+    shutil.rmtree(host.there)
+    assert host.send(*NAMES) == ""
+    assert [(host.there / name).read_bytes() for name in NAMES] == [
+        (host.here / n).read_bytes() for n in NAMES
+    ]
+    assert {path.relative_to(host.there) for path in host.there.rglob("*") if path.is_file()} == left
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_rsync_is_used_where_both_ends_have_it(start: StartHost, tmp_path: Path, has_rsync: bool) -> None:
+    ran = tmp_path / "ran"
+    host = start(
+        f'ForceCommand sh -c \'echo "$SSH_ORIGINAL_COMMAND" >> {ran}; eval "$SSH_ORIGINAL_COMMAND"\'',
+        has_rsync,
+    )
+    assert host.fetch(write(host.there, "a.pt", b"data")) == ""
+    assert ("rsync --server" in ran.read_text()) is has_rsync
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_large_file_comes_whole(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync)
+    block = os.urandom(1 << 20)
+    large = write(host.there, "large.pt", b"".join(bytes([n]) + block for n in range(100)))
+    assert host.fetch(large) == ""
+    assert piece(host.here, "large.pt") == large
+
+
+def test_what_is_at_home_already_is_not_copied_again(start: StartHost) -> None:
+    host = start("", False)
+    wanted = write(host.there, "a.pt", b"data")
+    assert host.fetch(wanted) == ""
+    inode = (host.here / "a.pt").stat().st_ino
+    assert host.fetch(wanted) == ""
+    assert (host.here / "a.pt").stat().st_ino == inode
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_file_that_was_deleted_is_told_at_once(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync)
+    wanted = write(host.there, "a.pt", b"data")
+    (host.there / "a.pt").unlink()
+    error = host.fetch(wanted)
+    assert "node1" in error and ("deleted" in error or "not there" in error)
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_file_that_was_written_again_is_told_as_such(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync)
+    wanted = write(host.there, "a.pt", b"data")
+    write(host.there, "a.pt", b"more")
+    os.utime(host.there / "a.pt", ns=(wanted.mtime_ns + 10**9, wanted.mtime_ns + 10**9))
+    assert host.fetch(wanted) == "a.pt was written again on node1 before it was copied"
+
+
+def test_a_file_that_came_damaged_is_copied_once_more_and_then_given_up(start: StartHost) -> None:
+    host = start("", False)
+    good = write(host.there, "a.pt", b"data")
+    bad = Piece(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
+    assert host.fetch(bad) == "a.pt came damaged from node1 twice"
+    assert host.fetch(good) == ""
+
+
+def test_a_file_is_not_replaced_by_one_that_is_not_whole(start: StartHost) -> None:
+    host = start("", False, 1.0)
+    write(host.there, "a.pt", os.urandom(50_000_000))
+    write(host.here, "a.pt", b"before")
+    host.begin(Direction.FETCH, ("a.pt",))
+    until(lambda: host.copies.progress().get("key", 0) > 0)
+    assert (host.here / "a.pt").read_bytes() == b"before"
+    host.copies.drop("key")
+    until(lambda: not host.copies.busy("node1"))
+    assert [path.name for path in host.here.iterdir()] == ["a.pt"]
+    assert (host.here / "a.pt").read_bytes() == b"before"
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + END_S_MAX
+    while not true():
+        assert time.monotonic() < deadline_s
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_close_ends_a_copy_at_once_and_leaves_no_process(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync, 0.5)
+    wanted = write(host.there, "a.pt", os.urandom(50_000_000))
+    host.begin(Direction.FETCH, ("a.pt",), (wanted,))
+    until(lambda: host.copies.progress().get("key", 0) > 0)
+    began_s = time.monotonic()
+    host.copies.close()
+    assert time.monotonic() - began_s < copying.CLOSE_S_MAX
+    assert host.copies.copied() == []
+    assert not [pid for pid in host.server.family()[1:] if b"rsync" in command(pid)]
+
+
+def command(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_the_limit_of_speed_is_kept(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync, 4.0)
+    wanted = write(host.there, "a.pt", os.urandom(8_000_000))
+    began_s = time.monotonic()
+    assert host.fetch(wanted) == ""
+    assert time.monotonic() - began_s > 1.0
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_copy_goes_on_when_its_broken_line_is_back(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync, 10.0)
+    wanted = write(host.there, "a.pt", os.urandom(20_000_000))
+    host.begin(Direction.FETCH, ("a.pt",), (wanted,))
+    until(lambda: host.copies.progress().get("key", 0) > 1_000_000)
+    assert host.connection is not None
+    connection, host.connection = host.connection, None
+    for pid in host.server.family()[1:]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, 9)
+    assert connection.ended.wait(END_S_MAX)
+    host.connect()
+    (done,) = host.wait()
+    assert done.error == ""
+    assert piece(host.here, "a.pt") == wanted
+
+
+def test_a_copy_waits_until_there_is_a_way_to_its_host(start: StartHost) -> None:
+    host = start()
+    wanted = write(host.there, "a.pt", b"data")
+    connection, host.connection = host.connection, None
+    host.begin(Direction.FETCH, ("a.pt",), (wanted,))
+    until(lambda: host.copies.busy("node1") and not host.copies.progress())
+    host.connection = connection
+    (done,) = host.wait()
+    assert done.error == ""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to mount a small file system")
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], capture_output=True, timeout=10
+    )
+    if made.returncode != 0:
+        pytest.skip(f"needs to mount a small file system: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True, timeout=10)
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_a_full_disk_on_the_host_is_told(start: StartHost, small_disk: Path, has_rsync: bool) -> None:
+    host = start("", has_rsync)
+    host.there = small_disk
+    write(host.here, "a.pt", os.urandom(6_000_000))
+    error = host.send("a.pt")
+    assert "node1" in error and "space" in error
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_full_disk_at_home_is_told_before_a_byte_is_copied(start: StartHost, small_disk: Path) -> None:
+    host = start()
+    host.here = small_disk / "incoming"
+    wanted = write(host.there, "a.pt", os.urandom(6_000_000))
+    error = host.fetch(wanted)
+    assert "on this machine" in error and "MB are free" in error
+
+
+@pytest.mark.parametrize("has_rsync", [True, False], ids=["rsync", "sftp"])
+def test_what_cannot_be_read_on_the_host_is_told(start: StartHost, has_rsync: bool) -> None:
+    host = start("", has_rsync)
+    wanted = write(host.there, "a.pt", b"data")
+    (host.there / "a.pt").unlink()
+    (host.there / "a.pt").mkdir()
+    assert host.fetch(wanted) != ""
+
+
+def test_a_link_on_the_host_comes_as_what_it_leads_to(start: StartHost) -> None:
+    host = start()
+    write(host.there, "step_1.pt", b"data")
+    (host.there / "last.pt").symlink_to("step_1.pt")
+    assert host.fetch(piece(host.there, "last.pt")) == ""
+    assert (host.here / "last.pt").read_bytes() == b"data" and not (host.here / "last.pt").is_symlink()

@@ -1,0 +1,296 @@
+"""Does the submit side learn from many hosts at once what it must know, and does one bad host hold nobody up?"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator import bundle, fleet, journal, leftovers, planning, preflight, render
+from orchestrator.backends import LaunchError
+from orchestrator.backends.ssh.connection import Connection
+from orchestrator.brain import decisions as d
+from orchestrator.collect import sweep_hosts, swept
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.job import Job
+from orchestrator.plan import PlannedSsh
+from orchestrator.planning import Inventory
+from orchestrator.spec import load
+from orchestrator.wire import codec
+from orchestrator.wire.paths import JobDir
+from tests.golden import jobs
+from tests.ssh.conftest import Desk, Sshd, free_port, make_key, needs_sshd
+
+pytestmark = needs_sshd
+
+SSH = PlannedSsh(None, None, "strict", "~/.orch", (), None)
+
+
+def _configure(desk: Desk, **servers: Sshd) -> None:
+    """Let names lead to servers; `gone` leads to a port that nobody listens on."""
+    desk.know(*servers.values())
+    ports = {**{name: server.port for name, server in servers.items()}, "gone": free_port()}
+    desk.configure(
+        "".join(f"Host {name}\n HostName 127.0.0.1\n Port {port}\n" for name, port in ports.items())
+    )
+
+
+def _start(desk: Desk, settings: str = "", environ: str = "") -> Sshd:
+    """Start a server whose shells have the home of the test, and read nobody's .bashrc."""
+    return desk.start(f"SetEnv HOME={desk.home} {environ}\n{settings}")
+
+
+def _with_gpus(desk: Desk, folder: Path, said: str, code: int = 0) -> Sshd:
+    """Start a server on which nvidia-smi says this, and the shell something before."""
+    folder.mkdir()
+    (folder / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{said}'\nexit {code}\n")
+    (folder / "nvidia-smi").chmod(0o755)
+    noise = 'ForceCommand echo noise; eval "$SSH_ORIGINAL_COMMAND"'
+    return _start(desk, noise, f"PATH={folder}:/usr/bin:/bin")
+
+
+def _name(there: Connection, host: str) -> str:
+    remote = there.run(f"echo this is {host}")
+    said = remote.line(10.0)
+    assert said is not None
+    return said.decode()
+
+
+def test_every_host_answers_or_says_why_not_in_the_users_order(desk: Desk) -> None:
+    one, two = _start(desk), _start(desk)
+    _configure(desk, one=one, two=two)
+    said = fleet.each(["two", "gone", "one", "two"], SSH, _name)
+    assert list(said) == ["two", "gone", "one"]
+    assert (said["two"], said["one"]) == ("this is two", "this is one")
+    failed = said["gone"]
+    assert isinstance(failed, LaunchError) and failed.stage == "connect"
+    assert "gone: connect: " in fleet.told(said) and "two:" not in fleet.told(said)
+
+
+def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> None:
+    _configure(desk, one=_start(desk))
+
+    def work(there: Connection, host: str) -> str:
+        if host == "one":
+            there.ended.wait(20.0)
+        return host
+
+    began_s = time.monotonic()
+    said = fleet.each(["one"], SSH, work, limit_s=1.5)
+    assert time.monotonic() - began_s < 10.0
+    assert isinstance(said["one"], LaunchError) and "no answer within 1.5 s" in str(said["one"])
+
+
+def test_a_fault_of_ours_is_not_blamed_on_the_host(desk: Desk) -> None:
+    _configure(desk, one=_start(desk))
+
+    def work(_there: Connection, _host: str) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fleet.each(["one"], SSH, work)
+
+
+GPUS = "GPU 0: H200 (UUID: GPU-a)\\nGPU 1: H200 (UUID: GPU-b)\\n"
+
+
+def test_the_gpus_are_counted_on_the_hosts_whatever_their_shells_print(desk: Desk, tmp_path: Path) -> None:
+    _configure(
+        desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=_with_gpus(desk, tmp_path / "two", GPUS)
+    )
+    assert fleet.gpus_each(["one", "gone", "two"], SSH, "job.yaml") == 2
+
+
+def test_hosts_with_different_numbers_of_gpus_are_named(desk: Desk, tmp_path: Path) -> None:
+    none = _with_gpus(desk, tmp_path / "two", "No devices were found\\n", 6)
+    _configure(desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=none)
+    assert fleet.gpus_each(["two"], SSH, "") == 0
+    with pytest.raises(UserError, match="different numbers of GPUs: one 2, two 0"):
+        fleet.gpus_each(["one", "two"], SSH, "job.yaml:3: gpus_per_node")
+
+
+def test_hosts_that_say_nothing_are_named_with_their_reasons(desk: Desk, tmp_path: Path) -> None:
+    _configure(desk, one=_with_gpus(desk, tmp_path / "one", "NVML: Driver/library version mismatch\\n", 18))
+    with pytest.raises(ClusterError, match="no host said how many GPUs") as told:
+        fleet.gpus_each(["one", "gone"], SSH, "job.yaml")
+    assert "one: shell: nvidia-smi fails: " in told.value.what and "version mismatch" in told.value.what
+    assert "gone: connect: " in told.value.what
+
+
+def test_a_key_that_only_a_passphrase_opens_is_refused_before_the_submit(desk: Desk) -> None:
+    fleet.refuse_locked_keys(["one"], SSH)
+    for path in desk.home.glob(".ssh/id_*"):
+        path.unlink()
+    fleet.refuse_locked_keys(["one"], SSH)
+    locked = make_key(desk.home / ".ssh" / "id_ed25519", passphrase="secret")
+    with pytest.raises(ClusterError, match="is encrypted, and no ssh-agent has it") as told:
+        fleet.refuse_locked_keys(["one"], SSH)
+    assert told.value.fix == f'eval "$(ssh-agent)" && ssh-add {locked}'
+
+
+# orch check
+
+
+def _check(tmp_path: Path, hosts: str, *overrides: str) -> dict[str, list[preflight.Finding]]:
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    (work / "train.py").write_text("print(1)\n")
+    text = f"name: gpt\nbackend: ssh\nprocs_per_node: 1\nentrypoint: train.py\nssh: {{hosts: {hosts}, remote_dir: {tmp_path}/remote}}\n"
+    (work / "job.yaml").write_text(text)
+    environ = {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")}
+    found: dict[str, list[preflight.Finding]] = {}
+    for one in preflight.check(work / "job.yaml", None, overrides, environ):
+        found.setdefault(one.what, []).append(one)
+        assert one.ok != bool(one.fix)
+    assert not (tmp_path / "home" / "jobs").exists()
+    return found
+
+
+def test_check_looks_at_every_host_and_leaves_nothing_there(desk: Desk, tmp_path: Path) -> None:
+    _configure(desk, one=_start(desk), closed=_start(desk, "AllowTcpForwarding no"))
+    found = _check(tmp_path, "[one, closed, gone]")
+    assert list(found) == ["spec", "plan", "code", "space", "keys", "host", "forward", "connect", "hosts"]
+    assert found["host"][0].ok and found["host"][0].found.startswith("one: Python 3.")
+    assert "AllowTcpForwarding" in found["forward"][0].fix and found["forward"][0].found.startswith(
+        "closed: "
+    )
+    assert found["connect"][0].found.startswith("gone: ")
+    assert (found["hosts"][0].ok, found["hosts"][0].found) == (True, "1 of 3 hosts can be used, 1 wanted")
+    assert not (tmp_path / "remote").exists()
+
+
+def test_check_fails_when_too_few_hosts_can_be_used(desk: Desk, tmp_path: Path) -> None:
+    _configure(desk, one=_start(desk))
+    found = _check(tmp_path, "[one, gone]", "nodes=2")
+    last = found["hosts"][0]
+    assert (last.ok, last.exit_code, last.found) == (False, 3, "1 of 2 hosts can be used, 2 wanted")
+    found = _check(tmp_path, "[one]", "gpus_per_node=4", "procs_per_node=null")
+    assert "GPUs, and 4 are wanted" in found["host"][0].found and not found["hosts"][0].ok
+
+
+def test_check_says_when_no_python_for_the_ranks_is_there(desk: Desk, tmp_path: Path) -> None:
+    _configure(desk, one=_start(desk))
+    found = _check(tmp_path, "[one]", "python=/no/such/python")
+    assert found["host"][0].found == "one: it has none of /no/such/python"
+
+
+# orch collect, orch clean
+
+
+def _ended(desk: Desk, tmp_path: Path, hosts: str = "[one, two, gone]") -> tuple[Job, Path]:
+    """Make an ended job that was launched on `one` and `two`, which share a disk; return it and its folder there."""
+    work = tmp_path / "work"
+    work.mkdir()
+    ssh = f"{{hosts: {hosts}, remote_dir: {tmp_path}/remote}}"
+    (work / "job.yaml").write_text(f"name: gpt\nbackend: ssh\ncommand: 'true'\nssh: {ssh}\n")
+    file = load(work / "job.yaml")
+    plan = planning.make(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
+    job = JobDir(tmp_path / "home" / "jobs" / jobs.ID)
+    for folder in (job.scripts, job.checkpoints, job.attempt_logs(1), job.secrets):
+        folder.mkdir(parents=True)
+    (job.secrets / "token").write_text("secret")
+    job.plan.write_text(codec.dumps(plan))
+    job.bundle.write_bytes(bundle.build())
+    job.archive.touch()
+    job.ended.touch()
+    for script in render.render(plan, job, "/usr/bin/python3"):
+        (job.scripts / script.name).write_text(script.text)
+    book = journal.Journal(job.journal, "boot", 0)
+    for node in ("one", "two", "one"):
+        book.write(d.Launch(0.0, "needed", 1, node))
+    book.close()
+    there = JobDir(tmp_path / "remote" / "jobs" / jobs.ID)
+    for folder in (there.node("one"), there.checkpoints / "step-2", there.attempt_logs(1), there.evidence(1)):
+        folder.mkdir(parents=True)
+    there.bundle.write_bytes(job.bundle.read_bytes())
+    there.rank_log(1, 0).write_text("all that it said\n")
+    job.rank_log(1, 0).write_text("all that")
+    (there.node("one") / "agent.log").write_text("bye\n")
+    (there.checkpoints / "step-1.pt").write_text("other")
+    (job.checkpoints / "step-1.pt").write_text("at home")
+    (there.checkpoints / "step-2" / "rank-0.pt").write_bytes(os.urandom(3_000_000))
+    (there.checkpoints / ".tmp").write_text("half")
+    (there.root / "stranger").write_text("?")
+    return Job(job), there.root
+
+
+def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, tmp_path: Path) -> None:
+    server = _start(desk)
+    _configure(desk, one=server, two=server)
+    job, there = _ended(desk, tmp_path)
+    account = leftovers.collect(job)
+    assert account.is_whole and list(account.brought) == ["one", "two"]
+    assert leftovers.summary([account]) == "3 files (3.0 MB) came from 2 hosts"
+    home = job.folder
+    assert home.rank_log(1, 0).read_text() == "all that it said\n"
+    assert (home.root / "nodes/one/agent.log").read_text() == "bye\n"
+    assert (home.checkpoints / "step-1.pt").read_text() == "at home"
+    came = home.checkpoints / "step-2" / "rank-0.pt"
+    assert came.read_bytes() == (there / "checkpoints/step-2/rank-0.pt").read_bytes()
+    assert abs(came.stat().st_mtime - (there / "checkpoints/step-2/rank-0.pt").stat().st_mtime) < 1
+    assert not (home.root / "stranger").exists() and not (home.checkpoints / ".tmp").exists()
+    assert leftovers.summary([leftovers.collect(job)]) == "", "nothing comes twice"
+
+
+def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, tmp_path: Path) -> None:
+    _configure(desk, one=_start(desk))
+    job, _ = _ended(desk, tmp_path, "[one, gone]")
+    book = journal.Journal(job.folder.journal, "boot", 3)
+    book.write(d.Launch(0.0, "needed", 1, "gone"))
+    book.close()
+    (desk.home / ".ssh" / "config").write_text(
+        (desk.home / ".ssh" / "config").read_text() + "Host two\n Port 1\n"
+    )
+    account = leftovers.collect(job)
+    assert list(account.brought) == ["one"] and sorted(account.failed) == ["gone", "two"]
+    assert not account.is_whole and any(line.startswith("gone: connect: ") for line in account.lines())
+
+
+def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tmp_path: Path) -> None:
+    server = _start(desk)
+    _configure(desk, one=server, two=server)
+    job, there = _ended(desk, tmp_path)
+    (there / "secrets").mkdir()
+    (there / "secrets" / "token").write_text("secret")
+    account = leftovers.sweep(job)
+    assert account.clean == ("one", "two") and leftovers.summary([account]) == ""
+    assert (there / "stranger").exists()
+
+
+def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tmp_path: Path) -> None:
+    server = _start(desk)
+    _configure(desk, one=server, two=server)
+    job, there = _ended(desk, tmp_path)
+    accounts = list(sweep_hosts([job], None).values())
+    assert swept(accounts) == "cleaned 2 hosts of 1 job; 3 files (3.0 MB) came from 2 hosts"
+    assert not there.exists()
+    assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
+    assert json.loads(job.folder.swept.read_text()) == ["one", "two"]
+    server.stop()
+    assert sweep_hosts([job], None) == {} and swept([]) == "", "nobody asks twice"
+
+
+def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> None:
+    server = _start(desk)
+    _configure(desk, one=server, two=server)
+    job, there = _ended(desk, tmp_path)
+    job.folder.rank_log(1, 0).unlink()
+    job.folder.rank_log(1, 0).mkdir()
+    left = sweep_hosts([job], None)
+    assert there.exists() and list(left) == [jobs.ID]
+    assert any("rank-00000.log could not be brought home" in line for line in left[jobs.ID].lines())
+
+
+def test_a_damaged_job_is_named_and_the_next_one_is_cleaned(desk: Desk, tmp_path: Path) -> None:
+    server = _start(desk)
+    _configure(desk, one=server, two=server)
+    job, there = _ended(desk, tmp_path)
+    damaged = JobDir(job.folder.root.with_name("gpt-20261120-224605124-k3"))
+    damaged.root.mkdir()
+    damaged.archive.touch()
+    damaged.ended.touch()
+    accounts = sweep_hosts([Job(damaged), job], None)
+    assert [account.is_whole for account in accounts.values()] == [False, True] and not there.exists()

@@ -1,0 +1,127 @@
+"""Are hosts behind bastions and proxies reached, and is it said which of them failed?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from orchestrator.backends import Trouble
+from orchestrator.backends.ssh.config import resolve
+from orchestrator.backends.ssh.connection import Connection, Jumps
+from tests.ssh.conftest import (
+    LOOPBACK,
+    WAIT_S,
+    Desk,
+    Sshd,
+    fingerprint,
+    free_port,
+    make_key,
+    needs_sshd,
+    refused,
+    target_of,
+)
+
+pytestmark = needs_sshd
+
+
+def test_a_host_is_reached_through_a_bastion_that_is_connected_to_once(desk: Desk, jumps: Jumps) -> None:
+    bastion, inner = desk.start(), desk.start()
+    desk.know(bastion, inner)
+    desk.configure(
+        f"Host bastion\n  HostName {LOOPBACK}\n  Port {bastion.port}\nHost inner*\n  ProxyJump bastion\n  HostName {LOOPBACK}\n"
+    )
+    opened: list[Connection] = []
+
+    def enter(host: str) -> None:
+        target = resolve(host, port=inner.port)
+        opened.append(Connection.open(target, host_keys="strict", jumps=jumps))
+
+    threads = [threading.Thread(target=enter, args=(f"inner{number}",)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert [connection.run("echo in").line(WAIT_S) for connection in opened] == [b"in"] * 6
+    assert sum("Accepted publickey" in line for line in bastion.log) == 1
+    for connection in opened:
+        connection.close()
+
+
+def test_bastion_and_host_are_both_checked(desk: Desk, jumps: Jumps, tmp_path: Path) -> None:
+    bastion, inner = desk.start(), desk.start(host_keys=[make_key(tmp_path / "inner")])
+    target = replace(target_of(inner.port), jump=target_of(bastion.port))
+    refusal = refused(target, jumps, "host key")
+    assert refusal.reason.startswith(
+        f"the bastion {LOOPBACK}: its ED25519 key {fingerprint(bastion.host_keys[0])}"
+    )
+    desk.know(bastion)
+    refusal = refused(target, jumps, "host key")
+    assert refusal.reason.startswith(f"its ED25519 key {fingerprint(inner.host_keys[0])}")
+    assert "StrictHostKeyChecking=ask" in refusal.fix
+    desk.know(inner)
+    Connection.open(target, host_keys="strict", jumps=jumps).close()
+
+
+def test_a_bastion_that_lets_nobody_through_is_named(desk: Desk, jumps: Jumps) -> None:
+    bastion, inner = desk.start("AllowTcpForwarding no"), desk.start()
+    desk.know(bastion, inner)
+    refusal = refused(replace(target_of(inner.port), jump=target_of(bastion.port)), jumps, "connect")
+    assert f"the bastion {LOOPBACK} refuses to forward to {LOOPBACK} port {inner.port}" in refusal.reason
+    assert refusal.trouble is Trouble.LASTING
+    refusal = refused(replace(target_of(free_port()), jump=target_of(inner.port)), jumps, "connect")
+    assert "cannot reach" in refusal.reason
+    assert refusal.trouble is Trouble.PASSING
+
+
+def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: Jumps) -> None:
+    bastion, inner = desk.start(), desk.start()
+    desk.know(bastion, inner)
+    target = replace(target_of(inner.port), jump=target_of(bastion.port))
+    first = Connection.open(target, host_keys="strict", jumps=jumps)
+    for pid in bastion.family()[1:]:
+        os.kill(pid, signal.SIGKILL)
+    assert first.ended.wait(WAIT_S)
+    Connection.open(target, host_keys="strict", jumps=jumps).close()
+
+
+def test_a_proxy_command_leads_there_and_is_ended_with_the_connection(
+    desk: Desk, jumps: Jumps, server: Sshd
+) -> None:
+    relay = desk.home / "relay.py"
+    relay.write_text(RELAY)
+    desk.configure(
+        f"Host inner\n  ProxyCommand python3 {relay} {LOOPBACK} %p {desk.home}/pid\n  HostKeyAlias [{LOOPBACK}]:{server.port}\n"
+    )
+    connection = Connection.open(resolve("inner", port=server.port), host_keys="strict", jumps=jumps)
+    assert connection.run("echo in").line(WAIT_S) == b"in"
+    pid = int((desk.home / "pid").read_text())
+    connection.close()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_proxy_command_that_fails_says_its_last_words(desk: Desk, jumps: Jumps) -> None:
+    desk.configure("Host inner\n  ProxyCommand echo no route to the lab >&2; exit 1\n")
+    refusal = refused(resolve("inner"), jumps, "connect")
+    assert "no route to the lab" in refusal.reason
+
+
+RELAY = """
+import os, pathlib, socket, sys, threading
+
+line = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+pathlib.Path(sys.argv[3]).write_text(str(os.getpid()))
+
+
+def inward():
+    while data := os.read(0, 65536):
+        line.sendall(data)
+    line.shutdown(socket.SHUT_WR)
+
+
+threading.Thread(target=inward, daemon=True).start()
+while data := line.recv(65536):
+    os.write(1, data)
+"""

@@ -1,0 +1,85 @@
+"""Does a launch come through real sshd, whatever its shell prints and wherever it is cut? Real servers, real agents."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends import LaunchError
+from orchestrator.backends.ssh.connection import Connection, Jumps, Remote
+from orchestrator.backends.ssh.launch import Code, land, reach, sweep
+from orchestrator.node import jobfolder
+from orchestrator.wire.paths import JobDir
+from tests.golden import jobs
+from tests.ssh.conftest import Desk, Sshd, enter
+from tests.unit import hosts
+
+NOISY = 'ForceCommand /bin/sh -c \'echo Welcome; echo warning >&2; printf "no end"; eval "$SSH_ORIGINAL_COMMAND"\''
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Code:
+    return hosts.archive(tmp_path / "code.tar.gz", {**hosts.FILES, "large": os.urandom(3_000_000)})
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Iterator[JobDir]:
+    """The job's folder on the host; its agents are ended after the test."""
+    yield JobDir(tmp_path / "sshd0" / "home" / ".orch" / "jobs" / jobs.ID)
+    hosts.end_all(tmp_path)
+
+
+def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
+    desk: Desk, jumps: Jumps, code: Code, there: JobDir
+) -> None:
+    server = desk.start(NOISY)
+    desk.know(server)
+    connection = enter(server, jumps)
+    landed = land(connection, hosts.launch(code))
+    assert landed.root == str(there.root) and "Welcome" in landed.notes[0]
+    assert (there.code / "large").stat().st_size == 3_000_000
+    connection.close()
+    again = enter(server, jumps)
+    assert reach(again, hosts.kit(), hosts.config()).alive
+    assert sweep(again, hosts.kit(), hosts.config().root, jobs.ID).kept == ""
+    assert not there.root.exists()
+
+
+class Cut:
+    """A connection whose session is killed on the host when so many words were heard."""
+
+    def __init__(self, connection: Connection, server: Sshd, words: int) -> None:
+        self._connection = connection
+        self._server = server
+        self._left = words
+
+    def run(self, command: str) -> Remote:
+        remote = self._connection.run(command)
+        line = remote.line
+
+        def cut(wait_s: float) -> bytes | None:
+            if not self._left:
+                for pid in self._server.family()[1:]:
+                    if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        os.kill(pid, signal.SIGKILL)
+            heard = line(wait_s)
+            self._left -= bool(heard)
+            return heard
+
+        remote.line = cut  # type: ignore[method-assign]
+        return remote
+
+
+@pytest.mark.parametrize("words", [0, 2, 4, 6])
+def test_a_launch_that_is_cut_before_its_agent_was_let_go_leaves_none(
+    words: int, server: Sshd, jumps: Jumps, code: Code, there: JobDir
+) -> None:
+    with pytest.raises(LaunchError, match=r"broke|ended|session"):
+        land(Cut(enter(server, jumps), server, words), hosts.launch(code))
+    hosts.wait_gone(hosts.keepers(there.root))
+    assert not jobfolder.is_locked(there.node("node-0") / "agent.lock")
+    assert not land(enter(server, jumps), hosts.launch(code)).was_up
