@@ -12,20 +12,28 @@ PACKAGE = Path(__file__).parent
 FILES = (
     "__init__.py",
     "__main__.py",
+    "carry.py",
+    "deeds.py",
+    "ending.py",
     "errors.py",
+    "ferry.py",
+    "intake.py",
+    "joblock.py",
     "journal.py",
     "links.py",
     "orders.py",
     "plan.py",
     "requests.py",
+    "shelf.py",
     "statefile.py",
     "story.py",
     "supervise.py",
+    "tickets.py",
+    "trips.py",
     "version.py",
-    "backends/__init__.py",
-    "backends/local.py",
+    "versions.py",
 )
-FOLDERS = ("brain", "node", "wire")
+FOLDERS = ("backends", "backends/ssh", "brain", "node", "wire")
 
 _MAIN = "import sys\nfrom orchestrator.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 _DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can tell

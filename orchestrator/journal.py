@@ -114,3 +114,20 @@ class JobClock:
     def now_s(self) -> float:
         """Return the job clock."""
         return self._start_s + time.monotonic() - self._start_mono_s
+
+
+class Sleep:
+    """Has this machine been suspended? The clock that counts such time runs ahead of the one that does not."""
+
+    def __init__(self, worth_s: float) -> None:
+        """Shorter sleeps than `worth_s` are not told of."""
+        self._worth_s = worth_s
+        self._ahead_s = self._look_s()
+
+    def _look_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+
+    def just_now(self) -> bool:
+        """Tell whether the machine slept for more than that since the last call."""
+        before_s, self._ahead_s = self._ahead_s, self._look_s()
+        return self._ahead_s > before_s + self._worth_s

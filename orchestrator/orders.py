@@ -6,9 +6,12 @@ what an agent reports becomes an event of the same name here, with secrets maske
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from orchestrator import plan as planning
 from orchestrator.brain import decisions as d
@@ -24,7 +27,7 @@ from orchestrator.wire.paths import JobDir
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        e.Prepared, e.PrepareFailed, e.Started, e.Exited, e.Stopped, e.StacksTaken, e.CheckpointFound,
+        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.StacksTaken, e.CheckpointFound,
         e.CheckpointSpoiled,
     )
 }  # fmt: skip
@@ -79,7 +82,15 @@ def planned(plan: Plan, at: float) -> e.Planned:
             time_s_max=limits.time_s,
             on_hang=limits.on_hang,
         ),
+        _pool(plan),
     )
+
+
+def _pool(plan: Plan) -> e.Pool | None:
+    pool = plan.pool
+    if pool is None:
+        return None
+    return e.Pool(pool.nodes, pool.ranks_each, pool.spares, zlib.crc32(plan.id.encode()))
 
 
 # What agents say
@@ -88,7 +99,7 @@ def planned(plan: Plan, at: float) -> e.Planned:
 def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     """Return a greeting as the brain's event."""
     ranks = tuple(e.RankSeen(seen.rank, seen.pid, seen.exited) for seen in hello.ranks)
-    address = hello.address or _address(plan, hello.node)
+    address = hello.address or _address(plan, hello.node) or "127.0.0.1"
     return e.AgentUp(at, hello.node, hello.boot, hello.running, hello.ready, address, hello.port, ranks)
 
 
@@ -101,9 +112,21 @@ def beat(node: str, said: m.Beat, at: float) -> e.Beat:
 def event(plan: Plan, said: Said, mask: Mask, at: float) -> Any:
     """Return a kept report as the brain's event of the same name. Raises CodecError when it cannot be read."""
     data = {**_masked(said.data, mask), "at": at, "node": said.node}
-    if data.get("kind") == "Prepared" and not data.get("address"):
-        data["address"] = _address(plan, said.node)
-    return codec.unpack_kind(_EVENTS, data)
+    told = codec.unpack_kind(_EVENTS, data)
+    return _offered(plan, told) if isinstance(told, e.Prepared) else told
+
+
+def _offered(plan: Plan, told: e.Prepared) -> e.Prepared:
+    """Return the news with the addresses that may be used: the one that the user gave, else those of the interface
+    that he chose, else all; where none was asked for, the node's address in the plan."""
+    given, chosen = _address(plan, told.node), plan.env.get("GLOO_SOCKET_IFNAME", "")
+    if not told.addresses:
+        return dataclasses.replace(told, address=told.address or given or "127.0.0.1")
+    if given:
+        interface = next((one.interface for one in told.addresses if one.ip == given), "")
+        return dataclasses.replace(told, addresses=(e.Address(given, interface),))
+    fitting = tuple(one for one in told.addresses if one.interface == chosen)
+    return dataclasses.replace(told, addresses=fitting or told.addresses)
 
 
 def _masked(data: Any, mask: Mask) -> Any:
@@ -126,11 +149,16 @@ def _address(plan: Plan, node: str) -> str:
 
 
 def agent_config(plan: Plan, job: JobDir, private: Private, node: str, address: str) -> m.AgentConfig:
-    """Return all that a node's agent is told at its start. On shared disks one agent looks for checkpoints."""
+    """Return all that a node's agent is told at its start. On shared disks one agent looks for checkpoints.
+
+    Over SSH `root` begins with the folder that the spec names, such as `~/.orch`, which the host itself resolves.
+    """
+    pool, ssh = plan.pool, plan.ssh
+    slots = next((planned.slots for planned in plan.nodes if planned.name == node), 0)
     return m.AgentConfig(
         job=plan.id,
         node=node,
-        root=str(job.root),
+        root=f"{ssh.remote_dir.rstrip('/')}/jobs/{plan.id}" if ssh else str(job.root),
         token=private.token,
         certificate=private.certificate,
         address=address,
@@ -138,30 +166,77 @@ def agent_config(plan: Plan, job: JobDir, private: Private, node: str, address: 
         fence_s=plan.limits.fence_s,
         checkpoint_glob=plan.checkpoint_glob,
         checkpoint_keep=plan.checkpoint_keep,
-        finds_checkpoints=node == plan.nodes[0].name,
+        finds_checkpoints=ssh is not None or node == plan.nodes[0].name,
+        ships=ssh is not None,
+        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool else m.Needs(0, 0, 0),
     )
 
 
-def prepare(plan: Plan, decision: d.Prepare, private: Private) -> m.Prepare:
-    """Return the order to make a node ready."""
-    node = next(planned for planned in plan.nodes if planned.name == decision.node)
+def _needs(gpus: int, ranks: int, slots_there: int) -> m.Needs:
+    return m.Needs(gpus, 0, 0) if gpus else m.Needs(0, ranks, slots_there)
+
+
+Gang: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+"""The nodes of the current attempt in the order of their ranks, each with its ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node stands in the gang of the current attempt, and the job's folder as it sees it."""
+
+    gang: Gang
+    node: str
+    job: JobDir
+
+    @property
+    def index(self) -> int:
+        return next(index for index, (name, _) in enumerate(self.gang) if name == self.node)
+
+    def seats(self) -> list[planning.Seat]:
+        """Return the seats of the node's ranks, in order."""
+        index, nodes = self.index, len(self.gang)
+        ranks = self.gang[index][1]
+        return [
+            planning.Seat(rank, self.node, index, nodes, local, len(ranks))
+            for local, rank in enumerate(ranks)
+        ]
+
+
+def prepare(
+    plan: Plan, decision: d.Prepare, private: Private, place: Place, resume: Sequence[m.Piece]
+) -> m.Prepare:
+    """Return the order to make a node ready; `resume` are the pieces of the checkpoint that was sent there."""
+    gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
+    first = place.index == 0
     return m.Prepare(
         attempt=decision.attempt,
-        env=planning.node_env(plan, node, private.outer, private.secrets),
+        env=planning.node_env(plan, gpus, private.outer, private.secrets),
+        own_env=plan.ssh is not None,
         setup=plan.setup,
-        program=plan.program,
-        wants_port=node is plan.nodes[0],
+        programs=plan.programs or (plan.program,),
+        wants_port=first,
+        wants_addresses=first and plan.pool is not None and len(place.gang) > 1,
         port=plan.rendezvous_port,
+        resume=tuple(resume),
     )
 
 
-def start(plan: Plan, job: JobDir, decision: d.Start) -> m.Start:
-    """Return the order to start a node's ranks."""
-    node = next(planned for planned in plan.nodes if planned.name == decision.node)
-    resume_from = decision.resume.path if decision.resume else ""
+def start(plan: Plan, decision: d.Start, place: Place, resume_from: str) -> m.Start:
+    """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
     meet = (decision.address, decision.port)
     ranks = tuple(
-        m.RankStart(rank, local, planning.rank_env(plan, job, rank, decision.attempt, meet, resume_from))
-        for local, rank in enumerate(node.ranks)
+        m.RankStart(
+            seat.rank,
+            seat.local_rank,
+            planning.rank_env(plan, place.job, seat, decision.attempt, meet, resume_from),
+        )
+        for seat in place.seats()
     )
-    return m.Start(decision.attempt, planning.arguments(plan, resume_from), plan.defaults, ranks)
+    defaults = {**_interface(decision), **plan.defaults}
+    return m.Start(decision.attempt, planning.arguments(plan, resume_from), defaults, ranks)
+
+
+def _interface(decision: d.Start) -> Mapping[str, str]:
+    """Return what makes gloo and NCCL use the way that was probed; NCCL takes a bare name for a prefix."""
+    name = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}

@@ -37,6 +37,7 @@ class AttemptStory:
     verdict: d.Verdict | None = None
     judged_at: float | None = None
     notices: list[str] = field(default_factory=list)
+    job_end: str | None = None
 
     @property
     def restart_at(self) -> float | None:
@@ -76,6 +77,8 @@ def _note(attempts: list[AttemptStory], entry: Entry) -> None:
             attempts[-1].verdict, attempts[-1].judged_at = verdict, at
         case d.Notice(verdict=verdict):
             attempts[-1].notices.append(verdict.summary)
+        case d.EndJob(end=end) if attempts:
+            attempts[-1].job_end = end.value
         case _:
             return
 
@@ -133,6 +136,7 @@ def _attempt(attempt: AttemptStory, after: AttemptStory | None, going: bool) -> 
         "restart_s": _restart_s(attempt, after),
         "repeated_steps": _repeated(attempt, after),
         "notices": attempt.notices,
+        "job_end": attempt.job_end,
     }
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from orchestrator.brain import decisions as d
+from orchestrator.brain import placement
 from orchestrator.brain.facts import Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
 from orchestrator.plan import Plan
 from orchestrator.statefile import ENDED, iso
@@ -18,6 +20,8 @@ from orchestrator.statefile import ENDED, iso
 __all__ = ["ENDED", "Moment", "iso", "reason", "state", "status"]
 
 Json: TypeAlias = dict[str, Any]
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 MISSING_SHOWN = 4
 """How many of the nodes that are waited for are named."""
@@ -47,18 +51,25 @@ def state(facts: Facts) -> str:
         return facts.end.value
     attempt = facts.attempt
     if attempt is None:
-        return "STARTING"
+        return "QUEUED" if facts.ahead else "STARTING"
     if facts.want is Want.CANCEL:
         return "STOPPING"
     if attempt.phase is Phase.STOP:
         return "RESTARTING" if attempt.verdict is not None and attempt.verdict.retry else "STOPPING"
     if attempt.running_at is not None:
         return "RUNNING"
+    if placement.is_queued(facts) and attempt.number == facts.resumed_after + 1:
+        return "QUEUED"
     return "STARTING" if attempt.number == facts.resumed_after + 1 else "RESTARTING"
 
 
-def status(plan: Plan, facts: Facts, now: Moment, rates: Mapping[int, float]) -> Json:
-    """Return the job as `orch status --json` shows it. `rates`: steps a second of each rank that has any."""
+def status(
+    plan: Plan, facts: Facts, now: Moment, rates: Mapping[int, float], reasons: Mapping[str, str] = NOTHING
+) -> Json:
+    """Return the job as `orch status --json` shows it.
+
+    `rates`: steps a second of each rank that has any; `reasons`: why there is no way to a node.
+    """
     attempt = facts.attempt
     number = attempt.number if attempt else 0
     alive = [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
@@ -79,8 +90,8 @@ def status(plan: Plan, facts: Facts, now: Moment, rates: Mapping[int, float]) ->
         "started_at": now.iso(facts.run_began_at),
         "ended_at": now.iso(facts.ended_at),
         "checkpoint": _checkpoint(facts.checkpoint),
-        "nodes": [_node(plan, node, now, ended=facts.end is not None) for node in facts.nodes.values()],
-        "ranks": [_rank(plan, facts, rank, now, rates) for rank in facts.ranks.values()],
+        "nodes": [_node(plan, facts, node, now, reasons) for node in facts.nodes.values()],
+        "ranks": [_rank(facts, rank, now, rates) for rank in facts.ranks.values()],
         "written_at": iso(now.wall_s),
     }
 
@@ -93,14 +104,20 @@ def reason(facts: Facts) -> str:
     if facts.want is Want.CANCEL:
         return "cancelled by the user; its ranks are being stopped"
     if attempt is None:
-        return ""
+        return _queue(facts)
     if attempt.verdict is not None:
         return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}"
+    if facts.coming and attempt.phase is Phase.STOP:
+        return f"waiting for {', '.join(sorted(facts.coming)[:MISSING_SHOWN])} to come home"
+    if placement.is_queued(facts):
+        return _queue(facts)
     if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
         last = facts.past[-1].verdict
         return f"restarting after {last.kind.value}: {last.summary}"
     missing = [
-        f"{node.name} ({node.link.value})" for node in facts.nodes.values() if node.link is not Link.UP
+        f"{node.name} ({placement.note(node) or node.link.value})"
+        for node in facts.gang or facts.nodes.values()
+        if node.link is not Link.UP and (attempt.placed_at is not None or node.link is not Link.ABSENT)
     ]
     if attempt.running_at is None and missing:
         more = len(missing) - MISSING_SHOWN
@@ -109,21 +126,51 @@ def reason(facts: Facts) -> str:
     return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
 
 
+def _queue(facts: Facts) -> str:
+    """Say what a job that has no hosts waits for."""
+    if facts.ahead:
+        more = len(facts.ahead) - MISSING_SHOWN
+        first = ", ".join(facts.ahead[:MISSING_SHOWN])
+        return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, which came first"
+    busy = [f"{node.name} ({node.busy})" for node in facts.nodes.values() if node.busy]
+    more = len(busy) - MISSING_SHOWN
+    first = ", ".join(busy[:MISSING_SHOWN])
+    return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
+
+
 def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
 
 
-def _node(plan: Plan, node: NodeFacts, now: Moment, *, ended: bool) -> Json:
+def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Moment, reasons: Mapping[str, str]) -> Json:
     host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
     # A supervisor gives every node a fresh start; what an agent never said is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.boot else None
-    shown = node.link.value if not ended or node.link is Link.UP else "left"
-    return {"name": node.name, "host": host, "state": shown, "seen_s": seen}
+    return {
+        "name": node.name,
+        "host": host,
+        "state": _node_state(node, ended=facts.end is not None),
+        "seen_s": seen,
+        "role": "placed" if node.ranks else "spare" if node.link is Link.UP else "idle",
+        "ranks": list(node.ranks),
+        "note": placement.note(node) or reasons.get(node.name, ""),
+    }
 
 
-def _rank(plan: Plan, facts: Facts, rank: RankFacts, now: Moment, rates: Mapping[int, float]) -> Json:
+def _node_state(node: NodeFacts, *, ended: bool) -> str:
+    link: str = node.link.value
+    if node.link is Link.UP:
+        return link
+    if node.excluded:
+        return "excluded"
+    if ended:
+        return "left" if node.boot else link
+    return "busy" if node.busy and node.link is Link.ABSENT else link
+
+
+def _rank(facts: Facts, rank: RankFacts, now: Moment, rates: Mapping[int, float]) -> Json:
     base = facts.attempt.base_step if facts.attempt else 0
-    local = next((node.ranks.index(rank.rank) for node in plan.nodes if rank.rank in node.ranks), 0)
+    local = next((node.ranks.index(rank.rank) for node in facts.gang if rank.rank in node.ranks), 0)
     alive = rank.life is Life.ALIVE
     shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.life.value
     code = rank.code if rank.signal is None else -rank.signal

@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import orders, story
-from orchestrator.backends import Backend, LaunchError
+from orchestrator import ending, orders, story
+from orchestrator.backends import Backend
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.brain import SLEPT_S, Brain
 from orchestrator.brain.facts import Link, News
-from orchestrator.journal import Entry, JobClock, Journal, read
-from orchestrator.links import Down, Links, Said, Up, Word
+from orchestrator.deeds import Deeds
+from orchestrator.ferry import Ferry
+from orchestrator.joblock import locked
+from orchestrator.journal import Entry, JobClock, Journal, Sleep, read
+from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
 from orchestrator.plan import Plan
 from orchestrator.requests import Requests
+from orchestrator.tickets import Queue
 from orchestrator.wire import codec, line
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import replace_text
@@ -38,14 +40,8 @@ from orchestrator.wire.paths import JobDir
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are looked after."""
 
-LOCK_S_MAX = 1.0
-"""How long to wait for the lock: whoever only looks at it holds it for an instant."""
-
 DECISIONS_MAX = 10_000
 """More decisions than that in one look is a bug, not a plan."""
-
-DISMISS_S_MAX = 5.0
-"""How long the supervisor of an ended job waits for its agents to leave."""
 
 BEATS_S = 60.0
 """How often heartbeats are journaled when nothing else is."""
@@ -61,12 +57,11 @@ class Supervisor:
     def __init__(self, job: JobDir, plan: Plan, private: orders.Private, backend: Backend) -> None:
         self._job = job
         self._plan = plan
-        self._private = private
-        self._backend = backend
         self._mask = Mask(private.secrets.values())
         self._machine = orders.machine()
         self._brain = Brain()
         self._acked: dict[str, tuple[str, int]] = {}  # the last kept report of each node that is on disk
+        self._stopped: dict[str, int] = {}  # the last attempt that each node said to be over
         self._said_acks: dict[str, m.Ack] = {}
         self._beats: dict[str, int] = {}
         self._rates: dict[int, float] = {}
@@ -80,6 +75,16 @@ class Supervisor:
         self._journal = Journal(job.journal, self._machine, last_n)
         self._wake_s = self._chore_due_s = self._beats_due_s = 0.0
         self._stepped = 0  # the latest attempt whose first step is written down
+        self._ferry = Ferry(job, plan, backend.carrier, self._checkpoint)
+        self._deeds = Deeds(job, plan, private, backend, self._links, self._ferry)
+        self._queue = Queue(job, [node.host for node in plan.nodes], plan.created_at)
+        self._slept = Sleep(SLEPT_S)
+        backend.stir = self._ferry.stir = self._links.stir
+
+    def _checkpoint(self) -> str:
+        """Return the checkpoint that the next attempt would start from; it must not be deleted."""
+        checkpoint = self._brain.facts.checkpoint
+        return checkpoint.path if checkpoint else ""
 
     def _replay(self) -> tuple[int, Entry | None]:
         """Learn the journal, and which kept reports it holds; return its last number and its latest entry."""
@@ -89,6 +94,8 @@ class Supervisor:
             last_n = entry.n
             if latest is None or entry.news.at >= latest.news.at:
                 latest = entry
+            if isinstance(entry.news, e.Stopped):
+                self._stopped[entry.news.node] = entry.news.attempt
             if entry.seq:
                 node = getattr(entry.news, "node", "")
                 self._acked[node] = (entry.boot, entry.seq)
@@ -106,16 +113,22 @@ class Supervisor:
                 break
             due_s = min(self._wake_s, self._chore_due_s)
             words = await self._hear(due_s)
-            if self._clock.now_s() > due_s + SLEPT_S:
+            if self._clock.now_s() > due_s + SLEPT_S or self._slept.just_now():
                 self._wake_up()
             for word in words:
                 self._take(word)
+            for node, got in self._ferry.owed():
+                self._links.send(node, got)
             if self._clock.now_s() >= self._chore_due_s:
                 self._chores()
+        self._chores()  # what came last is still learned, and shown
         self._show(durable=True)
         await self._links.close()
+        self._deeds.close()
+        self._queue.leave()
         self._journal.close()
-        self._job.ended.touch()
+        if self._job.plan.exists():  # it may have been deleted meanwhile
+            self._job.ended.touch()
         return self._brain.facts.requests
 
     def _begin(self, port: int) -> None:
@@ -127,24 +140,38 @@ class Supervisor:
         if self._brain.facts.end is not None:
             return
         self._job.ended.unlink(missing_ok=True)
+        self._deeds.endpoint = f"127.0.0.1:{port}"
+        self._deeds.begin(self._brain.facts, self._stopped, now_s)
         self._chores()
         # Last: whoever waits for this file finds a status that knows of the resume he asked for.
-        replace_text(self._job.endpoint, f"127.0.0.1:{port}")
+        replace_text(self._job.endpoint, self._deeds.endpoint)
 
     def _is_over(self) -> bool:
-        """Tell whether the job has ended, and its agents have left, had the time to, or are wanted again."""
+        """Tell whether there is nothing more to do, here or on hosts that may come back; or the job is resumed."""
         facts, now_s = self._brain.facts, self._clock.now_s()
         if facts.ended_at is None:
             return False
+        if self._requests.since(facts.requests, now_s):
+            return True
         connected = any(self._links.connected(node) for node in self._nodes)
-        late = now_s > facts.ended_at + DISMISS_S_MAX
-        return not connected or late or bool(self._requests.since(facts.requests, now_s))
+        if not ending.is_done(facts.ended_at, self._ferry.moved_at, connected, now_s):
+            return False
+        left = ending.unreached(facts, now_s)
+        if not left or not self._job.plan.exists():
+            return True
+        if not self._job.ended.exists():  # whoever wants to resume, collect or clean need not wait for them
+            print(f"waiting for {', '.join(left)}, to dismiss what may run there", flush=True)
+            self._deeds.seek(left)
+            self._show(durable=True)
+            self._job.ended.touch()
+        return False
 
     def _wake_up(self) -> None:
         """The machine slept, or this process was stopped: what was not listened to is no silence."""
         self._learn(e.SupervisorStarted(self._clock.now_s(), os.getpid()))
         for node in self._nodes:
             self._links.drop(node)
+            self._deeds.look_after(node)
 
     async def _listen(self) -> int:
         """Listen where the supervisor before did, so that agents find this one at once."""
@@ -160,8 +187,10 @@ class Supervisor:
         """Tell the brain the plan, at the beginning and when a resume changed it."""
         planned = orders.planned(self._plan, now_s)
         facts = self._brain.facts
-        names = {name: node.ranks for name, node in facts.nodes.items()}
-        if facts.limits != planned.limits or names != {node.name: node.ranks for node in planned.nodes}:
+        known = tuple(
+            e.NodePlan(node.name, node.ranks if facts.pool is None else ()) for node in facts.nodes.values()
+        )
+        if (facts.limits, facts.pool, known) != (planned.limits, planned.pool, planned.nodes):
             self._learn(planned)
 
     async def _hear(self, due_s: float) -> list[Word]:
@@ -181,31 +210,56 @@ class Supervisor:
     def _take(self, word: Word) -> None:
         now_s = self._clock.now_s()
         match word:
+            case Greeted(hello):
+                node = self._brain.facts.node(hello.node)
+                self._ferry.greeted(hello, node.ever_started if node else 0, now_s)
             case Up(hello):
                 self._said_acks.pop(hello.node, None)
                 self._beats[hello.node] = 0
                 self._learn(orders.agent_up(self._plan, hello, now_s))
-            case Down(node):
-                self._said_acks.pop(node, None)
-                self._learn(e.AgentSilent(now_s, node))
+                have = self._ferry.up(hello)
+                if have is not None:
+                    self._links.send(hello.node, have)
+            case Down(name, left):
+                self._said_acks.pop(name, None)
+                self._learn(e.AgentSilent(now_s, name, left))
+                self._deeds.line_ended(name, left)
             case Said():
                 self._take_report(word, now_s)
+            case Stir():
+                self._chore_due_s = 0.0
 
     def _take_report(self, said: Said, now_s: float) -> None:
         """Learn one report, each kept one once: it may be said again after a broken line."""
         if not said.seq:
-            self._take_beat(said, now_s)
+            self._take_passing(said, now_s)
             return
         boot, seq = self._acked.get(said.node, ("", 0))
         if boot == said.boot and said.seq <= seq:
             return
         try:
-            event = orders.event(self._plan, said, self._mask, now_s)
+            if said.data.get("kind") == m.PiecesFound.__name__:
+                attempt = self._brain.facts.attempt
+                events = self._ferry.found(said, attempt.number if attempt else 0, self._gang(), now_s)
+            else:
+                events = [self._ferry.at_home(orders.event(self._plan, said, self._mask, now_s))]
         except codec.CodecError as err:
             print(f"{said.node} sent what cannot be read: {err}", flush=True)
             return
         self._acked[said.node] = (said.boot, said.seq)
-        self._learn(event, said.boot, said.seq)
+        for event in events:
+            self._learn(event, said.boot, said.seq)
+            self._ferry.heard(event)
+
+    def _gang(self) -> orders.Gang:
+        return tuple((node.name, node.ranks) for node in self._brain.facts.gang)
+
+    def _take_passing(self, said: Said, now_s: float) -> None:
+        """Take a beat, or a piece of a file."""
+        if said.data.get("kind") != m.Chunk.__name__:
+            self._take_beat(said, now_s)
+        elif not self._ferry.take(said, now_s):
+            self._links.drop(said.node)
 
     def _take_beat(self, said: Said, now_s: float) -> None:
         try:
@@ -220,6 +274,7 @@ class Supervisor:
             else:
                 self._rates[rank.rank] = rank.rate_per_s
         self._learn(orders.beat(said.node, beat, now_s))
+        self._ferry.scanned(said.node, beat, now_s)
 
     def _learn(self, news: News, boot: str = "", seq: int = 0) -> None:
         """Journal and learn. Beats are learned at once and journaled in a fold, before any other news."""
@@ -271,31 +326,22 @@ class Supervisor:
                 self._said_acks[node] = ack
 
     def _do(self, decision: d.Decision) -> None:
-        """Carry out one decision; the rest of them are facts already."""
+        """Carry out one decision; turning points are shown and printed."""
         match decision:
-            case d.Launch(node=node):
-                self._launch(node)
-            case d.Prepare(node=node):
-                self._links.send(node, orders.prepare(self._plan, decision, self._private))
-            case d.Start(node=node):
-                self._links.send(node, orders.start(self._plan, self._job, decision))
-            case d.Stop(node=node, attempt=attempt, grace_s=grace_s):
-                self._links.send(node, m.Stop(attempt, grace_s))
-            case d.TakeStacks(node=node, attempt=attempt):
-                self._links.send(node, m.TakeStacks(attempt))
-            case d.Dismiss(node=node):
-                self._links.send(node, m.Leave())
-            case d.BeginAttempt() | d.Judge() | d.Notice() | d.Finish() | d.EndJob():
-                self._rates.clear()
-                print(f"{story.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
-                self._show(durable=True)
+            case d.Judge(verdict=verdict):
+                self._turning_point(decision)
+                self._deeds.judged(verdict, self._brain.facts, self._clock.now_s())
+            case d.BeginAttempt() | d.Place() | d.Notice() | d.Finish() | d.EndJob():
+                self._turning_point(decision)
+            case _:
+                pass
+        for event in self._deeds.do(decision, self._gang(), self._clock.now_s()):
+            self._learn(event)
 
-    def _launch(self, node: str) -> None:
-        address = self._job.endpoint.read_text()
-        try:
-            self._backend.launch(orders.agent_config(self._plan, self._job, self._private, node, address))
-        except LaunchError as err:
-            self._learn(e.LaunchFailed(self._clock.now_s(), node, err.stage, self._mask.apply(err.reason)))
+    def _turning_point(self, decision: d.Decision) -> None:
+        self._rates.clear()
+        print(f"{story.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
+        self._show(durable=True)
 
     # Chores
 
@@ -304,56 +350,40 @@ class Supervisor:
         self._chore_due_s = now_s + CHORE_S
         if self._brain.facts.end is None:  # a resume may come with a new plan, see main()
             self._take_requests(now_s)
+            self._look_at_queue(now_s)
+        for event in self._deeds.look(self._brain.facts, now_s):
+            self._learn(event)
+        self._deeds.go_on(self._gang, now_s)
+        mute_s = max(MUTE_S_MIN, MUTE_BEATS * self._plan.heartbeat_s)
         for node in self._brain.facts.every_node():
-            if node.link in (Link.LAUNCHING, Link.SILENT) and not self._links.connected(node.name):
-                evidence = self._backend.gone(node.name)
-                if evidence is not None:
-                    self._learn(e.AgentGone(now_s, node.name, self._mask.apply(evidence)))
-            if node.link is Link.UP and now_s > node.contact_at + self._mute_s_max():
+            if node.link is Link.UP and now_s > node.contact_at + mute_s:
                 self._links.drop(node.name)
         self._show(durable=False)
+
+    def _look_at_queue(self, now_s: float) -> None:
+        """While the job has no hosts, see which jobs of this machine were there before it."""
+        facts = self._brain.facts
+        if facts.pool is None or facts.run_began_at is not None:
+            self._queue.leave()
+            return
+        ahead = self._queue.ahead(now_s)
+        if ahead != facts.ahead:
+            self._learn(e.QueueSeen(now_s, ahead))
 
     def _take_requests(self, now_s: float) -> None:
         for event in self._requests.since(self._brain.facts.requests, now_s):
             self._learn(event)
 
-    def _mute_s_max(self) -> float:
-        return max(MUTE_S_MIN, MUTE_BEATS * self._plan.heartbeat_s)
-
     def _show(self, durable: bool) -> None:
         """Replace the status file; only turning points are worth an fsync."""
-        now = story.Moment(self._clock.now_s(), time.time())
-        text = json.dumps(story.status(self._plan, self._brain.facts, now, self._rates))
+        now, facts = story.Moment(self._clock.now_s(), time.time()), self._brain.facts
+        status = story.status(self._plan, facts, now, self._rates, self._deeds.reasons(facts))
+        text = json.dumps({**status, "travels": self._ferry.travels()})
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
             replace_text(self._job.state, text, durable=durable)
 
 
-@contextlib.contextmanager
-def locked(job: JobDir) -> Iterator[bool]:
-    """Hold the job's lock, or learn within `LOCK_S_MAX` that another supervisor does."""
-    fd = os.open(job.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        yield _lock(fd)
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int) -> bool:
-    deadline_s = time.monotonic() + LOCK_S_MAX
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                return False
-            time.sleep(0.05)
-            continue
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
-        return True
-
-
-def main(root: Path, backend: Backend) -> int:
+def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend]) -> int:
     """Be the supervisor of the job at `root`; return the exit code (0 also when another one is at work)."""
     job = JobDir(root)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
@@ -363,6 +393,7 @@ def main(root: Path, backend: Backend) -> int:
             return 0
         while True:  # each round takes at least one request
             plan = codec.loads(Plan, job.plan.read_bytes())
+            backend = backend_of(job, plan)
             taken = asyncio.run(Supervisor(job, plan, orders.private(job), backend).run())
             # `ended` stands by now, so whoever asks for a resume after this look starts a supervisor himself.
             if not Requests(job.requests).since(taken, 0.0):

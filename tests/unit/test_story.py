@@ -110,7 +110,8 @@ def test_a_running_job_tells_steps_pace_pids_and_ages() -> None:
     assert (status["step"], status["steps_per_s"], status["total_steps"]) == (7, 2.4, 100)
     rank = status["ranks"][3]
     assert (rank["pid"], rank["state"], rank["step"], rank["beat_s"]) == (5003, "running", 7, 2.5)
-    assert status["nodes"][0] == {"name": "node-0", "host": "host-1", "state": "up", "seen_s": 2.5}
+    told = {"name": "node-0", "host": "host-1", "state": "up", "seen_s": 2.5}
+    assert status["nodes"][0] == {**told, "role": "placed", "ranks": [0, 1], "note": ""}
     assert status["created_at"] == "2026-11-18T11:06:40.000Z"
     assert status["started_at"] == "2026-11-18T11:06:40.100Z"
 
