@@ -3,18 +3,20 @@
 The map of the code, in the order of a job's life; imports point from later to earlier, and a test holds them:
 
     spec       what may a job file say?            spec.py, spec_model.py, spec_rules.py, specfile.py
-    plan       where does every rank go?           plan.py
+    plan       where does every rank go?           plan.py, planning.py, hosts.py
     render     which scripts will run?             render.py, templates/
     submit     how does a job begin?               submission.py, snapshot.py, bundle.py, provenance.py, home.py
-    supervise  what happens, and what is done?     supervise.py, journal.py, links.py, orders.py, requests.py
+    supervise  what happens, and what is done?     supervise.py, journal.py, joblock.py, requests.py, tickets.py,
+                                                   links.py, orders.py, deeds.py
+      ferry.py   what travels?                     intake.py, carry.py, shelf.py
       brain/     what does it mean?                pure: events in, decisions out
       backends/  how does an agent get there?      thin, no decisions
       wire/      what both ends share              messages, codec, lines, paths, durable files
-      node/      what runs on a node               keeper, agent, ranks, hook, stacks, checkpoints
+      node/      what runs on a node               landing, keeper, agent, ranks, hook, stacks, checkpoints
     story      how is it?                          story.py, statefile.py
     collect    what came of it?                    collect.py, logs.py, logcut.py
     postmortem what went wrong?                    postmortem.py
-    show       how does it look?                   show.py, whyview.py, logview.py, follow.py, terminal.py
+    show       how does it look?                   show.py, whyview.py, listview.py, logview.py, follow.py, terminal.py
     job, cli   what can one do with it?            job.py, preflight.py, cli.py, params.py
 
 Standard library only, and travelling to the nodes as one zip: brain, wire, node, supervise and what they use.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator import home
+from orchestrator import home, statefile
 from orchestrator.errors import ClusterError, OrchError, UserError
 from orchestrator.job import Job, revive
 from orchestrator.params import Ago, JobName, Pattern, Verbs
@@ -24,7 +24,9 @@ from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
     import re
+    from collections.abc import Iterator, Mapping
 
+    from orchestrator.leftovers import Account
     from orchestrator.logs import LogQuery
 
 INTERRUPTED = 130
@@ -71,9 +73,10 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 
     Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
     """
+    from orchestrator import terminal
     from orchestrator.job import submit as submit_job
 
-    job = submit_job(spec, backend=backend, overrides=overrides)
+    job = submit_job(spec, backend=backend, overrides=overrides, ask=terminal.asker())
     if as_json:
         state = job.status()["state"]
         _print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
@@ -151,7 +154,7 @@ def logs(
     from orchestrator import logview, terminal
 
     found = _find(job)
-    ranks = _ranks_wanted(found, ranks, nodes)
+    ranks = _ranks_wanted(found, ranks, nodes, attempt)
     there = reading.attempts(found.folder)
     if attempt is not None and attempt not in there:
         fix = f"it has {there[0]} to {there[-1]}" if there else "it has none yet"
@@ -159,24 +162,46 @@ def logs(
     query = reading.LogQuery(ranks, nodes, attempt, tail, since, grep)
     style = logview.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
     if follow:
-        following.logs(found, query, style)
+        try:
+            following.logs(found, query, style)
+        except KeyboardInterrupt:
+            return INTERRUPTED
     else:
         _print_logs(found, query)
     if not ranks and not reading.has_rank_lines(found.folder):
-        click.echo("no rank has printed anything; this is what the nodes did:", err=True)
-        names = tuple(node.name for node in found.plan().nodes)
-        _print_logs(found, reading.LogQuery((), names, attempt, tail, since, grep))
+        _print_nodes_logs(found, query)
     return 0
 
 
+def _print_nodes_logs(job: Job, query: LogQuery) -> None:
+    """Print what the nodes did in a job whose ranks have not printed anything."""
+    from dataclasses import replace
+
+    nodes = tuple(node.name for node in job.plan().nodes)
+    there = iter(_printed(job, replace(query, nodes=nodes)))
+    first = next(there, None)
+    if first is None:
+        told = f"orch status {job.id}" if not job.folder.ended.exists() else f"orch why {job.id}"
+        click.echo(f"no rank has printed anything, and no node has said what it did; see {told}", err=True)
+        return
+    click.echo("no rank has printed anything; this is what the nodes did:", err=True)
+    click.echo(first)
+    for text in there:
+        click.echo(text)
+
+
 def _print_logs(job: Job, query: LogQuery) -> None:
+    for text in _printed(job, query):
+        click.echo(text)
+
+
+def _printed(job: Job, query: LogQuery) -> Iterator[str]:
     from orchestrator import logview, terminal
 
     style = logview.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
     view = logview.LogView(style, job.mask())
     for folded in logview.fold(job.logs(query)):
-        for text in view.lines(folded):
-            click.echo(text)
+        yield from view.lines(folded)
 
 
 @cli.command()
@@ -251,13 +276,13 @@ def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
 
     The arrow marks the one that a restart would begin from.
     """
-    from orchestrator import collect, show, terminal
+    from orchestrator import collect, listview, terminal
 
     listed = collect.checkpoints(_find(job), verify=verify)
     if as_json:
         _print_json(listed)
     else:
-        terminal.write(show.checkpoints(listed))
+        terminal.write(listview.checkpoints(listed))
     return 0
 
 
@@ -267,13 +292,23 @@ def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
     "--to", "folder", type=click.Path(path_type=Path), help="Copy logs, checkpoints and evidence here."
 )
 def collect_verb(job: str | None, folder: Path | None) -> int:
-    """Bring a job's logs, checkpoints and evidence together."""
-    from orchestrator import collect
+    """Bring a job's logs, checkpoints and evidence together.
+
+    Over SSH what an ended job's hosts still have comes home first; a job that runs brings it home by itself.
+    """
+    from orchestrator import collect, leftovers, terminal
 
     found = _find(job)
+    if found.last_status()["state"] in statefile.ENDED and not found.folder.ended.exists():
+        click.echo("its last logs and checkpoints are still coming home …", err=True)
+        collect.await_last(found)
+    is_over = found.folder.ended.exists()
+    account = leftovers.collect(found, terminal.asker()) if is_over else leftovers.Account({}, {})
     place = collect.collect(found, folder)
+    if brought := leftovers.summary([account]):
+        click.echo(brought)
     click.echo(f"{found.id}: logs, checkpoints and evidence are in {place}")
-    return 0
+    return _tell_left({found.id: account})
 
 
 @cli.command()
@@ -284,15 +319,15 @@ def collect_verb(job: str | None, folder: Path | None) -> int:
 def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
     """Look whether a job could run, and start nothing.
 
-    Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network.
+    Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network; over SSH at every host.
     """
-    from orchestrator import preflight, show, terminal
+    from orchestrator import listview, preflight, terminal
 
-    findings = preflight.check(spec, backend, overrides, os.environ)
+    findings = preflight.check(spec, backend, overrides, os.environ, terminal.asker())
     if as_json:
         _print_json([finding.as_json() for finding in findings])
     else:
-        terminal.write(show.findings([finding.as_json() for finding in findings]))
+        terminal.write(listview.findings([finding.as_json() for finding in findings]))
     return max((finding.exit_code for finding in findings), default=0)
 
 
@@ -349,19 +384,32 @@ def schema() -> int:
 def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     """Remove what ended jobs, or JOB, left behind.
 
-    That is stray processes and run files; with --older-than whole jobs are deleted.
+    That is stray processes and run files, over SSH the job's folders on its hosts, once all that they hold is home; with --older-than whole jobs are deleted.
     """
-    from orchestrator import collect
+    from orchestrator import collect, show, terminal
 
     jobs = [_find(job)] if job else _jobs()
-    click.echo(collect.tidy(jobs))
+    tidied = collect.tidy(jobs)
+    accounts = collect.sweep_hosts(jobs, terminal.asker())
+    left = {job_id: account for job_id, account in accounts.items() if not account.is_whole}
+    done = [text for text in (tidied, collect.swept(list(accounts.values()))) if text]
+    if done or not left:
+        click.echo("\n".join(done) or "ended jobs have left nothing behind")
     old = collect.older_than(jobs, older_than) if older_than is not None else []
     if older_than is not None and not old:
         click.echo("no job ended that long ago")
+    kept = [one for one in old if one.id in left]
+    if kept:
+        click.echo(
+            f"kept, since its hosts could not be cleaned: {show.named([one.id for one in kept])}", err=True
+        )
+        folders = " ".join(str(one.folder.root) for one in kept[:5])
+        click.echo(f"  fix: mend the hosts; or, should they be gone for good: rm -r {folders}", err=True)
+    old = [one for one in old if one.id not in left]
     named = ", ".join(one.id for one in old[:5]) + (", …" if len(old) > 5 else "")
     if old and (yes or click.confirm(f"delete {named} ({len(old)}) with logs and checkpoints?")):
         click.echo(collect.delete(old))
-    return 0
+    return _tell_left(left)
 
 
 # What several verbs need
@@ -386,6 +434,19 @@ def _all_statuses() -> list[dict[str, Any]]:
         except OrchError as err:
             terminal.complain(str(err))
     return statuses
+
+
+def _tell_left(left: Mapping[str, Account]) -> int:
+    """Tell what was left on hosts, and return the exit code that goes with it."""
+    from orchestrator import show, terminal
+
+    jobs_of: dict[str, list[str]] = {}
+    for job_id, account in left.items():
+        for text in account.lines():
+            jobs_of.setdefault(text, []).append(job_id)
+    for text, names in jobs_of.items():
+        terminal.complain(f"{show.named(names)}: {text}")
+    return 0 if all(account.is_whole for account in left.values()) else CLUSTER_CANNOT
 
 
 def _print_json(data: Any, in_one_line: bool = False) -> None:
@@ -416,14 +477,16 @@ def _follow(job: Job, *, as_json: bool = False) -> int:
         )
         return INTERRUPTED
     if not as_json:
-        terminal.write([show.headline(status), show.line(show.reason(status))])
+        terminal.write([show.headline(status), *show.reason_lines(status)])
     if status["state"] == "SUCCEEDED":
         return 0
     click.echo(f"see why: orch why {job.id}", err=True)
     return JOB_FAILED
 
 
-def _ranks_wanted(job: Job, ranks: tuple[int, ...], nodes: tuple[str, ...]) -> tuple[int, ...]:
+def _ranks_wanted(
+    job: Job, ranks: tuple[int, ...], nodes: tuple[str, ...], attempt: int | None
+) -> tuple[int, ...]:
     """Return the ranks that `--rank` and `--node` mean. Raises UserError for one that the job does not have."""
     if not ranks and not nodes:
         return ()
@@ -437,7 +500,9 @@ def _ranks_wanted(job: Job, ranks: tuple[int, ...], nodes: tuple[str, ...]) -> t
             raise UserError(
                 f"{job.id} has no rank {rank}", "--rank", f"its ranks are 0 to {plan.world_size - 1}"
             )
-    return tuple(ranks) or tuple(rank for node in plan.nodes if node.name in nodes for rank in node.ranks)
+    return tuple(ranks) or tuple(
+        rank for name, there in job.ranks_of(attempt).items() if name in nodes for rank in there
+    )
 
 
 def _revive_all() -> None:
@@ -482,8 +547,9 @@ def run(argv: list[str]) -> int:
     except click.ClickException as err:
         err.show()
         return err.exit_code if err.exit_code != 1 else 2
-    except (KeyboardInterrupt, click.Abort):
-        click.echo("\ninterrupted", err=True)
+    except (KeyboardInterrupt, click.Abort) as err:
+        new_line = "" if isinstance(err, click.Abort) else "\n"  # click has begun one
+        click.echo(f"{new_line}interrupted", err=True)
         return INTERRUPTED
     except BrokenPipeError:
         # What is left in the buffer must not be flushed into the broken pipe.

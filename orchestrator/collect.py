@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from orchestrator import home, postmortem, statefile
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
+from orchestrator import home, leftovers, postmortem, statefile
+from orchestrator.backends import LaunchError
+from orchestrator.errors import ClusterError, OrchError, UserError
+from orchestrator.job import POLL_S, Job, revive
 from orchestrator.node import keeper
 from orchestrator.node.checkpoints import CheckpointWatch, Wholeness, look, wholeness
 
@@ -54,8 +55,8 @@ def _whole(path: Path) -> bool | None:
 def collect(job: Job, to: Path | None) -> Path:
     """Bring a job's results together and return where they are. Raises OrchError, UserError for an unfit `to`.
 
-    On backend local everything is in the job folder from the start; `to` gets a copy of logs, checkpoints, evidence
-    and the post-mortem (`why.json`).
+    Everything is in the job folder: from the start, or since it came from the hosts (`leftovers`). `to` gets a copy of
+    logs, checkpoints, evidence and the post-mortem (`why.json`).
     """
     if to is None:
         return job.folder.root
@@ -80,13 +81,28 @@ def collect(job: Job, to: Path | None) -> Path:
     return to
 
 
+LAST_S_MAX = 360.0
+"""How long to wait for what an ended job's supervisor still brings home."""
+
+
+def await_last(job: Job) -> None:
+    """Wait until an ended job's supervisor has brought home what it can; revive it if it died over that."""
+    deadline_s = time.monotonic() + LAST_S_MAX
+    while not job.folder.ended.exists() and time.monotonic() < deadline_s:
+        revive(job.folder)
+        time.sleep(POLL_S)
+
+
 def tidy(jobs: Sequence[Job]) -> str:
-    """Kill what ended jobs left running and remove their run files and the drafts of cut off submits; say what."""
+    """Kill what ended jobs left running and remove their run files and the drafts of cut off submits.
+
+    Says what, and nothing when there was nothing to do.
+    """
     tidied = 0
     for job in jobs:
         run = job.folder.root / "nodes"
-        if not job.folder.ended.exists() or not run.exists():
-            continue
+        if not job.folder.ended.exists() or not run.exists() or job.folder.archive.exists():
+            continue  # over SSH it holds what agents said, and nothing of it runs here
         for node in sorted(run.iterdir()):
             keeper.sweep(job.id, node.name)
         shutil.rmtree(run, ignore_errors=True)
@@ -97,7 +113,35 @@ def tidy(jobs: Sequence[Job]) -> str:
     old = [path for path in drafts if time.time() - path.lstat().st_mtime > DRAFT_S_MAX]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
-    return f"tidied {_counted(tidied, 'ended job')}, removed {_counted(len(old), 'cut off submit')}"
+    parts = [f"tidied {_counted(tidied, 'ended job')}"] if tidied else []
+    parts += [f"removed {_counted(len(old), 'cut off submit')}"] if old else []
+    return ", ".join(parts)
+
+
+def swept(accounts: Sequence[leftovers.Account]) -> str:
+    """Say how many hosts were cleaned, of how many jobs, and what came home before; nothing when there were none."""
+    cleaned = [account for account in accounts if account.clean]
+    if not cleaned:
+        return ""
+    hosts = sum(len(account.clean) for account in cleaned)
+    text = f"cleaned {_counted(hosts, 'host')} of {_counted(len(cleaned), 'job')}"
+    brought = leftovers.summary(cleaned)
+    return f"{text}; {brought}" if brought else text
+
+
+def sweep_hosts(jobs: Sequence[Job], ask: Callable[[str], str | None] | None) -> dict[str, leftovers.Account]:
+    """Clean the hosts of ended jobs; return how it went for each job that had anything there."""
+    accounts: dict[str, leftovers.Account] = {}
+    for job in jobs:
+        if not job.folder.ended.exists() or not job.folder.archive.exists():
+            continue
+        try:
+            account = leftovers.sweep(job, ask)
+        except OrchError as err:  # one damaged folder must not keep the others' hosts dirty
+            account = leftovers.Account({}, {"its hosts": LaunchError("folder", err.what, err.fix)})
+        if account.brought or account.failed:
+            accounts[job.id] = account
+    return accounts
 
 
 def _counted(number: int, what: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from orchestrator import show, statefile, terminal
 from orchestrator.job import Job
 from orchestrator.logs import Follower, LogQuery
-from orchestrator.logview import Folding, LogStyle, LogView
+from orchestrator.logview import FAR_WINDOW_NS, FOLD_WINDOW_NS, Folding, LogStyle, LogView
 
 Json: TypeAlias = dict[str, Any]
 Print: TypeAlias = Callable[[str], None]
@@ -40,13 +40,13 @@ def everything(job: Job, style: LogStyle) -> Json:
     if terminal.has_colour():
         with _live() as (out, refresh):
             return _follow(job, LogQuery(), style, out, refresh)
-    return _follow(job, LogQuery(), style, print_line, _changes())
+    return _follow(job, LogQuery(), style, print_line, _changes(with_end=False))
 
 
 def watch(job: Job) -> Json:
     """Show the job's status again and again until it has ended; return the last one."""
     if not terminal.has_colour():
-        return _until_ended(job, _changes())
+        return _until_ended(job, _changes(with_end=True))
     from rich.live import Live
     from rich.text import Text
 
@@ -90,8 +90,8 @@ def print_line(text: str) -> None:
 def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Json:
     view = LogView(style, job.mask())
     follower = Follower(job.folder, query)
-    folding = Folding()
     status = job.status()
+    folding = Folding(FAR_WINDOW_NS if status["backend"] == "ssh" else FOLD_WINDOW_NS)
     refresh(status)
     due_s = time.monotonic() + STATUS_S
     while status["state"] not in statefile.ENDED:
@@ -121,13 +121,16 @@ def _print_folded(view: LogView, out: Print, folded: Any) -> None:
         out(text)
 
 
-def _changes() -> Refresh:
-    """Return what prints a line whenever the state or the attempt changes."""
+def _changes(*, with_end: bool) -> Refresh:
+    """Return what prints a line whenever the state or the attempt changes, or what a queued job waits for.
+
+    The end is left to whoever tells of it in full, unless `with_end`.
+    """
     last: list[object] = []
 
     def refresh(status: Json) -> None:
-        now = [status["state"], status["attempt"]]
-        if now != last:
+        now = [status["state"], status["attempt"], status["reason"] if status["state"] == "QUEUED" else ""]
+        if now != last and (with_end or status["state"] not in statefile.ENDED):
             last[:] = now
             why = f"  {show.reason(status)}" if status["reason"] else ""
             print_line(f"── {show.plain([show.line(*show.headline(status), why)]).strip()}")

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -161,6 +161,22 @@ class Job:
         except codec.CodecError as err:
             raise ClusterError(f"the job's plan is damaged: {err}", str(self.folder.plan), fix) from err
 
+    def ranks_of(self, attempt: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the ranks of each node, in `attempt` or the latest that was placed; a pool's differ by attempt.
+
+        Raises ClusterError when plan or journal are damaged.
+        """
+        from orchestrator import journal
+        from orchestrator.brain import decisions as d
+
+        plan = self.plan()
+        ranks = {node.name: node.ranks for node in plan.nodes}
+        if plan.pool is None:
+            return ranks
+        places = [one.news for one in journal.read(self.folder.journal) if isinstance(one.news, d.Place)]
+        chosen = [place for place in places if attempt in (None, place.attempt)]
+        return {**ranks, **({node.name: node.ranks for node in chosen[-1].nodes} if chosen else {})}
+
     def mask(self) -> Mask:
         """Return what hides the job's secrets in anything that is shown. Raises ClusterError when they are damaged."""
         from orchestrator.wire.mask import Mask
@@ -190,14 +206,18 @@ def submit(
     backend: str | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
+    ask: Callable[[str], str | None] | None = None,
 ) -> Job:
-    """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind."""
+    """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind.
+
+    `ask` is asked for the passphrase of a key file, should a host have to be reached at once; nobody is by default.
+    """
     from orchestrator import submission
     from orchestrator.spec import load
 
     file = load(Path(spec), overrides=overrides, backend=backend)
     kept = [*overrides, *([f"backend={backend}"] if backend else [])]
-    return Job(submission.submit(file, os.environ if environ is None else environ, kept))
+    return Job(submission.submit(file, os.environ if environ is None else environ, kept, ask))
 
 
 def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) -> Job:

@@ -16,6 +16,9 @@ from orchestrator.logs import LogLine, LogQuery
 from orchestrator.wire.mask import Mask
 
 FOLD_WINDOW_NS = 500_000_000
+FAR_WINDOW_NS = 2_500_000_000
+"""How long a line waits for others like it; over SSH each host's come in lots, a second or two after they were written."""
+
 FOLD_LINES_MAX = 10_000
 FOLD_CHARS_MAX = 8 << 20
 PREFIX_RANGES_MAX = 4

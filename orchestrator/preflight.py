@@ -6,18 +6,26 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from orchestrator import home, snapshot, submission
-from orchestrator.errors import OrchError
+from orchestrator import bundle, fleet, home, leftovers, render, snapshot, submission
+from orchestrator.backends import LaunchError
+from orchestrator.errors import ClusterError, OrchError
 from orchestrator.node import setup
-from orchestrator.plan import Plan
+from orchestrator.node.jobfolder import SPARE_BYTES, megabytes
+from orchestrator.plan import Plan, PlannedSsh
 from orchestrator.spec import SpecFile, load
+from orchestrator.wire.paths import JobDir
+
+if TYPE_CHECKING:
+    from orchestrator.backends.ssh import launch
+    from orchestrator.backends.ssh.connection import Connection
 
 Json: TypeAlias = dict[str, Any]
 
@@ -63,26 +71,38 @@ class Finding:
 
 
 def check(
-    spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
+    spec: Path,
+    backend: str | None,
+    overrides: Sequence[str],
+    environ: Mapping[str, str],
+    ask: fleet.Ask | None = None,
 ) -> list[Finding]:
     """Return what was found, in the order a job would meet it; a job that cannot be planned is looked at no further.
 
-    Raises SpecError when the spec cannot be read.
+    `ask` asks a person for the passphrase of a key. Raises SpecError when the spec cannot be read.
     """
     file = load(spec, overrides=overrides, backend=backend)
-    return list(_findings(file, environ))
+    return list(_findings(file, environ, ask))
 
 
-def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _findings(file: SpecFile, environ: Mapping[str, str], ask: fleet.Ask | None) -> Iterator[Finding]:
     yield Finding("spec", True, f"{file.path} can be read")
     try:
-        plan = submission.make_plan(file, environ, home.new_id(file.spec.name, time.time()), time.time())
+        plan = submission.make_plan(file, environ, home.new_id(file.spec.name, time.time()), time.time(), ask)
     except OrchError as err:
         yield _fault("plan", err)
         return
     yield Finding("plan", True, plan.size)
-    yield _try("code", lambda: _code(file, environ))
+    code_bytes = 0
+    try:
+        found, code_bytes = _code(file, environ)
+        yield Finding("code", True, found)
+    except OrchError as err:
+        yield _fault("code", err)
     yield _try("space", lambda: _space(home.home(environ)))
+    if plan.ssh is not None:
+        yield from _over_ssh(plan, code_bytes, environ, ask)
+        return
     yield from _python(file, plan, environ)
     yield _loopback()
 
@@ -98,10 +118,17 @@ def _try(what: str, look: Callable[[], Finding]) -> Finding:
         return _fault(what, err)
 
 
-def _code(file: SpecFile, environ: Mapping[str, str]) -> Finding:
-    survey = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, home.home(environ))
+def _code(file: SpecFile, environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return what of the code is copied, in words and in bytes. Raises OrchError."""
+    limit_mb = file.spec.snapshot.limit_mb
+    survey = snapshot.survey(file.workdir, limit_mb, home.home(environ))
     size = f"{len(survey.copies)} files, {survey.size_bytes / 1e6:.1f} MB to copy"
-    return Finding("code", True, f"{size}, {len(survey.links)} ignored entries to link")
+    if file.spec.backend != "ssh":
+        return f"{size}, {len(survey.links)} ignored entries to link", survey.size_bytes
+    if not file.spec.ssh.sync:
+        return f"{size}; ssh.sync names nothing of what git ignores", survey.size_bytes
+    synced = snapshot.with_sync(survey, file.spec.ssh.sync, limit_mb, home.home(environ)).synced
+    return f"{size}, and {len(synced)} more files by ssh.sync", survey.size_bytes
 
 
 def _space(folder: Path) -> Finding:
@@ -163,3 +190,92 @@ def _loopback() -> Finding:
     except setup.SetupError as err:
         return Finding("network", False, err.reason, "see what listens: ss -ltn", 3)
     return Finding("network", True, f"127.0.0.1 has free ports, {port} among them")
+
+
+# Over SSH
+
+
+def _over_ssh(
+    plan: Plan, code_bytes: int, environ: Mapping[str, str], ask: fleet.Ask | None
+) -> Iterator[Finding]:
+    """Look at every host, all at once. One that cannot be used is a fault of the whole only when too few are left."""
+    from orchestrator.backends.ssh import launch
+
+    assert plan.ssh is not None and plan.pool is not None
+    names, root = [node.name for node in plan.nodes], leftovers.remote_root(plan)
+    yield _try("keys", lambda: _keys(names, plan.ssh))
+    job, bundled = JobDir(home.home(environ) / "jobs" / plan.id), bundle.build()
+    scripts = {file.name: file.text for file in render.render(plan, job, sys.executable)}
+
+    def look(there: Connection, host: str) -> launch.Survey:
+        survey = launch.survey(there, launch.Kit(scripts[f"{host}.sh"], bundled), root, plan.programs)
+        there.unforward(there.forward(lambda channel: channel.close()))
+        return survey
+
+    said = fleet.each(names, plan.ssh, look, ask=ask)
+    wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
+    fit = 0
+    for node in plan.nodes:
+        found = list(_of_host(node.name, said[node.name], plan, node.slots, wanted_bytes))
+        fit += all(one.ok for one in found)
+        yield from found
+    wanted = plan.pool.nodes + plan.pool.spares
+    told = f"{fit} of {len(names)} host{'s' if len(names) != 1 else ''} can be used, {wanted} wanted"
+    if fit < wanted:
+        yield Finding(
+            "hosts", False, told, "mend the hosts named above, or add others", ClusterError.exit_code
+        )
+    else:
+        yield Finding("hosts", True, told)
+
+
+def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
+    assert ssh is not None
+    fleet.refuse_locked_keys(names, ssh)
+    return Finding("keys", True, "no passphrase has to be typed")
+
+
+def _of_host(
+    host: str, said: launch.Survey | LaunchError, plan: Plan, slots: int, wanted_bytes: int
+) -> Iterator[Finding]:
+    """Yield what is wrong with a host, or in one line what it has."""
+    if isinstance(said, LaunchError):
+        yield Finding(
+            said.stage, False, f"{host}: {said.reason}", said.fix or "look at the host, and check again"
+        )
+        return
+    assert plan.pool is not None
+    looked, pool = said.looked, plan.pool
+    faults = [(looked.fault, looked.fix)] if looked.fault else []
+    if not looked.fault and looked.free_bytes < wanted_bytes:
+        free = f"{megabytes(looked.free_bytes)} MB free in {looked.root}, {megabytes(wanted_bytes)} MB needed"
+        faults.append((free, "free some space there, or set ssh.remote_dir to a larger disk"))
+    if looked.noexec and _runs_a_program_of_the_code(plan):
+        text = f"the disk of {looked.root} is mounted noexec, and {plan.program} is a program of the code"
+        faults.append((text, "set ssh.remote_dir to another disk, or start it by an interpreter"))
+    if len(looked.gpus) < pool.gpus_each:
+        text = f"it has {len(looked.gpus)} GPUs, and {pool.gpus_each} are wanted"
+        faults.append((text, "lower gpus_per_node, or take the host off the list"))
+    if plan.programs and not looked.program:
+        faults.append(
+            (f"it has none of {', '.join(plan.programs)}", "install it there, or name another in python:")
+        )
+    yield from (Finding("host", False, f"{host}: {text}", fix) for text, fix in faults)
+    if not faults:
+        cpus = f"{slots or looked.cores} slots" if not pool.gpus_each else f"{looked.cores} cores"
+        parts = [
+            f"Python {said.version}", *([f"{len(looked.gpus)} GPUs"] if looked.gpus else []), cpus,
+            f"{looked.free_bytes / 1e9:.1f} GB free" if looked.free_bytes >= FREE_BYTES_MIN
+            else f"only {megabytes(looked.free_bytes)} MB free",
+            *([f"{looked.program} has {_torch(looked.torch)}"] if plan.programs else []),
+            *(() if looked.has_rsync else ("no rsync: copies go by SFTP",)), *said.notes,
+        ]  # fmt: skip
+        yield Finding("host", True, f"{host}: {', '.join(parts)}")
+
+
+def _runs_a_program_of_the_code(plan: Plan) -> bool:
+    return "/" in plan.program and not plan.program.startswith(("/", "~"))
+
+
+def _torch(said: str) -> str:
+    return f"torch {said}" if said[:1].isdigit() else f"no torch that can be looked at ({said})"

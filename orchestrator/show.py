@@ -1,4 +1,4 @@
-"""How does a job look? Statuses, checkpoints and findings as lines of text, for a terminal, a pipe or a log.
+"""How does a job look? Statuses as lines of text, for a terminal, a pipe or a log.
 
 Pure: JSON objects of the contract in, lines out. A style is a word or two, such as `bold red`, which `terminal` knows
 and `rich` knows too.
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from orchestrator.statefile import seconds
+from orchestrator.statefile import ENDED, seconds
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -27,8 +27,12 @@ STYLES = {
 }
 """The colour of each job state."""
 
-_WORRYING = ("stopped", "zombie", "dead", "silent", "absent")
+_WORRYING = ("stopped", "zombie", "dead", "silent", "absent", "failed", "excluded", "lost")
 RANKS_SHOWN_MAX = 64
+HOSTS_SHOWN_MAX = 64
+NAMES_SHOWN_MAX = 4
+NOTES_SHOWN_MAX = 16
+TRAVELS_SHOWN_MAX = 4
 REASON_CHARS_MIN = 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -131,19 +135,26 @@ def eta_s(status: Json) -> float | None:
 
 def job(status: Json) -> list[Line]:
     """Return one job in full: its head, its nodes and its ranks."""
-    nodes, ranks = status["nodes"], status["ranks"]
-    size = f"{status['world_size']} ranks on {len(nodes)} node{'s' if len(nodes) != 1 else ''}, {status['backend']}"
-    lines = [line(Cell(status["id"], "bold"), f"  {size}"), headline(status)]
+    nodes, ranks = status["nodes"], [rank for rank in status["ranks"] if rank["node"]]
+    has_pool, over = status["backend"] == "ssh", status["state"] in ENDED
+    ranks_there = f"{status['world_size']} rank{'s' if status['world_size'] != 1 else ''}"
+    lines = [
+        line(Cell(status["id"], "bold"), f"  {ranks_there} {_count(nodes, has_pool)}, {status['backend']}"),
+        headline(status),
+    ]
     if status["reason"]:
-        lines.append(line(Cell(reason(status), "dim" if status["state"] == "SUCCEEDED" else "")))
+        why = _without_notes(reason(status), nodes) if has_pool else reason(status)
+        lines.append(line(Cell(why, "dim" if status["state"] == "SUCCEEDED" else "")))
     if "supervisor" in status:
         lines.append(line(Cell(unheard(status), "bold red")))
     if status["checkpoint"]:
         step = status["checkpoint"]["step"]
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {status['checkpoint']['path']}{at}"))
-    lines += [(), *columns([_node_row(node) for node in nodes], ("NODE", "HOST", "AGENT", "SEEN"))]
-    lines += [(), *columns([_rank_row(rank) for rank in ranks[:RANKS_SHOWN_MAX]], _RANK_HEADS)]
+    lines += [] if over else _travels(status.get("travels", ()))
+    lines += [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
+    if ranks:
+        lines += [(), *columns([_rank_row(rank) for rank in ranks[:RANKS_SHOWN_MAX]], _RANK_HEADS)]
     if len(ranks) > RANKS_SHOWN_MAX:
         lines.append(line(f"and {len(ranks) - RANKS_SHOWN_MAX} more ranks: --json shows all"))
     return lines
@@ -152,6 +163,12 @@ def job(status: Json) -> list[Line]:
 def reason(status: Json) -> str:
     """Return why the job is in its state, with paths in the job's own folder made short."""
     return short(status["reason"], status.get("dir", ""))
+
+
+def reason_lines(status: Json) -> list[Line]:
+    """Return the reason, and below it how to mend that, where the reason says so."""
+    what, fix = with_fix(reason(status))
+    return [line(what), *([line(f"  fix: {fix}")] if fix else [])]
 
 
 def short(text: str, folder: str) -> str:
@@ -169,10 +186,136 @@ def unheard(status: Json) -> str:
 _RANK_HEADS = ("RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")
 
 
+def _count(nodes: Sequence[Json], has_pool: bool) -> str:
+    """Return on how many nodes the ranks are; of a pool, which may wait for its hosts, on how many of them."""
+    if not has_pool:
+        return f"on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    placed = sum(1 for node in nodes if node["role"] == "placed")
+    return f"on {placed or 'none'} of {_hosts(len(nodes))}"
+
+
+def _travels(travels: Sequence[Json]) -> list[Line]:
+    """Return what is being copied to and from hosts, and how far it has come."""
+    lines = []
+    for one in travels[:TRAVELS_SHOWN_MAX]:
+        way = "from" if one["direction"] == "fetch" else "to"
+        done = "" if one["done_bytes"] is None else f"{size(one['done_bytes'])} of "
+        lines.append(line(f"copying     {one['name']} {way} {one['node']}, {done}{size(one['bytes'])}"))
+    if len(travels) > TRAVELS_SHOWN_MAX:
+        lines.append(line(f"            and {len(travels) - TRAVELS_SHOWN_MAX} more: --json shows all"))
+    return lines
+
+
+def _pool(nodes: Sequence[Json], *, over: bool) -> list[Line]:
+    """Return the hosts of a pool: those that are used, those that are not, how many are merely there, and why so."""
+    idle = [node for node in nodes if _is_idle(node)]
+    told = [node for node in nodes if not _is_idle(node)]
+    chosen = over or any(node["role"] == "placed" for node in nodes)
+    heads = ("HOST", "STATE", "RANKS", "SEEN")[: 3 if over else 4]
+    rows = [_host_row(node, over, chosen)[: len(heads)] for node in told[:HOSTS_SHOWN_MAX]]
+    lines = columns(rows, heads) if rows else []
+    if len(told) > HOSTS_SHOWN_MAX:
+        lines.append(line(f"and {len(told) - HOSTS_SHOWN_MAX} more hosts: --json shows all"))
+    if idle:
+        names = named([node["name"] for node in idle])
+        text = f"{_hosts(len(idle))} {'not used' if chosen else 'to choose from'}: {names}"
+        lines.append(line(Cell(text, "dim")))
+    return [*lines, *_notes(nodes)]
+
+
+def _notes(nodes: Sequence[Json]) -> list[Line]:
+    """Return what there is to say of hosts, whole, and once where it is the same of several."""
+    hosts: dict[str, list[str]] = {}
+    for node in nodes:
+        if node["note"]:
+            hosts.setdefault(node["note"], []).append(node["name"])
+    if not hosts:
+        return []
+    lines: list[Line] = [()]
+    for note, names in list(hosts.items())[:NOTES_SHOWN_MAX]:
+        what, fix = with_fix(note)
+        lines.append(line(Cell(named(names), "bold"), f": {what}"))
+        lines += [line(f"  fix: {fix}")] if fix else []
+    if len(hosts) > NOTES_SHOWN_MAX:
+        lines.append(line(f"and {len(hosts) - NOTES_SHOWN_MAX} more: --json shows all"))
+    return lines
+
+
+def with_fix(text: str) -> tuple[str, str]:
+    """Return what is wrong, and how to mend it: a command to copy should end where its line ends."""
+    what, _, fix = text.partition("; fix: ")
+    return what, fix
+
+
+def named(names: Sequence[str]) -> str:
+    """Return names as people list them: the first few, and how many more."""
+    more = len(names) - NAMES_SHOWN_MAX
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _hosts(count: int) -> str:
+    return f"{count} host{'s' if count != 1 else ''}"
+
+
+def _without_notes(text: str, nodes: Sequence[Json]) -> str:
+    """Return a reason without what stands below it as the notes of hosts."""
+    for node in nodes:
+        if note := node["note"]:
+            name, bare = node["name"], note.removeprefix("busy: ")
+            text = text.removesuffix(f"; {name}: {note}")
+            text = text.replace(f"{name} ({note})", name).replace(f"{name} ({bare})", name)
+    return text
+
+
+def _is_idle(node: Json) -> bool:
+    """Tell whether there is nothing to say of a host but that it is listed."""
+    return node["role"] == "idle" and node["state"] in ("absent", "left") and not node["note"]
+
+
+_POOL_WORDS = {"placed": "running", "spare": "spare", "idle": "idle"}
+"""What a host whose agent is there is called for people: what it does."""
+
+
+def _host_state(node: Json, over: bool, chosen: bool) -> str:
+    """Return what a host is called for people; before any host is `chosen` none is a spare."""
+    state, note = str(node["state"]), node["note"]
+    if state == "up" and not over:
+        return _POOL_WORDS[node["role"]] if chosen else "ready"
+    if state == "absent" and note:
+        return "busy" if note.startswith("busy: ") else "failed" if node["seen_s"] is None else "lost"
+    return state
+
+
+def _host_row(node: Json, over: bool, chosen: bool) -> list[Cell]:
+    state = _host_state(node, over, chosen)
+    style = "red" if state in _WORRYING else "yellow" if state == "busy" else ""
+    return [Cell(node["name"]), Cell(state, style), Cell(spans(node["ranks"])), Cell(_seen(node))]
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return whole numbers with those in a row as `0-3`; a dash for none."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
+
+
+def _seen(node: Json) -> str:
+    return f"{duration(node['seen_s'])} ago" if node["seen_s"] is not None else "-"
+
+
+def _nodes(nodes: Sequence[Json], *, over: bool) -> list[Line]:
+    """Return the nodes that a plan has fixed; when they were seen says nothing any more once the job is over."""
+    heads = ("NODE", "HOST", "AGENT", "SEEN")[: 3 if over else 4]
+    return columns([_node_row(node)[: len(heads)] for node in nodes], heads)
+
+
 def _node_row(node: Json) -> list[Cell]:
-    seen = f"{duration(node['seen_s'])} ago" if node["seen_s"] is not None else "-"
     style = "red" if node["state"] in _WORRYING else ""
-    return [Cell(node["name"]), Cell(node["host"]), Cell(node["state"], style), Cell(seen)]
+    return [Cell(node["name"]), Cell(node["host"]), Cell(node["state"], style), Cell(_seen(node))]
 
 
 def _rank_row(rank: Json) -> list[Cell]:
@@ -181,16 +324,17 @@ def _rank_row(rank: Json) -> list[Cell]:
     return [
         Cell(str(rank["rank"])),
         Cell(rank["node"]),
-        Cell(_or_dash(rank["pid"])),
+        Cell(or_dash(rank["pid"])),
         Cell(rank["state"], "red" if bad else ""),
-        Cell(_or_dash(rank["step"])),
+        Cell(or_dash(rank["step"])),
         Cell(f"{pace:.2f}" if pace else "-"),
         Cell(duration(rank["beat_s"])),
-        Cell(_or_dash(rank["exit"]), "red" if bad else ""),
+        Cell(or_dash(rank["exit"]), "red" if bad else ""),
     ]
 
 
-def _or_dash(value: object) -> str:
+def or_dash(value: object) -> str:
+    """Return a value as a table shows it."""
     return "-" if value is None else str(value)
 
 
@@ -198,21 +342,29 @@ def _or_dash(value: object) -> str:
 
 
 def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
-    """Return a table of jobs, a line each; in lines of `chars_max` the reasons get what is left, else all they need."""
+    """Return a table of jobs, a line each; in lines of `chars_max` the reasons get what is left, else all they need.
+
+    Where little is left there is no column for the time of the submit, which the id has as well.
+    """
     left = chars_max and chars_max - sum(_JOB_CHARS) - max([len(one["id"]) + 2 for one in statuses])
-    reason_chars = None if left is None else max(REASON_CHARS_MIN, left)
-    rows = [
-        [
-            Cell(one["id"]),
-            Cell(one["state"], STYLES.get(one["state"], "")),
-            Cell(str(one["attempt"])),
-            Cell(_or_dash(one["step"])),
-            Cell((one["created_at"] or "-")[:19].replace("T", " ")),
-            Cell(cut(reason(one), reason_chars)),
-        ]
-        for one in statuses
+    has_time = left is None or left >= REASON_CHARS_MIN
+    if left is not None:
+        left = max(REASON_CHARS_MIN, left if has_time else left + _JOB_CHARS[-1])
+    heads = ("JOB", "STATE", "ATTEMPT", "STEP", "SUBMITTED (UTC)", "REASON")
+    keep = [head for head in heads if has_time or not head.startswith("SUBMITTED")]
+    rows = [dict(zip(heads, _job_row(one, left), strict=True)) for one in statuses]
+    return columns([[row[head] for head in keep] for row in rows], keep)
+
+
+def _job_row(one: Json, reason_chars: int | None) -> list[Cell]:
+    return [
+        Cell(one["id"]),
+        Cell(one["state"], STYLES.get(one["state"], "")),
+        Cell(str(one["attempt"])),
+        Cell(or_dash(one["step"])),
+        Cell((one["created_at"] or "-")[:19].replace("T", " ")),
+        Cell(cut(_without_notes(reason(one), one["nodes"]), reason_chars)),
     ]
-    return columns(rows, ("JOB", "STATE", "ATTEMPT", "STEP", "SUBMITTED (UTC)", "REASON"))
 
 
 _JOB_CHARS = (12, 9, 8, 21)
@@ -224,33 +376,6 @@ def cut(text: str, chars_max: int | None) -> str:
     return text if chars_max is None or len(text) <= chars_max else f"{text[: chars_max - 1]}…"
 
 
-# Checkpoints and preflight
-
-
-def checkpoints(listed: Sequence[Json]) -> list[Line]:
-    """Return a table of checkpoints, the one a restart would start from marked."""
-    if not listed:
-        return [line("no checkpoints yet")]
-    return columns(
-        [_checkpoint_row(one) for one in listed], ("", "STEP", "SIZE", "WRITTEN (UTC)", "STATE", "PATH")
-    )
-
-
-def _checkpoint_row(one: Json) -> list[Cell]:
-    state = "complete" if one["complete"] else "not proven complete"
-    if one["whole"] is not None:
-        state = f"{state}, {'whole' if one['whole'] else 'torn'}"
-    style = "red" if one["whole"] is False else ("" if one["complete"] else "yellow")
-    return [
-        Cell("→" if one["resume"] else ""),
-        Cell(_or_dash(one["step"])),
-        Cell(size(one["bytes"])),
-        Cell(one["written_at"][:19].replace("T", " ")),
-        Cell(state, style),
-        Cell(one["path"]),
-    ]
-
-
 def size(size_bytes: float) -> str:
     """Return bytes as people say them, in powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -258,14 +383,3 @@ def size(size_bytes: float) -> str:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
         size_bytes /= 1000
     return f"{size_bytes:.1f} TB"
-
-
-def findings(found: Sequence[Json]) -> list[Line]:
-    """Return what a preflight found, a line each, faults with their fix."""
-    lines: list[Line] = []
-    for one in found:
-        mark = Cell("ok    ", "green") if one["ok"] else Cell("fault ", "bold red")
-        lines.append(line(mark, f"{one['what']:<8} {one['found']}"))
-        if one["fix"]:
-            lines.append(line(f"               fix: {one['fix']}"))
-    return lines

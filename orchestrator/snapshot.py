@@ -2,22 +2,31 @@
 
 What git tracks or would track is copied; what it ignores (data, outputs, environments) is linked, so that relative
 paths keep working; without git everything is copied. Above the limit nothing is copied and the largest files are named.
+
+Hosts that do not see this disk get an archive: the copies, and of what git ignores only what `ssh.sync` names. The same
+content makes the same archive, byte for byte, so that a host which has it need not get it again.
 """
 
 from __future__ import annotations
 
 import errno
+import gzip
 import os
 import shutil
 import stat
 import subprocess
-from dataclasses import dataclass
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.errors import UserError
 
 FILES_MAX = 200_000
 LARGEST_SHOWN = 5
+COMPRESS_LEVEL = 3
+"""Of gzip, 1 to 9: code becomes small at any level, and weights at none."""
+
 GIT_S_MAX = 60.0
 _OF_THE_TARGET = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """What fails a copy and is no fault of the source."""
@@ -25,12 +34,14 @@ _OF_THE_TARGET = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is to be copied and linked, relative to `root`; `size_bytes` is that of the copies."""
+    """What is to be copied and linked, relative to `root`; `size_bytes` is that of the copies. `synced` is only for
+    the archive."""
 
     root: Path
     copies: tuple[Path, ...]
     links: tuple[Path, ...]
     size_bytes: int
+    synced: tuple[Path, ...] = ()
 
 
 def survey(root: Path, limit_mb: int, leave_out: Path) -> Snapshot:
@@ -62,6 +73,84 @@ def take(snapshot: Snapshot, to: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(target):
             target.symlink_to(snapshot.root / name)
+
+
+def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out: Path) -> Snapshot:
+    """Return the snapshot with the files below the paths that `ssh.sync` names, less those that are copied anyway.
+
+    Raises UserError for a path that is not there or lies outside, and when all together is too large.
+    """
+    root, where = snapshot.root, "ssh.sync"
+    copied, sizes = frozenset(snapshot.copies), dict[Path, int]()
+    for text in paths:
+        name = Path(os.path.normpath(text))
+        if name.is_absolute() or name.parts[:1] == ("..",):
+            raise UserError(f"{text} lies outside workdir", where, "name paths below workdir, or link there")
+        if not (root / name).exists():
+            raise UserError(f"there is no {text} in workdir", where, f"name what {root} has")
+        found = _everything_under(root, name) if (root / name).is_dir() else [name]
+        inside = [one for one in found if one not in copied and not _is_within(root / one, leave_out)]
+        sizes |= {one: size for one in inside if (size := _size_bytes(_source(root, one))) is not None}
+    _check_sync(snapshot, paths, sizes, limit_mb)
+    return replace(snapshot, synced=tuple(sorted(sizes)))
+
+
+def _source(root: Path, name: Path) -> Path:
+    """Return what stands for a synced name: of a link that leaves the folder, and would lead nowhere on a host, the
+    file that it leads to."""
+    path = root / name
+    goal = path.resolve()
+    return goal if path.is_symlink() and goal.is_file() and not goal.is_relative_to(root.resolve()) else path
+
+
+def _check_sync(snapshot: Snapshot, paths: Sequence[str], sizes: dict[Path, int], limit_mb: int) -> None:
+    synced_bytes = sum(sizes.values())
+    if snapshot.size_bytes + synced_bytes <= limit_mb * 1_000_000:
+        return
+    what = (
+        f"code ({snapshot.size_bytes / 1e6:.0f} MB) and ssh.sync ({synced_bytes / 1e6:.0f} MB in {', '.join(paths)}) "
+        f"are over snapshot.limit_mb {limit_mb}"
+    )
+    fix = "put large data on the hosts themselves and name it by an absolute path, or raise snapshot.limit_mb"
+    raise UserError(what, "ssh.sync", fix)
+
+
+def pack(snapshot: Snapshot, code: Path, to: Path) -> None:
+    """Write the archive `to` (tar, gzip) of a snapshot whose copies are in `code`.
+
+    Raises UserError when a file cannot be read, OSError for a full disk.
+    """
+    sources = {name: _source(snapshot.root, name) for name in snapshot.synced}
+    sources |= {name: code / name for name in snapshot.copies}
+    with (
+        to.open("wb") as file,
+        gzip.GzipFile("", "wb", COMPRESS_LEVEL, file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name in sorted(sources):
+            try:
+                _add(archive, sources[name], name)
+            except OSError as err:
+                if err.errno in _OF_THE_TARGET:
+                    raise
+                what = f"cannot be packed: {err.strerror or err}"
+                raise UserError(
+                    what, str(sources[name]), "make it readable, and leave it alone meanwhile"
+                ) from err
+
+
+def _add(archive: tarfile.TarFile, source: Path, name: Path) -> None:
+    """Add a file or link; owner, times and all of the mode but the execute bit are left out."""
+    mode = source.lstat()
+    info = tarfile.TarInfo(str(name))
+    if stat.S_ISLNK(mode.st_mode):
+        info.type, info.linkname, info.mode = tarfile.SYMTYPE, os.fspath(source.readlink()), 0o777
+        archive.addfile(info)
+        return
+    info.mode = 0o755 if mode.st_mode & stat.S_IXUSR else 0o644
+    info.size = mode.st_size
+    with source.open("rb") as file:
+        archive.addfile(info, file)
 
 
 def _copy(root: Path, name: Path, target: Path) -> None:

@@ -19,9 +19,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator import bundle, home, plan, provenance, render, requests, snapshot
+from orchestrator import bundle, fleet, home, hosts, plan, planning, provenance, render, requests, snapshot
 from orchestrator.errors import ClusterError, UserError
-from orchestrator.plan import Inventory, Plan
+from orchestrator.plan import Plan
+from orchestrator.planning import Inventory
 from orchestrator.spec import SpecFile, load
 from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_bytes, replace_text
@@ -35,6 +36,15 @@ PRIVATE = 0o600
 def inventory(environ: Mapping[str, str]) -> Inventory:
     """Return what this machine has for jobs. Raises ClusterError when its GPUs cannot be listed."""
     return Inventory(socket.gethostname(), _gpus(environ), sys.executable)
+
+
+def _inventory_of_hosts(file: SpecFile, ask: fleet.Ask | None) -> Inventory:
+    """Return what the hosts have, asking them only for what the spec leaves open. Raises OrchError."""
+    gpus: int | None = None
+    if planning.asks_hosts(file):
+        names = [host.name for host in file.hosts]
+        gpus = fleet.gpus_each(names, planning.ssh_of(file.spec), file.where("gpus_per_node"), ask)
+    return Inventory(socket.gethostname(), (), sys.executable, gpus)
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
@@ -80,16 +90,20 @@ def _visible(variable: str, found: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
-    """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
-    if file.spec.backend != "local":
-        what = f"this version of orch runs jobs on backend local, not yet on {file.spec.backend}"
-        raise ClusterError(what, file.where("backend"), "use backend: local, or --backend local")
+def make_plan(
+    file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float, ask: fleet.Ask | None = None
+) -> Plan:
+    """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed. `ask` asks a person for
+    the passphrase of a key, should a host have to be asked what it has."""
+    if file.spec.backend == "slurm":
+        what = "this version of orch runs jobs on backend local and ssh, not yet on slurm"
+        raise ClusterError(what, file.where("backend"), "use backend: ssh or local, or --backend local")
     missing = [name for name in file.spec.secrets if name not in environ]
     if missing:
         what = f"{', '.join(missing)} named in secrets, and not set in this environment"
         raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
-    return plan.make(file, inventory(environ), job_id, wall_s)
+    there = _inventory_of_hosts(file, ask) if file.spec.backend == "ssh" else inventory(environ)
+    return planning.make(file, there, job_id, wall_s)
 
 
 def rendered(
@@ -102,13 +116,18 @@ def rendered(
     return render.render(made, JobDir(home.home(environ) / "jobs" / made.id), sys.executable)
 
 
-def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> JobDir:
+def submit(
+    file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = (), ask: fleet.Ask | None = None
+) -> JobDir:
     """Make a job's folder and start its supervisor. `overrides` are those that `file` was loaded with, kept for a
     later resume. Raises OrchError, and then leaves no job behind."""
     folder = home.home(environ)
     wall_s = time.time()
-    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s, ask)
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
+    if made.ssh is not None:
+        code = snapshot.with_sync(code, made.ssh.sync, file.spec.snapshot.limit_mb, folder)
+        fleet.refuse_locked_keys([node.host for node in made.nodes], made.ssh)
     job = _fill(folder, file, made, code, environ, overrides)
     _begin(job)
     provenance.list_packages(job, made.program)
@@ -143,6 +162,9 @@ def _fill(
     try:
         draft.root.mkdir(parents=True)
         snapshot.take(code, draft.code)
+        if made.ssh is not None:
+            snapshot.pack(code, draft.code, draft.archive)
+            _keep_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
             path.mkdir()
         replace_text(draft.spec, file.text, durable=False)
@@ -166,6 +188,13 @@ def _fill(
         shutil.rmtree(draft.root, ignore_errors=True)
         raise
     return place
+
+
+def _keep_hosts_file(job: JobDir, file: SpecFile) -> None:
+    """Copy the file that names the hosts: a later resume reads it again, wherever the user's has gone."""
+    named = file.spec.ssh.hosts_file
+    if named is not None:
+        shutil.copyfile(hosts.file_path(file.folder, named), job.hosts_file)
 
 
 def _fill_secrets(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
@@ -218,17 +247,23 @@ def _certificate() -> tuple[bytes, bytes]:
 
 
 SUPERVISOR_ENV = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
-START_S_MAX = 10.0
+SSH_ENV = ("SSH_AUTH_SOCK",)
+"""What a supervisor needs of the environment, and what one that uses SSH needs beside."""
+
+START_S_MAX = 30.0
 
 
 def start_supervisor(job: JobDir) -> None:
     """Start the job's supervisor, detached, and wait until it listens. Raises ClusterError when it does not come up."""
-    env = {name: os.environ[name] for name in SUPERVISOR_ENV if name in os.environ}
+    over_ssh = _is_over_ssh(job)
+    names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
+    env = {name: os.environ[name] for name in names if name in os.environ}
+    alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
     started_ns = time.time_ns()
     with job.supervisor_log.open("ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(job.bundle), "supervise", str(job.root)],
+            [sys.executable, *alone, str(job.bundle), "supervise", str(job.root)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=job.root, start_new_session=True,
         )  # fmt: skip
     deadline_s = time.monotonic() + START_S_MAX
@@ -245,6 +280,14 @@ def start_supervisor(job: JobDir) -> None:
         said = log.read().decode(errors="replace").strip().splitlines()
     what = f"the supervisor did not come up: {said[-1] if said else 'no word from it'}"
     raise ClusterError(what, str(job.supervisor_log), "read that file")
+
+
+def _is_over_ssh(job: JobDir) -> bool:
+    """Tell whether a job uses SSH; what is wrong with a damaged plan its supervisor says."""
+    try:
+        return bool(json.loads(job.plan.read_bytes())["backend"] == "ssh")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _written_since(path: Path, time_ns: int) -> bool:
@@ -265,6 +308,7 @@ def resume(
         replan(job, old, overrides, environ)
     requests.ask(job.requests, "resume", path=path)
     job.ended.unlink(missing_ok=True)
+    job.swept.unlink(missing_ok=True)  # it will be on hosts again
     start_supervisor(job)
 
 
@@ -284,16 +328,20 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     Its code, id and secrets stay; the old plan is kept beside. Raises OrchError, and then changes nothing.
     """
     workdir = f"workdir={json.dumps(str(job.code))}"
+    kept_hosts = [f"ssh.hosts_file={json.dumps(str(job.hosts_file))}"] if job.hosts_file.exists() else []
     all_overrides = [*_overrides(job), *overrides]
-    file = load(job.spec, overrides=(*all_overrides, workdir))
+    file = load(job.spec, overrides=(*_overrides(job), *kept_hosts, *overrides, workdir))
     kept = {**environ, **dict.fromkeys(old.secrets, "")}
     new = make_plan(file, kept, old.id, old.created_at)
-    if new.name != old.name or new.secrets != old.secrets:
-        raise UserError("a job's name and secrets cannot change", "--set", "submit it as a new job instead")
+    if (new.name, new.secrets, new.backend) != (old.name, old.secrets, old.backend):
+        what = "a job's name, secrets and backend cannot change"
+        raise UserError(what, "--set", "submit it as a new job instead")
     number = len(list(job.root.glob("plan.*.json"))) + 1
     replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
     replace_text(job.plan, codec.dumps(new))
     replace_text(job.overrides, json.dumps(all_overrides))
+    if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:
+        _keep_hosts_file(job, file)
     for script in render.render(new, job, sys.executable):
         replace_text(job.scripts / script.name, script.text, mode=script.mode)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.show import STYLES, Cell, Json, Line, duration, line, short
+from orchestrator.show import STYLES, Cell, Json, Line, cut, duration, line, named, short, with_fix
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""
@@ -23,7 +23,11 @@ HINT_ATTEMPTS = 3
 """So many attempts must end after the same steps of their own before the script is suspected to start anew."""
 
 LINE_CHARS_MAX = 300
+SENTENCE_CHARS_MAX = 1000
+"""A line of a traceback may be cut; evidence of one line is written for people, with commands to copy."""
+
 _PAD = "  "
+_RANKS = re.compile(r" \(ranks? [0-9, ]+\)")
 _MARKS = re.compile(r"[ ^~]+")
 
 
@@ -44,15 +48,15 @@ def post_mortem(why: Json) -> list[Line]:
     """Return what `orch why` shows."""
     folder, attempts = why.get("dir", ""), why["attempts"]
     judged = [number for number, attempt in enumerate(attempts) if attempt["verdict"]]
-    cut = judged[-1] if judged else 0
+    last = judged[-1] if judged else 0
     state = Cell(why["state"], STYLES.get(why["state"], ""))
     lines = [line(Cell(why["id"], "bold"), _PAD, state)]
-    last_words = attempts[cut]["verdict"]["summary"] if judged else None
+    last_words = attempts[last]["verdict"]["summary"] if judged else None
     if why["reason"] and not (last_words and why["reason"].endswith(last_words)):
         lines.append(line(short(why["reason"], folder)))
-    body = [*_earlier(attempts[:cut], folder)] if judged else []
-    for attempt in attempts[cut:]:
-        body += ((), *_attempt(attempt, why["state"], folder))
+    body = [*_earlier(attempts[:last], folder)] if judged else []
+    for attempt in attempts[last:]:
+        body += ((), *_attempt(attempt, folder))
     return [*lines, *body, *_hint(attempts), *_next(why)]
 
 
@@ -81,7 +85,7 @@ def _in_short(run: _Run) -> str:
     steps = [one["verdict"]["step"] for one in run.attempts if one["verdict"]["step"] is not None]
     at = f" at {_span(steps[0], steps[-1])}" if steps else ""
     cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
-    return f"{verdict['kind']}{at}{cost}: {verdict['summary']}"
+    return f"{verdict['kind']}{at}{cost}: {with_fix(_summary(verdict))[0]}"
 
 
 def _costs(run: _Run) -> str:
@@ -107,30 +111,50 @@ def _when(began: str, ended: str | None) -> str:
     return f"{day} {time} to {until} UTC"
 
 
-def _course(attempt: Json, state: str) -> str:
-    """Say what became of an attempt that has no verdict, in a job of this state."""
+def _course(attempt: Json) -> str:
+    """Say what became of an attempt that has no verdict; a job that was cancelled may have gone on since."""
     if attempt["ended_at"] is None:
         return "goes on"
-    return "was stopped by the user" if state == "CANCELLED" else "ended without a fault"
+    return "was stopped by the user" if attempt.get("job_end") == "CANCELLED" else "ended without a fault"
 
 
-def _attempt(attempt: Json, state: str, folder: str) -> Iterator[Line]:
+def _attempt(attempt: Json, folder: str) -> Iterator[Line]:
     """Yield an attempt in full."""
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
-        yield line(name, f"{_PAD}{_course(attempt, state)}{_steps(attempt)}")
+        yield line(name, f"{_PAD}{_course(attempt)}{_steps(attempt)}")
     else:
         at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
         found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
-        yield line(Cell(f"{_PAD}{short(verdict['summary'], folder)}", "red"))
+        yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
     source = short(attempt["resumed_from"] or "the beginning", folder)
     yield line(f"{_PAD}from {source}, {_when(attempt['started_at'], attempt['ended_at'])}")
     for notice in attempt.get("notices", ()):
         yield line(f"{_PAD}noticed: {short(notice, folder)}")
     if verdict is not None:
-        for piece in verdict["evidence"]:
+        for piece in _folded(verdict["evidence"]):
+            if piece == _RANKS.sub("", verdict["summary"]):
+                continue  # it stands above
             yield from _piece(short(piece, folder))
+
+
+def _summary(verdict: Json) -> str:
+    """Return what went wrong, less a piece of evidence at its end: that stands below."""
+    text = str(verdict["summary"])
+    return next(
+        (text.removesuffix(f"; {one}") for one in verdict["evidence"] if text.endswith(f"; {one}")), text
+    )
+
+
+def _folded(evidence: Sequence[str]) -> list[str]:
+    """Return evidence in which lines that say the same of several hosts are one: `node1, node2: lease: …`."""
+    hosts: dict[str, list[str]] = {}
+    for piece in evidence:
+        host, colon, said = piece.partition(": ")
+        one_word = colon and "\n" not in piece and not any(map(str.isspace, host))
+        hosts.setdefault(said if one_word else piece, []).extend([host] if one_word else [])
+    return [f"{named(names)}: {text}" if names else text for text, names in hosts.items()]
 
 
 def _steps(attempt: Json) -> str:
@@ -146,13 +170,18 @@ def _span(first: int, last: int) -> str:
 def _piece(evidence: str) -> Iterator[Line]:
     """Yield one piece of evidence; the lines that only underline the line above are left out."""
     text = [one for one in evidence.rstrip().splitlines() if not _MARKS.fullmatch(one)]
+    if len(text) == 1:
+        what, fix = with_fix(text[0])
+        yield line(f"{_PAD}{cut(what, SENTENCE_CHARS_MAX)}")
+        if fix:
+            yield line(f"{_PAD}  fix: {cut(fix, SENTENCE_CHARS_MAX)}")
+        return
     hidden = len(text) - EVIDENCE_LINES_MAX
     if hidden > 0:
         tail = text[EVIDENCE_HEAD_LINES + hidden + 1 :]
         text = [*text[:EVIDENCE_HEAD_LINES], f"  … {hidden + 1} lines, all in --json …", *tail]
-    style = "dim" if len(text) > 1 else ""
     for one in text:
-        yield line(Cell(f"{_PAD}{one[:LINE_CHARS_MAX]}", style))
+        yield line(Cell(f"{_PAD}{cut(one, LINE_CHARS_MAX)}", "dim"))
 
 
 def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
@@ -213,6 +242,8 @@ def _look_closer(why: Json) -> Iterator[tuple[str, str]]:
         yield "look", f"orch logs {why['id']} --rank {verdict['ranks'][0]} {of}"
     elif verdict["node"]:
         yield "look", f"orch logs {why['id']} --node {verdict['node']} {of}"
+    elif verdict["kind"] == "launch":
+        yield "look", f"orch status {why['id']}"  # no host printed anything
     elif verdict["kind"] not in ("time_limit", "preempted"):
         yield "look", f"orch logs {why['id']} {of}"
     if verdict["kind"] == "hang" and why.get("dir"):

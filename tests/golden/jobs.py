@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import plan as planning
-from orchestrator import postmortem
+from orchestrator import planning, postmortem
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
 from orchestrator.journal import Entry
 from orchestrator.orders import planned
-from orchestrator.plan import Inventory, Plan
+from orchestrator.plan import Plan
+from orchestrator.planning import Inventory
 from orchestrator.spec import JobSpec, SpecFile
 from orchestrator.story import Moment
 
@@ -71,11 +71,11 @@ def running(attempt: int, at: float, count: int = 0) -> list[News]:
         told += [
             d.Launch(at, "needed", attempt, node),
             e.AgentUp(at + 0.2, node, f"boot-{number}", 0, 0, "127.0.0.1", 0, ()),
-            e.Prepared(at + 0.3, node, attempt, "127.0.0.1", 29500),
+            e.Prepared(at + 0.3, node, attempt, "127.0.0.1", 29500, ()),
         ]
     for number in (0, 1):
         node, pids = f"node-{number}", (5000 + 2 * number, 5001 + 2 * number)
-        told.append(d.Start(at + 0.4, "all are ready", attempt, node, "127.0.0.1", 29500, None))
+        told.append(d.Start(at + 0.4, "all are ready", attempt, node, "127.0.0.1", 29500, "", None))
         told.append(e.Started(at + 0.5, node, attempt, pids))
     return [*told, *(beats(attempt, at + 3, count) if count else [])]
 

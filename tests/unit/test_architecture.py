@@ -27,16 +27,17 @@ LAYERS = (
     ("wire",),
     ("brain",),
     ("node",),
-    ("specfile", "spec_rules", "spec_model", "spec"),
-    ("plan", "render", "bundle", "home"),
-    ("journal", "requests", "links", "orders", "snapshot", "provenance"),
+    ("specfile", "spec_rules", "spec_model", "hosts", "spec"),
+    ("plan", "planning", "render", "bundle", "home"),
+    ("journal", "joblock", "requests", "tickets", "links", "orders", "snapshot", "provenance"),
     ("statefile", "story", "postmortem"),
     ("backends",),
-    ("supervise", "submission"),
+    ("versions", "shelf", "trips", "carry", "intake", "ferry", "deeds", "ending"),
+    ("supervise", "fleet", "submission"),
     ("__main__",),
     ("logcut", "logs", "job"),
-    ("collect", "preflight"),
-    ("show", "whyview", "terminal", "logview", "follow"),
+    ("leftovers", "collect", "preflight"),
+    ("show", "whyview", "listview", "terminal", "logview", "follow"),
     ("params", "cli"),
 )
 """Who may import whom: a module or subpackage only its own layer and earlier ones, and never in a circle."""
@@ -222,6 +223,27 @@ def test_what_travels_imports_the_standard_library_only() -> None:
         if one.when is not When.NEVER
         and one.name.split(".")[0] not in {*sys.stdlib_module_names, "orchestrator"}
         and not _is_of_the_rank(module, one)
+        and not _reaches_hosts(module, one)
+    ]
+    assert wrong == []
+
+
+HOST_LIBRARIES = ("paramiko", "cryptography")
+
+
+def _reaches_hosts(module: str, one: Import) -> bool:
+    """The way to hosts runs in a supervisor on the submit machine only, and is loaded there when it is needed."""
+    return module.startswith("orchestrator.backends.ssh.") and one.name.split(".")[0] in HOST_LIBRARIES
+
+
+def test_nobody_loads_the_way_to_hosts_before_it_is_needed() -> None:
+    wrong = [
+        _at(module, one)
+        for module in _closure(TRAVELLERS)
+        for ours, one in _ours(module)
+        if ours.startswith("orchestrator.backends.ssh")
+        and not module.startswith("orchestrator.backends.ssh")
+        and one.when is not When.IN_CALL
     ]
     assert wrong == []
 

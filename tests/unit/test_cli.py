@@ -121,7 +121,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("init good.yaml", 2, "there is such a file already"),
     ("init nosuch/job.yaml", 2, "cannot be written"),
     ("schema", 0, '"entrypoint"'),
-    ("clean", 0, "tidied 0 ended jobs"),
+    ("clean", 0, "ended jobs have left nothing behind"),
     ("clean --older-than 1000d", 0, "no job ended that long ago"),
     ("clean --older-than never", 2, "is no time"),
 ]  # fmt: skip

@@ -18,11 +18,15 @@ from orchestrator.brain.facts import Life, Link, News, Phase
 from orchestrator.cli import INTERRUPTED, JOB_FAILED, cli
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.journal import Entry
-from orchestrator.plan import Plan, PlannedLimits, PlannedNode, rank_env
+from orchestrator.plan import Plan, PlannedLimits, PlannedNode, Seat, rank_env
 from orchestrator.wire.paths import JobDir
 
 ROOT = Path(brain.__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+SSH = (ROOT / "docs" / "ssh.md").read_text()
+STAGES = (
+    "config", "connect", "host key", "auth", "shell", "python", "folder", "copy", "lease", "agent", "forward",
+)  # fmt: skip
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -90,7 +94,7 @@ def test_the_diagrams_show_every_state() -> None:
     for what, states in (("attempt", Phase), ("agent", Link), ("rank", Life)):
         assert {step.after for step in drawn if step.what == what} == {state.value for state in states}
     seen = {step.after for step in drawn if step.what == "job"}
-    assert seen == set(show.STYLES) - {"QUEUED"}
+    assert seen == set(show.STYLES)
 
 
 def test_the_diagrams_show_every_step_that_nights_make() -> None:
@@ -187,8 +191,27 @@ def test_error_messages_that_are_explained_exist() -> None:
     """Of each message the longest piece without a gap must stand in the sources; f-strings leave the gaps."""
     sources = "\n".join(path.read_text() for path in sorted((ROOT / "orchestrator").glob("*.py")))
     for message in _first_cells(FAILURES, "message"):
-        piece = max(re.split(r"…|;|\(|: |\b[A-Z]+\b|[^ ]*\.(?:yaml|py)\S*", message), key=len).strip(" ,?:")
-        assert len(piece) >= 6 and piece in sources, f"{message!r}: no {piece!r}"
+        _assert_said(message, sources)
+
+
+def _assert_said(message: str, sources: str) -> None:
+    piece = max(re.split(r"…|;|\(|: |\b[A-Z]+\b|[^ ]*\.(?:yaml|py)\S*", message), key=len).strip(" ,?:")
+    assert len(piece) >= 6 and piece in sources, f"{message!r}: no {piece!r}"
+
+
+def test_reasons_why_a_host_is_refused_exist_with_their_stages() -> None:
+    folders = ("orchestrator/backends/ssh", "orchestrator/node", "templates")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).glob("*.[pj]*"))]
+    sources = "\n".join(path.read_text() for path in paths)
+    rows = _first_cells(SSH, "reason")
+    assert {row.partition(": ")[0] for row in rows} == set(STAGES) - {"config"}
+    for row in rows:
+        if "permission denied" not in row:  # what the system says
+            _assert_said(row.partition(": ")[2], sources)
+
+
+def test_the_stages_of_a_launch_are_told_in_their_order() -> None:
+    assert f"{', '.join(STAGES)}." in " ".join(SSH.split())
 
 
 def _plan() -> Plan:
@@ -201,7 +224,7 @@ def _plan() -> Plan:
 
 
 def test_the_readme_names_every_variable_that_a_rank_gets() -> None:
-    names = rank_env(_plan(), JobDir(ROOT), 0, 1, ("h", 1), "")
+    names = rank_env(_plan(), JobDir(ROOT), Seat(0, "node-0", 0, 1, 0, 1), 1, ("h", 1), "")
     assert [name for name in names if f"`{name}`" not in README] == []
 
 

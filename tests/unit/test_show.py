@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import show, whyview
+from orchestrator import listview, show, whyview
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import Facts, News
@@ -92,6 +92,30 @@ def test_many_different_failures_are_cut_and_the_first_and_the_latest_are_shown(
     assert "attempt 12  " not in text
 
 
+def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own() -> None:
+    said = "lease: 2 GPUs wanted, the host has 1; fix: lower gpus_per_node"
+    evidence = tuple(f"{host}: {said}" for host in ("n0", "n1"))
+    summary = f"2 hosts are needed, and 0 of 2 can be used; {evidence[0]}"
+    verdict = d.Verdict(d.Kind.LAUNCH, (), "", summary, evidence, "launch", None, 1.0, False)
+    news = [
+        *jobs.submitted(),
+        d.Judge(2.0, summary, 1, verdict),
+        jobs.end(1, 2.1, d.JobEnd.FAILED, f"launch: {summary}"),
+    ]
+    lines = show.plain(whyview.post_mortem(jobs.told(news))).splitlines()
+    assert "  2 hosts are needed, and 0 of 2 can be used" in lines
+    at = lines.index("  n0, n1: lease: 2 GPUs wanted, the host has 1")
+    assert lines[at + 1] == "    fix: lower gpus_per_node"
+    assert lines[-2].strip().startswith("look    orch status")
+
+
+def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
+    news = [*RUNNING, e.CancelAsked(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")]
+    news += [e.ResumeAsked(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
+    text = show.plain(whyview.post_mortem(jobs.told(news)))
+    assert "attempt 1  was stopped by the user" in text and "attempt 2  goes on" in text
+
+
 def test_a_script_that_seems_to_start_anew_each_time_is_suspected() -> None:
     news: list[News] = [*jobs.submitted(), *jobs.running(1, 1.0, 5), *jobs.crash(1, 5.0, 8, 8)]
     for attempt, base in ((2, 6), (3, 12)):
@@ -130,9 +154,11 @@ def test_the_table_of_jobs_is_the_one_that_was_looked_at() -> None:
     golden.check("jobs-100-columns.txt", show.plain(show.jobs(list(STATUS.values()), 100)))
 
 
-def test_a_line_of_the_table_of_jobs_fits_the_terminal() -> None:
-    lines = show.plain(show.jobs(list(STATUS.values()), 100)).splitlines()
-    assert max(map(len, lines)) <= 100
+@pytest.mark.parametrize("chars", [80, 100, 200])
+def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
+    lines = show.plain(show.jobs(list(STATUS.values()), chars)).splitlines()
+    assert max(map(len, lines)) <= chars
+    assert ("SUBMITTED" in lines[0]) is (chars > 80)
 
 
 def test_a_job_with_very_many_ranks_shows_some_and_says_so() -> None:
@@ -162,13 +188,28 @@ def test_checkpoints_and_findings_are_those_that_were_looked_at() -> None:
         },
         {**blank, "path": "/c/step-30.pt", "complete": False, "whole": False, "bytes": 5_000_000_000_000},
     ]
-    golden.check("checkpoints.txt", show.plain(show.checkpoints(listed)))
-    assert show.plain(show.checkpoints([])) == "no checkpoints yet\n"
+    golden.check("checkpoints.txt", show.plain(listview.checkpoints(listed)))
+    assert show.plain(listview.checkpoints([])) == "no checkpoints yet\n"
     found = [
         {"what": "plan", "ok": True, "found": "4 ranks on 2 nodes, on CPUs", "fix": ""},
         {"what": "space", "ok": False, "found": "0.1 GB free at /home", "fix": "free some space"},
     ]
-    golden.check("findings.txt", show.plain(show.findings(found)))
+    golden.check("findings.txt", show.plain(listview.findings(found)))
+
+
+def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
+    fault = {"what": "host", "ok": False, "fix": "lower gpus_per_node"}
+    found = [
+        {**fault, "found": "n0: it has 0 GPUs"},
+        {**fault, "found": "n1: it has 2 GPUs", "ok": True, "fix": ""},
+        {**fault, "found": "n2: it has 0 GPUs"},
+    ]
+    lines = show.plain(listview.findings(found)).splitlines()
+    assert lines == [
+        "fault host     n0, n2: it has 0 GPUs",
+        "               fix: lower gpus_per_node",
+        "ok    host     n1: it has 2 GPUs",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -223,3 +224,91 @@ def test_a_snapshot_of_a_folder_with_a_huge_number_of_files_is_refused(
     _write(tmp_path / "code", *(f"{number}.py" for number in range(5)))
     with pytest.raises(UserError, match="more than 3 files"):
         snapshot.survey(tmp_path / "code", LIMIT_MB, NOWHERE)
+
+
+# The archive
+
+
+def _packed(root: Path, to: Path, *sync: str, limit_mb: int = 1) -> Path:
+    """Pack the snapshot of `root` and what is synced into `to/code.tar.gz`."""
+    taken = snapshot.with_sync(snapshot.survey(root, limit_mb, to), sync, limit_mb, to)
+    to.mkdir()
+    snapshot.take(taken, to / "code")
+    snapshot.pack(taken, to / "code", to / "code.tar.gz")
+    return to / "code.tar.gz"
+
+
+def _members(path: Path) -> dict[str, tarfile.TarInfo]:
+    with tarfile.open(path) as archive:
+        return {member.name: member for member in archive.getmembers()}
+
+
+def test_the_archive_holds_the_copies_and_nothing_that_git_ignores(repo: Path, tmp_path: Path) -> None:
+    assert list(_members(_packed(repo, tmp_path / "to"))) == [".gitignore", "pkg/model.py", "train.py"]
+
+
+def test_the_same_content_makes_the_same_archive(repo: Path, tmp_path: Path) -> None:
+    (repo / "train.py").chmod(0o777)
+    first = _packed(repo, tmp_path / "one", "data")
+    for path in sorted(repo.rglob("*")):
+        if ".git" not in path.parts:
+            os.utime(path, (1e9, 1e9))
+    (repo / "train.py").chmod(0o700)
+    assert first.read_bytes() == _packed(repo, tmp_path / "two", "data").read_bytes()
+    members = _members(first)
+    assert (members["train.py"].mode, members["pkg/model.py"].mode) == (0o755, 0o644)
+    assert {(one.uid, one.gid, one.uname, one.mtime) for one in members.values()} == {(0, 0, "", 0)}
+
+
+def test_what_sync_names_goes_along_and_what_leaves_the_folder_as_the_file_itself(
+    repo: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "weights").write_text("far away")
+    (repo / "data/far").symlink_to(tmp_path / "weights")
+    (repo / "data/near").symlink_to("x.bin")
+    _write(repo, "data/x.bin")
+    (repo / "data/odd\nname \udcff").write_bytes(b"x")
+    path = _packed(repo, tmp_path / "to", "./data/", "train.py")
+    members = _members(path)
+    assert {"data/far", "data/near", "data/x.bin", "data/odd\nname \udcff"} <= members.keys()
+    assert members["data/near"].issym() and members["data/near"].linkname == "x.bin"
+    with tarfile.open(path) as archive:
+        far = archive.extractfile("data/far")
+        assert far is not None and far.read() == b"far away"
+
+
+def test_sync_of_the_whole_folder_sends_all_but_the_repository(repo: Path, tmp_path: Path) -> None:
+    names = list(_members(_packed(repo, tmp_path / "to", ".")))
+    assert names == [".gitignore", "data/big.bin", "out/x.log", "pkg/model.py", "train.py"]
+
+
+def test_two_names_of_one_file_are_two_files(repo: Path, tmp_path: Path) -> None:
+    _write(repo, "data/a")
+    (repo / "data/b").hardlink_to(repo / "data/a")
+    members = _members(_packed(repo, tmp_path / "to", "data"))
+    assert members["data/a"].isreg() and members["data/b"].isreg() and members["data/b"].size > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "words"), [("nope", "there is no nope"), ("../x", "lies outside"), ("/etc", "lies outside")]
+)
+def test_a_sync_that_is_not_there_or_lies_outside_is_refused(
+    repo: Path, tmp_path: Path, path: str, words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        _packed(repo, tmp_path / "to", path)
+
+
+def test_a_sync_over_the_limit_is_refused_with_both_sizes(repo: Path, tmp_path: Path) -> None:
+    with (repo / "data/big.bin").open("wb") as file:
+        file.truncate(1_600_000)
+    with pytest.raises(
+        UserError, match=r"code \(0 MB\) and ssh\.sync \(2 MB in data\) are over snapshot\.limit_mb 1"
+    ):
+        _packed(repo, tmp_path / "to", "data")
+    assert _packed(repo, tmp_path / "to", "data", limit_mb=2).exists()
+
+
+def test_a_full_disk_is_not_the_files_fault(repo: Path, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        snapshot.pack(snapshot.survey(repo, 1, NOWHERE), repo, Path("/dev/full"))

@@ -6,11 +6,14 @@ No supervisor is started here; a whole submit is tested with real processes in t
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
-from orchestrator import submission
+from orchestrator import snapshot, submission
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.spec import load
@@ -82,10 +85,9 @@ def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
     assert told.value.where.endswith("job.yaml:5: secrets")
 
 
-@pytest.mark.parametrize("more", ["backend: slurm\n", "backend: ssh\nssh: {hosts: a}\n"])
-def test_a_backend_that_is_not_built_yet_says_so(tmp_path: Path, more: str) -> None:
+def test_a_backend_that_is_not_built_yet_says_so(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="not yet on"):
-        make_plan(load(_spec(tmp_path, SPEC + more)), {"PATH": ""}, jobs.ID, 0.0)
+        make_plan(load(_spec(tmp_path, SPEC + "backend: slurm\n")), {"PATH": ""}, jobs.ID, 0.0)
 
 
 def test_rendering_touches_nothing(tmp_path: Path) -> None:
@@ -156,12 +158,13 @@ def test_a_resume_does_not_need_the_secrets_again(tmp_path: Path) -> None:
     assert json.loads(job.plan.read_text())["secrets"] == ["HF_TOKEN"]
 
 
-@pytest.mark.parametrize("change", ["name=other", "secrets=[NEW]"])
-def test_name_and_secrets_cannot_change_at_a_resume(tmp_path: Path, change: str) -> None:
+@pytest.mark.parametrize("change", ["name=other", "secrets=[NEW]", "backend=ssh"])
+def test_name_secrets_and_backend_cannot_change_at_a_resume(tmp_path: Path, change: str) -> None:
     job = folders.failed(tmp_path)
     before = job.plan.read_bytes()
+    changes = ("backend=ssh", "ssh.hosts=[a, b]") if change == "backend=ssh" else (change,)
     with pytest.raises(UserError, match="cannot change"):
-        _replan(job, (change,), {"PATH": "", "NEW": "x"})
+        _replan(job, changes, {"PATH": "", "NEW": "x"})
     assert job.plan.read_bytes() == before
 
 
@@ -189,3 +192,53 @@ def test_damaged_overrides_are_an_error(tmp_path: Path, damage: str) -> None:
     job.overrides.write_text(damage)
     with pytest.raises(ClusterError, match="damaged"):
         _replan(job, ("nodes=1",), {"PATH": ""})
+
+
+# Over SSH
+
+OVER_SSH = SPEC + "backend: ssh\nssh: {hosts_file: lab.txt, sync: data}\n"
+
+
+def _over_ssh(tmp_path: Path) -> JobDir:
+    """Make the folder of a job over SSH, without starting its supervisor."""
+    work = tmp_path / "work"
+    work.mkdir()
+    path = _spec(work, OVER_SSH)
+    (work / "lab.txt").write_text("gpu[1-3] slots=4 labels=a\ngpu4 slots=1\n")
+    (work / ".gitignore").write_text("data\n")
+    (work / "data").mkdir()
+    (work / "data" / "corpus").write_text("text")
+    subprocess.run(["git", "init", "-q", work], check=True)
+    file = load(path)
+    made = make_plan(file, {"PATH": ""}, jobs.ID, jobs.BEGAN_S)
+    code = snapshot.survey(file.workdir, 500, tmp_path / "home")
+    code = snapshot.with_sync(code, ["data"], 500, tmp_path / "home")
+    return submission._fill(tmp_path / "home", file, made, code, {"PATH": "/usr/bin:/bin"}, ())
+
+
+def test_a_job_over_ssh_has_its_code_as_an_archive_with_what_sync_names(tmp_path: Path) -> None:
+    job = _over_ssh(tmp_path)
+    with tarfile.open(job.archive) as archive:
+        assert archive.getnames() == [".gitignore", "data/corpus", "job.yaml", "lab.txt", "train.py"]
+    assert (job.code / "data").is_symlink() and (job.code / "train.py").exists()
+    assert [node.name for node in Job(job).plan().nodes] == ["gpu1", "gpu2", "gpu3"]
+
+
+def test_a_resume_over_ssh_reads_the_hosts_of_the_submit(tmp_path: Path) -> None:
+    job = _over_ssh(tmp_path)
+    shutil.rmtree(tmp_path / "work")
+    _replan(job, ("nodes=1",), {"PATH": ""})
+    assert [node.name for node in Job(job).plan().nodes] == ["gpu1", "gpu2", "gpu3"]
+    other = tmp_path / "other.txt"
+    other.write_text("z1\nz2\n")
+    _replan(job, (f"ssh.hosts_file={other}",), {"PATH": ""})
+    other.unlink()
+    _replan(job, ("ssh.hosts=z2",), {"PATH": ""})
+    assert [node.name for node in Job(job).plan().nodes] == ["z2"]
+
+
+def test_a_sync_that_is_missing_leaves_nothing_behind(tmp_path: Path) -> None:
+    spec = _spec(tmp_path, SPEC + "backend: ssh\nssh: {hosts: 'a b', sync: nope}\n")
+    with pytest.raises(UserError, match="there is no nope"):
+        submit(load(spec), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
+    assert not (tmp_path / "home").exists()
