@@ -111,7 +111,7 @@ def test_a_signal_from_outside_is_a_crash_and_the_job_goes_on(desk: Desk, signum
 
 
 def test_the_time_limit_ends_the_job_with_its_grace(desk: Desk) -> None:
-    job = desk.submit({"train.py": SAVER}, procs_per_node=1, entrypoint="train.py", time_limit="4s")
+    job = desk.submit({"train.py": SAVER}, procs_per_node=1, entrypoint="train.py", time_limit="8s")
     assert job.wait()["state"] == "FAILED"
     assert job.kinds() == ["time_limit"]
     assert [path.name for path in job.job.folder.checkpoints.iterdir()] == ["rank-0.json"]

@@ -1,0 +1,46 @@
+"""What do the tests on the cluster in a box share? The box itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from . import needs
+from .box import Box
+from .desk import Desk
+
+HOSTS = 8
+
+
+@pytest.fixture(scope="session")
+def can_have_hosts() -> None:
+    """Skip, with one line that says what is missing, where hosts cannot be made."""
+    missing = needs.missing()
+    if missing:
+        pytest.skip(missing)
+
+
+@pytest.fixture(scope="module")
+def module_box(can_have_hosts: None) -> Iterator[Box]:
+    """Give login and 8 hosts for all tests of a file."""
+    with Box(HOSTS) as one:
+        yield one
+
+
+@pytest.fixture
+def box(module_box: Box) -> Iterator[Box]:
+    """Give the file's box; afterwards every fault is undone."""
+    yield module_box
+    module_box.heal()
+
+
+@pytest.fixture
+def desk(box: Box) -> Iterator[Desk]:
+    """Give a desk on login; afterwards nothing of its jobs may be left running on any host."""
+    one = Desk(box)
+    yield one
+    for job in one.jobs:
+        print(job.story())  # pytest shows it when the test has failed
+    left = one.clear_up()
+    assert not left, "processes of ended jobs were left:\n" + "\n".join(left)

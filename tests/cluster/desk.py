@@ -1,0 +1,315 @@
+"""How do tests submit jobs on the cluster in a box, and look at them? Through `orch` on login, and the job's folder.
+
+Rules: jobs are trainer's, submitted on login; every wait has a limit and a name; what a job that is over has left
+running, on any host, is found at the end of the test and fails it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from orchestrator.node.procfs import Proc
+from orchestrator.wire.paths import JobDir
+from tests.integration.conftest import FAKE_TORCH, STEPPER
+
+from .box import Box
+from .host import TRAINER, USERS, Host, Running, User, wait_for
+
+__all__ = ["ENDED", "FAKE_TORCH", "STEPPER", "TOGETHER", "WAIT_S_MAX", "Desk", "Job"]
+
+WAIT_S_MAX = 150.0
+"""How long anything may take on a machine that is busy with other things."""
+
+GONE_S_MAX = 30.0
+"""How long the processes of an ended job may take to leave all hosts."""
+
+ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+WORK = "desk"
+LISTER = "/packages.json"
+"""Part of the command that lists the submitter's packages, some time after a submit."""
+
+Json = dict[str, Any]
+
+TOGETHER = (
+    STEPPER
+    + """
+import socket
+
+world_size = int(os.environ["WORLD_SIZE"])
+port = int(os.environ["MASTER_PORT"])
+peers = []
+
+
+def meet():
+    # Rank 0 listens where all expect it; a rank that is lost breaks the others, as it does with gloo.
+    if rank == 0:
+        with socket.create_server(("", port)) as listener:
+            peers.extend(listener.accept()[0] for _ in range(world_size - 1))
+        return
+    for _ in range(3000):
+        try:
+            peers.append(socket.create_connection((os.environ["MASTER_ADDR"], port)))
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.02)
+    raise SystemExit("rank 0 never listened")
+
+
+def together(word):
+    # Wait for all ranks; all get what rank 0 says, True or False.
+    if rank > 0:
+        peers[0].sendall(b".")
+    for peer in peers:
+        said = peer.recv(1)
+        if not said:
+            raise RuntimeError("Connection closed by peer")
+        word = said == b"1" if rank else word
+    if rank == 0:
+        for peer in peers:
+            peer.sendall(b"1" if word else b"0")
+    return word
+"""
+)
+"""What `STEPPER` has, and `together(word)`: a sum over the ranks in small, after `meet()`.
+
+Ranks that do not wait for one another go on when a host is cut off, and are rightly left alone.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A submitted job. `inside` is its folder as login sees it."""
+
+    desk: Desk
+    id: str
+    inside: str
+    user: User = TRAINER
+
+    @property
+    def folder(self) -> JobDir:
+        """The job's folder on login, as this process sees it."""
+        return JobDir(self.desk.box.login.path(self.inside))
+
+    # --- how it is
+
+    def seen(self) -> Json:
+        """Return the status file as it stands, without reviving anybody."""
+        try:
+            known: Json = json.loads(self.folder.state.read_bytes())
+        except FileNotFoundError:
+            return {
+                "state": "",
+                "step": None,
+                "attempt": 0,
+                "restarts": 0,
+                "nodes": [],
+                "ranks": [],
+                "reason": "",
+            }
+        return known
+
+    def status(self) -> Json:
+        """Return what `orch status --json` says."""
+        (known,) = json.loads(self.desk.orch("status", self.id, "--json", user=self.user.name).stdout)
+        return dict(known)
+
+    def why(self) -> list[Json]:
+        """Return the attempts as `orch why --json` tells them."""
+        known = json.loads(self.desk.orch("why", self.id, "--json", user=self.user.name).stdout)
+        return list(known["attempts"])
+
+    def kinds(self) -> list[str | None]:
+        """Return the kinds of the attempts' verdicts."""
+        return [one["verdict"]["kind"] if one["verdict"] else None for one in self.why()]
+
+    def note(self, node: str) -> str:
+        """Return what the status says about a host."""
+        return next((str(one["note"]) for one in self.seen()["nodes"] if one["name"] == node), "")
+
+    def placed(self) -> list[str]:
+        """Return the hosts that have ranks, in the order of their ranks."""
+        return [str(one["name"]) for one in self.seen()["nodes"] if one["ranks"]]
+
+    # --- waiting
+
+    def wait(self, limit_s: float = WAIT_S_MAX) -> Json:
+        """Wait for the job's end and return its status."""
+        self.until(lambda seen: seen["state"] in ENDED, "the end of the job", limit_s)
+        return self.status()
+
+    def wait_for_state(self, state: str) -> Json:
+        return self.until(lambda seen: seen["state"] == state, f"state {state}")
+
+    def wait_for_step(self, step: int, attempt: int = 1) -> Json:
+        return self.until(
+            lambda seen: seen["attempt"] >= attempt and (seen["step"] or 0) >= step,
+            f"step {step} of attempt {attempt}",
+        )
+
+    def wait_for_line(self, text: str, rank: int = 0, attempt: int = 1) -> None:
+        self.wait_until(lambda: text in self.log(rank, attempt), f"{text!r} in the log of rank {rank}")
+
+    def until(self, holds: Any, what: str, limit_s: float = WAIT_S_MAX) -> Json:
+        """Wait until the status file fulfils a condition, and return it."""
+
+        def met() -> Json | None:
+            seen = self.seen()
+            return seen if holds(seen) else None
+
+        found = self.wait_until(met, what, limit_s)
+        assert found is not None
+        return dict(found)
+
+    def wait_until(self, condition: Any, what: str, limit_s: float = WAIT_S_MAX) -> Any:
+        """Return the first true value of `condition`; fail with the job's story when none comes in time."""
+        try:
+            return wait_for(condition, what, limit_s)
+        except TimeoutError as err:
+            raise AssertionError(f"{err}\n{self.story()}") from None
+
+    def story(self) -> str:
+        """Return what one wants to read when a test has failed."""
+        seen = self.seen()
+        parts = [
+            json.dumps(
+                {key: seen.get(key) for key in ("state", "attempt", "step", "reason", "nodes")}, indent=1
+            )
+        ]
+        for path in (self.folder.supervisor_log, *sorted(self.folder.logs.glob("attempt-*/*"))):
+            if path.suffix == ".log":
+                parts.append(f"--- {path.name}\n{_tail(path)}")
+        return "\n".join(parts)
+
+    # --- its logs
+
+    def log(self, rank: int = 0, attempt: int = 1) -> str:
+        """Return what has arrived at home of a rank's log."""
+        path = self.folder.rank_log(attempt, rank)
+        return path.read_text() if path.exists() else ""
+
+    def steps_logged(self, rank: int = 0, attempt: int = 1) -> list[int]:
+        """Return the steps that a rank of `STEPPER` has printed, in order."""
+        lines = self.log(rank, attempt).splitlines()
+        return [int(line.rpartition(" ")[2]) for line in lines if line.startswith("attempt ")]
+
+    # --- its processes
+
+    def supervisor(self) -> Proc:
+        """Return the process that supervises."""
+
+        def find() -> Proc | None:
+            words = f"supervise {self.inside}"
+            return next((one.proc for one in self.desk.box.login.processes() if words in one.command), None)
+
+        found = self.wait_until(find, "a supervisor")
+        assert isinstance(found, Proc)
+        return found
+
+    def kill_supervisor(self) -> None:
+        """Kill the supervisor, and wait until it is gone."""
+        self.desk.box.login.kill([self.supervisor()])
+
+    def on_host(self, name: str) -> JobDir:
+        """Return the job's folder on a host, as this process sees it; `ssh.remote_dir` is the default."""
+        return JobDir(self.desk.box.hosts[name].path(f"{self.user.home}/.orch/jobs/{self.id}"))
+
+
+@dataclass(slots=True)
+class Desk:
+    """Submits jobs from login, and clears up after them."""
+
+    box: Box
+    jobs: list[Job] = field(default_factory=list)
+
+    def orch(
+        self,
+        *words: str,
+        user: str = "trainer",
+        check: bool = True,
+        cwd: str = "",
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a verb on login."""
+        argv = [sys.executable, "-m", "orchestrator.cli", *words]
+        return self.box.login.run(
+            argv, user=user, cwd=cwd, env={**_environ(user), **(env or {})}, check=check
+        )
+
+    def write(self, files: Mapping[str, str], user: str = "trainer", **spec: object) -> str:
+        """Write a job's files on login, and return the path of its job file; sections are merged into the tests'."""
+        home = USERS[user].home
+        work = f"{home}/{WORK}/work-{len(list(self.box.login.path(f'{home}/{WORK}').glob('work-*')))}"
+        for name, text in files.items():
+            self.box.login.write(f"{work}/{name}", text, user=user)
+        whole: Json = {
+            "name": "t", "backend": "ssh", "nodes": 2, "procs_per_node": 2, "entrypoint": "train.py",
+            "monitor": {"heartbeat_s": 0.2, "stop_grace": 5, "node_timeout": 8, "start_timeout": 120},
+            "restart": {"backoff": 0}, "ssh": {"hosts": "node[1-2]"},
+        }  # fmt: skip
+        for key, value in spec.items():
+            here = whole.get(key)
+            whole[key] = {**here, **value} if isinstance(value, dict) and isinstance(here, dict) else value
+        self.box.login.write(f"{work}/job.yaml", yaml.safe_dump(whole), user=user)
+        return f"{work}/job.yaml"
+
+    def submit(self, files: Mapping[str, str], *, user: str = "trainer", **spec: object) -> Job:
+        """Submit a job made of these files, with the given fields of the job file."""
+        path = self.write(files, user, **spec)
+        told = json.loads(self.orch("submit", path, "--json", user=user).stdout)
+        job = Job(self, told["id"], told["dir"], USERS[user])
+        self.jobs.append(job)
+        return job
+
+    def at_work(self, users: Sequence[str] = ("trainer",)) -> list[str]:
+        """Return the processes that jobs have on the hosts, sessions of sshd among them, in words."""
+        return [f"{host.name}: {one.command}" for host in self.box.hosts.values() for one in _of(host, users)]
+
+    def clear_up(self) -> list[str]:
+        """End what is not over, and return what ended jobs have left running."""
+        self.box.heal()
+        users = sorted({job.user.name for job in self.jobs} | {"trainer"})
+        over = all(job.seen()["state"] in ENDED for job in self.jobs)
+        left: list[str] = []
+        if over:
+            try:
+                wait_for(lambda: not self.at_work(users), "silence", GONE_S_MAX)
+            except TimeoutError:
+                left = self.at_work(users)
+        for host in self.box.hosts.values():
+            for one in _of(host, users):
+                host.signal([one.proc], signal.SIGSTOP)  # nobody starts anything anew meanwhile
+        for host in self.box.hosts.values():
+            for user in users:
+                self.box.kill_all(host.name, user)
+                for name in (WORK, ".orch"):
+                    shutil.rmtree(host.path(f"{USERS[user].home}/{name}"), ignore_errors=True)
+        self.jobs.clear()
+        return left
+
+
+def _of(host: Host, users: Sequence[str]) -> list[Running]:
+    """Return what the users have running on a host; root has sshd itself, and its part of everybody's sessions."""
+    uids = [USERS[user].uid for user in users]
+    return [
+        one
+        for one in host.processes()
+        if one.uid in uids and not (one.uid == 0 and one.is_sshd) and LISTER not in one.command
+    ]
+
+
+def _environ(user: str) -> dict[str, str]:
+    return {"ORCH_HOME": f"{USERS[user].home}/{WORK}/home"}
+
+
+def _tail(path: Path, lines: int = 15) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

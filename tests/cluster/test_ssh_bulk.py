@@ -1,0 +1,148 @@
+"""Does bulk come home whole, without slowing the ranks or filling memory? Logs and checkpoints, by size.
+
+`conftest.HOSTS` hosts are more than enough; what is measured here is only that limits hold, not how fast it goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import procfs
+
+from .box import Box
+from .desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+LOG_MIB = 1024
+CHECKPOINT_MIB = 500
+BULK_S_MAX = 400.0
+RSS_BYTES_MAX = 200 << 20
+
+TALKER = """
+import os
+
+line = b"x" * 98 + b"\\n"
+block = (line * (1 << 20))[: (1 << 20) - 17]
+
+
+def talk(mib):
+    for number in range(mib):
+        data = b"%016d\\n" % number + block
+        while data:
+            data = data[os.write(1, data):]
+"""
+
+SAVER = (
+    TOGETHER
+    + """
+import hashlib
+
+checkpoints = Path(os.environ["ORCH_CHECKPOINT_DIR"])
+resume_from = os.environ.get("ORCH_RESUME_FROM", "")
+if resume_from:
+    data = Path(resume_from).read_bytes()
+    print("resumed", len(data), hashlib.sha256(data).hexdigest(), flush=True)
+    run(30, start=20)
+    raise SystemExit(0)
+
+
+def save(step):
+    if rank == 0 and step == 21:
+        part = checkpoints / ".part"
+        part.write_bytes(os.urandom(MIB << 20))
+        part.replace(checkpoints / "step-20")
+    together(True)
+
+
+meet()
+run(10**9, each_s=0.05, at_step=save)
+""".replace("MIB", str(CHECKPOINT_MIB))
+)
+
+
+def _expected_digest(mib: int) -> str:
+    line = b"x" * 98 + b"\n"
+    block = (line * (1 << 20))[: (1 << 20) - 17]
+    digest = hashlib.sha256()
+    for number in range(mib):
+        digest.update(b"%016d\n" % number + block)
+    return digest.hexdigest()
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def test_a_log_of_a_gigabyte_comes_home_byte_by_byte_with_bounded_memory(desk: Desk, box: Box) -> None:
+    files = {**FAKE_TORCH, "talk.py": TALKER, "train.py": f"import talk\ntalk.talk({LOG_MIB})\n"}
+    job = desk.submit(files, nodes=1, procs_per_node=1)
+    supervisor = job.supervisor()
+    rss_bytes = [0]
+
+    def is_over() -> bool:
+        stat = procfs.look(supervisor.pid)
+        rss_bytes.append(stat.rss_bytes if stat else 0)
+        return str(job.seen()["state"]) in ENDED
+
+    job.wait_until(is_over, "the end of the job", BULK_S_MAX)
+    assert job.status()["state"] == "SUCCEEDED"
+    desk.orch("collect", job.id)
+    assert _digest(job.folder.rank_log(1, 0)) == _expected_digest(LOG_MIB)
+    assert max(rss_bytes) < RSS_BYTES_MAX
+
+
+def test_a_checkpoint_of_half_a_gigabyte_travels_home_and_to_another_host(desk: Desk, box: Box) -> None:
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": SAVER}, spares=1, ssh={"hosts": "node[1-3]"}, checkpoint={"path": "step-*"}
+    )
+    job.until(lambda seen: seen["checkpoint"] is not None, "the checkpoint at home", BULK_S_MAX)
+    (home,) = job.folder.checkpoints.glob("step-20")
+    digest = _digest(home)
+    assert digest == _digest(job.on_host("node1").checkpoints / "step-20")
+    box.power_off("node1")
+    status = job.wait(BULK_S_MAX)
+    assert (status["state"], job.kinds()) == ("SUCCEEDED", ["node_lost", None])
+    assert f"resumed {CHECKPOINT_MIB << 20} {digest}" in job.log(0, 2)
+    assert "node1" not in job.placed()
+
+
+def test_logs_are_read_while_a_host_is_down_and_the_rest_is_collected_later(desk: Desk, box: Box) -> None:
+    text = TOGETHER + "run(30)\nprint('the last word', flush=True)\n"
+    text += "meet()\nrun(10**9, start=30, each_s=0.05, at_step=lambda step: together(True))\n"
+    job = desk.submit({**FAKE_TORCH, "train.py": text}, restart={"max": 0, "backoff": 0})
+    for rank in range(4):
+        job.wait_for_line("the last word", rank)
+    box.cut("node2")
+    assert "the last word" in desk.orch("logs", job.id, "--rank", "3").stdout
+    assert job.wait()["state"] == "FAILED"
+    box.heal()
+    desk.orch("collect", job.id)
+    with job.on_host("node2").rank_log(1, 3).open("rb") as file:
+        assert job.folder.rank_log(1, 3).read_bytes() == file.read()
+    desk.orch("clean", "--yes")  # the agent there, which nobody could dismiss, would wait for an hour
+
+
+def test_files_in_a_shared_home_are_not_carried_at_all(can_have_hosts: None) -> None:
+    with Box(3, shared_home=True) as box:
+        desk = Desk(box)
+        home = "/home/trainer/.orch"
+        text = (
+            STEPPER + "run(20)\n(Path(os.environ['ORCH_CHECKPOINT_DIR']) / f'step-{rank}').write_text('x')\n"
+        )
+        path = desk.write({**FAKE_TORCH, "train.py": text}, checkpoint={"path": "step-*"})
+        done = desk.orch("submit", path, "--follow", env={"ORCH_HOME": home})
+        assert "SUCCEEDED" in done.stdout
+        (root,) = box.login.path(f"{home}/jobs").iterdir()
+        assert sorted(one.name for one in (root / "checkpoints").glob("step-*")) == [
+            f"step-{n}" for n in range(4)
+        ]
+        assert len(list((root / "logs/attempt-001").glob("rank-*.log"))) == 4
+        assert not desk.clear_up()

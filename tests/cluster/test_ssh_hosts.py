@@ -1,0 +1,239 @@
+"""What if a host cannot be used? It is told which host, how far it came, and what to do; the others go on without it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from .box import Box
+from .desk import FAKE_TORCH, STEPPER, Desk, Job
+from .host import USERS
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+SHORT = {**FAKE_TORCH, "train.py": STEPPER + "run(20)\n"}
+FOREVER = {**FAKE_TORCH, "train.py": STEPPER + "run(10**9, each_s=0.05)\n"}
+
+
+def assert_goes_on_without_node2(job: Job, *words: str) -> None:
+    """The job runs on node1 and node3, and its status says about node2 what it must."""
+    status = job.wait()
+    assert status["state"] == "SUCCEEDED"
+    assert job.placed() == ["node1", "node3"]
+    for word in words:
+        assert re.search(word, job.note("node2"), re.IGNORECASE), (word, job.note("node2"))
+    (node2,) = (one for one in status["nodes"] if one["name"] == "node2")
+    assert node2["state"] == "excluded"
+
+
+def three(desk: Desk, **ssh: object) -> Job:
+    """Submit a short job for two of three hosts."""
+    return desk.submit(SHORT, ssh={"hosts": "node[1-3]", **ssh})
+
+
+def test_a_changed_host_key_refuses_that_host(desk: Desk, box: Box) -> None:
+    box.change_host_key("node2")
+    assert_goes_on_without_node2(three(desk), "host key", "ssh-keygen .*-R", "known_hosts")
+
+
+def test_an_unknown_host_key_refuses_that_host_and_says_how_to_add_it(desk: Desk, box: Box) -> None:
+    box.forget_host_key("node2")
+    assert_goes_on_without_node2(three(desk), "host key", "ssh-keyscan", "known_hosts")
+
+
+def test_an_unknown_host_key_is_learnt_when_that_is_wished(desk: Desk, box: Box) -> None:
+    box.forget_host_key("node2")
+    job = desk.submit(SHORT, ssh={"hosts": "node[1-2]", "host_keys": "accept-new"})
+    assert job.wait()["state"] == "SUCCEEDED"
+    box.login.run(["ssh-keygen", "-F", "node2"], user="trainer")  # ends with 1 where it is not known
+
+
+def test_a_changed_host_key_is_never_learnt(desk: Desk, box: Box) -> None:
+    box.change_host_key("node2")
+    assert_goes_on_without_node2(three(desk, host_keys="accept-new"), "host key")
+
+
+def test_a_job_that_needs_a_refused_host_fails_with_the_reason(desk: Desk, box: Box) -> None:
+    box.change_host_key("node2")
+    job = desk.submit(SHORT)
+    status = job.wait()
+    assert status["state"] == "FAILED"
+    assert "node2" in status["reason"] and "host key" in status["reason"]
+    shown = desk.orch("status", job.id).stdout
+    assert "node2" in shown and "host key" in shown
+
+
+def test_a_host_that_does_not_exist_is_named(desk: Desk) -> None:
+    job = desk.submit(SHORT, ssh={"hosts": ["node1", "nosuch", "node3"]})
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.placed() == ["node1", "node3"]
+    assert job.note("nosuch")
+
+
+def test_a_full_disk_is_named_with_what_is_there_and_what_is_needed(desk: Desk, box: Box) -> None:
+    for name in ("node1", "node3"):
+        box.small_disk(name, "/scratch", 100 << 10)
+    box.small_disk("node2", "/scratch", 64)
+    assert_goes_on_without_node2(three(desk, remote_dir="/scratch/orch"), "space")
+
+
+def test_a_wrong_user_key_is_named(desk: Desk, box: Box) -> None:
+    keys = box.host("node2").path("/etc/ssh/authorized_keys/trainer")
+    before = keys.read_text()
+    keys.write_text("# nobody\n")
+    try:
+        assert_goes_on_without_node2(three(desk), "auth", "trainer", "publickey")
+    finally:
+        keys.write_text(before)
+
+
+def test_forbidden_forwarding_is_named_with_the_setting(desk: Desk, box: Box) -> None:
+    box.no_forwarding("node2")
+    assert_goes_on_without_node2(three(desk), "forward", "AllowTcpForwarding")
+
+
+def test_a_host_that_answers_and_then_hangs_does_not_hold_up_the_others(desk: Desk, box: Box) -> None:
+    box.hang_sshd("node2")
+    job = three(desk)
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.placed() == ["node1", "node3"]
+
+
+def test_an_old_python_first_in_path_is_passed_over(desk: Desk, box: Box) -> None:
+    for name in ("node1", "node2"):
+        box.old_python(name)
+        box.hide(name, sys.prefix)  # nor is the submitter's own there
+    job = desk.submit(SHORT, python=str(Path(sys.executable).resolve()))
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.placed() == ["node1", "node2"]
+
+
+def test_a_host_without_a_python_that_will_do_says_which_were_found(desk: Desk, box: Box) -> None:
+    box.old_python("node2")
+    box.hide("node2", sys.prefix)
+    for folder in ("/usr/bin", "/usr/local/bin"):
+        for path in sorted(Path(folder).glob("python3*")):
+            box.host("node2").run(["mount", "--bind", "/dev/null", str(path)], check=False)
+    try:
+        assert_goes_on_without_node2(three(desk), "python", r"3\.6", r"3\.10")
+    finally:
+        box.power_off("node2")
+        box.power_on("node2")
+
+
+def test_a_noisy_shell_is_no_hindrance(desk: Desk, box: Box) -> None:
+    for name in ("node1", "node2"):
+        box.noisy_bashrc(name)
+    job = desk.submit(SHORT)
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.steps_logged(3) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("shell", ["/bin/dash", "/bin/sh"])
+def test_any_login_shell_will_do(desk: Desk, box: Box, shell: str) -> None:
+    passwd = box.host("node2").path("/etc/passwd")
+    before = passwd.read_text()
+    passwd.write_text(before.replace("/home/trainer:/bin/bash", f"/home/trainer:{shell}"))
+    try:
+        assert desk.submit(SHORT).wait()["state"] == "SUCCEEDED"
+    finally:
+        passwd.write_text(before)
+
+
+def test_hosts_behind_a_bastion_are_reached_through_it(desk: Desk, box: Box) -> None:
+    box.bastion("node1")
+    box.login.write("/home/trainer/.ssh/config", "Host node2 node3\n  ProxyJump node1\n", user="trainer")
+    try:
+        job = desk.submit(SHORT, ssh={"hosts": "node[2-3]"})
+        assert job.wait()["state"] == "SUCCEEDED"
+        assert job.placed() == ["node2", "node3"]
+    finally:
+        box.login.path("/home/trainer/.ssh/config").unlink()
+
+
+# --- two jobs
+
+
+def test_two_jobs_that_want_the_same_hosts_follow_one_another(desk: Desk) -> None:
+    desk.box.login.write("/home/trainer/desk/hosts", "node[1-2] slots=2\n", user="trainer")
+    ssh = {"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}
+    first = desk.submit(FOREVER, ssh=ssh, name="first")
+    first.wait_for_step(5)
+    second = desk.submit(SHORT, ssh=ssh, name="second")
+    waiting = second.wait_for_state("QUEUED")
+    second.until(lambda seen: first.id in str(seen), "the name of whom it waits for")
+    assert not waiting["step"]
+    desk.orch("cancel", first.id)
+    assert first.wait()["state"] == "CANCELLED"
+    assert second.wait()["state"] == "SUCCEEDED"
+
+
+def test_two_jobs_share_hosts_that_are_enough_for_both(desk: Desk) -> None:
+    desk.box.login.write("/home/trainer/desk/hosts", "node[1-4] slots=2\n", user="trainer")
+    ssh = {"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}
+    first = desk.submit(FOREVER, ssh=ssh, name="first")
+    first.wait_for_step(5)
+    second = desk.submit(SHORT, ssh=ssh, name="second")
+    assert second.wait()["state"] == "SUCCEEDED"
+    assert (first.placed(), second.placed()) == (["node1", "node2"], ["node3", "node4"])
+    desk.orch("cancel", first.id)
+    assert first.wait()["state"] == "CANCELLED"
+
+
+def test_jobs_of_two_users_never_share_a_slot(desk: Desk, box: Box) -> None:
+    for user in ("trainer", "root"):
+        home = USERS[user].home
+        box.login.write(f"{home}/desk/hosts", "node[1-2] slots=2\n", user=user)
+    first = desk.submit(FOREVER, ssh={"hosts": [], "hosts_file": "/home/trainer/desk/hosts"}, name="first")
+    first.wait_for_step(5)
+    second = desk.submit(
+        SHORT, user="root", ssh={"hosts": [], "hosts_file": "/root/desk/hosts"}, name="second"
+    )
+    second.wait_for_state("QUEUED")
+    second.until(lambda seen: "trainer" in str(seen) and first.id in str(seen), "the name of the holder")
+    desk.orch("cancel", first.id)
+    assert first.wait()["state"] == "CANCELLED"
+    assert second.wait()["state"] == "SUCCEEDED"
+
+
+# --- what is left, and what is told before
+
+
+def test_a_job_leaves_nothing_on_a_host_but_its_folder_and_clean_takes_that(desk: Desk, box: Box) -> None:
+    host = box.host("node1")
+
+    def files() -> set[str]:
+        found = host.run(
+            ["find", "/home", "/tmp", "/dev/shm", "/run", "/var/tmp/nosuch", "-xdev"], check=False
+        )
+        return set(found.stdout.splitlines())
+
+    before = files()
+    job = desk.submit(SHORT)
+    assert job.wait()["state"] == "SUCCEEDED"
+    own = f"/home/trainer/.orch/jobs/{job.id}"
+    extra = {path for path in files() - before if not path.startswith(f"{own}/")}
+    assert extra <= {"/home/trainer/.orch", "/home/trainer/.orch/jobs", own}
+    desk.orch("clean", "--yes")
+    assert not job.on_host("node1").root.exists() and not job.on_host("node2").root.exists()
+
+
+def test_check_names_each_hosts_faults_and_starts_nothing(desk: Desk, box: Box) -> None:
+    box.change_host_key("node2")
+    box.no_forwarding("node3")
+    path = desk.write(SHORT, nodes=3, ssh={"hosts": "node[1-3]"})
+    done = desk.orch("check", path, check=False)
+    told = done.stdout + done.stderr
+    assert done.returncode == 3
+    assert re.search("host key.*node2", told) and re.search("forward.*node3", told)
+    assert not desk.at_work()
+    assert not box.host("node1").path("/home/trainer/.orch").exists()
+
+
+def test_render_shows_the_script_of_a_host(desk: Desk) -> None:
+    path = desk.write(SHORT)
+    shown = desk.orch("render", path).stdout
+    assert "node1" in shown and "python3" in shown

@@ -1,0 +1,150 @@
+"""Does real training on hosts over SSH end as if nothing had happened? With torch and gloo, whatever breaks between.
+
+Weights are compared bit for bit: `jobs/tiny_gpt.py` prints the sha256 of what it has learnt. Every rank logs every
+step, so that a line that is lost or doubled on its way home is seen.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from .box import REPOSITORY, Box
+from .desk import Desk, Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster]
+
+STEPS = 120
+GPT = (REPOSITORY / "jobs/tiny_gpt.py").read_text()
+TRAIN = """
+import os
+import tiny_gpt
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+tiny_gpt.LOG_EVERY_STEPS = 1
+tiny_gpt.VALIDATE_EVERY_STEPS = 1000
+steps = 0
+
+
+def say(optimizer, *_):
+    global steps
+    steps += 1
+    os.write(1, f"rank {os.environ['RANK']} made step {steps} of its own\\n".encode())
+
+
+register_optimizer_step_post_hook(say)
+tiny_gpt.main()
+"""
+FILES = {"train.py": TRAIN, "tiny_gpt.py": GPT}
+ENTRY = f"train.py --steps {STEPS} --checkpoint-every 10 --width 32 --layers 1"
+
+_DIGESTS: dict[int, str] = {}
+"""The weights of undisturbed runs, by the number of hosts."""
+
+
+def train(desk: Desk, nodes: int, hosts: str, **spec: Any) -> Job:
+    """Submit the training with two ranks on each of so many hosts."""
+    checkpoint = {"path": "step-*.pt", "keep": 3}
+    return desk.submit(
+        FILES, nodes=nodes, entrypoint=ENTRY, ssh={"hosts": hosts}, checkpoint=checkpoint, **spec
+    )
+
+
+def digest(job: Job) -> str:
+    """Return the sha256 of the weights that a job ended with."""
+    attempt = job.status()["attempt"]
+    found = re.search(r"final weights sha256 (\w{64})", job.log(0, attempt))
+    assert found, job.story()
+    return found.group(1)
+
+
+def undisturbed(desk: Desk, nodes: int) -> str:
+    """Return the weights of a run on so many hosts in which nothing happens; it is made once."""
+    if nodes not in _DIGESTS:
+        job = train(desk, nodes, f"node[1-{nodes}]")
+        assert job.wait()["state"] == "SUCCEEDED", job.story()
+        assert_logged_once(job, nodes * 2)
+        _DIGESTS[nodes] = digest(job)
+    return _DIGESTS[nodes]
+
+
+def assert_logged_once(job: Job, ranks: int) -> None:
+    """Every rank's log at home has every step of the only attempt once, in order."""
+    for rank in range(ranks):
+        made = re.findall(r"^rank (\d+) made step (\d+) of its own$", job.log(rank), re.MULTILINE)
+        assert made == [(str(rank), str(step)) for step in range(1, STEPS + 1)]
+    losses = re.findall(r"^step (\d+) loss", job.log(0), re.MULTILINE)
+    assert losses == [str(step) for step in range(1, STEPS + 1)]
+
+
+def test_a_gpt_trains_on_four_hosts_with_two_ranks_each(desk: Desk) -> None:
+    job = train(desk, 4, "node[1-4]")
+    status = job.wait()
+    assert (status["state"], status["world_size"], status["restarts"]) == ("SUCCEEDED", 8, 0)
+    assert [(one["name"], one["host"], one["ranks"]) for one in status["nodes"]] == [
+        (f"node{number}", f"node{number}", [2 * number - 2, 2 * number - 1]) for number in range(1, 5)
+    ]
+    for rank in range(8):
+        assert f"rank {rank} of 8 on node{rank // 2 + 1}, cpu" in job.log(rank)
+    assert_logged_once(job, 8)
+    _DIGESTS[4] = digest(job)
+    checkpoints = sorted(path.name for path in job.folder.checkpoints.glob("step-*.pt"))
+    assert checkpoints == [f"step-{step:06d}.pt" for step in (STEPS - 20, STEPS - 10, STEPS)]
+
+
+def test_ssh_cut_and_healed_changes_neither_the_weights_nor_a_line_of_the_logs(desk: Desk, box: Box) -> None:
+    wanted = undisturbed(desk, 4)
+    job = train(desk, 4, "node[1-4]")
+    job.wait_for_step(5)
+    box.cut_between("login", "node2")  # silent, both ways; the ranks go on
+    box.break_ssh("node3")  # closed, and at once possible again
+    box.stall_ssh("node4")  # there, and dead
+    job.wait_for_step(40)
+    box.heal()
+    job.wait_for_step(60)
+    for name in ("node1", "node2", "node3", "node4"):
+        box.break_ssh(name)
+    status = job.wait()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 0)
+    assert_logged_once(job, 8)
+    assert digest(job) == wanted
+
+
+def test_a_host_lost_for_good_is_replaced_by_the_spare_with_the_same_weights(desk: Desk, box: Box) -> None:
+    wanted = undisturbed(desk, 2)
+    job = train(desk, 2, "node[1-3]", spares=1)
+    job.wait_for_step(25)
+    job.until(lambda seen: seen["checkpoint"] is not None, "a checkpoint at home")
+    assert job.placed() == ["node1", "node2"]
+    box.cut("node2")
+    status = job.wait()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
+    lost, last = job.why()
+    assert (lost["verdict"]["kind"], lost["verdict"]["node"], last["verdict"]) == ("node_lost", "node2", None)
+    assert last["resumed_from"] is not None
+    assert job.placed() == ["node1", "node3"]
+    assert digest(job) == wanted
+    box.heal()
+    desk.orch("clean", "--yes")  # the agent there, which nobody could dismiss, would wait for an hour
+
+
+def test_training_meets_on_the_network_on_which_hosts_reach_one_another(desk: Desk, box: Box) -> None:
+    wanted = undisturbed(desk, 2)
+    box.second_network(only=True)
+    box.docker_bridges()
+    for name in ("node1", "node2"):
+        box.name_is_loopback(name)
+    job = train(desk, 2, "node[1-2]")
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert digest(job) == wanted
+
+
+def test_the_example_job_runs_on_hosts_as_it_is(desk: Desk) -> None:
+    files = {"hello.py": (REPOSITORY / "jobs/hello.py").read_text()}
+    job = desk.submit(
+        files, nodes=4, entrypoint="hello.py --seconds 1", ssh={"hosts": ["node[1-2]", "node3", "node4"]}
+    )
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert all("node" in job.log(rank) for rank in range(8))
