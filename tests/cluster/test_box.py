@@ -308,8 +308,8 @@ def test_an_old_python_is_found_first(box: Box) -> None:
 
 
 def test_a_disk_can_be_full_and_a_folder_gone(box: Box) -> None:
-    box.small_disk("node8", "/scratch", 64)
-    write = "head -c 100000 /dev/zero > /scratch/file"
+    box.small_disk("node8", "/tmp/scratch", 64)
+    write = "head -c 100000 /dev/zero > /tmp/scratch/file"
     assert "No space left" in ssh(box, "node8", write).stderr
     box.hide("node8", sys.base_prefix)
     assert ssh(box, "node8", sys.executable).returncode != 0

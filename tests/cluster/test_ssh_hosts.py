@@ -75,9 +75,9 @@ def test_a_host_that_does_not_exist_is_named(desk: Desk) -> None:
 
 def test_a_full_disk_is_named_with_what_is_there_and_what_is_needed(desk: Desk, box: Box) -> None:
     for name in ("node1", "node3"):
-        box.small_disk(name, "/scratch", 100 << 10)
-    box.small_disk("node2", "/scratch", 64)
-    assert_goes_on_without_node2(three(desk, remote_dir="/scratch/orch"), "space")
+        box.small_disk(name, "/tmp/scratch", 100 << 10)
+    box.small_disk("node2", "/tmp/scratch", 64)
+    assert_goes_on_without_node2(three(desk, remote_dir="/tmp/scratch/orch"), "space")
 
 
 def test_a_wrong_user_key_is_named(desk: Desk, box: Box) -> None:

@@ -285,7 +285,7 @@ with socket.create_server(("", int(Path("port").read_text()))):
         await home.until(lambda: b"mine" in home.text(LOG), "a rank on the port")
         second.say(m.Probe(1, ("127.0.0.1",), port))
         await home.until(lambda: len(home.of(m.Probed)) == 2, "the second answer")
-        assert home.of(m.Probed)[-1].missed == (f"127.0.0.1:{port} refused",)
+        assert home.of(m.Probed)[-1].missed == (f"127.0.0.1:{port} from 127.0.0.1 refused",)
         first.say(m.Stop(1, 0.0))
         assert await first.end() == 0
         assert await second.end() == 0

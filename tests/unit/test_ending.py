@@ -13,7 +13,8 @@ def _left(*events: e.Event) -> tuple[str, ...]:
     """Return who is waited for when an agent was up on n0, these events followed, and the job has ended."""
     story = Story(hosts=2)
     facts = story.brain.facts
-    story.hear(story.up(0), *events)
+    for event in (story.up(0), *events):
+        story.hear(event)
     facts.ended_at = 100.0
     for node in facts.nodes.values():
         node.link = Link.ABSENT if node.link is Link.LAUNCHING else node.link
