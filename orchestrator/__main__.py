@@ -5,6 +5,7 @@ Standard library only; the command line for people is `orchestrator.cli`.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,16 +17,15 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Be what the first word says: `agent` (`agent landed` over SSH), `supervise FOLDER`, or `--selftest`."""
+    """Be what the first word says: `agent`, `supervise FOLDER`, or `--selftest`."""
     match argv:
         case ["agent"]:
+            gc.disable()  # importing makes no garbage, and what it makes is never any
             from orchestrator.node import agent, keeper
 
+            gc.freeze()
+            gc.enable()
             return keeper.main(agent.run_agent)
-        case ["agent", "landed"]:
-            from orchestrator.node import agent, keeper
-
-            return keeper.main(agent.run_agent, is_landed=True)
         case ["supervise", folder]:
             from orchestrator import supervise
 
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
         case ["--selftest"]:
             return _selftest()
         case _:
-            print("usage: orch.pyz agent [landed] | supervise FOLDER | --selftest", file=sys.stderr)
+            print("usage: orch.pyz agent | supervise FOLDER | --selftest", file=sys.stderr)
             return 2
 
 

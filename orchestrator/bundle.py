@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib.util
 import io
+import marshal
+import sys
 import zipfile
+import zlib
 from pathlib import Path
+
+from orchestrator.wire.durable import replace_bytes
 
 PACKAGE = Path(__file__).parent
 
@@ -36,6 +43,10 @@ FILES = (
 FOLDERS = ("backends", "backends/ssh", "brain", "node", "wire")
 
 _MAIN = "import sys\nfrom orchestrator.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
+_MARSHAL_IS_STABLE = sys.version_info >= (
+    3,
+    11,
+)  # before that, sets of constants came in the order of their hashes
 _DATE = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip can tell
 
 
@@ -50,15 +61,54 @@ def contents() -> dict[str, bytes]:
 
 
 def build() -> bytes:
-    """Return the zip: stored, dated 1980, sorted, so that equal sources make equal bytes."""
+    """Return the zip: dated 1980, sorted, so that equal sources make equal bytes on equal versions of Python.
+
+    Beside each source stands its compiled code, which saves a node half of the time to start. A Python of another
+    version passes over it and compiles the source, as for any import. Compiling takes 0.1 s, so what was made is kept
+    where Python keeps compiled code, if it can be.
+    """
+    files = contents()
+    key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
+    for name, data in files.items():
+        key.update(f"\0{name}\0{len(data)}\0".encode() + data)
+    kept = PACKAGE / "__pycache__" / f"bundle-{sys.implementation.cache_tag}.pyz"
+    with contextlib.suppress(OSError):
+        mark, _, held = kept.read_bytes().partition(b"\n")
+        if mark == f"{key.hexdigest()} {sha256(held)}".encode():
+            return held
+    made = _zipped(files)
+    with contextlib.suppress(OSError):
+        kept.parent.mkdir(exist_ok=True)
+        replace_bytes(kept, f"{key.hexdigest()} {sha256(made)}\n".encode() + made, durable=False)
+    return made
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in contents().items():
-            info = zipfile.ZipInfo(name, _DATE)
-            info.create_system = 3  # unix, whatever this machine is
-            info.external_attr = 0o644 << 16
-            archive.writestr(info, data)
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(_entry(name), data)
+            if name != "__main__.py" and _MARSHAL_IS_STABLE:
+                archive.writestr(_entry(f"{name}c"), _compiled(name, data))
     return out.getvalue()
+
+
+def _entry(name: str) -> zipfile.ZipInfo:
+    info = zipfile.ZipInfo(name, _DATE)
+    info.create_system = 3  # unix, whatever this machine is
+    info.external_attr = 0o644 << 16
+    info.compress_type = zipfile.ZIP_DEFLATED
+    return info
+
+
+def _compiled(name: str, source: bytes) -> bytes:
+    """Return code as PEP 552 lays it out: the magic number, the flag for a hash that is not checked, the hash, the code.
+
+    Version 2 of marshal is the last without references among objects, which depend on who else holds them.
+    """
+    code = compile(source, name, "exec", dont_inherit=True)
+    header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
+    return header + marshal.dumps(code, 2)
 
 
 def sha256(data: bytes) -> str:

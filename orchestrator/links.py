@@ -20,6 +20,9 @@ from orchestrator.wire.durable import LINE_BYTES_MAX
 HELLO_S_MAX = 10.0
 """How long a new connection may take to say who it is."""
 
+BEATS_GATHER_S = 0.1
+"""How long beats may wait, so that looking at all nodes is worth it; whatever else comes ends that."""
+
 STRANGERS_MAX = 256
 """How many connections may be unknown at once."""
 
@@ -80,6 +83,7 @@ class Links:
         self._server: asyncio.Server | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.inbox: asyncio.Queue[Word] = asyncio.Queue()
+        self._urgent = asyncio.Event()
 
     async def listen(self, context: ssl.SSLContext, host: str, port: int) -> int:
         """Serve on `port`, or on any free one when it is 0 or taken; return the port."""
@@ -118,11 +122,27 @@ class Links:
         if node in self._lines:
             self._lines[node][0].abort()
 
+    async def hear(self, wait_s: float) -> list[Word]:
+        """Return all words that are there, after waiting at most so long for one. Beats wait a little for others."""
+        words = []
+        if self.inbox.empty():
+            try:
+                words.append(await asyncio.wait_for(self.inbox.get(), max(0.0, wait_s)))
+            except asyncio.TimeoutError:
+                return []
+        if not self._urgent.is_set():
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._urgent.wait(), max(0.0, min(BEATS_GATHER_S, wait_s)))
+        self._urgent.clear()
+        while not self.inbox.empty():
+            words.append(self.inbox.get_nowait())
+        return words
+
     def stir(self) -> None:
         """Put a `Stir` into the inbox, from any thread; one that comes before `listen` or after the end is lost."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self.inbox.put_nowait, Stir())
+                self._loop.call_soon_threadsafe(self._put, Stir())
 
     async def close(self) -> None:
         """Close everything; what was sent is still delivered, within a second."""
@@ -177,12 +197,12 @@ class Links:
         if old is not None:
             old[0].abort()
         self._lines[hello.node] = (one, hello.boot)
-        self.inbox.put_nowait(Greeted(hello))
+        self._put(Greeted(hello))
         left = False
         try:
             for _ in range(hello.pending):
                 await self._pass_on(one, hello)
-            self.inbox.put_nowait(Up(hello))
+            self._put(Up(hello))
             while not left:
                 left = await self._pass_on(one, hello)
         except line.LineError:
@@ -191,7 +211,7 @@ class Links:
             one.abort()
             if self._is_current(one, hello):
                 del self._lines[hello.node]
-                self.inbox.put_nowait(Down(hello.node, left))
+                self._put(Down(hello.node, left))
 
     async def _pass_on(self, one: line.Line, hello: m.Hello) -> bool:
         """Pass one word on; tell whether it was the agent's last one."""
@@ -201,8 +221,13 @@ class Links:
         if data.get("kind") == m.Left.__name__:
             return True
         seq = data.pop(line.KEPT, 0)
-        self.inbox.put_nowait(Said(hello.node, hello.boot, int(seq), data, raw))
+        self._put(Said(hello.node, hello.boot, int(seq), data, raw))
         return False
+
+    def _put(self, word: Word) -> None:
+        self.inbox.put_nowait(word)
+        if not (isinstance(word, Said) and word.data.get("kind") == m.Beat.__name__):
+            self._urgent.set()
 
     def _is_current(self, one: line.Line, hello: m.Hello) -> bool:
         return hello.node in self._lines and self._lines[hello.node][0] is one

@@ -112,7 +112,7 @@ class Supervisor:
             if self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
-            words = await self._hear(due_s)
+            words = await self._links.hear(due_s - self._clock.now_s())
             if self._clock.now_s() > due_s + SLEPT_S or self._slept.just_now():
                 self._wake_up()
             for word in words:
@@ -192,18 +192,6 @@ class Supervisor:
         )
         if (facts.limits, facts.pool, known) != (planned.limits, planned.pool, planned.nodes):
             self._learn(planned)
-
-    async def _hear(self, due_s: float) -> list[Word]:
-        """Return what agents said, waiting no longer than until the next deadline or chore is due."""
-        inbox, words = self._links.inbox, []
-        if inbox.empty():
-            try:
-                words.append(await asyncio.wait_for(inbox.get(), max(0.0, due_s - self._clock.now_s())))
-            except asyncio.TimeoutError:
-                return []
-        while not inbox.empty():
-            words.append(inbox.get_nowait())
-        return words
 
     # Receive, learn
 

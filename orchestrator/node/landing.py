@@ -7,16 +7,14 @@ when the other end has heard that it holds what it needs, and has answered.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import select
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.node import jobfolder, procfs
+from orchestrator.node import jobfolder, newborn, procfs
 from orchestrator.node.talk import Fault, Talk, fault
 from orchestrator.wire import codec
 from orchestrator.wire import landing as w
@@ -36,13 +34,16 @@ _REQUESTS = codec.by_kind(w.Request)
 _WORDS = codec.by_kind(w.Word)
 
 
-def main(mark: str, line: bytes, bundle: bytes) -> int:
-    """Do what the request in `line` asks for, answer in words that begin with `mark`, and return the exit code."""
+def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
+    """Do what the request in `line` asks for, answer in words that begin with `mark`, and return 0, or 1 for a failure.
+
+    This code comes from `bundle`, which is open as `bundle_fd`.
+    """
     talk = Talk(mark, sys.stdin.buffer)
     try:
         match codec.loads_kind(_REQUESTS, line):
             case w.Launch() as request:
-                _launch(request, bundle, talk)
+                _launch(request, bundle, bundle_fd, talk)
             case w.Reach() as request:
                 talk.say(_reach(request))
             case w.Sweep() as request:
@@ -64,7 +65,7 @@ def main(mark: str, line: bytes, bundle: bytes) -> int:
     return 0
 
 
-def _launch(request: w.Launch, bundle: bytes, talk: Talk) -> None:
+def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, talk: Talk) -> None:
     job = jobfolder.resolved(request.root)
     jobfolder.check_space(job, request)
     jobfolder.open_at(job, request)
@@ -82,93 +83,52 @@ def _launch(request: w.Launch, bundle: bytes, talk: Talk) -> None:
     else:
         jobfolder.fill(job, request, bundle, talk, placed)
     talk.say(w.CopiedHere())
-    _bring_up(job, config, talk)
+    _bring_up(job, config, bundle_fd, talk)
 
 
-def _bring_up(job: JobDir, config: AgentConfig, talk: Talk) -> None:
+def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, talk: Talk) -> None:
     """Start a keeper, pass its words on, and leave it when it was told to go; without that leave it ends itself."""
     log = job.node(config.node) / "agent.log"
     with log.open("ab") as file:
         begin_bytes = file.tell()
-        keeper = _start(job, file.fileno())
+        keeper = newborn.bear(job, file.fileno(), bundle_fd)
     try:
-        _tell(keeper, codec.dumps(config).encode())
+        keeper.tell(codec.dumps(config))
         word = _word(keeper, LEASE_S_MAX, while_heard=True)
         talk.say(word)
         if isinstance(word, w.Leased) and _heard_go(talk, keeper):
-            _tell(keeper, w.GO)
+            keeper.tell(w.GO.decode())
             talk.say(_word(keeper, UP_S_MAX, while_heard=False))
-    except _Ended as err:
-        code = keeper.wait(UP_S_MAX)
+    except newborn.EndedError as err:
         words = _last_words(log, begin_bytes) or "it left no word"
-        reason = f"the agent's keeper ended with code {code}: {words}"
+        reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {words}"
         raise Fault("agent", reason, f"its log is {log} there", "passing") from err
     finally:
-        _leave(keeper)
+        keeper.leave()
 
 
-class _Ended(Exception):
-    """The keeper is no more."""
-
-
-def _start(job: JobDir, log_fd: int) -> subprocess.Popen[bytes]:
-    """Start the keeper in a session of its own, so that it outlives this line, without what only this line means."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SSH_")}
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "landed"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=log_fd,
-        cwd=job.root,
-        env=env,
-        start_new_session=True,
-    )
-
-
-def _tell(keeper: subprocess.Popen[bytes], line: bytes) -> None:
-    assert keeper.stdin is not None
-    try:
-        keeper.stdin.write(line + b"\n")
-        keeper.stdin.flush()
-    except BrokenPipeError as err:
-        raise _Ended from err
-
-
-def _leave(keeper: subprocess.Popen[bytes]) -> None:
-    """Let go of the keeper, whatever it does now."""
-    assert keeper.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        keeper.stdin.close()
-    keeper.returncode = 0  # nobody will wait for it
-
-
-def _word(keeper: subprocess.Popen[bytes], wait_s: float, *, while_heard: bool) -> w.Word:
-    """Return the keeper's next word, or that there is none in time. Raises _Ended.
+def _word(keeper: newborn.Keeper, wait_s: float, *, while_heard: bool) -> w.Word:
+    """Return the keeper's next word, or that there is none in time. Raises EndedError.
 
     `while_heard`: raises BrokenPipeError when whoever launched us goes meanwhile; it has nothing to say now.
     """
-    assert keeper.stdout is not None
-    words_fd = keeper.stdout.fileno()
+    words_fd = keeper.words.fileno()
     ready = select.select([words_fd, 0] if while_heard else [words_fd], [], [], wait_s)[0]
     if not ready:
         keeper.kill()
         return w.Failed("agent", f"the agent's keeper has said nothing for {wait_s:.0f} s", "", "passing")
     if words_fd not in ready:
         raise BrokenPipeError("whoever launched this has gone")
-    line = keeper.stdout.readline(w.WORD_BYTES_MAX)
-    if not line:
-        raise _Ended
-    word: w.Word = codec.loads_kind(_WORDS, line)
+    word: w.Word = codec.loads_kind(_WORDS, keeper.hear())
     return word
 
 
-def _heard_go(talk: Talk, keeper: subprocess.Popen[bytes]) -> bool:
-    """Wait for the leave to start, as long as the keeper does. Raises _Ended when that ends before."""
-    assert keeper.stdout is not None
-    words_fd = keeper.stdout.fileno()
+def _heard_go(talk: Talk, keeper: newborn.Keeper) -> bool:
+    """Wait for the leave to start, as long as the keeper does. Raises EndedError when that ends before."""
+    words_fd = keeper.words.fileno()
     ready = select.select([0, words_fd], [], [], w.GO_S_MAX)[0]
     if words_fd in ready:
-        raise _Ended
+        raise newborn.EndedError
     return bool(ready) and talk.heard_go()
 
 

@@ -92,10 +92,28 @@ def _sha256_built_in(folder: Path, seed: str) -> str:
     return done.stdout.strip()
 
 
-def test_the_bundle_holds_sources_only_and_tells_no_time() -> None:
+def test_the_bundle_holds_sources_with_their_code_and_tells_no_time_and_no_place() -> None:
     archive = zipfile.ZipFile(io.BytesIO(bundle.build()))
     infos = archive.infolist()
-    assert [info.filename for info in infos if not info.filename.endswith(".py")] == []
+    sources = {info.filename for info in infos if info.filename.endswith(".py")}
+    compiled = {f"{name}c" for name in sources - {"__main__.py"}}
+    assert {info.filename for info in infos} == sources | compiled
+    assert [name for name in compiled if str(bundle.PACKAGE).encode() in archive.read(name)] == []
     assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
     assert {info.external_attr >> 16 for info in infos} == {0o644}
     assert archive.read("orchestrator/version.py") == (bundle.PACKAGE / "version.py").read_bytes()
+
+
+def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(bundle.PACKAGE, tmp_path / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(bundle, "PACKAGE", tmp_path / "orchestrator")
+    made = bundle.build()
+    (kept,) = (tmp_path / "orchestrator/__pycache__").glob("bundle-*.pyz")
+    for found in (made[:-1], b"", b"no mark", kept.read_bytes()[:-1], kept.read_bytes()[:-1] + b"x"):
+        kept.write_bytes(found)
+        assert bundle.build() == made
+    (tmp_path / "orchestrator/version.py").write_text('VERSION = "0.0.1"\n')
+    assert bundle.build() != made
+    shutil.rmtree(tmp_path / "orchestrator/__pycache__")
+    (tmp_path / "orchestrator/__pycache__").write_text("no folder, as where nothing may be written")
+    bundle.build()

@@ -37,8 +37,8 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: Host, code:
     assert landed.pid in hosts.keepers(host.home)
     stat = procfs.look(landed.pid)
     assert stat is not None and stat.session == landed.pid
-    environ = Path(f"/proc/{landed.pid}/environ").read_text()
-    assert "SSH_" not in environ and f"HOME={host.home}" in environ
+    words = Path(f"/proc/{landed.pid}/cmdline").read_text().rstrip("\0").split("\0")
+    assert words[1:] == ["-I", "-S", "-X", "utf8", str(host.job.bundle), "agent", "landed"]
 
 
 def test_only_its_own_folder_is_touched(host: Host, code: Code) -> None:

@@ -240,10 +240,8 @@ def _stages(host: Host, fault: Fault) -> set[str]:
 def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None:
     host = Host(steps(False, False, False), None, [])
     assert isinstance(_land(host, code), Landed)
-    size, _, rest = bytes(host.heard).partition(b"\n")
-    script, rest = rest[: int(size)], rest[int(size) :]
-    request, _, rest = rest.partition(b"\n")
-    assert script == b"exit 0" and json.loads(request)["config"]["token"] == "t" * 64
+    lines, script, request, rest = bytes(host.heard).split(b"\n", 3)
+    assert (lines, script) == (b"1", b"exit 0") and json.loads(request)["config"]["token"] == "t" * 64
     assert rest == BUNDLE + CODE + w.GO + b"\n"
 
 

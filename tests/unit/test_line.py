@@ -8,6 +8,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -304,3 +305,46 @@ def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
 
     _play(tmp_path, act)
     assert not caplog.records
+
+
+async def _greeted(place: Place) -> Line:
+    """Return the agent's side of a line whose greeting has been heard."""
+    one = await place.greet()
+    while not any(isinstance(word, Up) for word in await place.links.hear(ANSWER_S_MAX)):
+        pass
+    return one
+
+
+def test_beats_wait_for_one_another_and_for_no_other_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "BEATS_GATHER_S", ANSWER_S_MAX)
+
+    async def act(place: Place) -> None:
+        one = await _greeted(place)
+        start_s = time.monotonic()
+        for beat in range(3):
+            one.send(m.Beat(beat, 0, (), -1))
+        one.send(m.Left())
+        words = await place.links.hear(ANSWER_S_MAX)
+        assert [type(word).__name__ for word in words] == ["Said", "Said", "Said", "Down"]
+        assert time.monotonic() - start_s < ANSWER_S_MAX, "the last word ended the wait"
+        assert await place.links.hear(0.01) == []
+
+    _play(tmp_path, act)
+
+
+def test_beats_alone_wait_no_longer_than_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "BEATS_GATHER_S", ANSWER_S_MAX)
+
+    async def act(place: Place) -> None:
+        one = await _greeted(place)
+        one.send(m.Beat(1, 0, (), -1))
+        start_s = time.monotonic()
+        while not await place.links.hear(0.3):
+            pass
+        assert time.monotonic() - start_s < ANSWER_S_MAX
+
+    _play(tmp_path, act)

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.node import procfs
 from orchestrator.node.procfs import Proc
 
-MARK = b"ORCH_TEST_MARK=procfs\0ORCH_TEST_PART=1"
+MARK = b"ORCH_TEST_MARK=procfs%d\0ORCH_TEST_PART=1" % os.getpid()
 
 
 def test_a_process_sees_itself() -> None:
@@ -92,7 +92,7 @@ def test_a_job_is_swept_by_its_marks_and_by_all_of_them(family: subprocess.Popen
     assert sorted(proc.pid for proc in procfs.with_env(MARK)) == sorted(whole)
     assert all(procfs.alive(proc) for proc in procfs.with_env(MARK))
     assert procfs.with_env(MARK + b"0") == []
-    assert procfs.with_env(b"ORCH_TEST_MARK=proc") == []
+    assert procfs.with_env(b"ORCH_TEST_MARK=procfs") == []
 
 
 def test_a_sleeper_says_where_it_sleeps(family: subprocess.Popen[bytes]) -> None:

@@ -20,8 +20,11 @@ from orchestrator.wire import landing as w
 from orchestrator.wire.messages import AgentConfig
 
 # Nothing in it means anything inside single quotes to any login shell: sh, bash, zsh, csh, fish. The script follows on
-# standard input, byte by byte, so that what comes after it is not read along.
-_COMMAND = """/bin/sh -c 'read -r n; eval "$(dd bs=1 count=$n 2>/dev/null)"' orch {mark}"""
+# standard input after the number of its lines; `read` takes no byte of what comes after them.
+_COMMAND = (
+    """/bin/sh -c 'read -r n; eval "$(while [ "$n" -gt 0 ]; do IFS= read -r l; printf "%s\\n" "$l"; n=$((n-1)); done)"'"""
+    " orch {mark}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +178,8 @@ def _talking(line: Line, kit: Kit, request: w.Request, clocks: Clocks) -> Iterat
     remote = line.run(_COMMAND.format(mark=mark))
     try:
         talk = Talk(remote, mark.encode(), kit.bundle, clocks)
-        script = kit.script.encode()
-        talk.send(b"%d\n%s%s\n" % (len(script), script, codec.dumps_kind(request).encode()))
+        script = kit.script.rstrip("\n").encode() + b"\n"
+        talk.send(b"%d\n%s%s\n" % (script.count(b"\n"), script, codec.dumps_kind(request).encode()))
         yield talk
     finally:
         remote.close()
