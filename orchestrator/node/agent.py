@@ -54,6 +54,8 @@ SHIP_LAST_S_MAX = 60.0
 SHIP_ALONE_S_MAX = 10.0
 """Nor does it stay when there has been no line for so long: what is left here is collected later."""
 
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 class Agent:
     """One node's agent."""
@@ -83,7 +85,7 @@ class Agent:
         """Serve until dismissed; return the exit code."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for signum in _ENDING:
             loop.add_signal_handler(signum, self._be_ended, signum)
         self._install_hook()
         self._finder.tell_torn()
@@ -375,4 +377,8 @@ def run_agent(config: m.AgentConfig) -> int:
 
 
 async def _serve(config: m.AgentConfig, environ: Mapping[str, str]) -> int:
-    return await Agent(config, environ).run()
+    code = await Agent(config, environ).run()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # signals that come while the loop is closed would leave a complaint
+    for signum in _ENDING:
+        signal.signal(signum, signal.SIG_IGN)
+    return code

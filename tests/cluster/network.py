@@ -126,6 +126,8 @@ class Network:
         for host in hosts:
             own = address(host.number, net)
             self._ip(host, f"addr add {own}/16 dev {interface}", f"link set {interface} up")
+        # Whoever asked in vain for a host that was off would be told "no route" for seconds more.
+        self._ip(self.login, f"neigh flush dev {bridge}", check=False)
 
     def _ip(self, host: Host, *lines: str, check: bool = True) -> None:
         self._into(host, ["ip", "-batch", "-"], "\n".join([*lines, ""]), check=check)

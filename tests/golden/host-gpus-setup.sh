@@ -11,16 +11,19 @@ mark=${1-}
 say() { printf '\n%s %s\n' "$mark" "$1"; }
 json() { printf '%s' "$1" | tr '\000-\037' ' ' | sed 's/[\\"]/\\&/g'; }
 
-# Finds a Python that can run the agent, whatever comes first in PATH. It needs no packages.
-probe='
-import sys
-if sys.version_info >= (3, 10):
-    import _ctypes, _ssl, zlib
-    print("fit" + "-for-orch")
-'
-# Takes the bundle from standard input if the job has none that is whole, and goes on inside it.
+# Any Python may come first in PATH, and be none. One that can run the agent, and needs no packages for it, takes the
+# bundle from standard input if no job here has it, and goes on inside it; it ends with 84 or 85, and no other is tried.
 begin='
-import hashlib, json, os, signal, sys, tempfile, time
+import sys
+if sys.version_info < (3, 10):
+    sys.exit(1)
+import _ctypes, _ssl, zlib
+import gc, hashlib, json, os, signal, time
+gc.disable()
+def fail(*error):
+    sys.__excepthook__(*error)
+    os._exit(84)
+sys.excepthook = fail
 signal.alarm(120)  # whoever should speak may be gone for good
 mark = sys.argv[1]
 def say(**word):
@@ -54,13 +57,17 @@ else:
     data = sys.stdin.buffer.read(size)
     if not is_right(data):
         say(kind="Failed", stage="copy", reason="the bundle did not arrive as it was sent", fix="", trouble="passing")
-        sys.exit(1)
-bundle = os.fdopen(os.memfd_create("orch"), "wb") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
+        sys.exit(84)
+if hasattr(os, "memfd_create"):
+    bundle = os.fdopen(os.memfd_create("orch"), "wb")
+else:
+    import tempfile
+    bundle = tempfile.TemporaryFile()
 bundle.write(data)
 bundle.flush()
 sys.path.insert(0, "/proc/self/fd/%d" % bundle.fileno())
 from orchestrator.node import landing
-sys.exit(landing.main(mark, line, data))
+sys.exit(85 - landing.main(mark, line, data, bundle.fileno()))
 '
 say '{"kind": "InShell"}'
 tried= found=
@@ -71,8 +78,9 @@ for python in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.
     program=$(command -v "$python" 2>/dev/null) || continue
     case " $tried " in *" $program "*) continue ;; esac
     tried="$tried $program"
-    answer=$("$program" -I -S -c "$probe" </dev/null 2>&1)
-    case $answer in *fit-for-orch*) exec "$program" -I -S -X utf8 -c "$begin" "$mark" ;; esac
+    "$program" -I -S -X utf8 -c "$begin" "$mark"
+    end=$?
+    case $end in 85) exit 0 ;; 84) exit 1 ;; 129 | 130 | 137 | 141 | 142 | 143) exit $end ;; esac
     found="$found, $program ($("$program" --version </dev/null 2>&1 | sed -n '1s/^orch: .*: //;1p' | cut -c 1-60))"
 done
 reason='there is no Python'

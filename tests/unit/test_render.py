@@ -22,7 +22,7 @@ from tests.unit import hosts
 
 RUN_S_MAX = 20.0
 JOB = JobDir.at(jobs.ROOT)
-FAKE_PYTHON = '#!/bin/sh\necho fit-for-orch\nprintf "%s\\0" "$0" "$@" >"$SAW"\n'
+FAKE_PYTHON = '#!/bin/sh\nprintf "%s\\0" "$0" "$@" >"$SAW"\nexit "$END"\n'
 EVIL = "x'y\"z $(touch EVIL) `touch EVIL` \\\n\r\n; touch EVIL # & | > EVIL \t\x07 é 日本 \u2028 ${HOME} -e"
 
 PLANS = {
@@ -97,11 +97,11 @@ def test_no_text_of_a_spec_runs_or_breaks_a_line(
             jobs.plan(), id=text, nodes=(node,), setup=tuple(setup), argv=tuple(argv), env={"A": text}
         )
         script = _script(plan, job, str(interpreter))
-        assert _argv_seen(script, Path(place)) == [str(interpreter), "-I", "-S", str(job.bundle), "agent"]
+        assert _argv_seen(script, Path(place), end=0) == [str(interpreter), "-I", "-S", str(job.bundle), "agent"]
         over_ssh = dataclasses.replace(
             plan, pool=hosts.plan().pool, ssh=dataclasses.replace(_ssh(), remote_dir=text)
         )
-        argv_seen = _argv_seen(_script(over_ssh, job, str(interpreter)), Path(place))
+        argv_seen = _argv_seen(_script(over_ssh, job, str(interpreter)), Path(place), end=85)
         assert argv_seen == [str(interpreter), "-I", "-S", "-X", "utf8", "-c", argv_seen[-2], "mark"]
         assert sorted(path.name for path in Path(place).iterdir()) == sorted(
             {folder, interpreter.name, "script", "saw"}
@@ -114,11 +114,11 @@ def _ssh() -> PlannedSsh:
     return ssh
 
 
-def _argv_seen(script: str, place: Path) -> list[str]:
-    """Run a script in `place`; return the words that the fake python was started with."""
+def _argv_seen(script: str, place: Path, end: int) -> list[str]:
+    """Run a script in `place`; return the words that the fake python, which ends with `end`, was started with."""
     file = place / "script"
     file.write_text(script, newline="")
-    env = {"PATH": os.environ["PATH"], "SAW": str(place / "saw")}
+    env = {"PATH": os.environ["PATH"], "SAW": str(place / "saw"), "END": str(end)}
     done = subprocess.run(
         ["/bin/sh", file, "mark"], cwd=place, env=env, capture_output=True, timeout=RUN_S_MAX, check=False
     )
