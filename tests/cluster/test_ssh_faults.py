@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from orchestrator import requests
+from orchestrator.node import procfs
+
 from .box import Box
 from .desk import FAKE_TORCH, TOGETHER, Desk, Job
+from .host import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -41,6 +45,8 @@ run(60, at_step=at_step, start=start)
 `gate` on rank 0's host."""
 
 STEPS = list(range(1, 61))
+
+LEAVE_S_MAX = 60.0
 
 
 def gated(desk: Desk, **spec: Any) -> Job:
@@ -200,6 +206,20 @@ def test_a_cancel_ends_the_ranks_on_all_hosts(desk: Desk) -> None:
     job.wait_for_step(50)
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"
+
+
+def test_a_late_cancel_does_not_keep_hosts_that_come_back_from_being_dismissed(desk: Desk, box: Box) -> None:
+    job = gated(desk)
+    job.wait_for_step(50)
+    box.cut("node2")
+    assert job.wait()["state"] == "FAILED"
+    supervisor = job.supervisor()
+    requests.ask(job.folder.requests, "cancel")  # as of somebody who read the status a moment before its end
+    journal_says = lambda: "CancelAsked" in job.folder.journal.read_text()  # noqa: E731
+    job.wait_until(journal_says, "the late request to be taken")
+    box.heal("node2")
+    wait_for(lambda: not procfs.alive(supervisor), "the supervisor to leave", LEAVE_S_MAX)
+    assert not desk.at_work()
 
 
 def test_hosts_that_do_not_reach_one_another_are_named_with_their_addresses(desk: Desk, box: Box) -> None:

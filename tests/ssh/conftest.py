@@ -56,9 +56,13 @@ class Sshd:
         """The pids of the server and of all that it started."""
         return _family(self.process.pid)
 
+    def sessions(self) -> list[int]:
+        """The pids of what serves its connections; a keeper that has just landed may still be beneath them."""
+        return [pid for pid in self.family()[1:] if _name(pid).startswith("sshd")]
+
     def stop(self) -> None:
-        """End it and all that it started."""
-        for pid in self.family():
+        """End it and what serves its connections."""
+        for pid in [self.process.pid, *self.sessions()]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(END_S_MAX)
@@ -225,6 +229,13 @@ def _listen(server: Sshd, up: threading.Event) -> None:
         if "Server listening" in line:
             up.set()
     up.set()
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
 
 
 def _family(pid: int) -> list[int]:

@@ -20,9 +20,9 @@ import pytest
 from orchestrator import bundle, links, planning, render
 from orchestrator.backends import Copied, Copy, Direction, LaunchError, Trouble
 from orchestrator.backends.ssh.backend import SshBackend
+from orchestrator.credentials import certificate as _certificate
 from orchestrator.plan import Plan, PlannedNode
 from orchestrator.spec import JobSpec, SpecFile
-from orchestrator.submission import _certificate
 from orchestrator.wire import line
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
@@ -149,7 +149,7 @@ class World:
 
     def cut(self) -> None:
         """Kill what serves the connections; the server itself goes on."""
-        for pid in self.sshd.family()[1:]:
+        for pid in self.sshd.sessions():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
@@ -267,7 +267,7 @@ def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: Wor
 def test_a_connection_that_hangs_is_noticed_when_it_is_looked_after(world: World) -> None:
     world.backend.launch(world.config)
     first = world.boss.hello()
-    for pid in world.sshd.family()[1:]:
+    for pid in world.sshd.sessions():
         os.kill(pid, signal.SIGSTOP)
     world.backend.look_after("far")
     assert world.boss.hello().pid == first.pid
