@@ -25,7 +25,15 @@ def is_done(ended_at: float, moved_at: float, connected: bool, now_s: float) -> 
 
 
 def unreached(facts: Facts, now_s: float) -> tuple[str, ...]:
-    """Return the hosts on which an agent may still be that nobody could dismiss; none when they were waited for."""
-    if facts.pool is None or facts.ended_at is None or now_s > facts.ended_at + LINGER_S_MAX:
+    """Return the hosts on which an agent may still be that nobody could dismiss; none when they were waited for.
+
+    A queue system ends by itself what is left on its nodes.
+    """
+    if (
+        facts.pool is None
+        or facts.queue is not None
+        or facts.ended_at is None
+        or now_s > facts.ended_at + LINGER_S_MAX
+    ):
         return ()
     return tuple(node.name for node in facts.every_node() if node.there or node.link is Link.LAUNCHING)

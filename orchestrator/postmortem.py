@@ -23,7 +23,10 @@ Json: TypeAlias = dict[str, Any]
 
 @dataclass(slots=True)
 class AttemptStory:
-    """One attempt as the post-mortem tells it. Times are seconds since 1970, steps are the job's."""
+    """One attempt as the post-mortem tells it. Times are seconds since 1970, steps are the job's.
+
+    `queued_s`: how long after it the job waited in the queue for other nodes.
+    """
 
     attempt: int
     why: str
@@ -36,6 +39,8 @@ class AttemptStory:
     last_step: int | None = None
     verdict: d.Verdict | None = None
     judged_at: float | None = None
+    requeued_at: float | None = None
+    queued_s: float | None = None
     notices: list[str] = field(default_factory=list)
     job_end: str | None = None
 
@@ -77,6 +82,10 @@ def _note(attempts: list[AttemptStory], entry: Entry) -> None:
             attempts[-1].verdict, attempts[-1].judged_at = verdict, at
         case d.Notice(verdict=verdict):
             attempts[-1].notices.append(verdict.summary)
+        case d.Requeue(at=at):
+            attempts[-1].requeued_at = at
+        case e.AllocationBegan(at=at) if attempts and attempts[-1].requeued_at is not None:
+            attempts[-1].queued_s = at - attempts[-1].requeued_at
         case d.EndJob(end=end) if attempts:
             attempts[-1].job_end = end.value
         case _:
@@ -134,6 +143,7 @@ def _attempt(attempt: AttemptStory, after: AttemptStory | None, going: bool) -> 
         "resumed_from": attempt.resumed_from,
         "verdict": _verdict(attempt),
         "restart_s": _restart_s(attempt, after),
+        "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated(attempt, after),
         "notices": attempt.notices,
         "job_end": attempt.job_end,

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, TypeAlias
 
 from orchestrator.brain import events as e
 from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_text, sync_folder
+
+Request: TypeAlias = e.CancelAsked | e.ResumeAsked | e.AllocationEnded
 
 NUMBER_MAX = 1_000_000
 
@@ -26,7 +29,7 @@ class Requests:
         self._mtime_ns = -1
         self._looks = 0
 
-    def since(self, number: int, at: float) -> list[e.CancelAsked | e.ResumeAsked]:
+    def since(self, number: int, at: float) -> list[Request]:
         """Return the requests after `number`, in order; one stat when nothing has changed for `LOOKS_MAX` calls.
 
         A folder's mtime ticks every 4-10 ms: what is written in the tick of the look before leaves it as it was.
@@ -43,7 +46,7 @@ class Requests:
         return [request for path in paths if (request := _read(path, at)) is not None]
 
 
-def _read(path: Path, at: float) -> e.CancelAsked | e.ResumeAsked | None:
+def _read(path: Path, at: float) -> Request | None:
     """Return one request, or None for a file that is none: it must not keep the job from going on."""
     try:
         data = codec.loads_plain(path.read_bytes())
@@ -54,12 +57,26 @@ def _read(path: Path, at: float) -> e.CancelAsked | e.ResumeAsked | None:
             return e.CancelAsked(at, _number(path))
         case "resume":
             return e.ResumeAsked(at, _number(path), str(data.get("path", "")))
+        case "allocation_ended":
+            return _allocation_ended(data, at, _number(path))
         case _:
             return None
 
 
+def _allocation_ended(data: dict[str, Any], at: float, number: int) -> e.AllocationEnded:
+    """Return what the submit side heard of the queue; a cause that nobody knows is a failure."""
+    try:
+        cause = e.Cause(data.get("cause"))
+    except ValueError:
+        cause = e.Cause.FAILED
+    return e.AllocationEnded(at, number, str(data.get("allocation", "")), cause, str(data.get("why", "")))
+
+
 def ask(folder: Path, what: str, **more: str) -> int:
-    """Write a request and return its number; two people asking at once get two numbers."""
+    """Write a request and return its number; two people asking at once get two numbers.
+
+    `what`: cancel; resume, with `path`; or allocation_ended, with `allocation`, `cause` (a value of `Cause`) and `why`.
+    """
     folder.mkdir(exist_ok=True)
     part = folder / f".{os.getpid()}.part"
     replace_text(part, codec.dumps_plain({"ask": what, **more}))

@@ -51,9 +51,12 @@ def state(facts: Facts) -> str:
         return facts.end.value
     attempt = facts.attempt
     if attempt is None:
-        return "QUEUED" if facts.ahead else "STARTING"
+        waits = facts.queue is not None and not facts.allocation
+        return "QUEUED" if facts.ahead or waits else "STARTING"
     if facts.want is Want.CANCEL:
         return "STOPPING"
+    if facts.requeued_at is not None:
+        return "QUEUED"
     if attempt.phase is Phase.STOP:
         return "RESTARTING" if attempt.verdict is not None and attempt.verdict.retry else "STOPPING"
     if attempt.running_at is not None:
@@ -102,7 +105,9 @@ def reason(facts: Facts) -> str:
     if facts.end is not None:
         return facts.end_why
     if facts.want is Want.CANCEL:
-        return "cancelled by the user; its ranks are being stopped"
+        return f"{facts.cancelled}; its ranks are being stopped"
+    if facts.requeued_at is not None:
+        return f"waiting in the queue for other nodes; {facts.requeued}"
     if attempt is None:
         return _queue(facts)
     if attempt.verdict is not None:

@@ -99,7 +99,9 @@ def _cost(attempt: Json) -> str:
         return ""
     again = attempt.get("repeated_steps")
     repeated = f", {again:,} step{'s' if again != 1 else ''} repeated" if again else ""
-    return f", restarted in {duration(attempt['restart_s'])}{repeated}"
+    waited_s = attempt.get("queued_s")
+    queued = f" ({duration(waited_s)} of it in the queue)" if waited_s else ""
+    return f", restarted in {duration(attempt['restart_s'])}{queued}{repeated}"
 
 
 def _when(began: str, ended: str | None) -> str:

@@ -12,6 +12,9 @@ before the next line of any other kind (and before that line is learned). A conn
 more is broken: close it and say `AgentSilent`. When a look comes later than it was asked for by more than `SLEPT_S`
 (the machine slept), drop all connections and learn `SupervisorStarted` first: what was not listened to is no silence.
 
+Where a queue system lends the nodes, learn `AllocationBegan` first in each allocation, then `Planned` with its nodes, then
+`SupervisorStarted`, and decide only after them. After `Requeue` there is nothing to do but to leave.
+
 Replaying a journal through `learn` alone gives the same facts, so a supervisor that died is its own journal.
 Imports nothing of ours.
 """

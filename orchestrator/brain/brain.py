@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from . import allocation, meeting, placement, policy
 from . import decisions as d
 from . import events as e
-from . import meeting, placement, policy
 from .decisions import Decision
 from .diagnose import diagnose
 from .facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
@@ -61,6 +61,10 @@ def _decide(facts: Facts, watch: Watch) -> list[Decision]:
         return []
     if facts.end is not None:
         return _dismiss(facts, facts.every_node(), "the job has ended", watch)
+    if facts.over is not None:
+        return allocation.over(facts, facts.over, watch)
+    if facts.requeued_at is not None:  # at rest until there is another allocation
+        return _dismiss(facts, facts.every_node(), "the allocation is given back", watch)
     if attempt is None:
         return _first(facts, watch)
     if attempt.phase is Phase.STOP:
@@ -71,14 +75,14 @@ def _decide(facts: Facts, watch: Watch) -> list[Decision]:
 
 def _first(facts: Facts, watch: Watch) -> list[Decision]:
     if facts.want is Want.CANCEL:
-        return [d.EndJob(watch.now_s, "cancelled by the user before it began", 0, d.JobEnd.CANCELLED)]
+        return [d.EndJob(watch.now_s, f"{facts.cancelled} before it began", 0, d.JobEnd.CANCELLED)]
     return [d.BeginAttempt(watch.now_s, "submitted", 1, facts.checkpoint)]
 
 
 def _close(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     """See whether the attempt is to end: cancelled, done, or judged. Evidence of a hang is taken before its verdict."""
     if facts.want is Want.CANCEL:
-        return [d.Finish(watch.now_s, "cancelled by the user", attempt.number)]
+        return [d.Finish(watch.now_s, facts.cancelled, attempt.number)]
     if facts.done:
         return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
     verdict = diagnose(facts, watch)
@@ -169,7 +173,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decisio
 def _stop(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     """Stop what is left of the attempt; when nothing can be left, say what follows."""
     left = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, watch)]
-    if not left:
+    if not left or allocation.leaves(facts, attempt, left, _grace_s(facts, attempt), watch):
         return _follow(facts, attempt, watch)
     return _stop_orders(facts, attempt, left, watch) or _give_up(facts, attempt, left, watch)
 
@@ -193,13 +197,14 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Watch
 
 
 def _stop_orders(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Watch) -> list[Decision]:
-    grace_s = _grace_s(facts, attempt)
+    grace_s, saves = _grace_s(facts, attempt), allocation.saves(facts, attempt)
+    lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
     orders: list[Decision] = []
     for node in left:
         if node.link is Link.UP and node.ordered_stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
-            orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s))
-        elif placement.is_due(facts, node, watch):
+            orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s, saves))
+        elif (lent is None or node.name in lent) and placement.is_due(facts, node, watch):
             why = f"only an agent can say that nothing of attempt {attempt.number} is left on {node.name}"
             orders.append(d.Launch(watch.now_s, why, attempt.number, node.name))
     return orders
@@ -209,8 +214,9 @@ def _grace_s(facts: Facts, attempt: AttemptFacts) -> float:
     """A whole gang (cancel, time limit) gets the user's grace to save itself; a broken one cannot save anything."""
     assert facts.limits is not None
     verdict = attempt.verdict
-    whole = verdict is None or verdict.kind in (d.Kind.TIME_LIMIT, d.Kind.PREEMPTED)
-    return facts.limits.stop_grace_s if whole else facts.limits.break_grace_s
+    whole = verdict is None or attempt.is_free
+    plain_s = facts.limits.stop_grace_s if whole else facts.limits.break_grace_s
+    return allocation.grace_s(facts, attempt, plain_s)
 
 
 def _ending(facts: Facts, attempt: AttemptFacts) -> str:
@@ -254,6 +260,8 @@ def _follow(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]
     match policy.after(facts):
         case policy.Over(end, why):
             return [d.EndJob(watch.now_s, why, attempt.number, end)]
+        case policy.Back(avoid, why):
+            return [d.Requeue(watch.now_s, why, attempt.number, avoid)]
         case policy.Again(not_before_s, resume, why):
             if not watch.passed(not_before_s):
                 return []

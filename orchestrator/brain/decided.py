@@ -19,19 +19,23 @@ def unplaced(pool: e.Pool) -> dict[int, RankFacts]:
 
 
 def file_attempt(facts: Facts) -> None:
-    """Move the current attempt to the past, once; only one that got nowhere spends the restart budget."""
+    """Move the current attempt to the past, once; only one that got nowhere by itself spends the restart budget."""
     attempt = facts.attempt
     if attempt is None or (facts.past and facts.past[-1].number == attempt.number):
         return
     progressed = facts.progressed()
     facts.past.append(PastAttempt(attempt, facts.step, progressed))
     facts.best_step = max(facts.best_step, facts.step or 0)
-    facts.spent += 0 if progressed else 1
+    facts.spent += 0 if progressed or attempt.is_free else 1
 
 
 def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     file_attempt(facts)
-    if facts.attempt is not None and facts.attempt.number > facts.resumed_after:
+    if (
+        facts.attempt is not None
+        and facts.attempt.number > facts.resumed_after
+        and facts.attempt.gone_at is None
+    ):
         _note_missing(facts, facts.attempt)
     facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
     facts.late.update(facts.coming)
@@ -45,7 +49,9 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
         node.trouble = node.trouble_tail = node.lost = ""
         node.lost_at, node.stacks, node.addresses, node.reached, node.missed = 0.0, (), (), (), ()
         if facts.pool is not None:
-            node.ranks, node.launch_failures = (), 0
+            node.launch_failures = 0
+    for node in facts.every_node() if facts.pool is not None else ():
+        node.ranks = ()
 
 
 def _begin_run(facts: Facts, attempt: AttemptFacts, at: float) -> None:
@@ -65,7 +71,8 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
             node.missing = node.lost or cast(d.Verdict, verdict).evidence[0].removeprefix(f"{node.name}: ")
         elif node.trouble and others:
             node.excluded = node.trouble
-    if others and verdict is not None and verdict.signature.startswith(APART):
+    elsewhere = others or facts.queue is not None
+    if elsewhere and verdict is not None and verdict.signature.startswith(APART):
         _exclude_apart(facts, verdict)
 
 
@@ -150,6 +157,10 @@ def _end_job(facts: Facts, news: d.EndJob) -> None:
     facts.ended_at = news.at
 
 
+def _requeue(facts: Facts, news: d.Requeue) -> None:
+    facts.requeued_at, facts.requeued = news.at, news.why
+
+
 def _dismiss(facts: Facts, news: d.Dismiss) -> None:
     _known(facts, news.node).ordered_leave = True
 
@@ -173,5 +184,6 @@ FOLDS: dict[type[Any], Any] = {
     d.Finish: _finish,
     d.Stop: _stop,
     d.EndJob: _end_job,
+    d.Requeue: _requeue,
     d.Dismiss: _dismiss,
 }

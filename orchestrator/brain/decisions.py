@@ -170,13 +170,18 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when nothing is left."""
+    """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when nothing is left.
+
+    `saves`: the gang is whole and its nodes will be taken away, so that instead of TERM ranks get the signal at which
+    the user wants them to save themselves.
+    """
 
     at: float
     why: str
     attempt: int
     node: str
     grace_s: float
+    saves: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +190,17 @@ class EndJob:
     why: str
     attempt: int
     end: JobEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """Give the allocation back and wait for another in the queue, under the same id; `avoid`: nodes that did not do,
+    each with its reason."""
+
+    at: float
+    why: str
+    attempt: int
+    avoid: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,5 +226,6 @@ Decision: TypeAlias = (
     | Finish
     | Stop
     | EndJob
+    | Requeue
     | Dismiss
 )

@@ -10,7 +10,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from . import meeting, placement
+from . import allocation, meeting, placement
 from .decisions import Kind, Verdict
 from .facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
 from .recognise import recognise
@@ -48,6 +48,7 @@ def diagnose(facts: Facts, watch: Watch) -> Verdict | None:
     if attempt is None or attempt.phase is Phase.STOP:
         return None
     questions: tuple[Callable[[Facts, AttemptFacts, Watch], Verdict | None], ...] = (
+        allocation.verdict,
         _out_of_time,
         _cannot_launch,
         placement.verdict,
@@ -73,8 +74,14 @@ def looks_like_victim(rank: RankFacts) -> bool:
     return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))
 
 
+def _was_ended(rank: RankFacts) -> bool:
+    """Tell whether TERM ended the rank, or an exit code says so in the words of a shell."""
+    return rank.signal == _SIGTERM or rank.code == 128 + _SIGTERM
+
+
 _SIGABRT = 6
 _SIGKILL = 9
+_SIGTERM = 15
 
 
 def _verdict(facts: Facts, kind: Kind, summary: str, **more: object) -> Verdict:
@@ -149,7 +156,8 @@ def _crashed(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | Non
         return None
     culprits = [rank for rank in failed if not looks_like_victim(rank)]
     if culprits:
-        return _crash(facts, culprits[0], failed)
+        ended = _was_ended(culprits[0]) and allocation.may_be_taken(facts, culprits[0].died_at, watch)
+        return None if ended else _crash(facts, culprits[0], failed)
     if any(node.lost for node in facts.nodes.values()):
         return None  # the lost node is the culprit, and has its own verdict
     first = failed[0]
@@ -241,7 +249,7 @@ def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | N
     if attempt.phase is not Phase.RUN:
         return _lost_before_start(facts, attempt, watch)
     for node in facts.nodes.values():
-        if node.lost:
+        if node.lost and not allocation.may_be_taken(facts, node.lost_at, watch):
             return _lost(facts, node, node.lost)
     for node in facts.nodes.values():
         if (

@@ -23,17 +23,41 @@ class NodePlan:
     ranks: tuple[int, ...]
 
 
+class Cause(enum.Enum):
+    """Why an allocation of a queue system ends before its job does."""
+
+    CANCELLED = "cancelled"  # by somebody, not through us
+    TIME_LIMIT = "time_limit"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"  # by somebody, not through us
+    NODE_LOST = "node_lost"
+    FAILED = "failed"  # for a reason that `why` tells
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What a job may do whose nodes are an allocation of a queue system, and to whose queue it can go back.
+
+    `grace_s`: how long ranks may take to save themselves when the allocation is about to end.
+    """
+
+    requeues_at_time_limit: bool
+    grace_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class Pool:
     """How many of the planned nodes an attempt needs, with how many ranks on each, and how many more are kept ready.
 
-    `seed` spreads the tries of jobs that compete for the same hosts.
+    `seed` spreads the tries of jobs that compete for the same hosts. With a queue the nodes are those of the present
+    allocation.
     """
 
     nodes: int
     ranks_each: int
     spares: int
     seed: int
+    queue: Queue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +336,38 @@ class CheckpointSpoiled:
 
 
 @dataclass(frozen=True, slots=True)
+class AllocationBegan:
+    """The queue system gave the job nodes; whatever it had before is no more. `allocation`: Slurm's id of the job and
+    how often it was requeued, `1234.0`."""
+
+    at: float
+    allocation: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEnding:
+    """The nodes will be taken away, at `ends_at` (job clock) if that is known."""
+
+    at: float
+    allocation: str
+    cause: Cause
+    why: str
+    ends_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEnded:
+    """Request number `request`: the queue system says that the allocation is over for good, with nobody to supervise
+    it; the job is in no queue any more."""
+
+    at: float
+    request: int
+    allocation: str
+    cause: Cause
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class CancelAsked:
     """Request number `request` of the job folder: the user wants the job to stop for good."""
 
@@ -347,6 +403,9 @@ Event: TypeAlias = (
     | CheckpointComing
     | CheckpointFound
     | CheckpointSpoiled
+    | AllocationBegan
+    | AllocationEnding
+    | AllocationEnded
     | CancelAsked
     | ResumeAsked
 )

@@ -15,6 +15,9 @@ LAUNCH_FAILURES_MAX = 3
 APART = "rendezvous between "
 """How the signature of a verdict on two nodes that cannot meet begins; then come their names, the first one last."""
 
+PLACEMENT = " placement"
+"""How the signature of a verdict on an attempt that cannot be placed ends."""
+
 News: TypeAlias = "e.Event | d.Decision"
 
 
@@ -147,6 +150,17 @@ class Anew:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How an allocation was lost to an attempt; `node`: with which node, if it was one."""
+
+    at: float
+    allocation: str
+    cause: e.Cause
+    why: str
+    node: str
+
+
 @dataclass(slots=True)
 class AttemptFacts:
     """The current attempt."""
@@ -167,7 +181,14 @@ class AttemptFacts:
     placed_at: float | None = None  # since when its ranks have nodes
     queued_at: float = 0.0  # when it last had to wait for other jobs
     anew: Anew | None = None
+    taken: Taken | None = None  # its nodes were taken away before it was judged, and that is how
+    gone_at: float | None = None  # since when its allocation is no more: others have come
     resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
+
+    @property
+    def is_free(self) -> bool:
+        """Tell whether it costs no restart budget, since it ended through no fault of anybody's."""
+        return self.verdict is not None and self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
 
     @property
     def base_step(self) -> int:
@@ -214,6 +235,7 @@ class Facts:
     leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something
     ranks: dict[int, RankFacts] = field(default_factory=dict)
     want: Want = Want.RUN
+    cancelled: str = ""  # by whom
     attempt: AttemptFacts | None = None
     past: list[PastAttempt] = field(default_factory=list)
     last_places: tuple[
@@ -221,6 +243,11 @@ class Facts:
     ] = ()  # the nodes of the attempt that was placed last, in the order of its ranks
     ahead: tuple[str, ...] = ()  # earlier jobs that wait for the same hosts
     round_at: float = 0.0  # since when hosts that were busy are asked again
+    allocation: str = ""  # the present one
+    ending: e.AllocationEnding | None = None  # that it will be taken away
+    requeued_at: float | None = None  # since when the job waits for another one
+    requeued: str = ""  # and why
+    over: e.AllocationEnded | None = None  # there will be no other one
     coming: dict[str, str] = field(default_factory=dict)  # checkpoints on their way home, and from which node
     late: dict[str, str] = field(default_factory=dict)  # the same of earlier attempts: nobody waits for them
     checkpoint: d.Checkpoint | None = None
@@ -259,6 +286,11 @@ class Facts:
         return max((rank.step_at for rank in self.ranks.values()), default=0.0)
 
     @property
+    def queue(self) -> e.Queue | None:
+        """What the job may do whose nodes come from a queue system; None for every other job."""
+        return self.pool.queue if self.pool is not None else None
+
+    @property
     def done(self) -> bool:
         """Tell whether every rank ended by itself and with code 0."""
         return all(rank.ended_well for rank in self.ranks.values())
@@ -292,6 +324,7 @@ class Facts:
         ends_at = [rank.died_at for rank in self.ranks.values() if rank.life is Life.EXITED]
         ends_at += [node.cleared_at for node in started if node.is_clear(attempt.number)]
         ends_at += [node.lost_at for node in started if node.lost]
+        ends_at += [attempt.gone_at] if attempt.gone_at is not None else []
         return max(ends_at, default=None)
 
     def progressed(self) -> bool:

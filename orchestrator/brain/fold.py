@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from . import checkpoints, decided
+from . import allocation, checkpoints, decided
 from . import decisions as d
 from . import events as e
 from .facts import (
@@ -38,9 +38,12 @@ def _planned(facts: Facts, news: e.Planned) -> None:
         decided.file_attempt(facts)  # before its ranks are forgotten
     old = {node.name: node for node in facts.every_node()}
     facts.limits = news.limits
+    facts.pool = news.pool
+    if facts.queue is not None and facts.end is None and facts.attempt is not None:
+        allocation.planned(facts, news)
+        return
     facts.nodes = {plan.name: old.pop(plan.name, NodeFacts(plan.name, plan.ranks)) for plan in news.nodes}
     facts.leaving = old
-    facts.pool = news.pool
     for plan in news.nodes:
         facts.nodes[plan.name].ranks = plan.ranks
     facts.ranks = {rank: RankFacts(rank, plan.name) for plan in news.nodes for rank in plan.ranks}
@@ -311,7 +314,9 @@ def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
     """Adopt it only from the attempt that is current: a stale one may still be writing."""
     current = facts.attempt is not None and news.attempt == facts.attempt.number
     (facts.coming if current else facts.late).pop(news.path, None)
-    if _is_current(facts, news.node, news.attempt):
+    # What an agent of the allocation before has kept for us is as good: all nodes of a queue share their disk.
+    left = current and facts.queue is not None and news.node in facts.leaving
+    if _is_current(facts, news.node, news.attempt) or left:
         checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
 
 
@@ -328,6 +333,7 @@ def _cancel_asked(facts: Facts, news: e.CancelAsked) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
         facts.want = Want.CANCEL
+        facts.cancelled = facts.cancelled or "cancelled by the user"
 
 
 def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
@@ -335,8 +341,8 @@ def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
     if facts.end is None:
         return
     facts.end, facts.end_why, facts.ended_at = None, "", None
-    facts.want = Want.RUN
-    facts.run_began_at = None
+    facts.want, facts.cancelled = Want.RUN, ""
+    facts.run_began_at = facts.requeued_at = facts.over = None
     decided.file_attempt(facts)
     facts.spent = 0
     facts.resumed_after = facts.attempt.number if facts.attempt else 0
@@ -373,5 +379,6 @@ _FOLDS: dict[type[Any], Any] = {
     e.CheckpointSpoiled: _checkpoint_spoiled,
     e.CancelAsked: _cancel_asked,
     e.ResumeAsked: _resume_asked,
+    **allocation.FOLDS,
     **decided.FOLDS,
 }

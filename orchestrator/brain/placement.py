@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from . import decisions as d
 from . import events as e
 from .decisions import Decision, Kind, Verdict
-from .facts import LAUNCH_FAILURES_MAX, AttemptFacts, Facts, Link, NodeFacts
+from .facts import LAUNCH_FAILURES_MAX, PLACEMENT, AttemptFacts, Facts, Link, NodeFacts
 from .watch import Watch
 
 PATIENCE_S = 10.0
@@ -121,8 +121,9 @@ def _lost_for_good(
 def _verdict(
     facts: Facts, attempt: AttemptFacts, kind: Kind, summary: str, reasons: tuple[str, ...], node: str = ""
 ) -> Verdict:
-    since_s = attempt.began_at
-    return Verdict(kind, (), node, summary, reasons, f"{kind.value} placement", facts.step, since_s, False)
+    since_s, elsewhere = attempt.began_at, facts.queue is not None  # a queue has other nodes
+    signature = f"{kind.value}{PLACEMENT}"
+    return Verdict(kind, (), node, summary, reasons, signature, facts.step, since_s, elsewhere)
 
 
 def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:

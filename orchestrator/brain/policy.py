@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import allocation
 from .checkpoints import QUESTION, SUSPICION
 from .decisions import Checkpoint, JobEnd, Kind
 from .facts import AttemptFacts, Facts, Link, Want
@@ -22,6 +23,14 @@ class Again:
 
     not_before_s: float
     resume: Checkpoint | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Go back to the queue, for other nodes than those to avoid."""
+
+    avoid: dict[str, str]
     why: str
 
 
@@ -50,20 +59,37 @@ def _may_send(facts: Facts, name: str, watch: Watch) -> bool:
     return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)
 
 
-def after(facts: Facts) -> Again | Over:
-    """Say what follows on the current attempt, whose ranks are all gone."""
+def after(facts: Facts) -> Again | Back | Over:
+    """Say what follows on the current attempt, whose ranks are all gone, or will be with their allocation."""
     attempt = facts.attempt
-    assert attempt is not None and facts.limits is not None
+    assert attempt is not None
+    follows = _anywhere(facts, attempt)
+    leave = allocation.why_leave(facts, attempt)
+    if isinstance(follows, Over) or not leave:
+        return follows
+    if allocation.is_out_of_time(facts):
+        return Over(JobEnd.FAILED, f"{_verdict_text(attempt)}; {leave}, and time_limit_action is fail")
+    return Back(allocation.avoid(facts), f"{leave}; {follows.why}")
+
+
+def _anywhere(facts: Facts, attempt: AttemptFacts) -> Again | Over:
+    """Say what follows wherever the next attempt may run."""
+    assert facts.limits is not None
     verdict = attempt.verdict
     if attempt.number <= facts.resumed_after and facts.want is Want.RUN:
         return Again(attempt.watched_at, facts.checkpoint, "resumed by the user")
     if verdict is None and facts.done:
         return Over(JobEnd.SUCCEEDED, "every rank exited with code 0")
     if facts.want is Want.CANCEL:
-        return Over(JobEnd.CANCELLED, "cancelled by the user")
+        return Over(JobEnd.CANCELLED, facts.cancelled)
     assert verdict is not None, "an attempt is stopped when it is done, cancelled, or judged"
     if not verdict.retry:
         return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
+    if attempt.is_free:
+        if allocation.is_fruitless(facts, attempt):
+            stays = f"{allocation.STAYS_MAX} stays in a row ended at the time limit without progress"
+            return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
+        return Again(attempt.judged_at, facts.checkpoint, _why(facts, attempt, verdict.kind, facts.spent))
     if facts.limits.restarts_max == 0:
         return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; restart.max is 0")
     spent = facts.spent + (0 if facts.progressed() else 1)
@@ -84,7 +110,7 @@ def backoff_s(facts: Facts) -> float:
     for past in reversed(facts.past):
         if past.progressed or past.number <= facts.resumed_after:
             break
-        in_a_row += 1
+        in_a_row += 0 if past.attempt.is_free else 1
     if in_a_row < 2:
         return 0.0
     doublings = min(in_a_row - 2, 20)
@@ -94,8 +120,13 @@ def backoff_s(facts: Facts) -> float:
 def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
     assert facts.limits is not None
     source = facts.checkpoint.path if facts.checkpoint else "the beginning, since there is no checkpoint"
-    cost = "no cost" if facts.progressed() else f"{spent} of {facts.limits.restarts_max}"
+    cost = "no cost" if facts.progressed() or attempt.is_free else f"{spent} of {facts.limits.restarts_max}"
     return f"restart after {kind.value} ({cost}) from {source}{_suspicion(attempt)}"
+
+
+def _verdict_text(attempt: AttemptFacts) -> str:
+    verdict = attempt.verdict
+    return f"{verdict.kind.value}: {verdict.summary}" if verdict is not None else "stopped"
 
 
 def _suspicion(attempt: AttemptFacts) -> str:

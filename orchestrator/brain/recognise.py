@@ -6,7 +6,7 @@ import dataclasses
 
 from .checkpoints import QUESTION, SUSPICION, begins_anew
 from .decisions import Kind, Verdict
-from .facts import AttemptFacts, Facts, PastAttempt
+from .facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
 
 ALIKE_MAX = 4
 """So many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
@@ -22,7 +22,8 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     if anew:
         verdict = dataclasses.replace(verdict, evidence=(anew, *verdict.evidence))
     before = [past for past in facts.past if past.number > facts.resumed_after]
-    if not before or not verdict.retry or verdict.kind not in _OWN_FAULTS:
+    own = verdict.kind in _OWN_FAULTS and not verdict.signature.endswith(PLACEMENT)
+    if not before or not verdict.retry or not own:
         return verdict
     if _same_point(before[-1], attempt, verdict):
         at = f"step {verdict.step}" if verdict.step is not None else "the same point, before any step"

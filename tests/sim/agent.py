@@ -174,6 +174,8 @@ class Agent:
             case d.Start():
                 self._start(order, ranks)
             case d.Stop():
+                if order.saves:
+                    self._save(order.attempt)
                 self._stop(order.attempt, order.grace_s)
             case d.TakeStacks():
                 lines = tuple(f"rank {rank.number}: all_reduce at train.py:9" for rank in self.host.living())
@@ -244,6 +246,16 @@ class Agent:
                 self.world.after(self.world.rng.uniform(0.05, 1.2) * grace_s, self._end, rank, grace_s)
         self._maybe_stopped("asked")
 
+    def _save(self, attempt: int) -> None:
+        """Ranks that are told to save themselves write a checkpoint before they leave, if they all still can."""
+        gang = self.world.gangs.get(attempt)
+        if (
+            gang is not None
+            and self.running == attempt
+            and any(rank.host is self.host for rank in gang.ranks.values() if not rank.number)
+        ):
+            gang.save_now()
+
     def _end(self, rank: Rank, grace_s: float) -> None:
         """A rank leaves on TERM, some with code 0; a stubborn one only on KILL."""
         roll = self.world.rng.random()
@@ -274,6 +286,9 @@ class Agent:
             save = self.world.last_save(attempt)
             if how == "asked" and save is not None and self.world.gangs[attempt].ranks[0].host is self.host:
                 self.host.found(attempt, *save)
-                if not self.world.travels and self.world.rng.random() < 0.2:  # a kill cut its rewriting off
+                saved = self.world.gangs[attempt].saved_itself
+                if (
+                    not saved and not self.world.travels and self.world.rng.random() < 0.2
+                ):  # a kill cut its rewriting off
                     self.post(e.CheckpointSpoiled(0.0, self.host.name, attempt, save[0]))
             self.post(e.Stopped(0.0, self.host.name, attempt, how))

@@ -14,6 +14,7 @@ from .agent import Line
 from .ledger import Violation
 
 if TYPE_CHECKING:
+    from .slurm import Slurm
     from .world import World
 
 LOOKS_MAX = 40
@@ -31,8 +32,10 @@ class Killed(Exception):
 class Boss:
     """One supervisor process. All that outlives it is the journal."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, desk: bool = False) -> None:
+        """`desk`: on the submit side, for a job that has no nodes any more."""
         self.world = world
+        self.desk = desk
         self.brain = Brain()
         self.alive = True
         self.lines: dict[str, Line] = {}
@@ -47,10 +50,15 @@ class Boss:
 
     def start(self) -> None:
         revived = bool(self.world.journal.lines)
-        if not revived:
+        if self.world.slurm is not None:
+            revived = revived and self.world.slurm.allocation == self.brain.facts.allocation
+            self._enter_allocation(self.world.slurm)
+        elif not revived:
             self._take(self.world.planned())
         self._point()
         self._take(dataclasses.replace(e.SupervisorStarted(0.0, 4711), at=self.world.clock))
+        if self.world.slurm is not None:
+            self.read_requests()
         self.look_at_queue()
         self.look()
         attempt = self.brain.facts.attempt
@@ -61,9 +69,19 @@ class Boss:
             host = self.world.host(node.name)
             host.reachable()
             if revived:
-                self.world.after(self.world.rng.uniform(0.1, 1.0), host.probe)
+                self.world.after(self.world.rng.uniform(0.1, 1.0), host.probe, self.world.lent)
         self.read_requests()
         self.world.after(2.0, self._listen)
+
+    def _enter_allocation(self, slurm: Slurm) -> None:
+        """Tell the brain which nodes it has, if it does not know yet."""
+        facts = self.brain.facts
+        if not self.desk and slurm.allocation != facts.allocation:
+            self._take(e.AllocationBegan(self.world.clock, slurm.allocation))
+        planned = dataclasses.replace(self.world.planned(), at=self.world.clock)
+        known = tuple(e.NodePlan(name, ()) for name in facts.nodes)
+        if facts.limits is None or (not self.desk and planned.nodes != known):
+            self._take(planned)
 
     def _point(self) -> None:
         """A point between two effects, at which a kill may hit."""
@@ -117,6 +135,9 @@ class Boss:
 
     def greet(self, line: Line, kept: list[tuple[int, e.Event]], up: e.AgentUp) -> None:
         node = up.node
+        if self.brain.facts.node(node) is None:  # of an allocation long ago: a stranger
+            line.open = line.agent.alive = False
+            return
         old = self.lines.get(node)
         if old is not None:
             old.open = False
@@ -160,10 +181,17 @@ class Boss:
         for number, ask in enumerate(self.world.requests, start=1):
             if number <= self.brain.facts.requests:
                 continue
+            if isinstance(ask, e.AllocationEnded):
+                self.hear(dataclasses.replace(ask, request=number))
+                continue
             if ask.cancel:
                 self.hear(e.CancelAsked(0.0, number))
                 continue
-            if self.world.night.hosts is not None and self.brain.facts.end is not None:
+            if (
+                self.world.night.hosts is not None
+                and self.brain.facts.end is not None
+                and not self.world.slurm
+            ):
                 self._come_anew()
             if ask.nodes and self.brain.facts.end is not None:
                 self.world.nodes = ask.nodes
@@ -275,6 +303,11 @@ class Boss:
                 self.world.after(self.world.rng.uniform(0.2, SEND_S_MAX), self._order, decision)
             case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.TakeStacks() | d.Dismiss():
                 self._order(decision)
+            case d.Requeue():
+                assert self.world.slurm is not None
+                self.world.slurm.asked(decision)
+            case d.EndJob() if self.world.slurm is not None:
+                self.world.slurm.ended()
             case d.BeginAttempt() | d.Place() | d.Judge() | d.Notice() | d.Finish() | d.EndJob():
                 pass
 

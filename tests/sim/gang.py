@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.events import Failure
 
-from .night import Fault, Harm
+from .night import Fault, Harm, Naming
 
 if TYPE_CHECKING:
     from .host import Host
@@ -55,6 +55,7 @@ class Gang:
     finished: bool = False
     exited_well: int = 0
     version: int = 0
+    saved_itself: bool = False
     last_save: tuple[str, int] | None = None  # its path, and the count that its time says
 
     def settle(self) -> None:
@@ -129,6 +130,14 @@ class Gang:
         self.last_save = (path, count + world.named_rng.randint(0, world.night.late_steps))
         host = self.ranks[0].host
         world.after(world.rng.uniform(0.1, 2.0), host.found, self.attempt, *self.last_save)
+
+    def save_now(self) -> None:
+        """Write a checkpoint outside the order, where names bear steps and nobody is missing."""
+        self.settle()
+        named = self.world.night.naming in (Naming.ITS_OWN, Naming.STEP)
+        if named and self.stepping and self.count and not self.world.night.begins_anew:
+            self.saved_itself = True
+            self._save(self.count)
 
     def _finish(self) -> None:
         self.finished, self.stepping = True, False

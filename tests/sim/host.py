@@ -35,7 +35,8 @@ class Host:
         return [rank for rank in self.processes if rank.alive]
 
     def reaches_boss(self) -> bool:
-        return self.world.boss.alive and self.up and not self.cut_up and not self.cut_down
+        boss = self.world.boss
+        return boss.alive and not boss.desk and self.up and not self.cut_up and not self.cut_down
 
     def reachable(self) -> None:
         """A wire is whole again, or the supervisor is back: the agent, which dials again and again, gets through."""
@@ -70,7 +71,7 @@ class Host:
         if self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             if self.launches <= night.launch_fails:
                 boss.hear_alive(e.LaunchFailed(0.0, self.name, "python", "it broke off", e.Trouble.PASSING))
-        elif not (self.up and self.reaches_boss()):
+        elif not (self.up and self.reaches_boss()) or (self.world.slurm and not self.world.slurm.has(self)):
             failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host", e.Trouble.PASSING)
             patience_s = self.world.rng.choice((5.0, 5.0, 12.0))
             self.world.after(self.world.rng.uniform(0.0, patience_s), boss.hear_alive, failed)
@@ -114,16 +115,17 @@ class Host:
             rank.gang.die(rank, signal=9, told=False)
         if self.keeper:
             self.world.after(self.world.rng.uniform(0.3, 1.5), self._new_agent)
-        elif agent is not None and self.world.night.local and not power:
-            self.world.after(self.world.rng.uniform(0.1, 2.0), self.probe)
+        elif agent is not None and (self.world.night.local or self.world.slurm) and not power:
+            self.world.after(self.world.rng.uniform(0.1, 2.0), self.probe, self.world.lent)
 
     def dismissed(self, agent: Agent) -> None:
         if self.agent is agent:
             self.lose_agent(keeper=True, told=True)
 
-    def probe(self) -> None:
-        """The backend looks whether the agent lives; where nothing answers it cannot say."""
-        if self.up and self.agent is None and not self.keeper:
+    def probe(self, lent: int = 0) -> None:
+        """The backend looks whether the agent lives; where nothing answers it cannot say. `lent`: in which allocation,
+        since of those before this one it knows nothing."""
+        if self.up and self.agent is None and not self.keeper and lent == self.world.lent:
             self.world.boss.hear_alive(
                 e.AgentGone(0.0, self.name, "its agent was killed by SIGKILL, says its keeper")
             )

@@ -14,6 +14,7 @@ from orchestrator.brain.facts import News
 
 from .night import Harm, Naming
 from .poolbook import PoolBook
+from .queuebook import QueueBook
 from .tries import Try, fault
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Ledger:
         self.resumed = self.cancelled = False
         self.notes: list[tuple[float, News | str]] = []
         self.pool = PoolBook(self, world) if world.night.hosts is not None else None
+        self.queue = QueueBook(self, world) if world.night.lease is not None else None
         self.coming: dict[tuple[int, str], str] = {}  # checkpoints on their way home, and from which host
         self.watched_s = self.stopped_s = 0.0
 
@@ -75,6 +77,8 @@ class Ledger:
             self._true_step(boss)
         if self.pool is not None and not decisions:
             self.pool.looked()
+        if self.queue is not None and not decisions:
+            self.queue.looked()
         if not decisions and self.looks % PURITY_EVERY:
             return
         before = pickle.dumps(boss.brain.facts)  # several times quicker than a deep copy
@@ -122,6 +126,8 @@ class Ledger:
         self.must(abs(news.at - self.world.clock) < 1e-6, f"stamped {news.at}, not {self.world.clock}")
         if self.pool is not None:
             self.pool.written(news)
+        if self.queue is not None:
+            self.queue.written(news)
         match news:
             case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentSilent() | e.AgentGone():
                 self._link(news)
@@ -135,16 +141,12 @@ class Ledger:
                 self._spoiled(news)
             case e.Prepared() | e.Exited():
                 self._report(news)
-            case (
-                e.LaunchFailed() | e.PrepareFailed() | e.Started() | e.Stopped() | e.StacksTaken() | e.Beat()
-            ):
-                pass
             case e.CheckpointComing():
                 self.coming[news.attempt, news.path] = news.node
-            case e.QueueSeen() | e.Probed():
-                pass
-            case _:
+            case _ if isinstance(news, d.Decision):
                 self._decided(news)
+            case _:
+                pass  # it tells of one host, or of the queue
 
     def _link(self, news: News) -> None:
         if isinstance(news, e.SupervisorStarted):
@@ -309,6 +311,10 @@ class Ledger:
         self.must(last.verdict is not None, f"a restart without a verdict on attempt {last.number}")
         assert last.verdict is not None
         self.must(last.verdict.retry, f"a restart after {last.verdict}")
+        if last.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT):  # it has cost nothing
+            last.high = self.world.journal_high(last.number)
+            self.best = max(self.best, last.base + last.high)
+            return
         self.must(not self._goes_round(), "a script that ignores its checkpoint fails likewise for ever")
         got_on = self._got_on(last)
         self.best = max(self.best, last.base + last.high)
@@ -350,7 +356,10 @@ class Ledger:
         self.end, self.ended_s = decision, self.world.now
         unsure = "cannot be reached" in decision.why or "outlive SIGKILL" in decision.why
         alive = self._alive_attempts(mortal=True)
-        self.must(unsure or not alive, f"{alive} lives: {decision}")
+        taken = (
+            self.queue is not None and self.queue.is_ending
+        )  # whatever lives is killed with the allocation
+        self.must(unsure or taken or not alive, f"{alive} lives: {decision}")
         self._gives_up(decision.why)
         if not unsure:
             self._awaits_the_newest(decision, CARRY_CANCELLED_S_MAX if self.cancelled else CARRY_S_MAX)
@@ -362,7 +371,9 @@ class Ledger:
                 self.must(self.cancelled, f"nobody cancelled: {decision}")
             case d.JobEnd.FAILED:
                 verdict = self.tries[-1].verdict if self.tries else None
-                self.must(verdict is not None or unsure, f"failed without a verdict: {decision}")
+                never = self.queue is not None and self.queue.is_over and not self.tries
+                self.must(verdict is not None or unsure or never, f"failed without a verdict: {decision}")
+                self.must(not self.cancelled, f"it was cancelled: {decision}")
 
     def _gives_up(self, why: str) -> None:
         """Who says that something cannot be stopped or reached must be right."""

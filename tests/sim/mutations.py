@@ -18,13 +18,15 @@ from typing import Any
 
 from .clean import check_clean, clean_night
 from .clean_pool import check_pool, pool_night
+from .clean_queue import check_queue, queue_night
 from .ledger import Violation
 from .named import NAMED
 from .night import random_night
 from .world import World
 
-SEARCH_MAX = 250
+SEARCH_MAX = 500
 POOL_CASES = 42
+QUEUE_CASES = 35
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +45,14 @@ MUTATIONS = (
     Mutation("fence wait without proof of a break", "brain._is_clear", "return False\n    last", "broken_at = 0.0\n    last"),
     Mutation("an absent agent is taken for a clear node", "brain._is_clear", "if node.link is Link.UP:\n        return False", "if node.link is not Link.UP:\n        return True"),
     Mutation("a connected node is taken for clear", "brain._is_clear", "return False\n    broken", "return True\n    broken"),
-    Mutation("budget off by one", "policy.after", "spent > facts.limits.restarts_max", "spent > facts.limits.restarts_max + 1"),
-    Mutation("restart.max 0 restarts after progress", "policy.after", "facts.limits.restarts_max == 0", "False"),
-    Mutation("progress costs nothing ever", "decided.file_attempt", "facts.spent += 0 if progressed else 1", "pass"),
+    Mutation("budget off by one", "policy._anywhere", "spent > facts.limits.restarts_max", "spent > facts.limits.restarts_max + 1"),
+    Mutation("restart.max 0 restarts after progress", "policy._anywhere", "facts.limits.restarts_max == 0", "False"),
+    Mutation("progress costs nothing ever", "decided.file_attempt", "facts.spent += 0 if progressed or attempt.is_free else 1", "pass"),
     Mutation("every step counts as progress", "facts.Facts.progressed", "> self.best_step", "> 0"),
-    Mutation("retry is ignored", "policy.after", "if not verdict.retry:", "if False:"),
-    Mutation("a cancel is forgotten at the end", "policy.after", "facts.want is Want.CANCEL:", "False:"),
-    Mutation("resume from where the attempt began", "policy.after", "facts.checkpoint, _why", "attempt.resume, _why"),
-    Mutation("a stale checkpoint is adopted", "fold._checkpoint_found", "if _is_current(facts, news.node, news.attempt):", "if facts.attempt is not None:"),
+    Mutation("retry is ignored", "policy._anywhere", "if not verdict.retry:", "if False:"),
+    Mutation("a cancel is forgotten at the end", "policy._anywhere", "facts.want is Want.CANCEL:", "False:"),
+    Mutation("resume from where the attempt began", "policy._anywhere", "attempt.judged_at + wait_s, facts.checkpoint", "attempt.judged_at + wait_s, attempt.resume"),
+    Mutation("a stale checkpoint is adopted", "fold._checkpoint_found", "if _is_current(facts, news.node, news.attempt) or left:", "if facts.attempt is not None:"),
     Mutation("a new checkpoint must be twice as far", "checkpoints._offer", "step < (facts.checkpoint.step or 0)", "step < 2 * (facts.checkpoint.step or 0)"),
     Mutation("checkpoint steps forget their base", "checkpoints.found", "attempt.base_step + news.count", "news.count"),
     Mutation("a spoiled checkpoint is used", "checkpoints._forget", "facts.checkpoint.path == path", "False"),
@@ -112,7 +114,7 @@ MUTATIONS = (
     Mutation("hosts that have not answered are no matter", "placement.verdict", "launching and not watch.passed(max(launching) + LAUNCH_S_MAX)", "False"),
     Mutation("too few hosts are waited for without end", "placement.verdict", "usable >= pool.nodes or (", "True or ("),
     Mutation("a slow host is relied on", "placement._is_coming", "min(patience_s, LAUNCH_S_MAX)", "LAUNCH_S_MAX"),
-    Mutation("launches in vain are never forgotten", "decided._begin_attempt", "node.ranks, node.launch_failures = (), 0", "node.ranks = ()"),
+    Mutation("launches in vain are never forgotten", "decided._begin_attempt", "node.launch_failures = 0", "pass"),
     Mutation("waiting for hosts is starting", "diagnose._start_took_too_long", " or placement.is_queued(facts)", ""),
     Mutation("the end of waiting is the beginning of time", "diagnose._start_took_too_long", "max(attempt.watched_at, attempt.queued_at)", "attempt.watched_at"),
     Mutation("waiting for hosts is running", "decided._begin_attempt", "facts.ranks = unplaced(facts.pool)", "facts.ranks = unplaced(facts.pool)\n        facts.run_began_at = facts.run_began_at or news.at"),
@@ -128,6 +130,39 @@ MUTATIONS = (
     Mutation("a lost host's checkpoint is waited for", "policy._may_send", "return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)", "return True"),
     Mutation("what does not arrive spoils what is at home", "fold._checkpoint_spoiled", "facts.coming.pop(news.path, None) is None", "facts.coming.pop(news.path, None) is None or True"),
     Mutation("a checkpoint counts before it is home", "fold._checkpoint_coming", "facts.coming[news.path] = news.node", "facts.coming[news.path] = news.node\n        facts.checkpoint = d.Checkpoint(news.path, facts.step)"),
+    Mutation("preemption costs budget", "facts.AttemptFacts.is_free", "self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)", "False"),
+    Mutation("a preempted job begins where it began before", "policy._anywhere", "attempt.judged_at, facts.checkpoint", "attempt.judged_at, attempt.resume"),
+    Mutation("the end of an allocation is overheard", "allocation.ending", "facts.ending = news", "pass"),
+    Mutation("what was said of an old allocation counts", "allocation.began", "facts.ending = facts.requeued_at = facts.over = None", "facts.requeued_at = facts.over = None"),
+    Mutation("a job does not rest in the queue", "decided._requeue", "facts.requeued_at, facts.requeued = news.at, news.why", "facts.requeued = news.why"),
+    Mutation("a job rests for ever", "allocation.began", "facts.ending = facts.requeued_at = facts.over = None", "facts.ending = facts.over = None"),
+    Mutation("a job stays in what ends", "allocation.why_leave", "if facts.ending is not None:", "if False:"),
+    Mutation("a job stays where too few nodes can be used", "allocation.why_leave", "attempt.verdict.signature.endswith(PLACEMENT)", "False"),
+    Mutation("a job that has come back leaves again", "allocation.why_leave", "or attempt.gone_at is not None", ""),
+    Mutation("too few nodes end the job", "placement._verdict", "facts.queue is not None", "False"),
+    Mutation("too few nodes twice are no progress", "recognise.recognise", " and not verdict.signature.endswith(PLACEMENT)", ""),
+    Mutation("the time limit always leads back", "allocation.verdict", "goes_on = facts.queue.requeues_at_time_limit or", "goes_on = True or"),
+    Mutation("a lost first node is not noticed", "allocation.began", "attempt.taken = ", "_ = "),
+    Mutation("a new allocation proves that the old one is clear", "allocation.began", "attempt.gone_at = news.at", "attempt.gone_at = news.at\n        for node in facts.every_node():\n            node.clear = attempt.number"),
+    Mutation("a lost allocation is no break", "allocation.began", "attempt.gone_at = news.at", "pass"),
+    Mutation("agents of the old allocation are taken for the new one's", "allocation.began", "node.link, node.boot, node.launch_failures = Link.ABSENT", "node.link, node.boot, node.launch_failures = node.link"),
+    Mutation("agents are launched on nodes that are not ours", "brain._stop_orders", "(lent is None or node.name in lent) and ", ""),
+    Mutation("old nodes are forgotten at once", "allocation.planned", "if name not in there\n", "if False\n"),
+    Mutation("TERM is a crash at once", "allocation.TERM_S", "", "0.0"),
+    Mutation("nobody is waited for before a requeue", "allocation.leaves", "if not any(", "if True or not any("),
+    Mutation("a requeue waits for ever", "allocation.leaves", "return watch.passed(by_s if latest_s is None else min(by_s, latest_s))", "return False"),
+    Mutation("a requeue waits past the time limit", "allocation.leaves", "if latest_s is None else min(by_s, latest_s)", ""),
+    Mutation("grace past the time limit", "allocation.grace_s", "min(wanted_s, max(least_s, by_s - (attempt.stop_at or 0.0)))", "wanted_s"),
+    Mutation("ranks are not told to save themselves", "allocation.saves", "attempt.is_free", "False"),
+    Mutation("a lost gang is told to save itself", "allocation.saves", " and attempt.gone_at is None", ""),
+    Mutation("the grace is that of any stop", "allocation.grace_s", "facts.queue.grace_s if attempt.is_free else plain_s", "plain_s"),
+    Mutation("a cancel from outside is a failure", "allocation._cancelled", "facts.want = Want.CANCEL", "pass"),
+    Mutation("the end of an allocation is not the job's", "allocation.ended", "facts.over = news", "pass"),
+    Mutation("a stale word ends the job", "allocation.ended", " or any(node.link is Link.UP for node in facts.nodes.values())", ""),
+    Mutation("stays without progress go on for ever", "allocation.STAYS_MAX", "", "1000"),
+    Mutation("no node is avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", "if False:"),
+    Mutation("good nodes are avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", 'if reason := node.excluded or lost or launch or "it was ours":'),
+    Mutation("whom nobody reaches in a queue is tried again", "decided._note_missing", "elsewhere = others or facts.queue is not None", "elsewhere = others"),
 )  # fmt: skip
 
 KILLERS = {
@@ -201,7 +236,7 @@ KILLERS = {
     "surplus hosts are kept": "pool 7",
     "a lost host is waited for without end": "pool 2",
     "a lost host is not waited for": "named pool-lost-and-no-other-host",
-    "other hosts are not thought of": "random 229",
+    "other hosts are not thought of": "hosts 229",
     "hosts that have not answered are no matter": "named pool-all-keys-are-wrong",
     "too few hosts are waited for without end": "pool 15",
     "a slow host is relied on": "pool 84",
@@ -221,6 +256,39 @@ KILLERS = {
     "a lost host's checkpoint is waited for": "pool 40",
     "what does not arrive spoils what is at home": "named pool-what-does-not-arrive-leaves-what-is-at-home",
     "a checkpoint counts before it is home": "named pool-checkpoint-on-its-way-from-a-lost-host",
+    "preemption costs budget": "queue 0",
+    "a preempted job begins where it began before": "queue 0",
+    "the end of an allocation is overheard": "queue 0",
+    "what was said of an old allocation counts": "queue 0",
+    "a job does not rest in the queue": "queue 0",
+    "a job rests for ever": "queue 0",
+    "a job stays in what ends": "queue 0",
+    "a job stays where too few nodes can be used": "queue 26",
+    "a job that has come back leaves again": "queue 26",
+    "too few nodes end the job": "queue 26",
+    "too few nodes twice are no progress": "queue 33",
+    "the time limit always leads back": "queue 10",
+    "a lost first node is not noticed": "queue 6",
+    "a new allocation proves that the old one is clear": "queue 23",
+    "a lost allocation is no break": "queue 26",
+    "agents of the old allocation are taken for the new one's": "queue 12",
+    "agents are launched on nodes that are not ours": "queue 23",
+    "old nodes are forgotten at once": "queue 23",
+    "TERM is a crash at once": "queue 3",
+    "nobody is waited for before a requeue": "queue 0",
+    "a requeue waits for ever": "queue 12",
+    "a requeue waits past the time limit": "queue 12",
+    "grace past the time limit": "queue 5",
+    "ranks are not told to save themselves": "queue 0",
+    "a lost gang is told to save itself": "queue 29",
+    "the grace is that of any stop": "queue 0",
+    "a cancel from outside is a failure": "queue 15",
+    "the end of an allocation is not the job's": "queue 13",
+    "a stale word ends the job": "queue 7",
+    "stays without progress go on for ever": "queue 14",
+    "no node is avoided": "queue 26",
+    "good nodes are avoided": "queue 0",
+    "whom nobody reaches in a queue is tried again": "queue 34",
 }
 """The night that notices each mutation."""
 
@@ -271,12 +339,14 @@ def _mutant(function: FunctionType, mutation: Mutation) -> FunctionType:
 
 
 def kills(night: str, mutation: Mutation) -> bool:
-    """Tell whether a night, `random N`, `clean N`, `pool N` or `named NAME`, notices the mutation."""
+    """Tell whether a night, `random N`, `hosts N`, `clean N`, `pool N`, `queue N` or `named NAME`, notices the mutation."""
     kind, _, seed = night.partition(" ")
     with mutated(mutation):
         try:
             if kind == "random":
                 World(random_night(int(seed))).play()
+            elif kind == "hosts":
+                World(random_night(int(seed), queues=False)).play()
             elif kind == "named":
                 World(NAMED[seed]).play()
             elif kind == "clean":
@@ -284,11 +354,16 @@ def kills(night: str, mutation: Mutation) -> bool:
                 world = World(lived)
                 world.play()
                 check_clean(world, expected)
-            else:
+            elif kind == "pool":
                 lived, wanted = pool_night(int(seed))
                 world = World(lived)
                 world.play()
                 check_pool(world, wanted)
+            else:
+                lived, hoped = queue_night(int(seed))
+                world = World(lived)
+                world.play()
+                check_queue(world, hoped)
         except (Violation, AssertionError, KeyError, StopIteration):
             return True
     return False
@@ -297,6 +372,7 @@ def kills(night: str, mutation: Mutation) -> bool:
 def search(mutation: Mutation) -> str:
     """Return the first night that kills the mutation, or nothing."""
     nights = [f"named {name}" for name in NAMED] + [f"pool {seed}" for seed in range(2 * POOL_CASES + 1)]
+    nights += [f"queue {seed}" for seed in range(2 * QUEUE_CASES)]
     for night in nights:
         if kills(night, mutation):
             return night

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from .lease import Lease
 from .night import Ask, Fault, Harm, Naming, Night, limits_of
 from .pool import Busy, Hosts
 
 FOR_EVER_S = float("inf")
+
+
+def _queued(lease: Lease, *faults: Fault, bad: tuple[int, ...] = (), **more: object) -> Night:
+    """Return a night in which a queue system lends the nodes."""
+    hosts = Hosts(lease.count, lease.spares, bad=bad)
+    return _night(*faults, lease=lease, hosts=hosts, local=False, **more)  # type: ignore[arg-type]
 
 
 def _night(
@@ -71,4 +78,26 @@ NAMED = {
         Fault(Harm.CRASH, rank=2, step=14), Fault(Harm.SIGNAL, 50.0, rank=2), naming=Naming.STEP, begins_anew=True,
         hosts=Hosts(2, copy_s=(1.0, 2.0), copies_fail=0.5), seed=15,
     ),
+    "queue-preempted": _queued(Lease(4), Fault(Harm.PREEMPTED, step=14)),
+    "queue-preempted-and-term-kills-ranks": _queued(Lease(4, term_kills=True), Fault(Harm.PREEMPTED, step=14)),
+    "queue-requeued-from-outside": _queued(Lease(4), Fault(Harm.REQUEUED, step=14)),
+    "queue-time-limit-and-back": _queued(Lease(4, stay_s=45.0)),
+    "queue-time-limit-and-over": _queued(Lease(4, stay_s=45.0, requeues=False)),
+    "queue-scancel": _queued(Lease(4), Fault(Harm.SCANCEL, step=14)),
+    "queue-scancel-before-it-began": _queued(Lease(4, wait_s=(30.0, 30.0)), Fault(Harm.SCANCEL, 5.0)),
+    "queue-cancel-while-preempted": _queued(
+        Lease(4, kill_s=40.0, grace_s=20.0), Fault(Harm.HANG, 19.0), Fault(Harm.PREEMPTED, 20.0),
+        asks=(Ask(24.0, cancel=True),),
+    ),
+    "queue-first-node-lost": _queued(Lease(4), Fault(Harm.HOST_LOST, step=14)),
+    "queue-an-old-agent-lives-on-until-it-fences-itself": _queued(
+        Lease(4, noticed_s=(1.0, 2.0)), Fault(Harm.SLURMD_LOST, node=1, step=14, lasts_s=500.0), Fault(Harm.HOST_LOST, step=15),
+    ),
+    "queue-node-lost-and-a-spare": _queued(Lease(4, spares=1), Fault(Harm.HOST_LOST, node=1, step=14)),
+    "queue-node-lost-without-a-spare": _queued(Lease(4), Fault(Harm.HOST_LOST, node=1, step=14)),
+    "queue-too-few-nodes-can-be-used": _queued(Lease(4), bad=(0, 1, 2, 3), limits=limits_of(restarts_max=1)),
+    "queue-supervisor-gone-at-the-time-limit": _queued(
+        Lease(4, stay_s=45.0), Fault(Harm.BOSS_KILLED, 20.0, lasts_s=1000.0)
+    ),
+    "queue-resumed-after-scancel": _queued(Lease(4), Fault(Harm.SCANCEL, 25.0), asks=(Ask(90.0),)),
 }  # fmt: skip

@@ -7,8 +7,9 @@ import enum
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.brain.events import Limits, NodePlan, Pool
+from orchestrator.brain.events import Limits, NodePlan, Pool, Queue
 
+from .lease import Lease, random_lease
 from .pool import Hosts, random_hosts
 
 
@@ -34,6 +35,11 @@ class Harm(enum.Enum):
     BOSS_KILLED = "supervisor killed"  # back after `lasts_s`
     SLEPT = "job clock jumps"
     KEY_CHANGED = "host key changed"  # whoever connects anew is refused
+    PREEMPTED = "preempted"  # the queue takes the nodes for another job, and queues this one again
+    REQUEUED = "requeued"  # the same, by somebody
+    SCANCEL = "cancelled in the queue"
+    SLURMD_LOST = "node taken for lost"  # by the queue; what runs there lives on for `lasts_s`
+    STALE_WORD = "the queue is said to have no such job"
 
 
 class Naming(enum.Enum):
@@ -97,6 +103,9 @@ class Night:
     begins_anew: bool = False  # the script does not read where it is to resume from
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
+    lease: Lease | None = (
+        None  # a queue system lends them; of `hosts` only what is wrong with some counts then
+    )
 
     @property
     def plan(self) -> tuple[NodePlan, ...]:
@@ -113,6 +122,9 @@ class Night:
 
     def pool_of(self, nodes: int) -> Pool | None:
         """Return what the job takes of its hosts when it runs on so many nodes."""
+        if self.lease is not None:
+            queue = Queue(self.lease.requeues, self.lease.grace_s)
+            return Pool(nodes, self.ranks, self.lease.spares, self.seed, queue)
         return None if self.hosts is None else Pool(nodes, self.ranks, self.hosts.spares, self.seed)
 
     @property
@@ -121,7 +133,8 @@ class Night:
         return self.calm_s + 4000.0
 
 
-_HARMS = [harm for harm in Harm if harm is not Harm.KEY_CHANGED]
+OF_QUEUES = (Harm.PREEMPTED, Harm.REQUEUED, Harm.SCANCEL, Harm.SLURMD_LOST, Harm.STALE_WORD)
+_HARMS = [harm for harm in Harm if harm is not Harm.KEY_CHANGED and harm not in OF_QUEUES]
 """What may befall any job."""
 
 
@@ -136,8 +149,9 @@ def limits_of(**more: object) -> Limits:
     return Limits(**plain)  # type: ignore[arg-type]
 
 
-def random_night(seed: int) -> Night:
-    """Return the night of a seed: mostly small jobs, up to four faults, sometimes an impatient user."""
+def random_night(seed: int, *, queues: bool = True) -> Night:
+    """Return the night of a seed: mostly small jobs, up to four faults, sometimes an impatient user; without `queues`
+    on the hosts that it would have if no queue lent them."""
     rng = random.Random(seed)
     nodes = rng.choice((1, 1, 2, 2, 2, 3, 3, 4, rng.randint(5, 8)))
     ranks = rng.choice((1, 1, 2, 2, 3, 4)) if nodes < 5 else 1
@@ -159,7 +173,8 @@ def random_night(seed: int) -> Night:
         setup_s=rng.choice((0.3, 0.3, 3.0, 20.0)), launch_fails=rng.choice((0,) * 24 + (1, 2, 9)),
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
-    return _on_hosts(_named_otherwise(night))
+    night = _on_hosts(_named_otherwise(night))
+    return _in_queue(night) if queues else night
 
 
 def _named_otherwise(night: Night) -> Night:
@@ -199,6 +214,48 @@ def _on_hosts(night: Night) -> Night:
     return dataclasses.replace(
         night, nodes=nodes, hosts=hosts, faults=tuple(faults), asks=asks, calm_s=max(night.calm_s, hosts.calm_s),
         naming=night.naming if night.naming in names else Naming.STEP,
+    )  # fmt: skip
+
+
+def _in_queue(night: Night) -> Night:
+    """Let some of the nights be those of a job whose nodes a queue system lends, with harms that only such a one
+    knows. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x51AE3)
+    if rng.random() > 0.2:
+        return night
+    nodes = min(night.nodes, 4)
+    lease = random_lease(rng, nodes)
+    if night.begins_anew:  # stay after stay makes the same steps once more, and seems to get further
+        lease = dataclasses.replace(lease, stay_s=float("inf"))
+    kinds = (
+        Harm.PREEMPTED,
+        Harm.PREEMPTED,
+        Harm.REQUEUED,
+        Harm.SLURMD_LOST,
+        Harm.HOST_LOST,
+        Harm.SCANCEL,
+        Harm.STALE_WORD,
+    )
+    more = [
+        Fault(
+            rng.choice(kinds),
+            rng.uniform(2.0, 120.0),
+            rng.randrange(lease.count),
+            0,
+            rng.choice((30.0, 100.0)),
+        )
+        for _ in range(rng.choice((0, 1, 1, 2, 3)))
+    ]
+    faults = [dataclasses.replace(fault, node=rng.randrange(lease.count)) for fault in night.faults]
+    some = tuple(rng.sample(range(lease.count), rng.choice((0, 0, 0, 1))))
+    hosts = Hosts(lease.count, lease.spares)
+    hosts = (
+        dataclasses.replace(hosts, bad=some) if rng.random() < 0.5 else dataclasses.replace(hosts, unfit=some)
+    )
+    return dataclasses.replace(
+        night, nodes=nodes, lease=lease, hosts=hosts, local=False,
+        faults=(*faults, *more), asks=tuple(dataclasses.replace(ask, nodes=0) for ask in night.asks),
+        limits=dataclasses.replace(night.limits, time_s_max=None), calm_s=max(night.calm_s, 220.0),
     )  # fmt: skip
 
 

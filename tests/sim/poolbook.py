@@ -74,6 +74,10 @@ class PoolBook:
                 assert news.pool is not None
                 self.names = [plan.name for plan in news.nodes]
                 self.nodes, self.spares = news.pool.nodes, news.pool.spares
+                if news.pool.queue is not None:
+                    self.last = tuple(name for name in self.last if name in self.names)
+            case e.AllocationBegan():
+                self._enters()
             case e.SupervisorStarted():
                 self.up.clear()
                 self.leaving.clear()
@@ -103,6 +107,13 @@ class PoolBook:
                 self.placed_first_s = None
             case _:
                 self._decided(news)
+
+    def _enters(self) -> None:
+        """There is another allocation: agents have to be launched anew, and all nodes are as good as any."""
+        for known in (self.up, self.leaving, self.been_up, self.busy, self.asked):
+            known.clear()
+        for told in (self.barred, self.fails, self.launched, self.since):
+            told.clear()
 
     def _comes_up(self, news: e.AgentUp) -> None:
         self.up.add(news.node)
@@ -197,6 +208,8 @@ class PoolBook:
         waited_s = clock - max(self.began_s, self.queued_s) + ROUNDING_S
         if verdict.kind is d.Kind.START_TIMEOUT:
             self._must(waited_s >= limits.start_s_max, f"queued {waited_s:.0f} s ago: {verdict}")
+        if verdict.signature.endswith(" allocation"):
+            return  # the queue's book has it
         if verdict.kind is d.Kind.TIME_LIMIT:
             assert limits.time_s_max is not None
             ran_s = clock - (self.placed_first_s or clock) + ROUNDING_S
@@ -210,7 +223,7 @@ class PoolBook:
         _, *others = self.placed
         met = [{one.address for one in self.probed[name]} for name in others]
         self._must(not set.intersection(*met), f"they can meet: {verdict}")
-        if len(self.names) > self.nodes:
+        if len(self.names) > self.nodes or self.ledger.queue is not None:
             pardoned = [name for name, why in self.barred.items() if why == f"apart from {verdict.node}"]
             for name in pardoned:
                 del self.barred[name]
@@ -270,6 +283,8 @@ class PoolBook:
             return True
         hosts = self.world.night.hosts
         assert hosts is not None
+        if self.world.slurm is not None and not self.world.slurm.has(host):
+            return False
         return not host.refuses and not hosts.is_busy(host.index, since_s, self.world.now)
 
     def changed(self) -> None:

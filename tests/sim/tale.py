@@ -24,7 +24,7 @@ def tale(world: World) -> list[str]:
 def _line(what: News | str) -> str:
     if isinstance(what, str):
         return f"! {what}"
-    mark = "<" if hasattr(what, "why") else ">"
+    mark = "<" if isinstance(what, d.Decision) else ">"
     node = f" {what.node}" if hasattr(what, "node") else ""
     attempt = f" #{what.attempt}" if hasattr(what, "attempt") else ""
     rest = [
@@ -53,5 +53,6 @@ def _value(value: object) -> str:
     if isinstance(value, tuple):
         return "(" + ",".join(_value(item) for item in value) + ")"
     if dataclasses.is_dataclass(value):
-        return "/".join(_value(getattr(value, field.name)) for field in dataclasses.fields(value))
+        held = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        return "/".join(_value(one) for one in held if one is not None)
     return str(value)

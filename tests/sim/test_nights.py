@@ -1,4 +1,4 @@
-"""A thousand random nights, a third of them on pools of hosts, and clean ones whose verdicts are known. `ORCH_SEED=n`
+"""A thousand random nights, most of them on pools of hosts or in a queue, and clean ones whose verdicts are known. `ORCH_SEED=n`
 replays one, `ORCH_NIGHTS=n` runs more."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import pytest
 
 from .clean import check_clean, clean_night
 from .clean_pool import check_pool, pool_night
+from .clean_queue import check_queue, queue_night
 from .named import NAMED
 from .night import random_night
 from .tale import LINES_MAX, tale
@@ -19,6 +20,7 @@ from .world import World
 NIGHTS = int(os.environ.get("ORCH_NIGHTS", "1000"))
 SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(NIGHTS))
 CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(24 * 10, NIGHTS // 4)]
+QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(35 * 3, NIGHTS // 8)]
 POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 3, NIGHTS // 8)]
 
 
@@ -49,6 +51,13 @@ def test_one_thing_wrong_with_hosts_is_named_and_got_around_where_others_are() -
         night, expected = pool_night(seed)
         world = World(night)
         _live(world, seed, "test_one_thing_wrong", functools.partial(check_pool, world, expected))
+
+
+def test_one_thing_that_befalls_a_job_in_a_queue_is_told_apart_from_all_others() -> None:
+    for seed in QUEUE_SEEDS:
+        night, expected = queue_night(seed)
+        world = World(night)
+        _live(world, seed, "test_one_thing_that_befalls", functools.partial(check_queue, world, expected))
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

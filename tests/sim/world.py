@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 from typing import Any, assert_never
 
+from orchestrator.brain import events as e
 from orchestrator.brain.events import NodePlan, Planned
 
 from .boss import Boss, Killed
@@ -20,7 +21,8 @@ from .gang import Gang, harm_rank
 from .host import Host
 from .journal import Journal
 from .ledger import Ledger, Violation
-from .night import Ask, Fault, Harm, Naming, Night
+from .night import OF_QUEUES, Ask, Fault, Harm, Naming, Night
+from .slurm import Slurm
 
 HOSTS_MAX = 9
 EVENTS_MAX = 200_000
@@ -48,13 +50,14 @@ class World:
         self.home: dict[str, int] = {}  # what has come home, and its step
         self.named_rng = random.Random(night.seed ^ 0x71C5)
         self.gangs: dict[int, Gang] = {}
-        self.requests: list[Ask] = []
+        self.requests: list[Ask | e.AllocationEnded] = []
         self.asks_left = len(night.asks)
         self.step_faults = [fault for fault in night.faults if fault.step]
         self.journal = Journal()
         self.ledger = Ledger(self)
         self.hosts = [Host(self, index) for index in range(HOSTS_MAX)]
         self.boss = Boss(self)
+        self.slurm = Slurm(self) if night.lease is not None else None
 
     # Time and chance
 
@@ -78,7 +81,7 @@ class World:
         return self.hosts[int(name[1:])]
 
     def plan(self) -> tuple[NodePlan, ...]:
-        return self.night.plan_of(self.nodes)
+        return self.slurm.plan() if self.slurm is not None else self.night.plan_of(self.nodes)
 
     def planned(self) -> Planned:
         return Planned(0.0, self.plan(), self.night.limits, self.night.pool_of(self.nodes))
@@ -87,6 +90,11 @@ class World:
     def travels(self) -> bool:
         """Tell whether checkpoints have to come home."""
         return self.night.hosts is not None and self.night.hosts.travels
+
+    @property
+    def lent(self) -> int:
+        """Return which allocation the job has now, 0 where no queue lends nodes."""
+        return self.slurm.given if self.slurm is not None else 0
 
     def step_at_home(self, path: str) -> int:
         """Return the step that a checkpoint holds, 0 for one that nobody has written."""
@@ -137,7 +145,11 @@ class World:
         if self.night.hosts is not None:
             for until_s in self.night.hosts.ahead:
                 self.at(until_s, lambda: self.boss.job_leaves())
-        self._guarded(self.boss.start, ())
+        if self.slurm is not None:
+            self.boss.alive = False
+            self.slurm.submit()
+        else:
+            self._guarded(self.boss.start, ())
         for _ in range(EVENTS_MAX):
             if not self.heap or self._over():
                 self.ledger.morning()
@@ -149,6 +161,8 @@ class World:
         raise Violation(f"more than {EVENTS_MAX} events in one night")
 
     def _over(self) -> bool:
+        if self.slurm is not None and self.slurm.pending:
+            return False
         ended_s = self.ledger.ended_s
         return ended_s is not None and not self.asks_left and self.heap[0][0] > ended_s + LINGER_S
 
@@ -159,21 +173,36 @@ class World:
             self._boss_dies()
 
     def _boss_dies(self) -> None:
+        self.end_boss()
+        self.after(self.boss_away_s, self._boss_comes, self.boss)
+
+    def end_boss(self) -> None:
+        """End the supervisor; nobody starts another one yet."""
+        if not self.boss.alive:
+            return
         self.ledger.note("supervisor dies")
         self.boss.alive = False
         for line in self.boss.lines.values():
             line.open = False
             self.after(self.latency_s(), line.agent.line_broke, line)
-        self.after(self.boss_away_s, self._boss_comes)
 
-    def _boss_comes(self) -> None:
-        self.boss = Boss(self)
+    def _boss_comes(self, before: Boss) -> None:
+        if self.slurm is not None and (self.boss is not before or not (self.slurm.nodes or before.desk)):
+            return
+        self.boss = Boss(self, desk=before.desk)
         self.boss.start()
 
     def _ask(self, ask: Ask) -> None:
         self.ledger.note("user cancels" if ask.cancel else f"user resumes {ask.path}")
         self.requests.append(ask)
         self.asks_left -= 1
+        self.after(0.1, lambda: self.boss.read_requests())
+        if self.slurm is not None:
+            self.slurm.cancelled() if ask.cancel else self.slurm.resumed()
+
+    def request(self, what: e.AllocationEnded) -> None:
+        """The submit side says what it heard of the queue."""
+        self.requests.append(what)
         self.after(0.1, lambda: self.boss.read_requests())
 
     # What goes wrong
@@ -192,6 +221,9 @@ class World:
                     harm_rank(rank, fault)
         elif harm is Harm.AGENT_KILLED:
             host.lose_agent(keeper=False)
+        elif harm in OF_QUEUES:
+            if self.slurm is not None:
+                self.slurm.strike(fault)
         elif harm is Harm.KEEPER_KILLED or (harm is Harm.HOST_LOST and self.night.local):
             host.lose_agent(keeper=True)
         elif harm is Harm.HOST_LOST:
@@ -224,7 +256,11 @@ class World:
         host.up = up
         if not up:
             host.lose_agent(keeper=True, power=True)
+            if self.slurm is not None:
+                self.slurm.lost_power(host)
         else:
+            if self.slurm is not None:
+                self.slurm.back(host.index)
             host.reachable()
 
     def _reset(self, host: Host) -> None:
@@ -247,6 +283,10 @@ class World:
 
     def _cut(self, fault: Fault) -> None:
         hosts = self.hosts if fault.harm is Harm.CUT_ALL else [self.hosts[fault.node]]
+        if (
+            self.slurm is not None and self.slurm.nodes
+        ):  # nothing comes between the supervisor and its own node
+            hosts = [host for host in hosts if host.index != self.slurm.lent[0]]
         for host in hosts:
             self._wire(host, fault.harm, 1)
             self._heal(fault, self._wire, host, fault.harm, -1)

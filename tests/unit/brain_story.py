@@ -19,21 +19,31 @@ VICTIM = e.Failure("RuntimeError", "Connection closed by peer", "Traceback", "tr
 class Story:
     """A job of `nodes` nodes with one rank each; every word makes the brain look until it has no more to say.
 
-    With `hosts` it is one on a pool of so many hosts, n0 and so on.
+    With `hosts` it is one on a pool of so many hosts, n0 and so on; with `queue` they are an allocation.
     """
 
-    def __init__(self, nodes: int = 2, *, hosts: int = 0, spares: int = 0, **limits: object) -> None:
+    def __init__(
+        self,
+        nodes: int = 2,
+        *,
+        hosts: int = 0,
+        spares: int = 0,
+        queue: e.Queue | None = None,
+        **limits: object,
+    ) -> None:
         self.brain = Brain()
         self.now_s = self.wake_s = 0.0
         self.said: list[d.Decision] = []
         self.limits = dataclasses.replace(LIMITS, **limits)  # type: ignore[arg-type]
-        self.hosts, self.spares = hosts, spares
+        self.hosts, self.spares, self.queue = hosts, spares, queue
+        if queue is not None:
+            self.brain.learn(e.AllocationBegan(0.0, "7.0"))
         self.hear(self.planned(nodes))
 
     def planned(self, nodes: int) -> e.Planned:
         if self.hosts:
             there = tuple(e.NodePlan(f"n{i}", ()) for i in range(self.hosts))
-            return e.Planned(0.0, there, self.limits, e.Pool(nodes, 1, self.spares, 0))
+            return e.Planned(0.0, there, self.limits, e.Pool(nodes, 1, self.spares, 0, self.queue))
         return e.Planned(0.0, tuple(e.NodePlan(f"n{i}", (i,)) for i in range(nodes)), self.limits, None)
 
     def hear(self, *news: e.Event) -> list[d.Decision]:
@@ -50,6 +60,15 @@ class Story:
             for decision in decisions:
                 self.brain.learn(decision)
         raise AssertionError(f"no end of decisions: {decided}")
+
+    def lent(self, allocation: str, *nodes: int) -> list[d.Decision]:
+        """Another allocation begins, of these nodes, and a supervisor in it."""
+        assert self.queue is not None
+        there = tuple(e.NodePlan(f"n{node}", ()) for node in nodes)
+        planned = e.Planned(self.now_s, there, self.limits, e.Pool(2, 1, self.spares, 0, self.queue))
+        for news in (e.AllocationBegan(self.now_s, allocation), planned):
+            self.brain.learn(news)
+        return self.hear(e.SupervisorStarted(0.0, 1))
 
     def wait(self, seconds: float) -> list[d.Decision]:
         """Let time pass without any word; the brain is asked at its deadlines only."""

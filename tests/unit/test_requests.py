@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from orchestrator import requests
-from orchestrator.brain.events import CancelAsked, ResumeAsked
+from orchestrator.brain.events import AllocationEnded, CancelAsked, Cause, ResumeAsked
 from orchestrator.requests import LOOKS_MAX, Requests, ask
 
 
@@ -60,3 +60,12 @@ def test_many_who_ask_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
     assert os.waitpid(pid, 0)[1] == 0
     assert len(set(numbers)) == 20
     assert len(list(tmp_path.glob("*.json"))) == 40
+
+
+def test_what_the_queue_said_is_a_request_and_an_unknown_cause_is_a_failure(tmp_path: Path) -> None:
+    ask(tmp_path, "allocation_ended", allocation="7.0", cause="time_limit", why="TIMEOUT")
+    ask(tmp_path, "allocation_ended", allocation="7.0", cause="dance", why="?")
+    assert Requests(tmp_path).since(0, 1.0) == [
+        AllocationEnded(1.0, 1, "7.0", Cause.TIME_LIMIT, "TIMEOUT"),
+        AllocationEnded(1.0, 2, "7.0", Cause.FAILED, "?"),
+    ]

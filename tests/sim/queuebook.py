@@ -1,0 +1,172 @@
+"""What must hold of a job in a queue? The books and oracles of nights in which a queue system lends the nodes.
+
+Written from the contract: they know the journal and the physical world, and nothing of the facts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.events import Cause
+from orchestrator.brain.facts import News
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+    from .world import World
+
+KINDS = {
+    Cause.PREEMPTED: d.Kind.PREEMPTED, Cause.REQUEUED: d.Kind.PREEMPTED, Cause.TIME_LIMIT: d.Kind.TIME_LIMIT,
+    Cause.NODE_LOST: d.Kind.NODE_LOST, Cause.FAILED: d.Kind.NODE_LOST,
+}  # fmt: skip
+
+SHORT_S = 8.0
+"""So near the end of an allocation nobody has to wait for ranks any more."""
+
+JUDGED_S_MAX = 15.0
+"""How long after the allocation's end is told a verdict on a running attempt may take."""
+
+ROUNDING_S = 1e-3
+
+
+class QueueBook:
+    """Books and oracles of one night in a queue."""
+
+    def __init__(self, ledger: Ledger, world: World) -> None:
+        self.ledger = ledger
+        self.world = world
+        self.allocation = ""
+        self.ending: e.AllocationEnding | None = None
+        self.is_over = False
+        self.resting = self.judged = self.placed = False
+        self.entered = False  # another allocation than the one that the attempt had its nodes of
+        self.stopping_s = 0.0
+        self.up: set[str] = set()
+        self.heard: set[Cause] = set()  # of what allocations were said to end
+        self.clear: dict[str, int] = {}
+
+    @property
+    def is_ending(self) -> bool:
+        return self.ending is not None or self.is_over
+
+    def _must(self, holds: bool, what: str) -> None:
+        self.ledger.must(holds, what)
+
+    def written(self, news: News) -> None:
+        """Judge a line of the journal as far as the queue goes, and enter it."""
+        match news:
+            case e.AllocationBegan():
+                self._must(news.allocation != self.allocation, f"it is known: {news}")
+                self.allocation, self.ending, self.is_over = news.allocation, None, False
+                self.resting, self.entered = False, self.placed or self.judged
+            case e.AllocationEnding():
+                self.ending = news
+                self.heard.add(news.cause)
+                self._cancelled(news.cause)
+            case e.AllocationEnded():
+                if not self.up and self.ledger.end is None:
+                    self.is_over = True
+                    self.heard.add(news.cause)
+                    self._cancelled(news.cause)
+            case e.SupervisorStarted():
+                self.up.clear()
+            case e.AgentUp():
+                self.up.add(news.node)
+            case e.AgentSilent() | e.AgentGone():
+                self.up.discard(news.node)
+            case e.ResumeAsked() if self.ledger.end is not None:
+                self.is_over = False
+            case _:
+                self._decided(news)
+
+    def _cancelled(self, cause: Cause) -> None:
+        if cause is Cause.CANCELLED and self.ledger.end is None:
+            self.ledger.cancelled = True
+
+    def _decided(self, news: News) -> None:
+        if not isinstance(news, d.Decision):
+            return
+        self._must(
+            not self.resting or isinstance(news, d.Dismiss | d.EndJob), f"it waits in the queue: {news}"
+        )
+        match news:
+            case d.BeginAttempt():
+                self.judged = self.entered = self.placed = False
+            case d.Place():
+                self.placed = True
+            case d.Launch() | d.Prepare() | d.Start():
+                lent = [plan.name for plan in self.world.plan()]
+                self._must(news.node in lent, f"it is not ours: {news}")
+            case d.Stop():
+                self._stops(news)
+            case d.Finish():
+                self.judged, self.stopping_s = True, news.at
+            case d.Judge():
+                self.judged, self.stopping_s = True, news.at
+                self._judges(news.verdict)
+            case d.Requeue():
+                self._requeues(news)
+            case d.EndJob():
+                self.resting = False
+            case _:
+                pass
+
+    def _judges(self, verdict: d.Verdict) -> None:
+        """What is put down to the queue is what was heard of it, or a supervisor that was lost."""
+        if not verdict.signature.endswith(" allocation"):
+            self._must(verdict.kind is not d.Kind.PREEMPTED, f"nobody preempted it: {verdict}")
+            return
+        late = verdict.kind is d.Kind.TIME_LIMIT and not self.entered
+        lease = self.world.night.lease
+        assert lease is not None
+        self._must(not late or verdict.retry == (lease.requeues and not self.is_over), f"goes on: {verdict}")
+        known = {KINDS[cause] for cause in self.heard if cause in KINDS}
+        lost = verdict.kind is d.Kind.NODE_LOST and self.entered
+        self._must(verdict.kind in known or lost, f"not heard, only {known}: {verdict}")
+
+    def _stops(self, stop: d.Stop) -> None:
+        """A whole gang has its grace, as far as there is time; and is told why."""
+        attempt, lease = self.ledger.tries[-1], self.world.night.lease
+        assert lease is not None
+        verdict = attempt.verdict
+        free = verdict is not None and verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
+        here = free and not self.entered
+        self._must(stop.saves == here, f"whole {here}: {stop}")
+        ends_at = self.ending.ends_at if self.ending is not None else None
+        if here and ends_at is None:
+            self._must(stop.grace_s == lease.grace_s, f"the grace is {lease.grace_s}: {stop}")
+        if ends_at is not None and not self.entered:
+            least_s = self.world.night.limits.break_grace_s
+            self._must(stop.grace_s <= max(least_s, ends_at - stop.at), f"until {ends_at:.1f}: {stop}")
+
+    def _requeues(self, decision: d.Requeue) -> None:
+        """Only from an allocation that ends or has too few nodes, and only by a job that is to go on."""
+        attempt, clock = self.ledger.tries[-1], self.world.clock
+        placement = attempt.verdict is not None and attempt.verdict.signature.endswith(" placement")
+        self._must(self.ending is not None or (placement and not self.entered), f"it could stay: {decision}")
+        self._must(not self.ledger.cancelled, f"it was cancelled: {decision}")
+        judged = attempt.verdict is not None or self.ledger.forgiven == len(self.ledger.tries)
+        self._must(judged, f"for no reason: {decision}")
+        lease = self.world.night.lease
+        assert lease is not None
+        late = self.ending is not None and self.ending.cause is Cause.TIME_LIMIT and not lease.requeues
+        self._must(not late, f"its time is over: {decision}")
+        ends_at = self.ending.ends_at if self.ending is not None else None
+        waited_s = clock - self.stopping_s + ROUNDING_S
+        near = ends_at is not None and clock >= ends_at - SHORT_S
+        for host in self.world.hosts:
+            saving = bool(host.living()) and host.name in self.up and host.reaches_boss()
+            self._must(
+                not saving or near or waited_s >= lease.grace_s, f"{host.name} still saves itself: {decision}"
+            )
+        bad = [name for name in decision.avoid if name in self.up]
+        for name in bad:
+            barred = self.ledger.pool is not None and name in self.ledger.pool.barred
+            self._must(barred, f"{name} is good: {decision}")
+        self.resting = True
+
+    def looked(self) -> None:
+        """Nothing is to be done now: the end of the allocation was not overheard."""
+        runs = bool(self.ledger.tries) and not self.judged and self.ledger.end is None
+        self._must(not (runs and self.ending is not None), f"it goes on in what ends: {self.ending}")

@@ -1,0 +1,204 @@
+"""Events in, decisions out: a job whose nodes a queue system lends; the rules of `brain/allocation.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator import ending, postmortem, story
+from orchestrator.brain import allocation
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.events import Cause
+from orchestrator.journal import Entry
+
+from .brain_story import OWN, Story, names, none_of, only
+
+SIGTERM = 15
+
+
+def _running(*, requeues: bool = True, restarts_max: int = 3) -> Story:
+    """Return a job of two nodes that runs in allocation 7.0 on n0 and n1."""
+    job = Story(hosts=2, queue=e.Queue(requeues, 30.0), restarts_max=restarts_max)
+    job.hear(*(job.up(node) for node in range(2)))
+    job.run_on(0, 1)
+    return job
+
+
+def _ending(cause: Cause, ends_at: float | None = None, where: str = "7.0") -> e.AllocationEnding:
+    return e.AllocationEnding(0.0, where, cause, "says Slurm", ends_at)
+
+
+def _over(cause: Cause, request: int = 1) -> e.AllocationEnded:
+    return e.AllocationEnded(0.0, request, "7.0", cause, "says squeue")
+
+
+def _stop(job: Story, attempt: int = 1) -> list[d.Decision]:
+    return job.hear(*(job.stopped(node, attempt) for node in (0, 1)))
+
+
+@pytest.mark.parametrize("cause", [Cause.PREEMPTED, Cause.REQUEUED])
+def test_a_preempted_gang_saves_itself_and_goes_back_to_the_queue_at_no_cost(cause: Cause) -> None:
+    job = _running(restarts_max=0)
+    decided = job.hear(_ending(cause))
+    assert only(decided, d.Judge).verdict.kind is d.Kind.PREEMPTED
+    stops = [one for one in decided if isinstance(one, d.Stop)]
+    assert [(stop.node, stop.grace_s, stop.saves) for stop in stops] == [
+        ("n0", 30.0, True),
+        ("n1", 30.0, True),
+    ]
+    back = only(_stop(job), d.Requeue)
+    assert back.avoid == {} and "no cost" in back.why
+    only(job.lent("7.1", 0, 1), d.BeginAttempt)
+    assert job.brain.facts.spent == 0
+
+
+def test_after_a_requeue_the_brain_rests_until_there_is_another_allocation() -> None:
+    job = _running()
+    job.hear(_ending(Cause.PREEMPTED))
+    assert names(_stop(job), d.Dismiss) == ["n0", "n1"]
+    assert job.wait(5000.0) == []
+    assert story.state(job.brain.facts) == "QUEUED"
+    assert "waiting in the queue" in story.reason(job.brain.facts)
+    assert names(job.lent("7.1", 0, 1), d.Launch) == ["n0", "n1"]
+    assert story.state(job.brain.facts) == "RESTARTING"
+
+
+def test_the_time_limit_leads_back_to_the_queue_only_where_the_user_wants_it() -> None:
+    for requeues in (True, False):
+        job = _running(requeues=requeues)
+        verdict = only(job.hear(_ending(Cause.TIME_LIMIT, 60.0)), d.Judge).verdict
+        assert (verdict.kind, verdict.retry) == (d.Kind.TIME_LIMIT, requeues)
+        decided = _stop(job)
+        assert none_of(decided, d.Requeue) != requeues
+        assert requeues or only(decided, d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
+    job = _running()
+    stop = next(one for one in job.hear(_ending(Cause.TIME_LIMIT, 12.0)) if isinstance(one, d.Stop))
+    assert stop.grace_s == 12.0 - allocation.REQUEUE_S
+    assert none_of(job.wait(12.0 - allocation.REQUEUE_S - 0.1), d.Requeue)
+    only(job.wait(0.2), d.Requeue)
+
+
+def test_a_rank_that_term_ended_is_not_judged_before_the_queue_could_say_why() -> None:
+    job = _running()
+    assert job.hear(job.exited(1, None, None, signal=SIGTERM)) == []
+    assert only(job.hear(_ending(Cause.PREEMPTED)), d.Judge).verdict.kind is d.Kind.PREEMPTED
+    job = _running()
+    job.hear(job.exited(1, None, None, signal=SIGTERM))
+    assert only(job.wait(allocation.TERM_S), d.Judge).verdict.kind is d.Kind.CRASH
+
+
+def test_a_crash_is_judged_at_once_in_a_queue_too() -> None:
+    job = _running()
+    verdict = only(job.hear(job.exited(1, failure=OWN)), d.Judge).verdict
+    assert (verdict.kind, verdict.ranks) == (d.Kind.CRASH, (1,))
+
+
+def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -> None:
+    job = Story(hosts=2, queue=e.Queue(True, 30.0), restarts_max=1)
+    job.hear(job.up(0), job.refused(1, e.Trouble.LASTING, "no python"))
+    assert only(job.said, d.Requeue).avoid == {"n1": "stage: no python"}
+    job.said.clear()
+    job.lent("7.1", 0, 2)
+    job.hear(job.up(0, boot="b"), job.refused(2, e.Trouble.LASTING, "no python"))
+    assert none_of(job.said, d.Requeue)
+    assert "is spent" in only(job.said, d.EndJob).why
+
+
+def test_a_supervisor_lost_with_the_first_node_is_a_lost_node_and_the_old_ones_must_be_clear() -> None:
+    job = _running()
+    job.now_s = 100.0
+    decided = job.lent("7.1", 1, 2)
+    verdict = only(decided, d.Judge).verdict
+    assert (verdict.kind, verdict.node) == (d.Kind.NODE_LOST, "n0")
+    assert names(decided, d.Launch) == ["n1"], "n0 is not ours any more, and on n2 there was nothing"
+    assert none_of(job.wait(19.0), d.BeginAttempt)
+    only(job.wait(2.0), d.BeginAttempt)
+
+
+def test_an_old_agent_that_comes_back_is_stopped_without_the_grace_of_a_whole_gang() -> None:
+    job = _running()
+    job.brain.learn(_ending(Cause.PREEMPTED))
+    job.now_s = 10.0
+    assert only(job.lent("7.1", 1, 2), d.Judge).verdict.kind is d.Kind.PREEMPTED
+    stop = only(job.hear(job.up(0, running=1)), d.Stop)
+    assert (stop.node, stop.saves, stop.grace_s) == ("n0", False, job.limits.break_grace_s)
+    job.hear(job.up(1, boot="b"))
+    assert names(job.hear(job.stopped(0)), d.Dismiss) == ["n0"]
+    assert job.said[-1].attempt == 2
+
+
+def test_who_cancels_in_the_queue_cancels_the_job() -> None:
+    job = _running()
+    assert "cancelled from outside" in only(job.hear(_ending(Cause.CANCELLED)), d.Finish).why
+    end = only(_stop(job), d.EndJob)
+    assert (end.end, end.why) == (d.JobEnd.CANCELLED, "cancelled from outside: says Slurm")
+
+
+def test_a_cancel_while_the_allocation_ends_is_a_cancel() -> None:
+    job = _running()
+    job.hear(_ending(Cause.PREEMPTED))
+    job.hear(e.CancelAsked(0.0, 1))
+    assert only(_stop(job), d.EndJob).end is d.JobEnd.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("cause", "end", "kind"),
+    [
+        (Cause.TIME_LIMIT, d.JobEnd.FAILED, d.Kind.TIME_LIMIT),
+        (Cause.FAILED, d.JobEnd.FAILED, d.Kind.NODE_LOST),
+        (Cause.NODE_LOST, d.JobEnd.FAILED, d.Kind.NODE_LOST),
+        (Cause.CANCELLED, d.JobEnd.CANCELLED, None),
+    ],
+)
+def test_the_queues_last_word_ends_the_job(cause: Cause, end: d.JobEnd, kind: d.Kind | None) -> None:
+    job = _running()
+    job.brain.learn(e.SupervisorStarted(job.now_s, 2))
+    decided = job.hear(_over(cause))
+    assert only(decided, d.EndJob).end is end
+    assert kind is None or only(decided, d.Judge).verdict.kind is kind
+
+
+def test_the_queues_last_word_is_stale_while_agents_are_connected() -> None:
+    assert _running().hear(_over(Cause.FAILED)) == []
+
+
+def test_a_job_that_never_began_ends_by_the_queues_word() -> None:
+    for cause, end in ((Cause.CANCELLED, d.JobEnd.CANCELLED), (Cause.FAILED, d.JobEnd.FAILED)):
+        job = Story(hosts=2)
+        job.brain.facts.attempt = None
+        assert only(job.hear(_over(cause)), d.EndJob).end is end
+
+
+def test_what_is_said_of_an_older_allocation_is_no_matter() -> None:
+    assert _running().hear(_ending(Cause.PREEMPTED, where="6.0")) == []
+
+
+def test_nobody_waits_for_agents_of_an_ended_job_in_a_queue() -> None:
+    job = _running()
+    job.hear(_ending(Cause.CANCELLED))
+    _stop(job)
+    assert ending.unreached(job.brain.facts, job.now_s + 1.0) == ()
+
+
+def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() -> None:
+    job = _running()
+    job.now_s = 10.0
+    told: list[e.Event | d.Decision] = [
+        d.BeginAttempt(0.0, "submitted", 1, None),
+        *job.hear(_ending(Cause.PREEMPTED)),
+    ]
+    told += _stop(job)
+    job.now_s = 310.0
+    told += [e.AllocationBegan(310.0, "7.1")]
+    attempts = postmortem.tell(
+        Entry(n, news.at, news.at, "m", "", 0, news) for n, news in enumerate([*_planned(), *told])
+    ).attempts
+    assert attempts[0].queued_s == 300.0
+
+
+def _planned() -> list[e.Event]:
+    first = Story(hosts=2, queue=e.Queue(True, 30.0))
+    return [e.AllocationBegan(0.0, "7.0"), first.planned(2), first.up(0), first.up(1)]
