@@ -6,6 +6,7 @@ Standard library only; the command line for people is `orchestrator.cli`.
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -43,6 +44,10 @@ def _backend(job: JobDir, plan: Plan) -> Backend:
         from orchestrator.backends.ssh.backend import SshBackend
 
         return SshBackend(job, plan)
+    if plan.backend == "slurm":
+        from orchestrator.backends.slurm.backend import of_environment
+
+        return of_environment(job, os.environ)
     from orchestrator.backends.local import LocalBackend
 
     return LocalBackend(job)

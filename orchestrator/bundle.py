@@ -28,11 +28,13 @@ FILES = (
     "joblock.py",
     "journal.py",
     "links.py",
+    "memory.py",
     "orders.py",
     "plan.py",
     "requests.py",
     "shelf.py",
     "statefile.py",
+    "stay.py",
     "story.py",
     "supervise.py",
     "tickets.py",
@@ -40,7 +42,7 @@ FILES = (
     "version.py",
     "versions.py",
 )
-FOLDERS = ("backends", "backends/ssh", "brain", "node", "wire")
+FOLDERS = ("backends", "backends/slurm", "backends/ssh", "brain", "node", "wire")
 
 _MAIN = "import sys\nfrom orchestrator.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 _MARSHAL_IS_STABLE = sys.version_info >= (

@@ -57,8 +57,8 @@ class Deeds:
                 self._links.send(
                     node, orders.start(self._plan, decision, self._place(node, gang), resume_from)
                 )
-            case d.Stop(node=node, attempt=attempt, grace_s=grace_s):
-                self._links.send(node, m.Stop(attempt, grace_s))
+            case d.Stop():
+                self._links.send(decision.node, orders.stop(self._plan, decision))
             case d.TakeStacks(node=node, attempt=attempt):
                 self._links.send(node, m.TakeStacks(attempt))
             case d.Dismiss(node=node):
@@ -66,7 +66,9 @@ class Deeds:
                 self._backend.attend(
                     self._config(node)
                 )  # what is being launched there is not wanted any more
-            case d.BeginAttempt() | d.Place() | d.Judge() | d.Notice() | d.Finish() | d.EndJob():
+            case (
+                d.BeginAttempt() | d.Place() | d.Judge() | d.Notice() | d.Finish() | d.EndJob() | d.Requeue()
+            ):
                 pass
         return []
 
@@ -88,7 +90,22 @@ class Deeds:
                 if evidence is not None:
                     events.append(e.AgentGone(now_s, node.name, self._mask.apply(evidence)))
                     self._ferry.lost(node.name, node.ever_started, now_s)
-        return events + self._ferry.news(now_s)
+        return [*events, *self._ferry.news(now_s), *self._endings(facts, now_s)]
+
+    def _endings(self, facts: Facts, now_s: float) -> list[e.Event]:
+        """Return what is known by now of the end of the allocation."""
+        allocation = self._backend.allocation
+        told = allocation.endings() if allocation is not None else []
+        return [
+            e.AllocationEnding(
+                now_s,
+                facts.allocation,
+                one.cause,
+                one.why,
+                None if one.left_s is None else now_s + one.left_s,
+            )
+            for one in told
+        ]
 
     def go_on(self, gang: Callable[[], orders.Gang], now_s: float) -> None:
         """Prepare the nodes to which their checkpoint was brought."""

@@ -17,7 +17,7 @@ from orchestrator import plan as planning
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.links import Said
-from orchestrator.node import procfs
+from orchestrator.node import procfs, stepenv
 from orchestrator.plan import Plan
 from orchestrator.wire import codec
 from orchestrator.wire import messages as m
@@ -90,7 +90,9 @@ def _pool(plan: Plan) -> e.Pool | None:
     pool = plan.pool
     if pool is None:
         return None
-    return e.Pool(pool.nodes, pool.ranks_each, pool.spares, zlib.crc32(plan.id.encode()))
+    slurm = plan.slurm
+    queue = e.Queue(slurm.requeues_at_time_limit, slurm.grace_s) if slurm is not None else None
+    return e.Pool(pool.nodes, pool.ranks_each, pool.spares, zlib.crc32(plan.id.encode()), queue)
 
 
 # What agents say
@@ -166,9 +168,10 @@ def agent_config(plan: Plan, job: JobDir, private: Private, node: str, address: 
         fence_s=plan.limits.fence_s,
         checkpoint_glob=plan.checkpoint_glob,
         checkpoint_keep=plan.checkpoint_keep,
-        finds_checkpoints=ssh is not None or node == plan.nodes[0].name,
+        finds_checkpoints=ssh is not None or plan.slurm is not None or node == plan.nodes[0].name,
         ships=ssh is not None,
-        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool else m.Needs(0, 0, 0),
+        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else m.Needs(0, 0, 0),
+        allocated=plan.slurm is not None,
     )
 
 
@@ -210,8 +213,8 @@ def prepare(
     first = place.index == 0
     return m.Prepare(
         attempt=decision.attempt,
-        env=planning.node_env(plan, gpus, private.outer, private.secrets),
-        own_env=plan.ssh is not None,
+        env=planning.node_env(plan, gpus, _outer(plan, private), private.secrets),
+        own_env=plan.ssh is not None or plan.slurm is not None,
         setup=plan.setup,
         programs=plan.programs or (plan.program,),
         wants_port=first,
@@ -221,6 +224,13 @@ def prepare(
     )
 
 
+def _outer(plan: Plan, private: Private) -> dict[str, str]:
+    """Return the submitter's environment, for nodes of Slurm without what Slurm itself has set there."""
+    if plan.slurm is None:
+        return private.outer
+    return {name: value for name, value in private.outer.items() if name not in stepenv.OF_THE_NODE}
+
+
 def start(plan: Plan, decision: d.Start, place: Place, resume_from: str) -> m.Start:
     """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
     meet = (decision.address, decision.port)
@@ -228,12 +238,22 @@ def start(plan: Plan, decision: d.Start, place: Place, resume_from: str) -> m.St
         m.RankStart(
             seat.rank,
             seat.local_rank,
-            planning.rank_env(plan, place.job, seat, decision.attempt, meet, resume_from),
+            {
+                **(stepenv.of_a_rank(seat.rank, seat.local_rank, place.gang) if plan.slurm else {}),
+                **planning.rank_env(plan, place.job, seat, decision.attempt, meet, resume_from),
+            },
         )
         for seat in place.seats()
     )
     defaults = {**_interface(decision), **plan.defaults}
-    return m.Start(decision.attempt, planning.arguments(plan, resume_from), defaults, ranks)
+    finds = plan.slurm is None or place.index == 0  # the disk is shared, and the first node is never a spare
+    return m.Start(decision.attempt, planning.arguments(plan, resume_from), defaults, ranks, finds)
+
+
+def stop(plan: Plan, decision: d.Stop) -> m.Stop:
+    """Return the order to stop a node's ranks."""
+    signal = plan.slurm.signal if plan.slurm is not None and decision.saves else "TERM"
+    return m.Stop(decision.attempt, decision.grace_s, signal)
 
 
 def _interface(decision: d.Start) -> Mapping[str, str]:

@@ -52,6 +52,20 @@ class PlannedSsh:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedSlurm:
+    """How a job asks Slurm for nodes, and what its ranks are told before they lose them.
+
+    `options` are those of sbatch, one argument each. `signal` (a name, without SIG) goes to the ranks `grace_s` before
+    the nodes are taken away. The plan has no nodes: they are known in the allocation.
+    """
+
+    options: tuple[str, ...]
+    requeues_at_time_limit: bool
+    signal: str
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class PlannedLimits:
     """Every limit of the job, in seconds unless named otherwise; None is no limit."""
 
@@ -93,6 +107,7 @@ class Plan:
     total_steps: int | None
     pool: PlannedPool | None = None
     ssh: PlannedSsh | None = None
+    slurm: PlannedSlurm | None = None
     programs: tuple[str, ...] = ()
 
     @property
@@ -113,7 +128,8 @@ class Plan:
         if self.pool is not None:
             gpus, nodes = self.pool.nodes * self.pool.gpus_each, self.pool.nodes
             spares = f" and {self.pool.spares} to spare" if self.pool.spares else ""
-            chosen = f"{spares} of {len(self.nodes)} host{'s' if len(self.nodes) != 1 else ''}"
+            hosts = f" of {len(self.nodes)} host{'s' if len(self.nodes) != 1 else ''}"
+            chosen = f"{spares}{'' if self.slurm else hosts}"
         ranks = f"{self.world_size} rank{'s' if self.world_size != 1 else ''}"
         plural = "s" if nodes != 1 else ""
         return f"{ranks} on {nodes} node{plural}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"
@@ -134,12 +150,25 @@ def node_env(
 ) -> dict[str, str]:
     """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's.
 
-    Over SSH it is added to the host's own: the submitter's is that of another machine.
+    Over SSH it is added to the host's own: the submitter's is that of another machine. On Slurm the step's own choice of
+    GPUs stands, whatever the submitter had chosen on his machine.
     """
-    env = {**({} if plan.ssh else outer), **plan.env, **secrets}
+    ours = {} if plan.ssh else outer
+    if plan.slurm:
+        ours = {name: value for name, value in outer.items() if name not in GPU_NAMES}
+    env = {**ours, **plan.env, **secrets}
     if node.gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in node.gpus)
     return env
+
+
+GPU_NAMES = frozenset(
+    [
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+        *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    ]
+)
+"""What chooses GPUs, or says which were chosen."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.brain.events import Cause
 from orchestrator.wire.messages import AgentConfig, Piece
 
 Stir = Callable[[], None]
@@ -32,15 +33,20 @@ class LaunchError(Exception):
         self.trouble = trouble
 
 
+class NotOursError(Exception):
+    """This process is in an allocation that is not, or no more, that of the job."""
+
+
 class Backend(Protocol):
     """A place that agents can be started in. No call blocks for longer than a fork takes.
 
     `stir` is set by the supervisor: to be called, from any thread, when there is something to tell. `carrier` is there
-    where hosts do not share this machine's disk.
+    where hosts do not share this machine's disk, `allocation` where a queue system lends the nodes.
     """
 
     stir: Stir
     carrier: Carrier | None
+    allocation: Allocation | None
 
     def launch(self, config: AgentConfig) -> None:
         """Begin to start the agent that `config` describes. Raises LaunchError when that is known at once not to work;
@@ -66,6 +72,39 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Give everything back; agents stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The nodes will be taken away, in `left_s` from now if that is known."""
+
+    cause: Cause
+    why: str
+    left_s: float | None
+
+
+class Allocation(Protocol):
+    """The nodes that a queue system lends to the job, this host among them, and the way back into its queue."""
+
+    @property
+    def id(self) -> str:
+        """Its name, among all that the job was ever given."""
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes, as the queue system has them."""
+
+    def addresses(self) -> list[str]:
+        """Return where the other nodes may reach this one, best first."""
+
+    def look(self) -> None:
+        """Something hints that the nodes will be taken away: find out, in the background."""
+
+    def endings(self) -> list[Ending]:
+        """Return what was learned of the end since the last call."""
+
+    def requeue(self, avoid: Mapping[str, str]) -> str:
+        """Give the nodes back and wait for others, not those to avoid; return why that cannot be. This blocks."""
 
 
 class Direction(enum.Enum):

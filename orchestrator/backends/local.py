@@ -7,7 +7,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from orchestrator.backends import Carrier, LaunchError, Stir
+from orchestrator.backends import Allocation, Carrier, LaunchError, Stir
 from orchestrator.wire import codec
 from orchestrator.wire.messages import AgentConfig
 from orchestrator.wire.paths import JobDir
@@ -18,6 +18,7 @@ class LocalBackend:
 
     stir: Stir
     carrier: Carrier | None = None
+    allocation: Allocation | None = None
 
     def __init__(self, job: JobDir) -> None:
         self._job = job

@@ -17,9 +17,10 @@ import socket
 import time
 from collections.abc import Mapping
 
-from orchestrator.node import evidence, network, procfs, spawn
+from orchestrator.node import evidence, network, procfs, spawn, stepenv
 from orchestrator.node.contact import Contact
 from orchestrator.node.finder import Finder
+from orchestrator.node.orphan import Orphan
 from orchestrator.node.pieces import Hasher
 from orchestrator.node.prepare import Preparation
 from orchestrator.node.ranks import NodeRanks, Want
@@ -64,16 +65,18 @@ class Agent:
         self._config = config
         self._job = JobDir.at(config.root)
         self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
-        self._contact = Contact(config, self._hello, self._obey)
+        launcher, self._orphan = "", None
+        if config.allocated:
+            launcher, self._orphan = environ.get(stepenv.LAUNCHER_ADDRESS, ""), Orphan(environ, self._note)
+            environ = stepenv.of_the_job(environ)
+        self._contact = Contact(config, self._hello, self._obey, launcher)
         self._hasher = Hasher(self._job.checkpoints)
         self._preparation = Preparation(config, self._boot, environ, self._hasher, self._contact.report)
         self._finder = Finder(config, self._hasher, self._contact.report, self._note)
         self._shipper = Shipper(self._job, config.node, self._contact.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
-        self._waiting: m.Prepare | m.Stop | None = (
-            None  # an order that must wait until an older attempt is gone
-        )
+        self._waiting: m.Prepare | m.Stop | None = None  # until an older attempt is gone
         self._asking: evidence.Asking | None = None
         self._latest = 0  # the highest attempt that any order named
         self._beat_due = 0.0
@@ -87,6 +90,8 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for signum in _ENDING:
             loop.add_signal_handler(signum, self._be_ended, signum)
+        if self._config.allocated:
+            loop.add_signal_handler(signal.SIGTERM, self._be_warned)
         self._install_hook()
         self._finder.tell_torn()
         dialing = asyncio.create_task(self._contact.keep())
@@ -123,6 +128,11 @@ class Agent:
         """Somebody ends this agent, or its keeper died: take the ranks along and go."""
         self._note(f"ended by signal {signum}")
         self._leave()
+
+    def _be_warned(self) -> None:
+        """Slurm signals all of the job's processes, and it is the supervisor that stops the ranks in good order."""
+        self._note("Slurm has told this node's processes to end")
+        self._contact.warn()
 
     def _leave(self) -> None:
         self._leaving = True
@@ -210,7 +220,7 @@ class Agent:
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
-        self._finder.begin()
+        self._finder.begin(order.finds)
         ranks.begin()
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
         rest = tuple(rank for rank in order.ranks if rank.rank != 0)
@@ -227,8 +237,11 @@ class Agent:
 
     def _spawn(self, ranks: NodeRanks, order: m.Start, some: tuple[m.RankStart, ...]) -> bool:
         """Start some ranks; when that cannot be, report it, end the others, and return False."""
+        env = self._preparation.env
+        if self._config.allocated:
+            env = {**env, **stepenv.share(env, len(order.ranks))}
         try:
-            ranks.start(order, some, self._preparation.env)
+            ranks.start(order, some, env)
         except OSError as err:
             reason = f"{err.filename or order.argv[0]} cannot be started: {err.strerror}"
             self._contact.report(m.PrepareFailed(order.attempt, reason, ""))
@@ -250,8 +263,8 @@ class Agent:
         if ranks.attempt != order.attempt:
             self._supersede(ranks, order)
             return
-        self._note(f"stopping attempt {order.attempt}: TERM, after {order.grace_s:g} s KILL")
-        ranks.stop(order.grace_s, "asked")
+        self._note(f"stopping attempt {order.attempt}: {order.signal}, after {order.grace_s:g} s KILL")
+        ranks.stop(order.grace_s, "asked", signal.Signals[f"SIG{order.signal}"])
 
     # What happens on the node
 
@@ -293,6 +306,8 @@ class Agent:
             self._leaving = self._leaving or alone or over
         else:
             self._tick_ranks(ranks, now_s)
+        if self._orphan is not None:
+            self._orphan.look(self._contact.disconnected_s)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
             beats = ranks.look() if ranks else ()
@@ -319,9 +334,8 @@ class Agent:
         """Drive a stop on; tell whether nothing of the attempt is left and all of its checkpoints are told of."""
         if not self._finder.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
             return False
-        is_ended = (
-            self._leaving and self._dismissed_at is None
-        )  # by a signal: there is no time to read checkpoints
+        # By a signal: then there is no time to read checkpoints.
+        is_ended = self._leaving and self._dismissed_at is None
         return self._finder.finish(ranks, now_s) or is_ended
 
     def _fence(self, ranks: NodeRanks, now_s: float) -> None:
@@ -378,7 +392,9 @@ def run_agent(config: m.AgentConfig) -> int:
 
 async def _serve(config: m.AgentConfig, environ: Mapping[str, str]) -> int:
     code = await Agent(config, environ).run()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # signals that come while the loop is closed would leave a complaint
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # signals that come while the loop is closed would leave a complaint
     for signum in _ENDING:
         signal.signal(signum, signal.SIG_IGN)
     return code

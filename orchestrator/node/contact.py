@@ -37,10 +37,16 @@ class Contact:
     """One agent's line to its supervisor, whichever connection carries it now."""
 
     def __init__(
-        self, config: m.AgentConfig, greet: Callable[[int], m.Hello], obey: Callable[[m.Order], None]
+        self,
+        config: m.AgentConfig,
+        greet: Callable[[int], m.Hello],
+        obey: Callable[[m.Order], None],
+        launcher: str = "",
     ) -> None:
-        """`greet` makes the first message of a connection from the number of pending reports; `obey` gets orders."""
+        """`greet` makes the first message of a connection from the number of pending reports; `obey` gets orders;
+        `launcher` is the address of a host on which the supervisor may be."""
         self._config = config
+        self._launcher = launcher
         job = JobDir.at(config.root)
         self._endpoints = (job.node(config.node) / NODE_ENDPOINT, job.endpoint)
         self._greet = greet
@@ -75,8 +81,7 @@ class Contact:
         context = line.client_context(self._config.certificate)
         while True:
             try:
-                host, port = self._address()
-                self._line = await line.dial(host, port, context, CONNECT_S_MAX)
+                self._line = await line.dial_any(self._addresses(), context, CONNECT_S_MAX)
                 self._connected_at = time.monotonic()
                 await self._listen(self._line)
             except (OSError, ValueError) as err:
@@ -98,18 +103,20 @@ class Contact:
             self._complaint = text
             print(f"{time.strftime('%H:%M:%S')} line: {text}", file=sys.stderr, flush=True)
 
-    def _address(self) -> tuple[str, int]:
-        """Return where the supervisor is now: a file says so when it came back elsewhere.
+    def _addresses(self) -> list[tuple[str, int]]:
+        """Return where the supervisor may be now, likely ones first: a file says so when it came back elsewhere.
 
-        The node's own file comes first: over SSH the way leads through a port of this host.
+        The node's own file comes first: over SSH the way leads through a port of this host. Raises ValueError.
         """
-        address = self._config.address
+        text = self._config.address
         for path in self._endpoints:
             with contextlib.suppress(OSError, UnicodeDecodeError):
-                address = path.read_text()
+                text = path.read_text()
                 break
-        host, _, port = address.strip().rpartition(":")
-        return host, int(port)
+        found = [line.address(one) for one in text.split()]
+        if self._launcher and found:
+            found.insert(0, (self._launcher, found[0][1]))
+        return list(dict.fromkeys(found))
 
     async def _listen(self, source: line.Line) -> None:
         pending = self._spool.pending()
@@ -150,6 +157,10 @@ class Contact:
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
         self._send(m.Beat(self._beats, attempt, ranks, scanned))
+
+    def warn(self) -> None:
+        """Say that Slurm has told this node's processes to end, if there is a connection."""
+        self._send(m.Warned())
 
     def take_leave(self) -> None:
         """Say the last word, and go."""

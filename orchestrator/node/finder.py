@@ -59,7 +59,7 @@ class Finder:
         self._keep = config.checkpoint_keep
         self._travels = config.ships and not Path(config.checkpoint_glob).is_absolute()
         self._everywhere = config.ships
-        self._looks = config.finds_checkpoints or config.ships
+        self._may_look = self._looks = config.finds_checkpoints or config.ships
         self._hasher = hasher
         self._report = report
         self._note = note
@@ -79,8 +79,9 @@ class Finder:
             for path in self._watch.torn():
                 self._report(m.CheckpointSpoiled(0, str(path)))
 
-    def begin(self) -> None:
-        """An attempt begins: what is there by now belongs to those before."""
+    def begin(self, looks: bool = True) -> None:
+        """An attempt begins: what is there by now belongs to those before. `looks`: it is for this agent to look."""
+        self._looks = self._may_look and looks
         self._finish_by_s = None
         self._steps_before = self.scanned = NOT_KNOWN
         self._marks.clear()

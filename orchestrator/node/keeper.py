@@ -6,7 +6,8 @@ the agent kills its ranks and leaves. When both are killed at once, the kernel k
 swept by the next keeper. So no rank outlives the pair.
 
 Before its first agent the keeper leases what that needs of the host, and holds it to the end. A keeper that was
-launched over a line that may break starts nothing before the other end has said so.
+launched over a line that may break starts nothing before the other end has said so. Where Slurm signals all processes
+when it takes a node away, TERM ends neither: the agent passes it on as news, and gets HUP when its keeper dies.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import json
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.node import gpus, leases, procfs, spawn
+from orchestrator.node import gpus, leases, procfs, spawn, stepenv
 from orchestrator.node.leases import LeaseError, Leases
 from orchestrator.node.ranks import forget_errors
 from orchestrator.wire import codec
@@ -57,7 +59,7 @@ def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) ->
 
     `is_landed`: words go to standard output, and the agent starts when the line `GO` has come.
     """
-    config = codec.loads(AgentConfig, sys.stdin.buffer.readline(CONFIG_BYTES_MAX))
+    config = _here(codec.loads(AgentConfig, sys.stdin.buffer.readline(CONFIG_BYTES_MAX)))
     folder = JobDir(Path(config.root)).node(config.node)
     folder.mkdir(parents=True, exist_ok=True)
     tell = _say if is_landed else _note
@@ -75,8 +77,26 @@ def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) ->
         return 1
     if is_landed and not _may_go(held):
         return 1
+    if config.allocated:
+        _leave_srun(folder, config.node)
     _record(folder, held)
     return _keep(dataclasses.replace(config, gpus=held.gpus), run_agent, held)
+
+
+def _here(config: AgentConfig) -> AgentConfig:
+    """Return the configuration with the name of this node, if it was meant for many."""
+    if config.node:
+        return config
+    return dataclasses.replace(config, node=os.environ.get(stepenv.NODE_NAME) or socket.gethostname())
+
+
+def _leave_srun(folder: Path, node: str) -> None:
+    """Say that we are up; what is printed from now on goes to the node's own log, and not through srun."""
+    print(*stepenv.UP, node, flush=True)
+    log_fd = os.open(folder / "agent.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for fd in (1, 2):
+        os.dup2(log_fd, fd)
+    os.close(log_fd)
 
 
 def _locks(lock: Path) -> bool:
@@ -156,14 +176,14 @@ def _other(folder: Path) -> w.AlreadyUp:
 
 
 def _keep(config: AgentConfig, run_agent: Callable[[AgentConfig], int], held: Leases) -> int:
-    watch = _Watch(held)
+    watch = _Watch(held, config.allocated)
     watch.begin()
     for deaths in range(DEATHS_MAX):
         _clean_up(config)
         time.sleep(min(deaths * 0.2, 2.0))
         keeper_pid = os.getpid()
         if watch.fork() == 0:
-            spawn.die_with_parent(keeper_pid, signal.SIGTERM)
+            spawn.die_with_parent(keeper_pid, signal.SIGHUP if config.allocated else signal.SIGTERM)
             os._exit(_run(config, run_agent))
         status = watch.wait()
         if status == 0 or watch.is_ended:
@@ -193,6 +213,7 @@ class _Watch:
     """The agent that is being watched, pid 0 while there is none, and those who ask for its leases."""
 
     held: Leases
+    allocated: bool
     agent_pid: int = 0
     is_ended: bool = False
     bell: tuple[int, int] = (-1, -1)
@@ -213,6 +234,8 @@ class _Watch:
             signal.set_wakeup_fd(-1)
             for signum in (*_ENDING, signal.SIGCHLD):
                 signal.signal(signum, signal.SIG_DFL)
+            if self.allocated:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until the agent heeds it
             for fd in self.bell:
                 os.close(fd)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
@@ -238,6 +261,10 @@ class _Watch:
 
     def end(self, signum: int, _frame: object) -> None:
         """Pass a signal on to the agent, which stops its ranks and leaves; without an agent, end."""
+        if self.allocated and signum == signal.SIGTERM:
+            if self.agent_pid:
+                os.kill(self.agent_pid, signum)
+            return
         self.is_ended = (
             True  # an agent that has no handler for it yet dies of it, and needs no other after it
         )

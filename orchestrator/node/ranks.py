@@ -147,8 +147,8 @@ class NodeRanks:
                 process.log_bytes = size_bytes
                 process.index.note(now_ns, size_bytes)
 
-    def stop(self, grace_s: float, how: str) -> None:
-        """Ask everything to end: TERM now, KILL after `grace_s`. A later call can only hurry."""
+    def stop(self, grace_s: float, how: str, signum: int = signal.SIGTERM) -> None:
+        """Ask everything to end: a signal now, KILL after `grace_s`. A later call can only hurry."""
         now_s = time.monotonic()
         kill_at = now_s + grace_s
         if self.want is Want.STOP:
@@ -157,8 +157,8 @@ class NodeRanks:
         self.want, self.how, self.kill_at = Want.STOP, how, kill_at
         self.graced = frozenset(process.pid for process in self.alive)
         for process in self.alive:
-            _signal_group(process.pid, signal.SIGTERM)
-            _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on TERM only when it goes on
+            _signal_group(process.pid, signum)
+            _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it goes on
 
     def push(self, spared: set[int]) -> bool:
         """Drive a stop on; return True when no process of the attempt is left. `spared` pids are not ours to kill.

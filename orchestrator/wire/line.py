@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,9 @@ RAW = "raw"
 """The key beside a message's own fields that says how many raw bytes follow its line."""
 
 RAW_BYTES_MAX = 256 << 10
+
+NEXT_S = 0.3
+"""How long one of several addresses may take before the next is tried beside it."""
 
 
 class LineError(ConnectionError):
@@ -119,6 +122,49 @@ def client_context(certificate_pem: str) -> ssl.SSLContext:
     )
     context.load_verify_locations(cadata=certificate_pem)
     return context
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return what a `host:port` names. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, connect_s_max: float) -> Line:
+    """Connect to whichever address answers first, trying the next each time one has not for `NEXT_S`.
+
+    Only the one that is meant can: its certificate is pinned. Raises OSError when none does.
+    """
+    if len(targets) == 1:
+        return await dial(*targets[0], context, connect_s_max)
+    trying: set[asyncio.Task[Line]] = set()
+    left, failed = list(targets), LineError("there is no address to dial")
+    try:
+        while left or trying:
+            if left:
+                trying.add(asyncio.ensure_future(dial(*left.pop(0), context, connect_s_max)))
+            done, trying = await asyncio.wait(
+                trying, timeout=NEXT_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    trying |= done - {task}
+                    return task.result()
+                if not isinstance(error, OSError):
+                    raise error
+                failed = error if isinstance(error, LineError) else LineError(str(error))
+        raise failed
+    finally:
+        for task in trying:
+            task.add_done_callback(_hang_up)
+            task.cancel()
+
+
+def _hang_up(task: asyncio.Task[Line]) -> None:
+    """Drop a connection that came about when another one had been taken."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().abort()
 
 
 async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: float) -> Line:

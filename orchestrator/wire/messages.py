@@ -224,7 +224,12 @@ class Left:
     """The last word of an agent that was told to leave. Not kept: whoever does not hear it looks for the agent."""
 
 
-Report: TypeAlias = Hello | Beat | Chunk | Left | KeptReport
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Slurm has told the processes of this node to end. Not kept: it only makes the supervisor ask Slurm."""
+
+
+Report: TypeAlias = Hello | Beat | Chunk | Left | Warned | KeptReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,18 +280,25 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start ranks: `argv` in the code snapshot. `defaults` are set only where nothing else has set them."""
+    """Start ranks: `argv` in the code snapshot. `defaults` are set only where nothing else has set them.
+
+    `finds`: this agent looks for the attempt's checkpoints, if it may; on shared disks one of the gang does.
+    """
 
     attempt: int
     argv: tuple[str, ...]
     defaults: dict[str, str]
     ranks: tuple[RankStart, ...]
+    finds: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
+    """Stop the node's ranks: `signal` (a name, without SIG), after `grace_s` KILL."""
+
     attempt: int
     grace_s: float
+    signal: str = "TERM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +343,9 @@ class Needs:
 class AgentConfig:
     """All that an agent is told at its start, as JSON on its standard input: nothing of it shows in argv.
 
-    `gpus` are those that its keeper has leased; only the keeper fills them in.
+    `gpus` are those that its keeper has leased; only the keeper fills them in. `allocated`: it runs in a step of
+    Slurm, which signals all of a job's processes when it takes the nodes away: TERM is not for us then. `node` is empty
+    where one text goes to many nodes, and each knows what it is called.
     """
 
     job: str
@@ -348,3 +362,4 @@ class AgentConfig:
     ships: bool
     needs: Needs
     gpus: tuple[str, ...] = ()
+    allocated: bool = False

@@ -1,7 +1,7 @@
 """Where is what in a job's folder? The layout of the contract, in one place; nothing here touches the disk.
 
 One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the
-supervisor `journal.jsonl state.json supervisor.*`, an agent its `nodes/NAME/`, its logs and its evidence.
+supervisor `journal.jsonl state.json supervisor.* steps`, an agent its `nodes/NAME/`, its logs and its evidence.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class JobDir:
 
     @property
     def endpoint(self) -> Path:
-        """Where agents dial, `host:port`; rewritten when a supervisor comes back on another port."""
+        """Where agents dial, one `host:port` a line; rewritten when a supervisor comes back on another port."""
         return self.root / "endpoint"
 
     @property
@@ -127,6 +127,21 @@ class JobDir:
     def ended(self) -> Path:
         """Exists when the job is over, so that a thousand old jobs cost one stat each."""
         return self.root / "ended"
+
+    @property
+    def slurm(self) -> Path:
+        """Slurm's ids of the job, a JSON list, the present one last; written by the submit side."""
+        return self.root / "slurm.json"
+
+    @property
+    def queue(self) -> Path:
+        """Which cluster's queue a job of Slurm is in, a JSON object; written by the submit side."""
+        return self.root / "queue.json"
+
+    @property
+    def steps(self) -> Path:
+        """What each srun is that brought agents up, and what it said, see `backends/slurm`."""
+        return self.root / "steps"
 
     @property
     def swept(self) -> Path:
@@ -147,6 +162,11 @@ class JobDir:
 
     def attempt_logs(self, attempt: int) -> Path:
         return self.logs / attempt_name(attempt)
+
+    @property
+    def batch_log(self) -> Path:
+        """What the batch script of a job of Slurm printed, and Slurm of it."""
+        return self.logs / "slurm.log"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
         return self.attempt_logs(attempt) / f"{rank_name(rank)}.log"

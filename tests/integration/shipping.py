@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.credentials import certificate as _certificate
 from orchestrator.intake import Intake
 from orchestrator.links import Down, Links, Said, Up
-from orchestrator.submission import _certificate
 from orchestrator.wire import codec, line
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir

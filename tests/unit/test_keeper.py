@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from orchestrator.node import jobfolder, keeper
+from orchestrator.node import jobfolder, keeper, procfs
 from orchestrator.wire import codec
 from orchestrator.wire import landing as w
 from orchestrator.wire.messages import AgentConfig
@@ -148,3 +148,48 @@ def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
     data = json.loads(record.read_text())
     assert data["pid"] == one.process.pid and data["gpus"] == [] and data["start_ticks"] > 0
     one.end()
+
+
+STEP = """
+import asyncio, signal, sys, time
+from orchestrator.node import keeper
+
+
+def agent(config):
+    signal.signal(signal.SIGTERM, lambda signum, frame: print("warned", flush=True))
+    print("agent of", config.node, flush=True)
+    while True:
+        time.sleep(600)
+
+
+sys.exit(keeper.main(agent))
+"""
+
+
+def _step(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a keeper as srun does."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STEP], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path(keeper.__file__).parents[2],
+        env={"SLURMD_NODENAME": "gpu-7", "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write(codec.dumps(hosts.config(node="", root=str(folder), allocated=True)).encode() + b"\n")
+    process.stdin.close()
+    return process
+
+
+def test_in_an_allocation_term_ends_neither_keeper_nor_agent_and_the_agent_hears_of_it(
+    tmp_path: Path,
+) -> None:
+    process = _step(tmp_path)
+    log = tmp_path / "nodes/gpu-7/agent.log"
+    hosts.wait_for(lambda: log.exists() and "agent of gpu-7" in log.read_text(), "the agent")
+    assert process.stdout is not None and process.stdout.readline() == b"orch agent on gpu-7\n"
+    process.terminate()
+    hosts.wait_for(lambda: "warned" in log.read_text(), "the agent's word")
+    assert process.poll() is None
+    agents = procfs.descendants(process.pid)
+    process.kill()
+    hosts.wait_gone(agents)
+    process.wait(WAIT_S_MAX)
+    process.stdout.close()

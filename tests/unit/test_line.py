@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import links as links_module
+from orchestrator.credentials import certificate as _certificate
 from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
-from orchestrator.submission import _certificate
 from orchestrator.wire import line
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import LINE_BYTES_MAX
@@ -346,5 +346,22 @@ def test_beats_alone_wait_no_longer_than_was_asked_for(
         while not await place.links.hear(0.3):
             pass
         assert time.monotonic() - start_s < ANSWER_S_MAX
+
+    _play(tmp_path, act)
+
+
+def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_silent(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as refusing:
+            refusing.bind(("127.0.0.1", 0))
+            ports = (silent.getsockname()[1], refusing.getsockname()[1], place.port)
+            context = line.client_context(place.certificate)
+            one = await line.dial_any([("127.0.0.1", port) for port in ports], context, ANSWER_S_MAX)
+            assert one.writer.get_extra_info("peername")[1] == place.port
+            one.abort()
+            with pytest.raises(OSError):
+                await line.dial_any([("127.0.0.1", ports[1]), ("127.0.0.1", ports[1])], context, ANSWER_S_MAX)
+            with pytest.raises(OSError):
+                await line.dial_any([], context, ANSWER_S_MAX)
 
     _play(tmp_path, act)

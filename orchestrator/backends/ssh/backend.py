@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import paramiko
 
-from orchestrator.backends import Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends import Allocation, Carrier, LaunchError, Stir, Trouble
 from orchestrator.backends.ssh import config as ssh_config
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from orchestrator.backends.ssh.copying import Copies
@@ -110,6 +110,8 @@ class HostSession:
 
 class SshBackend:
     """Agents of one job on hosts over SSH."""
+
+    allocation: Allocation | None = None
 
     def __init__(self, job: JobDir, plan: Plan, stir: Stir = lambda: None) -> None:
         assert plan.ssh is not None

@@ -1,0 +1,198 @@
+"""Which nodes has Slurm lent to this job, and will it take them away? Asked by a thread, when something hints at it.
+
+Hints are signals to this process (USR1: the time limit is near; TERM: the end) and the word of an agent that its node's
+processes were told to end: where a grace begins, Slurm signals the steps and not the batch script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.backends import Ending, NotOursError
+from orchestrator.backends.slurm import causes, commands
+from orchestrator.node import network
+from orchestrator.node.hostlist import HostlistError, expand
+from orchestrator.wire.durable import replace_text
+from orchestrator.wire.paths import JobDir
+
+RECORD_S_MAX = 60.0
+"""How long after its begin an allocation may not yet stand in the job folder: sbatch has returned, and its caller not."""
+
+RECORD_POLL_S = 0.1
+
+EXPLAIN_S_MAX = 3.0
+"""How long Slurm may take to explain a TERM."""
+
+LOOK_PAUSE_S = 0.2
+OUTPUT_BYTES_MAX = 1 << 20
+
+# What makes us ask, the strongest last; a byte each, since a signal's handler may do little more than write one.
+_LOOK, _LIMIT, _END, _CLOSE = b"0", b"1", b"2", b"9"
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What Slurm says of an allocation to the processes in it."""
+
+    job_id: str
+    restarts: int
+    nodes: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """The name of this stay on nodes, among those of the same Slurm job."""
+        return f"{self.job_id}.{self.restarts}"
+
+
+def grant_of(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
+    """Return the allocation that this process is in; None when it is in none. Raises NotOursError."""
+    job_id = environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        return None
+    deadline_s = time.monotonic() + RECORD_S_MAX
+    while job_id not in (ids := _ids(job)):
+        if time.monotonic() > deadline_s:
+            raise NotOursError(f"Slurm job {job_id} does not stand in {job.slurm}")
+        time.sleep(RECORD_POLL_S)
+    if ids[-1] != job_id:
+        raise NotOursError(f"this is Slurm job {job_id}, and the job goes on in Slurm job {ids[-1]}")
+    try:
+        nodes = expand(environ.get("SLURM_JOB_NODELIST", ""))
+    except HostlistError as err:
+        raise NotOursError(f"SLURM_JOB_NODELIST cannot be read: {err}") from err
+    restarts = environ.get("SLURM_RESTART_COUNT", "")
+    return Grant(job_id, int(restarts) if restarts.isdigit() else 0, nodes)
+
+
+def _ids(job: JobDir) -> list[str]:
+    """Return Slurm's ids of the job, the present one last; none while they cannot be read."""
+    try:
+        ids = json.loads(job.slurm.read_bytes())
+    except (OSError, ValueError):
+        return []
+    return [str(one) for one in ids] if isinstance(ids, list) else []
+
+
+class SlurmAllocation:
+    """The nodes that this process was given, for as long as it is; see `backends.Allocation`."""
+
+    def __init__(self, job: JobDir, grant: Grant, tell: Callable[[], None]) -> None:
+        """`tell` is called, from any thread, when there is something in `endings`."""
+        self._grant = grant
+        self._output = job.batch_log  # there Slurm prints why it ends a job
+        self._begun_bytes = _begun_bytes(job.steps / f"{grant.id}.begun", self._output)
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._endings: list[Ending] = []
+        self._told: Ending | None = None
+        self._kill_s = commands.KILL_WAIT_S
+        self._hints_fd, self._hint_fd = os.pipe()
+        self._thread = threading.Thread(target=self._serve, name="slurm", daemon=True)
+        self._thread.start()
+
+    @property
+    def id(self) -> str:
+        """See `Grant.id`."""
+        return self._grant.id
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes, as Slurm calls them."""
+        return self._grant.nodes
+
+    def addresses(self) -> list[str]:
+        """Return where the other nodes may reach this one, best first."""
+        return [one.ip for one in network.addresses()] or [socket.gethostname()]
+
+    def heed_signals(self, came_before: str) -> None:
+        """Take Slurm's signals for hints, and look at once; those that the batch script had before us are named."""
+        signal.signal(signal.SIGUSR1, lambda signum, frame: self._ask(_LIMIT))
+        signal.signal(signal.SIGTERM, lambda signum, frame: self._ask(_END))
+        self._ask(_END if "TERM" in came_before else _LIMIT if "USR1" in came_before else _LOOK)
+
+    def look(self) -> None:
+        """Something hints that the nodes will be taken away: ask Slurm whether they are."""
+        self._ask(_LOOK)
+
+    def endings(self) -> list[Ending]:
+        """Return what was learned of the end since the last call."""
+        with self._lock:
+            found, self._endings = self._endings, []
+        return found
+
+    def requeue(self, avoid: Mapping[str, str]) -> str:
+        """Give the nodes back and wait for others; return why that cannot be, empty when it is. This blocks."""
+        return commands.requeue(self._grant.job_id, avoid)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._ask(_CLOSE)
+
+    def _ask(self, hint: bytes) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._hint_fd, hint)
+
+    def _serve(self) -> None:
+        """Ask about the hints that have come, the strongest first, until one of them is proved right."""
+        self._kill_s = commands.kill_wait_s()
+        while True:
+            hints = sorted(set(os.read(self._hints_fd, 4096)), reverse=True)
+            if ord(_CLOSE) in hints:
+                return
+            found = (self._find_out(bytes([hint])) for hint in hints)
+            ending = next((one for one in found if one is not None), None)
+            if ending is None or (self._told is not None and self._told.cause is ending.cause):
+                continue
+            self._told = ending
+            with self._lock:
+                self._endings.append(ending)
+            self._tell()
+
+    def _find_out(self, hint: bytes) -> Ending | None:
+        """Ask those who may know, first what the daemons have printed; for a TERM, until it is explained."""
+        job_id, deadline_s = self._grant.job_id, time.monotonic() + EXPLAIN_S_MAX
+        while True:
+            ending = causes.of_words(job_id, self._printed(), self._kill_s)
+            if ending is not None:
+                return ending
+            job = commands.show(job_id)
+            ending = causes.of_job(job, self._grant.restarts, self._kill_s) if job else None
+            if ending is not None:
+                return ending
+            if hint == _LIMIT:
+                return causes.of_limit(job)
+            if hint == _LOOK and (job is None or job.is_running):
+                return None
+            if time.monotonic() > deadline_s:
+                return causes.unexplained(job, self._kill_s)
+            time.sleep(LOOK_PAUSE_S)
+
+    def _printed(self) -> list[str]:
+        """Return what was printed since this allocation began: the file holds the stays before, too."""
+        try:
+            with self._output.open("rb") as file:
+                file.seek(max(self._begun_bytes, self._output.stat().st_size - OUTPUT_BYTES_MAX))
+                return file.read(OUTPUT_BYTES_MAX).decode(errors="replace").splitlines()
+        except OSError:
+            return []
+
+
+def _begun_bytes(mark: Path, output: Path) -> int:
+    """Return how long the output was when the first supervisor of this allocation began."""
+    try:
+        return int(mark.read_text())
+    except (OSError, ValueError):
+        size_bytes = output.stat().st_size if output.exists() else 0
+    with contextlib.suppress(OSError):
+        mark.parent.mkdir(exist_ok=True)
+        replace_text(mark, str(size_bytes), durable=False)
+    return size_bytes

@@ -1,0 +1,278 @@
+"""Backend `slurm`: agents as tasks of sruns in the allocation that this process is in. No decision is made here.
+
+What is launched in one round becomes one srun. It gives up all of its nodes for a bad one; so those that nothing is said
+against are started again without a word, and whoever has failed once is started alone from then on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.backends import Allocation, Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
+from orchestrator.backends.slurm.step import Fate, Step
+from orchestrator.node import procfs, stepenv
+from orchestrator.node.procfs import Proc
+from orchestrator.wire import codec
+from orchestrator.wire.durable import replace_text
+from orchestrator.wire.messages import AgentConfig
+from orchestrator.wire.paths import JobDir
+
+AGENT_SCRIPT = "agent.sh"
+
+STEP_S_MAX = 50.0
+"""How long an agent may take from its srun's start to its first word: less than the brain waits for it."""
+
+OPTIONS = (
+    "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1", "--mem=0", "--cpu-bind=none",
+    "--mpi=none", "--input=all", "--label", "--export=ALL",
+)  # fmt: skip
+"""One task on each node, beside whatever runs there, with all that the job has there, and each on its own."""
+
+_LASTING = re.compile(r"not available|invalid node|More processors requested", re.IGNORECASE)
+"""Slurm has taken the node out of the allocation; it does not come back to it."""
+
+
+class SlurmBackend:
+    """Agents of one job on the nodes of an allocation."""
+
+    stir: Stir
+    carrier: Carrier | None = None
+
+    def __init__(
+        self, job: JobDir, grant: Grant, environ: Mapping[str, str], stir: Stir = lambda: None
+    ) -> None:
+        self.stir = stir
+        self._job = job
+        self._slurm = SlurmAllocation(job, grant, lambda: self.stir())
+        self.allocation: Allocation | None = self._slurm
+        self._environ = stepenv.for_srun(environ)
+        self._wanted: dict[str, AgentConfig] = {}
+        self._suspects: set[str] = set()  # to be started alone
+        self._configs: dict[str, AgentConfig] = {}
+        self._steps: list[Step] = []
+        self._latest: dict[str, Step] = {}
+        self._failed: list[tuple[str, LaunchError]] = []
+        self._told: set[tuple[str, str]] = set()
+        self._number = 0
+        self._adopt()
+        self._slurm.heed_signals(environ.get("ORCH_ENDING", ""))
+
+    def launch(self, config: AgentConfig) -> None:
+        """Note the wish; what is wished in one round is started together. Not twice while it is coming up."""
+        step = self._latest.get(config.node)
+        if step is not None and step.seen[config.node].fate is Fate.COMING:
+            return
+        self._wanted[config.node] = config
+        self.stir()
+
+    def failures(self) -> list[tuple[str, LaunchError]]:
+        """Start what is wished; return the launches, by node, that failed since the last call."""
+        for step in self._steps:
+            self._look(step)
+        self._steps = [step for step in self._steps if not step.is_over]
+        wanted, self._wanted = list(self._wanted.values()), {}
+        self._start([config for config in wanted if config.node not in self._suspects])
+        for config in wanted:
+            if config.node in self._suspects:
+                self._start([config])
+        found, self._failed = self._failed, []
+        return found
+
+    def gone(self, node: str) -> str | None:
+        """Return what shows that the node's agent is no more: its srun says so, or has ended by itself."""
+        step = self._latest.get(node)
+        if step is None or node in self._wanted:
+            return None
+        self._look(step)
+        seen = step.seen[node]
+        return f"srun: {seen.word or 'its task ended'}" if seen.fate is Fate.ENDED else None
+
+    def attend(self, config: AgentConfig) -> None:
+        """The way to an agent of the allocation is the network, and always open."""
+
+    def reason(self, node: str) -> str:
+        """Say what Slurm says against a node that is not there."""
+        step = self._latest.get(node)
+        if step is None or step.seen[node].fate in (Fate.UP, Fate.ENDED):
+            return ""
+        reason = step.reason(node)
+        return f"srun: {reason}" if reason else ""
+
+    def look_after(self, node: str) -> None:
+        """The node's line broke: it may have been given up."""
+
+    def leave(self, node: str) -> None:
+        """See `attend`."""
+
+    def close(self) -> None:
+        """Agents stay, and their sruns."""
+        self._slurm.close()
+
+    def _start(self, configs: Sequence[AgentConfig]) -> None:
+        """Start one srun for these nodes."""
+        nodes = tuple(node for node in self._slurm.nodes if node in {one.node for one in configs})
+        for config in configs:
+            self._configs[config.node] = config
+            if config.node not in nodes:
+                self._fail(config.node, LaunchError("srun", "not in this allocation", "", Trouble.LASTING))
+        if not nodes:
+            return
+        self._number += 1
+        name = f"{self._slurm.id}-{self._number:03d}"
+        try:
+            self._watch(self._run(name, nodes, configs[0]))
+        except OSError as err:
+            reason = f"{err.filename or 'srun'}: {err.strerror}"
+            fix = "Slurm's commands must be on the batch host" if isinstance(err, FileNotFoundError) else ""
+            for node in nodes:
+                self._fail(node, LaunchError("srun", reason, fix))
+
+    def _run(self, name: str, nodes: tuple[str, ...], config: AgentConfig) -> Step:
+        """Start srun, in a session of its own; each task learns from its node what it is called."""
+        log = self._job.steps / f"{name}.log"
+        log.parent.mkdir(exist_ok=True)
+        for node in nodes:
+            self._job.node(node).mkdir(parents=True, exist_ok=True)
+        count = len(nodes)
+        sizes = (f"--nodes={count}", f"--ntasks={count}", f"--nodelist={','.join(nodes)}")
+        script = self._job.scripts / AGENT_SCRIPT
+        argv = ("srun", *OPTIONS, *sizes, f"--chdir={self._job.root}", "/bin/sh", str(script))
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, stdout=output, stderr=output, env=self._environ, start_new_session=True,
+                cwd=self._job.root,
+            )  # fmt: skip
+        self._say(process, config)
+        stat = procfs.look(process.pid)
+        record = {"pid": process.pid, "start_ticks": stat.start_ticks if stat else 0, "nodes": nodes}
+        replace_text(self._job.steps / f"{name}.json", json.dumps(record), durable=False)
+        return Step(name, nodes, log, time.monotonic(), process.poll, process.send_signal)
+
+    def _say(self, process: subprocess.Popen[bytes], config: AgentConfig) -> None:
+        """Pass on what the agents are told; it fits into a pipe, so that this does not block."""
+        assert process.stdin is not None
+        everybody = codec.dumps(dataclasses.replace(config, node=""))
+        try:
+            process.stdin.write(everybody.encode() + b"\n")
+            process.stdin.close()
+        except BrokenPipeError:
+            return  # it has ended already, and its log says why
+
+    def _watch(self, step: Step) -> None:
+        self._steps.append(step)
+        self._latest.update(dict.fromkeys(step.nodes, step))
+
+    def _look(self, step: Step) -> None:
+        """See what became of a step; tell each failure once."""
+        step.look()
+        if not step.is_over and time.monotonic() > step.begun_s + STEP_S_MAX:
+            self._give_up(step)
+        failed = [node for node in step.of(Fate.FAILED) if self._is_new(step, node)]
+        accused = step.accused
+        self._suspects.update(accused or failed)
+        for node in failed:
+            if node in accused:
+                self._tell(step, node)
+            elif node in self._configs:
+                self._wanted[node] = self._configs[node]
+
+    def _give_up(self, step: Step) -> None:
+        """Nothing comes of these nodes; where it does from none, the srun is of no use to anybody."""
+        silent = step.of(Fate.COMING)
+        for node in silent:
+            said = f": {step.reason(node)}" if step.reason(node) else ""
+            step.seen[node].fate = Fate.FAILED
+            step.seen[node].word = f"no agent came up within {STEP_S_MAX:g} s{said}"
+        if silent and not step.of(Fate.UP):
+            step.give_up()
+
+    def _tell(self, step: Step, node: str) -> None:
+        reason = step.reason(node) or "it ended without a word"
+        lasting = len(step.nodes) == 1 and _LASTING.search(reason)
+        self._fail(node, LaunchError("srun", reason, "", Trouble.LASTING if lasting else Trouble.PASSING))
+
+    def _is_new(self, step: Step, node: str) -> bool:
+        if (step.name, node) in self._told or self._latest.get(node) is not step:
+            return False
+        self._told.add((step.name, node))
+        return True
+
+    def _fail(self, node: str, err: LaunchError) -> None:
+        self._failed.append((node, err))
+
+    def _adopt(self) -> None:
+        """Watch on over the sruns of an earlier supervisor of this allocation; their failures it has told."""
+        for path in sorted(self._job.steps.glob(f"{self._slurm.id}-*.json")):
+            self._number = max(self._number, int(path.stem.rpartition("-")[2]))
+            try:
+                step = _adopted(path)
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # it was never written in full
+            step.look()
+            self._told.update((step.name, node) for node in step.of(Fate.FAILED))
+            self._watch(step)
+
+
+def _adopted(path: Path) -> Step:
+    record = json.loads(path.read_bytes())
+    srun = Proc(int(record["pid"]), int(record["start_ticks"]))
+    nodes = tuple(str(node) for node in record["nodes"])
+
+    def exit_code() -> int | None:
+        return None if procfs.alive(srun) else -1
+
+    def signalled(signum: int) -> None:
+        if procfs.alive(srun):
+            os.kill(srun.pid, signum)
+
+    return Step(path.stem, nodes, path.with_suffix(".log"), time.monotonic(), exit_code, signalled)
+
+
+class NoAllocation:
+    """Without an allocation nothing can be launched: what is over can be brought to its end."""
+
+    stir: Stir
+    carrier: Carrier | None = None
+    allocation: Allocation | None = None
+
+    def launch(self, config: AgentConfig) -> None:
+        """Refuse: there are no nodes. Raises LaunchError."""
+        raise LaunchError("srun", "the job has no nodes", "", Trouble.LASTING)
+
+    def failures(self) -> list[tuple[str, LaunchError]]:
+        """Nothing was launched."""
+        return []
+
+    def gone(self, node: str) -> str | None:
+        """Nobody can tell."""
+        return None
+
+    def attend(self, config: AgentConfig) -> None:
+        """There is no way."""
+
+    def reason(self, node: str) -> str:
+        """See `attend`."""
+        return "its allocation is over"
+
+    def look_after(self, node: str) -> None:
+        """See `attend`."""
+
+    def leave(self, node: str) -> None:
+        """See `attend`."""
+
+    def close(self) -> None:
+        """There is nothing to give back."""
+
+
+def of_environment(job: JobDir, environ: Mapping[str, str]) -> SlurmBackend | NoAllocation:
+    """Return the backend for this process: that of the allocation it is in. Raises NotOursError."""
+    grant = grant_of(job, environ)
+    return SlurmBackend(job, grant, environ) if grant is not None else NoAllocation()

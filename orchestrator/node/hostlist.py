@@ -1,0 +1,68 @@
+"""Which nodes does a host list name? Slurm writes `rack[1-2]n[01-16,20],login` for many; `scontrol show hostnames`, which
+tells them one by one, may be missing on compute nodes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+NODES_MAX = 65_536
+"""More nodes than Slurm itself knows of (MAX_SLURM_NODES)."""
+
+_BRACKET = re.compile(r"\[([^\[\]]*)\]")
+
+
+class HostlistError(ValueError):
+    """This is no host list."""
+
+
+def expand(text: str) -> tuple[str, ...]:
+    """Return the nodes of a host list, in its order. Raises HostlistError."""
+    nodes: list[str] = []
+    for word in _words(text):
+        nodes += _expand_one(word)
+        if len(nodes) > NODES_MAX:
+            raise HostlistError(f"more than {NODES_MAX} nodes in {text[:80]}")
+    return tuple(nodes)
+
+
+def _words(text: str) -> list[str]:
+    """Cut at the commas that stand outside of brackets."""
+    words, depth = [""], 0
+    for char in text:
+        depth += {"[": 1, "]": -1}.get(char, 0)
+        if not 0 <= depth <= 1:
+            raise HostlistError(f"brackets do not match in {text[:80]}")
+        if char == "," and not depth:
+            words.append("")
+        else:
+            words[-1] += char
+    if depth:
+        raise HostlistError(f"brackets do not match in {text[:80]}")
+    return [word for word in words if word]
+
+
+def _expand_one(word: str) -> list[str]:
+    """Return all that a word with any number of brackets stands for; the last bracket counts fastest."""
+    parts = _BRACKET.split(word)  # literal, range, literal, range, literal …
+    choices = [_numbers(part, word) if index % 2 else [part] for index, part in enumerate(parts)]
+    size = 1
+    for choice in choices:
+        size *= len(choice)
+    if size > NODES_MAX:
+        raise HostlistError(f"more than {NODES_MAX} nodes in {word[:80]}")
+    return ["".join(one) for one in itertools.product(*choices)]
+
+
+def _numbers(ranges: str, word: str) -> list[str]:
+    """Return the numbers of `01-03,7`, as wide as the first of each range is written."""
+    found: list[str] = []
+    for one in ranges.split(","):
+        low, dash, high = one.partition("-")
+        if not (low.isascii() and low.isdigit() and (not dash or (high.isascii() and high.isdigit()))):
+            raise HostlistError(f"{one or 'nothing'} is no range of numbers in {word[:80]}")
+        first, last = int(low), int(high) if dash else int(low)
+        if last < first or last - first >= NODES_MAX:
+            raise HostlistError(f"{one} is no range of numbers in {word[:80]}")
+        found += [f"{number:0{len(low)}d}" for number in range(first, last + 1)]
+    return found

@@ -1,0 +1,94 @@
+"""Which variables of Slurm are true of a rank? A step has one task a node, the agent's; the ranks are not Slurm's tasks.
+
+What scripts and frameworks read of a step (its number of tasks, the own number among them, its nodes) is set as srun
+would have set it, had it started the ranks itself; what leads a program to think it could speak to srun is dropped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+NODE_NAME = "SLURMD_NODENAME"
+"""What Slurm calls this node, which need not be its host name."""
+
+LAUNCHER_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
+"""Where srun runs, as slurmd has it: on the host of the supervisor."""
+
+UP = ("orch", "agent", "on")
+"""What a keeper prints when it is up, before the name of its node."""
+
+DEVICES = (
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "HIP_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+"""What names the GPUs of a step."""
+
+OF_THE_NODE = (*DEVICES, "TMPDIR", "XDG_RUNTIME_DIR")
+"""What the submit machine cannot know: there these mean something else."""
+
+_CPUS = "SLURM_CPUS_PER_TASK"
+
+_OF_THE_AGENT = re.compile(
+    r"PMI_|PMIX_|PMI2_|SLURM_PMI|SLURM_MPI|SRUN_|SLURM_(CPU_BIND|DISTRIBUTION|GTIDS|LAUNCH_NODE|MEM_BIND|OVERLAP"
+    r"|PRIO_PROCESS|SRUN_COMM|STEP_GPUS|STEP_LAUNCHER|STEP_RESV|STEPMGR|TASK_PID|TOPOLOGY|UMASK)"
+)
+"""What holds for the agent's task alone, or tells how to speak to its srun."""
+
+READ_BY_SRUN = re.compile(
+    r"ORCH_|SRUN_|SLURM_(CONTIGUOUS|CORE_SPEC|CPU_BIND|CPU_FREQ|CPUS_PER|DISTRIBUTION|EXACT|EXCLUSIVE|EXPORT_ENV|GPU_|GPUS_PER"
+    r"|GPUS$|GRES|HINT|IMMEDIATE|KILL_BAD|LABELIO|MEM_|MPI_TYPE|NETWORK|NNODES$|NO_KILL|NPROCS$|NTASKS|OVERCOMMIT|OVERLAP"
+    r"|PLANE|PROFILE|RELATIVE|REMOTE|STDERRMODE|STDINMODE|STDOUTMODE|STEP_|TASKS_PER|THREAD|TIMELIMIT|TRES|UNBUFFERED"
+    r"|WAIT$|WHOLE)"
+)
+"""What sbatch leaves for an srun that starts the ranks: to one that starts agents, on some of the nodes, it is wrong."""
+
+
+def of_the_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the agent's environment without what is true of the agent alone."""
+    return {name: value for name, value in environ.items() if not _OF_THE_AGENT.match(name)}
+
+
+def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for an srun that is told everything by its arguments."""
+    return {name: value for name, value in environ.items() if not READ_BY_SRUN.match(name)}
+
+
+def share(env: Mapping[str, str], ranks_here: int) -> dict[str, str]:
+    """Return the variables that divide what the one task of this node has among its ranks."""
+    cpus = env.get(_CPUS, "")
+    return {_CPUS: str(max(1, int(cpus) // max(1, ranks_here)))} if cpus.isdigit() else {}
+
+
+def of_a_rank(rank: int, local_rank: int, nodes: Sequence[tuple[str, Sequence[int]]]) -> dict[str, str]:
+    """Return the variables of one rank. `nodes`: those of the gang in order, each with its ranks."""
+    world = str(sum(len(ranks) for _, ranks in nodes))
+    index = next(number for number, (_, ranks) in enumerate(nodes) if rank in ranks)
+    names = ",".join(name for name, _ in nodes)
+    each = _tasks_per_node([len(ranks) for _, ranks in nodes])
+    return {
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_NODEID": str(index),
+        "SLURM_GTIDS": ",".join(str(one) for one in nodes[index][1]),
+        **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), world),
+        **dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES"), str(len(nodes))),
+        **dict.fromkeys(("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"), names),
+        **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), each),
+        "SLURM_NTASKS_PER_NODE": str(len(nodes[index][1])),
+    }
+
+
+def _tasks_per_node(counts: Sequence[int]) -> str:
+    """Write counts as Slurm does: `2(x3),1`."""
+    runs: list[list[int]] = []
+    for count in counts:
+        if runs and runs[-1][0] == count:
+            runs[-1][1] += 1
+        else:
+            runs.append([count, 1])
+    return ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)

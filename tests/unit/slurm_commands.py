@@ -1,0 +1,53 @@
+"""Slurm's commands, as a folder of small scripts that comes first in PATH: what sbatch was given, and what it answers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+SBATCH = """#!/bin/sh
+n=$(cat "{folder}/calls" 2>/dev/null || echo 0); n=$((n + 1)); echo $n >"{folder}/calls"
+printf '%s\\n' "$@" >"{folder}/argv"; env >"{folder}/env"; cat >"{folder}/stdin"
+test -e "{folder}/say.$n" && . "{folder}/say.$n"
+. "{folder}/say"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Commands:
+    """A folder with sbatch, scancel, squeue and srun; only sbatch does anything."""
+
+    folder: Path
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """An environment in which these are Slurm's commands."""
+        return {"PATH": f"{self.folder}:/usr/bin:/bin", "HOME": str(self.folder)}
+
+    @property
+    def calls(self) -> int:
+        """How often sbatch was run."""
+        return int((self.folder / "calls").read_text()) if (self.folder / "calls").exists() else 0
+
+    def answer(self, out: str = "Submitted batch job 7", err: str = "", code: int = 0, call: int = 0) -> None:
+        """Let sbatch answer this, always or at its `call`-th call."""
+        name = f"say.{call}" if call else "say"
+        text = f"printf '%s\\n' {json.dumps(out)}; printf '%s\\n' {json.dumps(err)} >&2; exit {code}\n"
+        (self.folder / name).write_text(text)
+
+    def seen(self, what: str) -> list[str]:
+        """Return the lines of the last call's `argv`, `env` or `stdin`."""
+        return (self.folder / what).read_text().splitlines()
+
+
+def make(folder: Path) -> Commands:
+    """Put the commands into a new folder; sbatch takes every job, as number 7."""
+    folder.mkdir()
+    for name in ("sbatch", "scancel", "squeue", "srun"):
+        text = SBATCH.format(folder=folder) if name == "sbatch" else "#!/bin/sh\nexit 0\n"
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    commands = Commands(folder)
+    commands.answer()
+    return commands

@@ -1,0 +1,285 @@
+"""Do agents come up by srun, is each failure told of the right node, and is the end of an allocation noticed? With
+programs of a test in the place of srun and scontrol."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from orchestrator.backends import LaunchError, NotOursError, Trouble
+from orchestrator.backends.slurm import allocation, backend
+from orchestrator.backends.slurm.allocation import Grant, grant_of
+from orchestrator.backends.slurm.backend import SlurmBackend
+from orchestrator.brain.events import Cause
+from orchestrator.wire.paths import JobDir
+from tests.unit import hosts
+
+SRUN = """#!/bin/sh
+n=0; until mkdir "{folder}/runs/$n" 2>/dev/null; do n=$((n + 1)); done; run="{folder}/runs/$n"
+printf '%s\\n' "$@" >"$run/argv.part"; env >"$run/env"; cat >"$run/stdin"; mv "$run/argv.part" "$run/argv"
+test ! -e "{folder}/say.$n" || cat "{folder}/say.$n"
+until test -e "{folder}/end.$n"; do test -d "{folder}" || exit 9; sleep 0.05; done
+exit "$(cat "{folder}/end.$n")"
+"""
+SCONTROL = """#!/bin/sh
+echo "$@" >>"{folder}/asked"
+case "$1 $2" in "show config") echo 'KillWait                = 7 sec'; exit ;; esac
+test ! -e "{folder}/refusal" || {{ cat "{folder}/refusal" >&2; exit 1; }}
+case "$2" in show) cat "{folder}/job" ;; esac
+"""
+RUNNING = "JobId=8 JobState=RUNNING Restarts=0 RunTime=00:00:30 TimeLimit=00:02:00 ExcNodeList=(null) NodeList=n[1-3]"
+ENVIRON = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_MEM_PER_CPU": "1", "ORCH_ENDING": ""}
+
+
+@dataclass
+class World:
+    """A job folder in an allocation of three nodes."""
+
+    folder: Path
+    job: JobDir
+    stirred: threading.Event = field(default_factory=threading.Event)
+    backends: list[SlurmBackend] = field(default_factory=list)
+
+    def backend(self, **environ: str) -> SlurmBackend:
+        grant = grant_of(self.job, {**ENVIRON, **environ})
+        assert grant is not None
+        one = SlurmBackend(self.job, grant, {**os.environ, **ENVIRON, **environ}, self.stirred.set)
+        self.backends.append(one)
+        return one
+
+    def launch(self, one: SlurmBackend, *nodes: str) -> list[tuple[str, LaunchError]]:
+        for node in nodes:
+            one.launch(hosts.config(node, job=self.job.id, root=str(self.job.root), allocated=True))
+        return one.failures()
+
+    def failures(self, one: SlurmBackend) -> dict[str, LaunchError]:
+        found: dict[str, LaunchError] = {}
+
+        def is_found() -> bool:
+            found.update(one.failures())
+            return bool(found)
+
+        hosts.wait_for(is_found, "a failure")
+        return found
+
+    def run(self, number: int, what: str = "argv") -> list[str]:
+        path = self.folder / "runs" / str(number) / "argv"
+        hosts.wait_for(path.exists, f"srun number {number}")
+        return path.with_name(what).read_text().splitlines()
+
+    def runs(self) -> int:
+        return len(list((self.folder / "runs").iterdir()))
+
+    def say(self, number: int, text: str) -> None:
+        (self.folder / f"say.{number}").write_text(text)
+
+    def end(self, number: int, code: int = 1) -> None:
+        (self.folder / f"end.{number}").write_text(str(code))
+
+    def shows(self, text: str) -> None:
+        (self.folder / "job").write_text(f"{text}\n")
+
+    def prints(self, text: str) -> None:
+        with self.job.batch_log.open("a") as file:
+            file.write(f"{text}\n")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    before = [(signum, signal.getsignal(signum)) for signum in (signal.SIGUSR1, signal.SIGTERM)]
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        hosts.program(tmp_path / "bin", name, text.format(folder=tmp_path))
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    one = World(tmp_path, JobDir(tmp_path / "jobs" / "j"))
+    for folder in (one.job.logs, one.job.scripts, tmp_path / "runs"):
+        folder.mkdir(parents=True)
+    one.job.slurm.write_text('["8"]')
+    one.shows(RUNNING)
+    yield one
+    for number in range(one.runs() + 1):
+        one.end(number)
+    for made in one.backends:
+        made.close()
+    for signum, handler in before:
+        signal.signal(signum, handler)
+
+
+# --- agents
+
+
+def test_what_is_launched_in_one_round_is_one_srun_that_is_told_on_standard_input(world: World) -> None:
+    one = world.backend()
+    assert world.launch(one, "n3", "n1") == [] and world.stirred.is_set()
+    argv = world.run(0)
+    assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n3", "--overlap", "--no-kill", "--mem=0"} <= set(argv)
+    assert argv[-2:] == ["/bin/sh", str(world.job.scripts / "agent.sh")]
+    told = json.loads(world.run(0, "stdin")[0])
+    assert told["node"] == "" and told["token"] == "t" * 64 and told["token"] not in " ".join(argv)
+    assert "SLURM_JOB_ID=8" in world.run(0, "env") and "SLURM_MEM_PER_CPU=1" not in world.run(0, "env")
+    assert world.launch(one, "n1") == [] and world.runs() == 1, "it is coming up already"
+
+
+def test_a_node_that_fails_is_told_and_those_it_took_along_are_started_again_without_a_word(
+    world: World,
+) -> None:
+    world.say(
+        0,
+        "srun: error: Task launch for StepId=8.0 failed on node n2: Communication failure\nsrun: Job step aborted\n",
+    )
+    one = world.backend()
+    world.end(0)
+    world.launch(one, "n1", "n2", "n3")
+    assert [str(err) for err in world.failures(one).values()] == ["srun: Communication failure"]
+    assert "--nodelist=n1,n3" in world.run(1)
+    world.launch(one, "n2")
+    assert "--nodelist=n2" in world.run(2)
+
+
+def test_a_step_that_slurm_does_not_make_is_tried_node_by_node(world: World) -> None:
+    refusal = "srun: error: Unable to create step for job 8: Requested node configuration is not available\n"
+    world.say(0, refusal)
+    world.say(2, refusal)
+    one = world.backend()
+    for number in (0, 2):
+        world.end(number)
+    world.launch(one, "n1", "n2", "n3")
+    failures = world.failures(one)
+    assert len(failures) == 1 and world.runs() == 4
+    ((node, err),) = failures.items()
+    assert f"--nodelist={node}" in world.run(2) and err.trouble is Trouble.LASTING
+
+
+def test_an_agent_that_never_speaks_is_a_failure_and_its_srun_is_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "STEP_S_MAX", 0.0)
+    one = world.backend()
+    world.launch(one, "n1")
+    assert "no agent came up" in str(world.failures(one)["n1"])
+
+
+def test_a_node_outside_of_the_allocation_is_refused_for_good(world: World) -> None:
+    one = world.backend()
+    ((node, err),) = world.launch(one, "n9")
+    assert (node, err.trouble, world.runs()) == ("n9", Trouble.LASTING, 0)
+
+
+def test_an_agent_is_gone_when_srun_says_so_and_not_before(world: World) -> None:
+    world.say(0, "0: orch agent on n1\n1: orch agent on n2\nsrun: error: n2: task 1: Killed\n")
+    one = world.backend()
+    world.launch(one, "n1", "n2")
+    hosts.wait_for(lambda: one.gone("n2"), "the end of the agent")
+    assert one.gone("n2") == "srun: Killed" and one.gone("n1") is None
+    world.launch(one, "n2")
+    assert one.gone("n2") is None, "another one is coming up"
+
+
+def test_the_next_supervisor_watches_on_over_the_sruns_of_the_one_before(world: World) -> None:
+    world.say(0, "0: orch agent on n1\n1: orch agent on n2\n")
+    world.launch(world.backend(), "n1", "n2")
+    world.run(0)
+    later = world.backend()
+    assert later.gone("n1") is None
+    with next(world.job.steps.glob("*.log")).open("a") as log:
+        log.write("srun: error: n1: task 0: Exited with exit code 137\n")
+    assert later.gone("n1") == "srun: Exited with exit code 137"
+    world.launch(later, "n1")
+    world.run(1)
+    assert len(list(world.job.steps.glob("8.0-*.json"))) == 2, "no name is used twice"
+
+
+def test_without_srun_a_launch_fails_with_its_mending(world: World) -> None:
+    one = world.backend(PATH=str(world.folder / "nothing"))
+    ((_, err),) = world.launch(one, "n1")
+    assert (err.reason, err.fix) == (
+        "srun: No such file or directory",
+        "Slurm's commands must be on the batch host",
+    )
+
+
+# --- the allocation
+
+
+def test_an_allocation_is_ours_only_if_it_is_the_jobs_present_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation, "RECORD_S_MAX", 0.0)
+    assert grant_of(world.job, {}) is None
+    assert grant_of(world.job, {**ENVIRON, "SLURM_RESTART_COUNT": "2"}) == Grant("8", 2, ("n1", "n2", "n3"))
+    world.job.slurm.write_text('["8", "9"]')
+    for number in ("8", "7"):
+        with pytest.raises(NotOursError):
+            grant_of(world.job, {**ENVIRON, "SLURM_JOB_ID": number})
+
+
+def endings(one: SlurmBackend) -> list[tuple[Cause, float | None]]:
+    assert one.allocation is not None
+    return [(ending.cause, ending.left_s) for ending in one.allocation.endings()]
+
+
+def test_the_signal_before_the_time_limit_is_told_with_what_is_left(world: World) -> None:
+    one = world.backend()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    hosts.wait_for(world.stirred.is_set, "the news")
+    assert endings(one) == [(Cause.TIME_LIMIT, 90.0)] and endings(one) == []
+
+
+def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> None:
+    word = "slurmstepd: error: *** JOB 8 ON n1 CANCELLED AT 2026-11-21T06:22:58{} ***"
+    world.prints(word.format(" DUE TO TIME LIMIT"))  # of the stay before
+    one = world.backend()
+    world.prints(word.format(" DUE TO PREEMPTION"))
+    os.kill(os.getpid(), signal.SIGTERM)
+    hosts.wait_for(world.stirred.is_set, "the news")
+    assert endings(one) == [(Cause.PREEMPTED, 7.0)]
+
+
+def test_a_signal_that_came_before_the_supervisor_is_heeded_too(world: World) -> None:
+    one = world.backend(ORCH_ENDING="USR1")
+    hosts.wait_for(world.stirred.is_set, "the news")
+    assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
+
+
+def test_a_term_that_ends_nothing_is_no_news(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(allocation, "EXPLAIN_S_MAX", 0.0)
+    one = world.backend()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    hosts.wait_for(world.stirred.is_set, "the news")
+    assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
+
+
+def test_an_agents_warning_shows_the_grace_before_preemption(world: World) -> None:
+    one = world.backend()
+    world.shows(f"{RUNNING} EndTime=2026-11-21T06:00:40 PreemptTime=2026-11-21T06:00:30")
+    assert one.allocation is not None
+    one.allocation.look()
+    hosts.wait_for(world.stirred.is_set, "the news")
+    assert endings(one) == [(Cause.PREEMPTED, 10.0)]
+
+
+def test_a_requeue_names_the_nodes_to_avoid_beside_those_of_the_user(world: World) -> None:
+    world.shows(RUNNING.replace("(null)", "n7"))
+    one = world.backend()
+    assert one.allocation is not None
+    assert one.allocation.requeue({"n2": "no Python"}) == ""
+    asked = (world.folder / "asked").read_text().splitlines()
+    assert "requeue 8" in asked and "update JobId=8 ExcNodeList=n7,n2" in asked
+
+
+def test_a_requeue_that_slurm_refuses_is_told_in_its_words_and_one_that_it_has_done_is_none(
+    world: World,
+) -> None:
+    one = world.backend()
+    assert one.allocation is not None
+    (world.folder / "refusal").write_text("Requested operation is presently disabled for job 8\n")
+    assert one.allocation.requeue({}) == "Requested operation is presently disabled for job 8"
+    (world.folder / "refusal").write_text("Job is pending execution for job 8\n")
+    assert one.allocation.requeue({}) == ""

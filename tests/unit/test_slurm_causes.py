@@ -1,0 +1,97 @@
+"""Is it told apart why Slurm takes the nodes away? From the words of its daemons and of scontrol, as 22.05 says them."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.backends import Ending
+from orchestrator.backends.slurm import causes
+from orchestrator.brain.events import Cause
+from orchestrator.node import scontrol
+
+WORD = "slurmstepd-node1: error: *** JOB 8 ON node1 CANCELLED AT 2026-11-21T06:22:58{} ***"
+JOB = (
+    "JobId=8 JobName=a JobState=RUNNING x UserId=t(1) JobState={state} Reason=None Restarts={restarts} RunTime=00:01:30"
+    " TimeLimit=1-00:02:00 EndTime=2026-11-22T00:00:10{preempted} ExcNodeList=(null) NodeList=node[1-2]"
+)
+
+
+def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> causes.Shown:
+    text = JOB.replace("JobState=RUNNING x ", "").format(state=state, restarts=restarts, preempted=preempted)
+    shown = causes.shown(scontrol.fields(text))
+    assert shown is not None
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("", Cause.CANCELLED),
+        (" DUE TO TIME LIMIT", Cause.TIME_LIMIT),
+        (" DUE TO PREEMPTION", Cause.PREEMPTED),
+        (" DUE TO JOB REQUEUE", Cause.REQUEUED),
+        (" DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", Cause.NODE_LOST),
+        (" DUE to SIGNAL Terminated", Cause.CANCELLED),
+    ],
+)
+def test_the_word_of_the_daemon_names_the_cause(end: str, cause: Cause) -> None:
+    ending = causes.of_words("8", ["something else", WORD.format(end)], 30.0)
+    assert ending is not None and (ending.cause, ending.left_s) == (cause, 30.0)
+
+
+def test_a_word_about_another_job_or_one_step_says_nothing_of_this_one() -> None:
+    step = "slurmstepd: error: *** STEP 8.0 ON node1 CANCELLED AT 2026-11-21T06:22:58 ***"
+    assert causes.of_words("8", [WORD.replace("JOB 8", "JOB 88").format(""), step], 30.0) is None
+
+
+def test_a_step_that_ends_for_a_reason_of_its_job_says_it() -> None:
+    step = "0: slurmstepd: error: *** STEP 8.0 ON n CANCELLED AT 2026-11-21T06:22:58 DUE TO PREEMPTION ***"
+    ending = causes.of_words("8", [WORD.format(""), step], 5.0)
+    assert ending is not None and ending.cause is Cause.PREEMPTED
+
+
+def test_a_running_job_is_not_ending() -> None:
+    assert job().is_running and causes.of_job(job(), 0, 30.0) is None
+    assert causes.unexplained(job(), 30.0) is None
+
+
+def test_a_grace_before_preemption_is_known_with_its_length() -> None:
+    preempted = job(preempted=" PreemptTime=2026-11-21T23:59:30")
+    ending = causes.of_job(preempted, 0, 30.0)
+    assert ending is not None and (ending.cause, ending.left_s) == (Cause.PREEMPTED, 40.0)
+    assert not preempted.is_running
+
+
+def test_a_job_that_was_requeued_since_is_told_from_its_count() -> None:
+    ending = causes.of_job(job("COMPLETING", restarts=2), 1, 30.0)
+    assert ending is not None and ending.cause is Cause.REQUEUED
+    assert causes.of_job(job("COMPLETING", restarts=1), 1, 30.0) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ("CANCELLED", Cause.CANCELLED),
+        ("TIMEOUT", Cause.TIME_LIMIT),
+        ("NODE_FAIL", Cause.NODE_LOST),
+        ("PENDING", Cause.REQUEUED),
+    ],
+)
+def test_a_state_names_the_cause(state: str, cause: Cause) -> None:
+    ending = causes.of_job(job(state), 0, 30.0)
+    assert ending is not None and ending.cause is cause
+
+
+def test_the_signal_before_the_time_limit_says_how_long_is_left() -> None:
+    assert causes.of_limit(job()).left_s == 86_400 + 120 - 90
+    assert causes.of_limit(None) == Ending(Cause.TIME_LIMIT, "its time limit is near", None)
+
+
+def test_an_end_that_nobody_explains_is_a_cancel_and_where_slurm_is_silent_the_job_goes_on() -> None:
+    silent, ends = causes.unexplained(None, 30.0), causes.unexplained(job("COMPLETING"), 30.0)
+    assert silent is not None and silent.cause is Cause.REQUEUED
+    assert ends is not None and ends.cause is Cause.CANCELLED
+
+
+def test_nothing_is_read_from_an_answer_that_is_none() -> None:
+    assert causes.shown(scontrol.fields("slurm_load_jobs error: Invalid job id specified")) is None

@@ -1,0 +1,62 @@
+"""Are the variables of Slurm true of each rank, and those of the agent's own task kept from it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.node import stepenv
+
+GANG = (("n2", (0, 1)), ("n1", (2, 3)), ("n7", (4,)))
+
+
+@pytest.mark.parametrize(("rank", "local", "node"), [(0, 0, 0), (3, 1, 1), (4, 0, 2)])
+def test_a_rank_is_numbered_as_if_srun_had_started_it(rank: int, local: int, node: int) -> None:
+    env = stepenv.of_a_rank(rank, local, GANG)
+    assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NODEID"]) == (
+        str(rank),
+        str(local),
+        str(node),
+    )
+    assert {env[name] for name in ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS")} == {"5"}
+    assert {env[name] for name in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_STEP_NUM_NODES")} == {"3"}
+    assert {env[name] for name in ("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE")} == {"2(x2),1"}
+    assert {env[name] for name in ("SLURM_NODELIST", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST")} == {
+        "n2,n1,n7"
+    }
+
+
+def test_what_is_true_of_the_agent_alone_goes_no_further() -> None:
+    agents = {
+        "SLURM_LAUNCH_NODE_IPADDR": "1",
+        "PMI_RANK": "0",
+        "PMIX_X": "1",
+        "SLURM_CPU_BIND": "x",
+        "SLURM_TASK_PID": "1",
+    }
+    jobs = {
+        "SLURM_JOB_ID": "8",
+        "SLURM_CLUSTER_NAME": "c",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PATH": "/bin",
+        "TMPDIR": "/scratch/8",
+    }
+    assert stepenv.of_the_job({**agents, **jobs}) == jobs
+
+
+def test_an_srun_for_agents_is_not_told_how_ranks_were_to_be_started() -> None:
+    options = ("SLURM_NTASKS", "SLURM_MEM_PER_CPU", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
+               "SLURM_EXPORT_ENV", "SLURM_CPU_BIND", "SLURM_TASKS_PER_NODE", "SLURM_EXACT", "SLURM_NNODES", "ORCH_ENDING")  # fmt: skip
+    kept = {
+        "SLURM_JOB_ID": "8",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_RESTART_COUNT": "1",
+        "SLURM_CONF": "/c",
+        "HOME": "/h",
+    }
+    assert stepenv.for_srun({**dict.fromkeys(options, "1"), **kept}) == kept
+
+
+def test_the_processors_of_the_task_are_divided_among_the_ranks() -> None:
+    assert stepenv.share({"SLURM_CPUS_PER_TASK": "8"}, 4) == {"SLURM_CPUS_PER_TASK": "2"}
+    assert stepenv.share({"SLURM_CPUS_PER_TASK": "1"}, 4) == {"SLURM_CPUS_PER_TASK": "1"}
+    assert stepenv.share({}, 4) == {}
