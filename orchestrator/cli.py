@@ -82,6 +82,8 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
         _print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
     else:
         click.echo(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
+        if job.slurm_id:
+            click.echo(f"  queue   Slurm job {job.slurm_id}")
     if follow:
         return _follow(job, as_json=as_json)
     if not as_json:
@@ -96,7 +98,7 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 @AS_JSON
 def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     """Show how a job is doing, node by node and rank by rank."""
-    from orchestrator import show, terminal
+    from orchestrator import listview, show, terminal
 
     if show_all and (job or watch):
         raise UserError("--all shows all jobs, once", "--all", "leave out JOB and --watch, or --all")
@@ -106,13 +108,13 @@ def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     if folder is not None:
         if watch:
             return _watch(Job(folder), as_json=as_json)
-        statuses = [Job(folder).last_status()]
+        statuses = [_status_now(Job(folder))]
     if as_json:
         _print_json(statuses)
     elif not statuses:
         click.echo(f"no jobs yet in {place}; submit one: orch submit job.yaml")
     else:
-        terminal.write(show.jobs(statuses, terminal.width()) if show_all else show.job(statuses[0]))
+        terminal.write(listview.jobs(statuses, terminal.width()) if show_all else show.job(statuses[0]))
     return 0
 
 
@@ -177,10 +179,11 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
     """Print what the nodes did in a job whose ranks have not printed anything."""
     from dataclasses import replace
 
-    nodes = tuple(node.name for node in job.plan().nodes)
-    there = iter(_printed(job, replace(query, nodes=nodes)))
+    there = iter(_printed(job, replace(query, nodes=tuple(job.node_names()))))
     first = next(there, None)
     if first is None:
+        if job.is_slurm and _print_batch_log(job):
+            return
         told = f"orch status {job.id}" if not job.folder.ended.exists() else f"orch why {job.id}"
         click.echo(f"no rank has printed anything, and no node has said what it did; see {told}", err=True)
         return
@@ -188,6 +191,21 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
     click.echo(first)
     for text in there:
         click.echo(text)
+
+
+def _print_batch_log(job: Job) -> bool:
+    """Print what a job's batch script has said, if anything; a job whose supervisor never came up has told it there."""
+    from orchestrator import queued, show
+
+    lines = queued.batch_lines(job.folder)
+    if lines:
+        click.echo(
+            f"no rank has printed anything; this is what its batch script said ({job.folder.batch_log}):",
+            err=True,
+        )
+    for line in lines:
+        click.echo(show.harmless(job.mask().apply(line)))
+    return bool(lines)
 
 
 def _print_logs(job: Job, query: LogQuery) -> None:
@@ -214,7 +232,9 @@ def why(job: str | None, as_json: bool) -> int:
     """
     from orchestrator import terminal, whyview
 
-    told = _find(job).why()
+    found = _find(job)
+    _heed_slurm(found)
+    told = found.why()
     if as_json:
         _print_json(told)
     else:
@@ -299,6 +319,7 @@ def collect_verb(job: str | None, folder: Path | None) -> int:
     from orchestrator import collect, leftovers, terminal
 
     found = _find(job)
+    _heed_slurm(found)
     if found.last_status()["state"] in statefile.ENDED and not found.folder.ended.exists():
         click.echo("its last logs and checkpoints are still coming home …", err=True)
         collect.await_last(found)
@@ -427,13 +448,36 @@ def _all_statuses() -> list[dict[str, Any]]:
     """Return the statuses of all jobs, and tell of each whose folder is damaged."""
     from orchestrator import terminal
 
+    left = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
+    if left:
+        from orchestrator import queued
+
+        queued.look_ahead(left)
     statuses = []
     for job in _jobs():
         try:
-            statuses.append(job.last_status())
+            statuses.append(_status_now(job))
         except OrchError as err:
             terminal.complain(str(err))
     return statuses
+
+
+def _status_now(job: Job) -> dict[str, Any]:
+    """Return a job's status after Slurm's word on it was heeded; what fails of that is told, and is no reason for none."""
+    _heed_slurm(job)
+    return job.last_status()
+
+
+def _heed_slurm(job: Job) -> None:
+    """Close a job that Slurm has ended: what asks for what came of a job must not find it half open."""
+    from orchestrator import terminal
+
+    if job.folder.ended.exists() or not job.is_slurm:
+        return
+    try:
+        job.look_after()
+    except (OrchError, OSError) as err:
+        terminal.complain(str(err))
 
 
 def _tell_left(left: Mapping[str, Account]) -> int:
@@ -491,7 +535,7 @@ def _ranks_wanted(
     if not ranks and not nodes:
         return ()
     plan = job.plan()
-    names = [node.name for node in plan.nodes]
+    names = job.node_names()
     for name in nodes:
         if name not in names:
             raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")

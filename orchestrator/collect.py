@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from orchestrator import home, leftovers, postmortem, statefile
 from orchestrator.backends import LaunchError
 from orchestrator.errors import ClusterError, OrchError, UserError
-from orchestrator.job import POLL_S, Job, revive
+from orchestrator.job import POLL_S, Job
 from orchestrator.node import keeper
 from orchestrator.node.checkpoints import CheckpointWatch, Wholeness, look, wholeness
 
@@ -89,7 +89,7 @@ def await_last(job: Job) -> None:
     """Wait until an ended job's supervisor has brought home what it can; revive it if it died over that."""
     deadline_s = time.monotonic() + LAST_S_MAX
     while not job.folder.ended.exists() and time.monotonic() < deadline_s:
-        revive(job.folder)
+        job.look_after()
         time.sleep(POLL_S)
 
 

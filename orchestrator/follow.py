@@ -91,7 +91,7 @@ def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Ref
     view = LogView(style, job.mask())
     follower = Follower(job.folder, query)
     status = job.status()
-    folding = Folding(FAR_WINDOW_NS if status["backend"] == "ssh" else FOLD_WINDOW_NS)
+    folding = Folding(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
     refresh(status)
     due_s = time.monotonic() + STATUS_S
     while status["state"] not in statefile.ENDED:
@@ -162,8 +162,10 @@ def _footer(status: Json, reason_chars: int) -> list[show.Line]:
     step = checkpoint["step"] if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""
     lines = [(), show.line(*show.headline(status), show.Cell(saved, "dim"))]
-    if status["reason"]:
+    if status["reason"] and status["reason"] != status.get("queue", {}).get("said"):
         lines.append(show.line(show.Cell(show.cut(show.reason(status), reason_chars), "dim")))
+    if status["state"] not in ("STARTING", "RUNNING", "RESTARTING") or status.get("queue", {}).get("silent"):
+        lines += show.queue(status)
     if "supervisor" in status:
         lines.append(show.line(show.Cell(show.unheard(status), "bold red")))
     lines.append(show.line(show.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim")))

@@ -6,6 +6,7 @@ known from one listing, without opening a job.
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -76,6 +77,24 @@ def unended(folder: Path) -> list[JobDir]:
     # 1,000 pathlib paths would cost more than the looks themselves.
     left = [job_id for job_id in _names(folder) if not os.path.lexists(f"{root}/{job_id}/ended")]
     return [JobDir(Path(root, job_id)) for job_id in sorted(left, key=_age)]
+
+
+def is_ours(job: JobDir) -> bool:
+    """Tell whether there is a job that this user looks after; others do so for theirs."""
+    try:
+        return job.plan.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def is_slurm(job: JobDir) -> bool:
+    """Tell whether a job's nodes come from Slurm; what is wrong with a damaged plan others say."""
+    if job.slurm.exists() or job.state.exists():
+        return job.slurm.exists()
+    try:  # its submit is at work, or was cut off
+        return bool(json.loads(job.plan.read_bytes())["backend"] == "slurm")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _names(folder: Path) -> list[str]:

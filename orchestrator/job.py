@@ -57,27 +57,70 @@ class Job:
         return home.name_of(self.folder.id)
 
     def status(self) -> Json:
-        """Return one object of `orch status --json`. A supervisor that died is started again by the way.
+        """Return one object of `orch status --json`. A supervisor that died is started again by the way, and a job
+        that Slurm has ended is closed.
 
         Raises ClusterError when that is not possible, or when the job's folder is damaged.
         """
-        revive(self.folder)
+        self.look_after()
         return self.last_status()
 
+    def look_after(self) -> None:
+        """Start the job's supervisor if it died, or do what Slurm's word on the job asks for. Raises ClusterError."""
+        if self.is_slurm:
+            from orchestrator import queued
+
+            queued.settle(self.folder)
+        else:
+            revive(self.folder)
+
+    @property
+    def is_slurm(self) -> bool:
+        """Tell whether the job's nodes come from Slurm."""
+        return home.is_slurm(self.folder)
+
+    @property
+    def slurm_id(self) -> str | None:
+        """Slurm's id of the job, the latest; None for a job that Slurm was never given. Raises ClusterError."""
+        from orchestrator import queued
+
+        return queued.present(self.folder) if self.is_slurm else None
+
+    def node_names(self) -> list[str]:
+        """Return the names of the job's nodes; of a job of Slurm those that have had any part in it yet.
+
+        Raises ClusterError when the plan is missing or damaged.
+        """
+        from orchestrator import logs
+
+        return logs.nodes(self.folder) if self.is_slurm else [node.name for node in self.plan().nodes]
+
     def last_status(self) -> Json:
-        """Return what the supervisor last said, as `status` does, and start nothing. Raises ClusterError."""
+        """Return what the supervisor last said, and Slurm of a job in its queue; start nothing. Raises ClusterError."""
+        if not self.folder.ended.exists() and self.is_slurm:
+            from orchestrator import queued
+
+            try:
+                known = self._last_words()
+            except FileNotFoundError:
+                known = None
+            return {**queued.join(self.folder, known, self.plan), "dir": str(self.folder.root)}
         deadline_s = time.monotonic() + STATE_S_MAX
         while True:
             try:
-                known = statefile.read(self.folder, time.time())
+                return {**self._last_words(), "dir": str(self.folder.root)}
             except FileNotFoundError:
                 if not _is_beginning(self.folder) or time.monotonic() > deadline_s:
                     raise _no_status(self.folder) from None
                 time.sleep(STATE_POLL_S)
-                continue
-            if known.get("written_s", 0.0) > QUIET_S:
-                known["supervisor"] = _holder(self.folder)
-            return {**known, "dir": str(self.folder.root)}
+
+    def _last_words(self) -> Json:
+        """Return what the supervisor last said, and who that was if it was long ago. Raises FileNotFoundError when
+        there is nothing."""
+        known = statefile.read(self.folder, time.time())
+        if known.get("written_s", 0.0) > QUIET_S:
+            known["supervisor"] = _holder(self.folder)
+        return known
 
     def wait(self, timeout_s: float | None = None) -> Json:
         """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""
@@ -97,14 +140,20 @@ class Job:
         return logs.read(self.folder, query or logs.LogQuery(), time.time_ns())
 
     def cancel(self) -> None:
-        """Ask for the job's end; `wait` tells when it has come. Raises UserError when it has ended already."""
+        """Ask for the job's end; `wait` tells when it has come. Raises UserError when it has ended already, and
+        ClusterError when Slurm does not let go of it."""
         from orchestrator import requests
 
         state = self.status()["state"]
         if state in statefile.ENDED:
             fix = "there is nothing to stop" if state == "SUCCEEDED" else "orch resume lets it go on"
             raise UserError(f"the job has ended already: {state}", self.id, fix)
-        requests.ask(self.folder.requests, "cancel")
+        if self.is_slurm:
+            from orchestrator import queued
+
+            queued.cancel(self.folder)
+        else:
+            requests.ask(self.folder.requests, "cancel")
 
     def resume(
         self, checkpoint: str = "", overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
@@ -129,7 +178,12 @@ class Job:
         submission.resume(
             self.folder, self.plan(), checkpoint, tuple(overrides), os.environ if environ is None else environ
         )
-        self._await_news(before)
+        if self.is_slurm:
+            from orchestrator import queued
+
+            queued.begin_again(self.folder, before)
+        else:
+            self._await_news(before)
 
     def _await_news(self, before: Json) -> None:
         """Wait until the status tells of the resume, or whoever waits for the job's end next would see the last end."""
@@ -217,7 +271,12 @@ def submit(
 
     file = load(Path(spec), overrides=overrides, backend=backend)
     kept = [*overrides, *([f"backend={backend}"] if backend else [])]
-    return Job(submission.submit(file, os.environ if environ is None else environ, kept, ask))
+    job = Job(submission.submit(file, os.environ if environ is None else environ, kept, ask))
+    if job.is_slurm:
+        from orchestrator import queued
+
+        queued.note_cluster(job.folder)
+    return job
 
 
 def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) -> Job:
@@ -226,24 +285,17 @@ def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) ->
 
 
 def revive(job: JobDir) -> bool:
-    """Start the supervisor of a job that has none and has not ended; tell whether that was needed.
+    """Start the supervisor of a job that has none and has not ended; tell whether that was needed. In Slurm's
+    allocation the batch script does so.
 
     Raises ClusterError when it does not come up.
     """
-    if job.ended.exists() or not _is_ours(job) or _is_supervised(job):
+    if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job) or _is_supervised(job):
         return False
     from orchestrator import submission
 
     submission.start_supervisor(job)
     return True
-
-
-def _is_ours(job: JobDir) -> bool:
-    """Tell whether there is a job that this user could supervise; others look after theirs themselves."""
-    try:
-        return job.plan.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
 
 
 def _is_supervised(job: JobDir) -> bool:

@@ -1,4 +1,4 @@
-"""How do checkpoints look, and the findings of a preflight? As tables and lines of text, like a status.
+"""How do many jobs look, checkpoints, and the findings of a preflight? As tables and lines of text, like a status.
 
 Pure: JSON objects of the contract in, lines out.
 """
@@ -7,7 +7,52 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.show import Cell, Json, Line, columns, line, named, or_dash, size
+from orchestrator.show import (
+    STYLES,
+    Cell,
+    Json,
+    Line,
+    columns,
+    cut,
+    line,
+    named,
+    or_dash,
+    reason,
+    size,
+    without_notes,
+)
+
+REASON_CHARS_MIN = 20
+
+
+def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
+    """Return a table of jobs, a line each; in lines of `chars_max` the reasons get what is left, else all they need.
+
+    Where little is left there is no column for the time of the submit, which the id has as well.
+    """
+    left = chars_max and chars_max - sum(_JOB_CHARS) - max([len(one["id"]) + 2 for one in statuses])
+    has_time = left is None or left >= REASON_CHARS_MIN
+    if left is not None:
+        left = max(REASON_CHARS_MIN, left if has_time else left + _JOB_CHARS[-1])
+    heads = ("JOB", "STATE", "ATTEMPT", "STEP", "SUBMITTED (UTC)", "REASON")
+    keep = [head for head in heads if has_time or not head.startswith("SUBMITTED")]
+    rows = [dict(zip(heads, _job_row(one, left), strict=True)) for one in statuses]
+    return columns([[row[head] for head in keep] for row in rows], keep)
+
+
+def _job_row(one: Json, reason_chars: int | None) -> list[Cell]:
+    return [
+        Cell(one["id"]),
+        Cell(one["state"], STYLES.get(one["state"], "")),
+        Cell(str(one["attempt"])),
+        Cell(or_dash(one["step"])),
+        Cell((one["created_at"] or "-")[:19].replace("T", " ")),
+        Cell(cut(without_notes(reason(one), one["nodes"]), reason_chars)),
+    ]
+
+
+_JOB_CHARS = (12, 9, 8, 21)
+"""How wide the columns between a job's id and its reason are."""
 
 
 def checkpoints(listed: Sequence[Json]) -> list[Line]:

@@ -25,7 +25,8 @@ from orchestrator.wire.logindex import IndexCursor, offset_at
 from orchestrator.wire.paths import JobDir, attempt_of, rank_of
 
 __all__ = [
-    "BAR_S", "CUT_MARK", "LINE_BYTES_MAX", "Follower", "LogLine", "LogQuery", "attempts", "has_rank_lines", "read",
+    "BAR_S", "CUT_MARK", "LINE_BYTES_MAX", "Follower", "LogLine", "LogQuery", "attempts", "has_rank_lines", "nodes",
+    "read",
 ]  # fmt: skip
 
 FLUSH_S = 1.0
@@ -36,6 +37,7 @@ _DRAIN_POLLS_MAX = 100_000
 _READ_BYTES_MAX = 16 << 20
 _BLOCK_BYTES_MIN = 8 << 10
 _FAR = 1 << 64
+_NODE_LOG = re.compile(r"node-(.+)\.log$")
 _TIME = attrgetter("time_ns")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
@@ -110,6 +112,19 @@ def attempts(job: JobDir) -> tuple[int, ...]:
     """Return the attempts that have a log folder, rising."""
     found = (attempt_of(path) for path in _entries(job.logs))
     return tuple(sorted(attempt for attempt in found if attempt is not None))
+
+
+def nodes(job: JobDir) -> list[str]:
+    """Return the nodes that have a log of their own, in any attempt."""
+    folders = (job.attempt_logs(attempt) for attempt in attempts(job))
+    return sorted(
+        {
+            found.group(1)
+            for folder in folders
+            for path in _entries(folder)
+            if (found := _NODE_LOG.match(path.name))
+        }
+    )
 
 
 def has_rank_lines(job: JobDir) -> bool:

@@ -1,7 +1,8 @@
 """Where does every rank go, and with which settings? Pure: spec and inventory in, a Plan out.
 
 On backend local every node gets its ranks and GPUs here. Over ssh the plan is a pool: hosts in the user's order, and how
-much of them an attempt takes; which of them it is the brain decides, attempt by attempt.
+much of them an attempt takes; which of them it is the brain decides, attempt by attempt. On slurm it is a pool whose
+hosts are not known before Slurm has chosen them.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from orchestrator import sbatch
 from orchestrator.errors import UserError
-from orchestrator.plan import Plan, PlannedLimits, PlannedNode, PlannedPool, PlannedSsh
+from orchestrator.plan import Plan, PlannedLimits, PlannedNode, PlannedPool, PlannedSlurm, PlannedSsh
 
 if TYPE_CHECKING:
     from orchestrator.spec import JobSpec, SpecFile
@@ -29,28 +31,29 @@ class Inventory:
     """What there is to place a job on.
 
     Backend local uses `gpus`, those of this machine by index; backend ssh `gpus_each`, how many each of the hosts was
-    found to have (None: nobody was asked).
+    found to have (None: nobody was asked). `sbatch` are the options that the submitter has for all of his Slurm jobs.
     """
 
     host: str
     gpus: tuple[int, ...]
     python: str
     gpus_each: int | None = None
+    sbatch: tuple[tuple[str, str], ...] = ()
 
 
 def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
     """Place a job. Raises UserError when the inventory cannot hold it."""
     spec = file.spec
     argv, shell = _argv(spec, inventory)
-    over_ssh = spec.backend == "ssh"
-    pool = _pool(file, inventory) if over_ssh else None
+    over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
+    pool = _pool(file, inventory) if over_ssh or on_slurm else None
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
     return Plan(
         id=job_id,
         name=spec.name,
         backend=spec.backend,
         created_at=created_at,
-        nodes=_place_local(file, inventory) if pool is None else _place_ssh(file, pool),
+        nodes=_place(file, inventory, pool),
         argv=argv,
         resume_args=resume_args,
         shell=shell,
@@ -66,6 +69,7 @@ def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         total_steps=spec.total_steps,
         pool=pool,
         ssh=ssh_of(spec) if over_ssh else None,
+        slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
         programs=_programs(spec, inventory) if over_ssh else (),
     )
 
@@ -81,6 +85,27 @@ def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
             return (python, "-m", entry.target, *entry.args), False
         case _:
             return (tuple(entry.args), False) if entry.args else (("bash", "-c", entry.target), True)
+
+
+def _place(file: SpecFile, inventory: Inventory, pool: PlannedPool | None) -> tuple[PlannedNode, ...]:
+    match file.spec.backend:
+        case "local":
+            return _place_local(file, inventory)
+        case "ssh":
+            assert pool is not None
+            return _place_ssh(file, pool)
+        case "slurm":
+            return ()
+
+
+def _slurm(spec: JobSpec, pool: PlannedPool, inventory: Inventory) -> PlannedSlurm:
+    told = spec.checkpoint.on_preempt
+    return PlannedSlurm(
+        options=sbatch.options(spec, pool, inventory.sbatch),
+        requeues_at_time_limit=spec.time_limit_action == "requeue",
+        signal=told.signal,
+        grace_s=told.grace,
+    )
 
 
 def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...]:
@@ -196,7 +221,7 @@ def _limits(spec: JobSpec) -> PlannedLimits:
         backoff_s=restart.backoff,
         backoff_s_max=restart.backoff_max,
         never_on_exit_codes=tuple(restart.never_on_exit_codes),
-        time_s=spec.time_limit,
+        time_s=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps that one itself
         on_hang=monitor.on_hang,
     )
 

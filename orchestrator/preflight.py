@@ -20,6 +20,7 @@ from orchestrator.errors import ClusterError, OrchError
 from orchestrator.node import setup
 from orchestrator.node.jobfolder import SPARE_BYTES, megabytes
 from orchestrator.plan import Plan, PlannedSsh
+from orchestrator.slurm import disks, submitting
 from orchestrator.spec import SpecFile, load
 from orchestrator.wire.paths import JobDir
 
@@ -103,8 +104,13 @@ def _findings(file: SpecFile, environ: Mapping[str, str], ask: fleet.Ask | None)
     if plan.ssh is not None:
         yield from _over_ssh(plan, code_bytes, environ, ask)
         return
+    if plan.slurm is not None:
+        yield _shared(home.home(environ))
     yield from _python(file, plan, environ)
-    yield _loopback()
+    if plan.slurm is not None:
+        yield _try("queue", lambda: _queue(file, plan, environ))
+    else:
+        yield _loopback()
 
 
 def _fault(what: str, err: OrchError) -> Finding:
@@ -149,7 +155,9 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
         return
     entry = file.spec.entry
     script = str(file.workdir / entry.target) if entry.kind == "script" else ""
-    gpus = max(len(node.gpus) for node in plan.nodes)
+    gpus = max(
+        (len(node.gpus) for node in plan.nodes), default=0
+    )  # those of Slurm's nodes cannot be seen here
     try:
         python = setup.find_program(plan.program, {**environ, **plan.env}, file.workdir)
         said = _ask(python, script, "gpus" if gpus else "", {**environ, **plan.env})
@@ -190,6 +198,27 @@ def _loopback() -> Finding:
     except setup.SetupError as err:
         return Finding("network", False, err.reason, "see what listens: ss -ltn", 3)
     return Finding("network", True, f"127.0.0.1 has free ports, {port} among them")
+
+
+# On Slurm
+
+
+def _shared(folder: Path) -> Finding:
+    """A disk of this machine may be exported to the nodes, so that it is is no fault."""
+    kind = disks.local_kind(folder)
+    found = f"{folder} is on no disk of this machine alone"
+    if kind:
+        found = (
+            f"{folder} is on {kind}, as disks of one machine are: the nodes must see it too, or set ORCH_HOME"
+        )
+    return Finding("shared", True, found)
+
+
+def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
+    """Ask sbatch, which looks at all that a submit would be refused for, and estimates a start."""
+    submitting.require_commands(environ, file.where("backend"))
+    script = render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)[0]
+    return Finding("queue", True, submitting.test(script.text, environ, file.where))
 
 
 # Over SSH

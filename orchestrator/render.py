@@ -9,6 +9,8 @@ from pathlib import Path
 
 import jinja2
 
+from orchestrator import sbatch
+from orchestrator.errors import UserError
 from orchestrator.plan import Plan
 from orchestrator.wire.paths import JobDir
 
@@ -27,12 +29,15 @@ class RenderedFile:
 
 
 def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
-    """Return the launch script of every node. `python` runs the agents; ranks have their own in the plan.
+    """Return the launch script of every node; on Slurm the batch script, and the launch script of any node.
 
-    Over SSH it is only the first Python that is tried, since hosts have their own.
+    `python` runs the agents; ranks have their own in the plan. Over SSH and on Slurm it is only the first Python that
+    is tried, since hosts have their own.
     """
     command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
     values: dict[str, object] = {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
+    if plan.slurm is not None:
+        return _for_slurm(plan, job, values)
     if plan.ssh is not None:
         template = environment().get_template("host.sh.j2")
         values |= {"pool": plan.pool, "root": f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}"}
@@ -45,8 +50,27 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
     )
 
 
+def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[RenderedFile, ...]:
+    """Return what is handed to sbatch, and what srun starts. Raises UserError for a folder that sbatch cannot be told."""
+    assert plan.slurm is not None
+    root = str(job.root)
+    if not root.isprintable():
+        fix = "set ORCH_HOME to a folder without such characters"
+        raise UserError(
+            "the job folder has a character in its path that sbatch cannot be told", repr(root), fix
+        )
+    # Slurm puts job ids for patterns such as %j in the path of --output, and only there: so that is a relative one.
+    options = (*plan.slurm.options, f"--chdir={root}", "--output=logs/slurm.log")
+    env, more = environment(), {**values, "pool": plan.pool, "root": root, "options": options}
+    return tuple(
+        RenderedFile(name=name, text=env.get_template(f"{name}.j2").render(more), mode=0o755)
+        for name in ("slurm.sh", "agent.sh")
+    )
+
+
 def environment() -> jinja2.Environment:
-    """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line."""
+    """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line,
+    `directive` speaks to sbatch."""
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,
@@ -54,5 +78,6 @@ def environment() -> jinja2.Environment:
         autoescape=False,
     )
     env.filters["q"] = lambda text: shlex.quote(str(text))
+    env.filters["directive"] = sbatch.directive
     env.filters["comment"] = lambda text: _CONTROL.sub(" ", str(text))
     return env

@@ -33,7 +33,6 @@ HOSTS_SHOWN_MAX = 64
 NAMES_SHOWN_MAX = 4
 NOTES_SHOWN_MAX = 16
 TRAVELS_SHOWN_MAX = 4
-REASON_CHARS_MIN = 20
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -136,15 +135,16 @@ def eta_s(status: Json) -> float | None:
 def job(status: Json) -> list[Line]:
     """Return one job in full: its head, its nodes and its ranks."""
     nodes, ranks = status["nodes"], [rank for rank in status["ranks"] if rank["node"]]
-    has_pool, over = status["backend"] == "ssh", status["state"] in ENDED
+    has_pool, over = status["backend"] != "local", status["state"] in ENDED
     ranks_there = f"{status['world_size']} rank{'s' if status['world_size'] != 1 else ''}"
     lines = [
-        line(Cell(status["id"], "bold"), f"  {ranks_there} {_count(nodes, has_pool)}, {status['backend']}"),
+        line(Cell(status["id"], "bold"), f"  {ranks_there}{_count(nodes, has_pool)}, {status['backend']}"),
         headline(status),
     ]
-    if status["reason"]:
-        why = _without_notes(reason(status), nodes) if has_pool else reason(status)
+    if status["reason"] and not _is_of_queue(status):
+        why = without_notes(reason(status), nodes) if has_pool else reason(status)
         lines.append(line(Cell(why, "dim" if status["state"] == "SUCCEEDED" else "")))
+    lines += queue(status)
     if "supervisor" in status:
         lines.append(line(Cell(unheard(status), "bold red")))
     if status["checkpoint"]:
@@ -152,12 +152,37 @@ def job(status: Json) -> list[Line]:
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {status['checkpoint']['path']}{at}"))
     lines += [] if over else _travels(status.get("travels", ()))
-    lines += [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
+    lines += (
+        []
+        if has_pool and not nodes
+        else [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
+    )
     if ranks:
         lines += [(), *columns([_rank_row(rank) for rank in ranks[:RANKS_SHOWN_MAX]], _RANK_HEADS)]
     if len(ranks) > RANKS_SHOWN_MAX:
         lines.append(line(f"and {len(ranks) - RANKS_SHOWN_MAX} more ranks: --json shows all"))
     return lines
+
+
+def queue(status: Json) -> list[Line]:
+    """Return what Slurm says of a job that is in its hands, and how to mend what keeps it there."""
+    told = status.get("queue")
+    if not told:
+        return []
+    what, fix = with_fix(told["said"])
+    if told["expected_start"]:
+        what += f", expected to start at {told['expected_start'][:16].replace('T', ' ')} UTC"
+    if told["silent"]:
+        age = f", {duration(told['heard_s'])} ago" if told["heard_s"] else ""
+        what += f"{age}; no answer now: {told['silent']}"
+    style = "yellow" if told["silent"] or fix else ""
+    lines = [line("queue       ", Cell(what, style))]
+    return [*lines, *([line(f"            fix: {fix}")] if fix else [])]
+
+
+def _is_of_queue(status: Json) -> bool:
+    """Tell whether a job's reason is what the queue says of it, which has a line of its own."""
+    return bool(status.get("queue")) and status["reason"] == status["queue"]["said"]
 
 
 def reason(status: Json) -> str:
@@ -180,7 +205,8 @@ def unheard(status: Json) -> str:
     """Say that nobody keeps this status up to date, and who last did."""
     holder = status["supervisor"]
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
-    return f"this is {duration(status['written_s'])} old: no word from {who}; orch status there tells more"
+    more = "its batch script starts it again" if status.get("queue") else "orch status there tells more"
+    return f"this is {duration(status['written_s'])} old: no word from {who}; {more}"
 
 
 _RANK_HEADS = ("RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")
@@ -189,9 +215,11 @@ _RANK_HEADS = ("RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT"
 def _count(nodes: Sequence[Json], has_pool: bool) -> str:
     """Return on how many nodes the ranks are; of a pool, which may wait for its hosts, on how many of them."""
     if not has_pool:
-        return f"on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+        return f" on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+    if not nodes:
+        return ""
     placed = sum(1 for node in nodes if node["role"] == "placed")
-    return f"on {placed or 'none'} of {_hosts(len(nodes))}"
+    return f" on {placed or 'none'} of {_hosts(len(nodes))}"
 
 
 def _travels(travels: Sequence[Json]) -> list[Line]:
@@ -257,7 +285,7 @@ def _hosts(count: int) -> str:
     return f"{count} host{'s' if count != 1 else ''}"
 
 
-def _without_notes(text: str, nodes: Sequence[Json]) -> str:
+def without_notes(text: str, nodes: Sequence[Json]) -> str:
     """Return a reason without what stands below it as the notes of hosts."""
     for node in nodes:
         if note := node["note"]:
@@ -336,39 +364,6 @@ def _rank_row(rank: Json) -> list[Cell]:
 def or_dash(value: object) -> str:
     """Return a value as a table shows it."""
     return "-" if value is None else str(value)
-
-
-# Many jobs
-
-
-def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
-    """Return a table of jobs, a line each; in lines of `chars_max` the reasons get what is left, else all they need.
-
-    Where little is left there is no column for the time of the submit, which the id has as well.
-    """
-    left = chars_max and chars_max - sum(_JOB_CHARS) - max([len(one["id"]) + 2 for one in statuses])
-    has_time = left is None or left >= REASON_CHARS_MIN
-    if left is not None:
-        left = max(REASON_CHARS_MIN, left if has_time else left + _JOB_CHARS[-1])
-    heads = ("JOB", "STATE", "ATTEMPT", "STEP", "SUBMITTED (UTC)", "REASON")
-    keep = [head for head in heads if has_time or not head.startswith("SUBMITTED")]
-    rows = [dict(zip(heads, _job_row(one, left), strict=True)) for one in statuses]
-    return columns([[row[head] for head in keep] for row in rows], keep)
-
-
-def _job_row(one: Json, reason_chars: int | None) -> list[Cell]:
-    return [
-        Cell(one["id"]),
-        Cell(one["state"], STYLES.get(one["state"], "")),
-        Cell(str(one["attempt"])),
-        Cell(or_dash(one["step"])),
-        Cell((one["created_at"] or "-")[:19].replace("T", " ")),
-        Cell(cut(_without_notes(reason(one), one["nodes"]), reason_chars)),
-    ]
-
-
-_JOB_CHARS = (12, 9, 8, 21)
-"""How wide the columns between a job's id and its reason are."""
 
 
 def cut(text: str, chars_max: int | None) -> str:

@@ -14,12 +14,15 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import pydantic
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
 
+from orchestrator import sbatch
 from orchestrator import spec_rules as rules
 from orchestrator.spec_rules import Entry, duration_text
+from orchestrator.specfile import shown
 
 MACHINES_MAX = 4096
 BEATS_PER_NODE_TIMEOUT = 5
 HOSTS_CHARS_MAX = 65_536
+GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
 
 def _listed(value: object) -> object:
@@ -47,12 +50,21 @@ def _settings(value: object) -> object:
     return _mapped(value)
 
 
+def _bare_signal(value: object) -> object:
+    return value.removeprefix("SIG") if isinstance(value, str) else value
+
+
 Backend: TypeAlias = Literal["local", "ssh", "slurm"]
 Hang: TypeAlias = Literal["restart", "notify", "fail"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
+LimitAction: TypeAlias = Literal["fail", "requeue"]
+Signal: TypeAlias = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
 BackendWord: TypeAlias = Annotated[Backend, rules.choice(*get_args(Backend))]
 HangWord: TypeAlias = Annotated[Hang, rules.choice(*get_args(Hang))]
 HostKeysWord: TypeAlias = Annotated[HostKeys, rules.choice(*get_args(HostKeys))]
+LimitActionWord: TypeAlias = Annotated[LimitAction, rules.choice(*get_args(LimitAction))]
+SignalWord: TypeAlias = Annotated[Signal, rules.choice(*get_args(Signal)), BeforeValidator(_bare_signal)]
+Grace: TypeAlias = Annotated[float, rules.duration(0.0, GRACE_S_MAX)]
 Machines: TypeAlias = Annotated[int, rules.whole(1, MACHINES_MAX)]
 Spares: TypeAlias = Annotated[int, rules.whole(0, MACHINES_MAX)]
 Restarts: TypeAlias = Annotated[int, rules.whole(0)]
@@ -139,6 +151,13 @@ class Restart(Part):
         return _at_least(value, info.data.get("backoff", 0.0), "restart.backoff")
 
 
+class OnPreempt(Part):
+    """How ranks are told that Slurm is about to take their nodes."""
+
+    signal: SignalWord = about("TERM", "Signal that tells ranks to save themselves.")
+    grace: Grace = about(60.0, "Time they have for that; then they are killed. Slurm may give less.")
+
+
 class Checkpoint(Part):
     """What a checkpoint is, and how a script is given one."""
 
@@ -146,6 +165,9 @@ class Checkpoint(Part):
     keep: rules.OptionalCount = about(None, "How many of the newest checkpoints to keep; by default all.")
     resume_args: rules.OptionalResumeArgs = about(
         None, "Arguments appended when a good checkpoint exists; `{path}` stands for its path."
+    )
+    on_preempt: OnPreempt = about(
+        OnPreempt(), "Backend slurm: how ranks are told of preemption, and of the time limit's end."
     )
 
 
@@ -192,12 +214,30 @@ class Slurm(Part):
     nodelist: rules.OptionalLine = about(None, "Nodes to use.")
     exclude: rules.OptionalLine = about(None, "Nodes to avoid.")
     gres: rules.OptionalLine = about(None, "Generic resources, in place of those for gpus_per_node.")
-    cpus_per_task: rules.OptionalCount = about(None, "CPU cores of a task.")
+    cpus_per_task: rules.OptionalCount = about(None, "CPU cores of each rank; by default 1.")
     mem: rules.OptionalLine = about(None, "Memory of a node, such as 64G.")
     exclusive: rules.Switch = about(False, "Ask for whole nodes.")
     mail: rules.OptionalLine = about(None, "Address Slurm writes to when the job ends or fails.")
     comment: rules.OptionalLine = about(None, "Comment in Slurm's accounting.")
     extra: Options = about((), "More options for sbatch, such as --licenses=foo.")
+
+    @pydantic.field_validator("*")
+    @classmethod
+    def _fits_a_script(cls, value: object) -> object:
+        longest = max(
+            (len(text) for text in (value if isinstance(value, tuple) else (str(value),))), default=0
+        )
+        if longest > sbatch.OPTION_CHARS_MAX:
+            raise ValueError(f"must be at most {sbatch.OPTION_CHARS_MAX} characters, not {longest}")
+        return value
+
+    @pydantic.field_validator("extra")
+    @classmethod
+    def _is_not_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for option in value:
+            if fault := sbatch.fault_of(option):
+                raise ValueError(f"{shown(option)} {fault}")
+        return value
 
 
 class JobSpec(Part):
@@ -222,7 +262,12 @@ class JobSpec(Part):
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
     env: Env = about({}, "Environment of the ranks; wins over what orch would set.")
     secrets: Secrets = about((), "Variables taken from the submitter's environment and never shown.")
-    time_limit: rules.OptionalSeconds = about(None, "Longest run of the job, restarts included.")
+    time_limit: rules.OptionalSeconds = about(
+        None, "Longest run of the job, restarts included; on Slurm of each stay on its nodes."
+    )
+    time_limit_action: LimitActionWord = about(
+        "fail", "What follows the time limit: failure, or on Slurm another turn in the queue, and going on."
+    )
     total_steps: rules.OptionalCount = about(None, "Optimizer steps of the training, to tell the time left.")
     rendezvous: Rendezvous = about(Rendezvous(), "Where the ranks of an attempt meet.")
     nccl: Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
@@ -249,6 +294,15 @@ class JobSpec(Part):
             return {**data, "gpus_per_node": "auto"}
         return data
 
+    @pydantic.field_validator("gpus_per_node")
+    @classmethod
+    def _are_counted_for_slurm(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:
+        if value == "auto" and info.data.get("backend") == "slurm":
+            raise ValueError(
+                "Slurm must be asked for a number: write gpus_per_node: 8, or procs_per_node: 4 for CPU ranks"
+            )
+        return value
+
     @pydantic.field_validator("procs_per_node")
     @classmethod
     def _agrees_with_gpus(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -273,6 +327,39 @@ class JobSpec(Part):
         if both:
             raise ValueError(f"{both[0]} stands in env too, in plain text; remove it there or here")
         return tuple(dict.fromkeys(value))
+
+    @pydantic.field_validator("time_limit_action")
+    @classmethod
+    def _has_a_queue(cls, value: str, info: ValidationInfo) -> str:
+        backend = info.data.get("backend", "slurm")
+        if value == "requeue" and backend != "slurm":
+            raise ValueError(f"requeue needs a queue, and backend {backend} has none; write fail")
+        return value
+
+    @pydantic.field_validator("checkpoint")
+    @classmethod
+    def _leaves_time_to_train(cls, value: Checkpoint, info: ValidationInfo) -> Checkpoint:
+        limit_s, told_s = info.data.get("time_limit"), sbatch.signal_s(value.on_preempt.grace)
+        if info.data.get("backend") == "slurm" and limit_s is not None and sbatch.limit_s(limit_s) <= told_s:
+            raise ValueError(
+                f"on_preempt.grace of {duration_text(value.on_preempt.grace)} and {sbatch.SIGNAL_MARGIN_S}s to end in "
+                f"order fill the time_limit of {duration_text(limit_s)}; raise that, or lower the grace"
+            )
+        return value
+
+    @pydantic.field_validator("slurm")
+    @classmethod
+    def _asks_for_gpus_once(cls, value: Slurm, info: ValidationInfo) -> Slurm:
+        gpus = info.data.get("gpus_per_node")
+        if info.data.get("backend") == "slurm" and value.gres and isinstance(gpus, int):
+            named = sbatch.gpus_of(value.gres)
+            if named != gpus:
+                said = f"{named} GPUs" if named else "no GPUs"
+                raise ValueError(
+                    f"gres {shown(value.gres)} names {said} in place of gpus_per_node, {gpus}; write both alike, "
+                    f"such as gpu:{gpus}"
+                )
+        return value
 
     @pydantic.field_validator("ssh")
     @classmethod

@@ -6,11 +6,8 @@ nothing secret is in argv, scripts or the journal.
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import os
-import secrets as random_secrets
 import shutil
 import socket
 import subprocess
@@ -19,18 +16,29 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator import bundle, fleet, home, hosts, plan, planning, provenance, render, requests, snapshot
+from orchestrator import (
+    bundle,
+    credentials,
+    fleet,
+    home,
+    hosts,
+    planning,
+    provenance,
+    render,
+    requests,
+    sbatch,
+    snapshot,
+)
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.plan import Plan
 from orchestrator.planning import Inventory
+from orchestrator.slurm import queue, submitting
 from orchestrator.spec import SpecFile, load
 from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
 
 GPU_LIST_S_MAX = 20.0
-CERTIFICATE_YEARS = 20
-PRIVATE = 0o600
 
 
 def inventory(environ: Mapping[str, str]) -> Inventory:
@@ -95,14 +103,17 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed. `ask` asks a person for
     the passphrase of a key, should a host have to be asked what it has."""
-    if file.spec.backend == "slurm":
-        what = "this version of orch runs jobs on backend local and ssh, not yet on slurm"
-        raise ClusterError(what, file.where("backend"), "use backend: ssh or local, or --backend local")
     missing = [name for name in file.spec.secrets if name not in environ]
     if missing:
         what = f"{', '.join(missing)} named in secrets, and not set in this environment"
         raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
-    there = _inventory_of_hosts(file, ask) if file.spec.backend == "ssh" else inventory(environ)
+    match file.spec.backend:
+        case "local":
+            there = inventory(environ)
+        case "ssh":
+            there = _inventory_of_hosts(file, ask)
+        case "slurm":
+            there = Inventory(socket.gethostname(), (), sys.executable, sbatch=sbatch.defaults(environ))
     return planning.make(file, there, job_id, wall_s)
 
 
@@ -119,8 +130,10 @@ def rendered(
 def submit(
     file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = (), ask: fleet.Ask | None = None
 ) -> JobDir:
-    """Make a job's folder and start its supervisor. `overrides` are those that `file` was loaded with, kept for a
+    """Make a job's folder and start its supervisor, or queue it where Slurm will. `overrides` are those that `file` was loaded with, kept for a
     later resume. Raises OrchError, and then leaves no job behind."""
+    if file.spec.backend == "slurm":
+        submitting.require_commands(environ, file.where("backend"))
     folder = home.home(environ)
     wall_s = time.time()
     made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s, ask)
@@ -129,7 +142,10 @@ def submit(
         code = snapshot.with_sync(code, made.ssh.sync, file.spec.snapshot.limit_mb, folder)
         fleet.refuse_locked_keys([node.host for node in made.nodes], made.ssh)
     job = _fill(folder, file, made, code, environ, overrides)
-    _begin(job)
+    if made.slurm is not None:
+        _enqueue(job, environ, file.where)
+    else:
+        _begin(job)
     provenance.list_packages(job, made.program)
     return job
 
@@ -145,6 +161,22 @@ def _begin(job: JobDir) -> None:
         raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
     except KeyboardInterrupt:
         requests.ask(job.requests, "cancel")  # the supervisor may be at work already
+        raise
+
+
+def _enqueue(job: JobDir, environ: Mapping[str, str], where: submitting.Where) -> None:
+    """Hand a new job to Slurm. One that Slurm does not take is none: no supervisor has been at work, so nothing in its
+    folder is worth keeping; and what sbatch may have queued after all finds no folder."""
+    try:
+        slurm_id = submitting.submit(job, environ, where)
+        try:
+            replace_text(job.slurm, json.dumps([slurm_id]))
+        except OSError as err:
+            queue.Queue(lambda: environ).cancel(slurm_id)
+            fix = "free some space or permissions there"
+            raise ClusterError(f"cannot be written: {err.strerror}", str(job.slurm), fix) from err
+    except BaseException:
+        shutil.rmtree(job.root, ignore_errors=True)
         raise
 
 
@@ -173,7 +205,7 @@ def _fill(
         for script in render.render(made, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
         replace_bytes(draft.bundle, bundle.build(), durable=False)
-        _fill_secrets(draft.secrets, made, environ)
+        credentials.fill(draft.secrets, made, environ)
         provenance.record(draft, file.workdir)
         draft.root.rename(place.root)
     except OSError as err:
@@ -195,55 +227,6 @@ def _keep_hosts_file(job: JobDir, file: SpecFile) -> None:
     named = file.spec.ssh.hosts_file
     if named is not None:
         shutil.copyfile(hosts.file_path(file.folder, named), job.hosts_file)
-
-
-def _fill_secrets(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
-    folder.mkdir(mode=0o700)
-    kept = {name: environ[name] for name in made.secrets}
-    certificate, key = _certificate()
-    files = {
-        "secrets.json": json.dumps(kept).encode(),
-        "environment.json": json.dumps(plan.outer_env(environ, made.secrets)).encode(
-            "utf-8", "surrogateescape"
-        ),
-        "token": random_secrets.token_hex(32).encode(),
-        "certificate.pem": certificate,
-        "key.pem": key,
-    }
-    for name, data in files.items():
-        replace_bytes(folder / name, data, mode=PRIVATE, durable=False)
-
-
-def _certificate() -> tuple[bytes, bytes]:
-    """Return a new self-signed certificate and its key, PEM. It is valid long before now, since clocks differ."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "orch")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    span = datetime.timedelta(days=365 * CERTIFICATE_YEARS)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - span)
-        .not_valid_after(now + span)
-        .add_extension(
-            x509.SubjectAlternativeName(
-                [x509.DNSName("orch"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
-            ),
-            False,
-        )
-        .sign(key, hashes.SHA256())
-    )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return certificate.public_bytes(serialization.Encoding.PEM), private
 
 
 SUPERVISOR_ENV = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
@@ -304,12 +287,40 @@ def resume(
 ) -> None:
     """Let an ended job, with the plan `old`, go on in its own folder. Raises OrchError, and then changes nothing."""
     path = str(_existing(job, checkpoint)) if checkpoint else ""
+    if old.slurm is not None:
+        _resume_in_queue(job, old, path, overrides, environ)
+        return
     if overrides:
         replan(job, old, overrides, environ)
     requests.ask(job.requests, "resume", path=path)
     job.ended.unlink(missing_ok=True)
     job.swept.unlink(missing_ok=True)  # it will be on hosts again
     start_supervisor(job)
+
+
+def _resume_in_queue(
+    job: JobDir, old: Plan, path: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+) -> None:
+    """Queue an ended job again, under another id of Slurm's. That id is written last: until then the batch script
+    waits, and from then on nothing starts a supervisor in the nodes of the id before."""
+    submitting.require_commands(environ, job.id)
+    before = json.loads(job.slurm.read_text()) if job.slurm.exists() else []
+    kept = {file: file.read_bytes() for file in (job.plan, job.overrides, *sorted(job.scripts.iterdir()))}
+    plans = set(job.root.glob("plan.*.json"))
+    if overrides:
+        replan(job, old, overrides, environ)
+    try:
+        slurm_id = submitting.submit(job, environ, lambda key: f"{job.spec}: {key}")
+    except BaseException:
+        for file, data in kept.items():
+            replace_bytes(file, data, mode=file.stat().st_mode & 0o777)
+        for new in sorted(set(job.root.glob("plan.*.json")) - plans):
+            new.unlink()
+        raise
+    requests.ask(job.requests, "resume", path=path)
+    job.ended.unlink(missing_ok=True)
+    job.state.unlink(missing_ok=True)  # it tells of the last end; the queue tells how the job is from now on
+    replace_text(job.slurm, json.dumps([*before, slurm_id]))
 
 
 def _existing(job: JobDir, checkpoint: str) -> Path:

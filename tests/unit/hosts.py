@@ -22,10 +22,10 @@ import pytest
 from orchestrator import bundle
 from orchestrator.backends import LaunchError
 from orchestrator.backends.ssh.launch import Code, Kit, Launch, land
+from orchestrator.credentials import certificate as _certificate
 from orchestrator.node import procfs
 from orchestrator.plan import Plan, PlannedPool, PlannedSsh
 from orchestrator.render import render
-from orchestrator.submission import _certificate
 from orchestrator.wire.messages import AgentConfig, Needs
 from orchestrator.wire.paths import JobDir
 from tests.golden import jobs

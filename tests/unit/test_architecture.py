@@ -27,15 +27,15 @@ LAYERS = (
     ("wire",),
     ("brain",),
     ("node",),
-    ("specfile", "spec_rules", "spec_model", "hosts", "spec"),
+    ("specfile", "spec_rules", "sbatch", "spec_model", "hosts", "spec"),
     ("plan", "planning", "render", "bundle", "home"),
-    ("journal", "joblock", "requests", "tickets", "links", "orders", "snapshot", "provenance"),
+    ("journal", "joblock", "requests", "tickets", "links", "orders", "snapshot", "provenance", "credentials"),
     ("statefile", "story", "postmortem"),
-    ("backends",),
-    ("versions", "shelf", "trips", "carry", "intake", "ferry", "deeds", "ending"),
+    ("backends", "slurm"),
+    ("versions", "shelf", "trips", "carry", "intake", "ferry", "deeds", "ending", "memory", "stay"),
     ("supervise", "fleet", "submission"),
     ("__main__",),
-    ("logcut", "logs", "job"),
+    ("logcut", "logs", "queued", "job"),
     ("leftovers", "collect", "preflight"),
     ("show", "whyview", "listview", "terminal", "logview", "follow"),
     ("params", "cli"),
@@ -56,6 +56,7 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 """Built-in functions that do input or output, or whose result differs from process to process."""
 
 LONG_FILES = {
+    "orchestrator/brain/events.py": "one list of all that the brain can hear",
     "orchestrator/cli.py": "one function for each verb",
     "orchestrator/node/hook.py": "one file is what is copied into every rank",
 }

@@ -189,7 +189,7 @@ def test_every_kind_of_verdict_is_explained() -> None:
 
 def test_error_messages_that_are_explained_exist() -> None:
     """Of each message the longest piece without a gap must stand in the sources; f-strings leave the gaps."""
-    sources = "\n".join(path.read_text() for path in sorted((ROOT / "orchestrator").glob("*.py")))
+    sources = "\n".join(path.read_text() for path in sorted((ROOT / "orchestrator").rglob("*.py")))
     for message in _first_cells(FAILURES, "message"):
         _assert_said(message, sources)
 

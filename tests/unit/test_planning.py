@@ -9,7 +9,7 @@ import pytest
 from orchestrator import planning
 from orchestrator.errors import UserError
 from orchestrator.hosts import Host
-from orchestrator.plan import Plan, PlannedNode, PlannedPool, PlannedSsh
+from orchestrator.plan import Plan, PlannedNode, PlannedPool, PlannedSsh, node_env
 from orchestrator.planning import Inventory
 from orchestrator.spec import JobSpec, SpecFile
 from orchestrator.wire import codec
@@ -128,3 +128,18 @@ def test_a_plan_over_ssh_survives_its_file() -> None:
 def test_a_local_plan_has_no_pool() -> None:
     plan = jobs.plan()
     assert (plan.pool, plan.ssh, plan.programs) == (None, None, ())
+
+
+def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
+    plan = jobs.plan(backend="slurm", spares=1, time_limit="2h", procs_per_node=None, gpus_per_node=4)
+    assert plan.nodes == () and plan.pool == PlannedPool(nodes=2, ranks_each=4, gpus_each=4, spares=1)
+    assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes and 1 to spare, on 8 GPUs")
+    assert plan.limits.time_s is None, "Slurm keeps that limit"
+    assert codec.loads(Plan, codec.dumps(plan)) == plan
+    assert jobs.plan(backend="slurm").size == "4 ranks on 2 nodes, on CPUs"
+
+
+def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> None:
+    node = PlannedNode("n1", "n1", "", (), ())
+    outer = {"HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "7"}
+    assert node_env(jobs.plan(backend="slurm"), node, outer, {}) == {"HF_HOME": "/data"}

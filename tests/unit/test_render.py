@@ -44,6 +44,17 @@ SSH_PLANS = {
 }  # fmt: skip
 
 
+SLURM_PLANS = {
+    "slurm-cpu": jobs.plan(backend="slurm"),
+    "slurm-gpus": jobs.plan(
+        backend="slurm", procs_per_node=None, gpus_per_node=8, spares=1, setup=["module load cuda"], time_limit="2d",
+        time_limit_action="requeue", checkpoint={"on_preempt": {"signal": "USR1", "grace": "2m"}},
+        slurm={"partition": "gpu", "account": "lab", "constraint": "a100&ib", "exclude": "gpu[07,12-13]",
+               "comment": 'the "big" run, #3', "mem": "0", "extra": ["--licenses=sim:2", "--nice=5"]},
+    ),
+}  # fmt: skip
+
+
 def _script(plan: Plan, job: JobDir = JOB, python: str = "/usr/bin/python3") -> str:
     return render(plan, job, python)[0].text
 
@@ -53,10 +64,29 @@ def test_the_launch_script_is_the_one_that_was_looked_at(name: str) -> None:
     golden.check(name, _script((PLANS | SSH_PLANS)[name]))
 
 
+@pytest.mark.parametrize("name", SLURM_PLANS)
+def test_the_scripts_for_slurm_are_those_that_were_looked_at(name: str) -> None:
+    batch, agent = render(SLURM_PLANS[name], JOB, "/usr/bin/python3")
+    assert (batch.name, agent.name, batch.mode, agent.mode) == ("slurm.sh", "agent.sh", 0o755, 0o755)
+    golden.check(f"{name}.sh", batch.text)
+    golden.check(f"{name}-agent.sh", agent.text)
+
+
 @pytest.mark.parametrize("name", PLANS | SSH_PLANS)
 def test_shells_and_shellcheck_find_no_fault(name: str, tmp_path: Path) -> None:
-    script = tmp_path / name
-    script.write_text(_script((PLANS | SSH_PLANS)[name]))
+    _check(_script((PLANS | SSH_PLANS)[name]), tmp_path / name)
+
+
+@pytest.mark.parametrize("name", SLURM_PLANS)
+@pytest.mark.parametrize("number", [0, 1])
+def test_shells_and_shellcheck_find_no_fault_in_those_for_slurm(
+    name: str, number: int, tmp_path: Path
+) -> None:
+    _check(render(SLURM_PLANS[name], JOB, "/usr/bin/python3")[number].text, tmp_path / name)
+
+
+def _check(text: str, script: Path) -> None:
+    script.write_text(text)
     checks = [["sh", "-n"], ["bash", "-n"], ["shellcheck", "-s", "sh"]]
     for words in (words for words in checks if shutil.which(words[0])):
         done = subprocess.run(
@@ -97,7 +127,13 @@ def test_no_text_of_a_spec_runs_or_breaks_a_line(
             jobs.plan(), id=text, nodes=(node,), setup=tuple(setup), argv=tuple(argv), env={"A": text}
         )
         script = _script(plan, job, str(interpreter))
-        assert _argv_seen(script, Path(place), end=0) == [str(interpreter), "-I", "-S", str(job.bundle), "agent"]
+        assert _argv_seen(script, Path(place), end=0) == [
+            str(interpreter),
+            "-I",
+            "-S",
+            str(job.bundle),
+            "agent",
+        ]
         over_ssh = dataclasses.replace(
             plan, pool=hosts.plan().pool, ssh=dataclasses.replace(_ssh(), remote_dir=text)
         )

@@ -150,13 +150,13 @@ def test_the_status_is_the_one_that_was_looked_at(name: str) -> None:
 
 
 def test_the_table_of_jobs_is_the_one_that_was_looked_at() -> None:
-    golden.check("jobs.txt", show.plain(show.jobs(list(STATUS.values()))))
-    golden.check("jobs-100-columns.txt", show.plain(show.jobs(list(STATUS.values()), 100)))
+    golden.check("jobs.txt", show.plain(listview.jobs(list(STATUS.values()))))
+    golden.check("jobs-100-columns.txt", show.plain(listview.jobs(list(STATUS.values()), 100)))
 
 
 @pytest.mark.parametrize("chars", [80, 100, 200])
 def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
-    lines = show.plain(show.jobs(list(STATUS.values()), chars)).splitlines()
+    lines = show.plain(listview.jobs(list(STATUS.values()), chars)).splitlines()
     assert max(map(len, lines)) <= chars
     assert ("SUBMITTED" in lines[0]) is (chars > 80)
 
@@ -232,7 +232,7 @@ def test_the_time_left_is_told_only_where_it_is_known() -> None:
 def test_words_from_afar_cannot_command_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\rX\n"
     one = {**STATUS["running"], "reason": evil}
-    text = show.plain(show.job(one)) + show.plain(show.jobs([one]))
+    text = show.plain(show.job(one)) + show.plain(listview.jobs([one]))
     assert not any(char in text for char in "\x1b\x07\x9b\r")
     told = jobs.told(WHY["restarted"])
     told["attempts"][0]["verdict"]["summary"] = told["attempts"][0]["verdict"]["evidence"][0] = evil

@@ -350,9 +350,8 @@ def test_all_faults_are_told_at_once_by_line(folder: Path) -> None:
 
 
 def test_overrides_win_and_are_named(folder: Path) -> None:
-    file = loaded(
-        folder, HEAD + "nodes: 2\n", "nodes=17", "monitor.hang_timeout=off", "env.A=x", backend="slurm"
-    )
+    changes = ("nodes=17", "monitor.hang_timeout=off", "env.A=x")
+    file = loaded(folder, f"{HEAD}procs_per_node: 2\nnodes: 2\n", *changes, backend="slurm")
     assert (file.spec.nodes, file.spec.monitor.hang_timeout, file.spec.env) == (17, None, {"A": "x"})
     assert file.spec.backend == "slurm"
     assert file.where("nodes") == "--set nodes=17"

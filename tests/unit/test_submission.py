@@ -85,9 +85,10 @@ def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
     assert told.value.where.endswith("job.yaml:5: secrets")
 
 
-def test_a_backend_that_is_not_built_yet_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ClusterError, match="not yet on"):
-        make_plan(load(_spec(tmp_path, SPEC + "backend: slurm\n")), {"PATH": ""}, jobs.ID, 0.0)
+def test_a_plan_for_slurm_needs_no_slurm_and_takes_the_submitters_defaults(tmp_path: Path) -> None:
+    environ = {"PATH": "", "SBATCH_ACCOUNT": "lab"}
+    plan = make_plan(load(_spec(tmp_path, SPEC + "backend: slurm\n")), environ, jobs.ID, 0.0)
+    assert plan.slurm is not None and "--account=lab" in plan.slurm.options and plan.nodes == ()
 
 
 def test_rendering_touches_nothing(tmp_path: Path) -> None:
@@ -242,3 +243,13 @@ def test_a_sync_that_is_missing_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no nope"):
         submit(load(spec), {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")})
     assert not (tmp_path / "home").exists()
+
+
+def test_the_example_for_slurm_becomes_a_batch_script(tmp_path: Path) -> None:
+    spec = Path(submission.__file__).resolve().parents[1] / "jobs" / "slurm.yaml"
+    on_gpus, on_cpus = (
+        rendered(spec, None, changes, {"PATH": "", "ORCH_HOME": str(tmp_path)})[0].text
+        for changes in ((), ("gpus_per_node=null", "procs_per_node=2"))
+    )
+    assert "--nodes=3" in on_gpus and "--gpus-per-node=2" in on_gpus and "--time=00:30:00" in on_gpus
+    assert "--gpus-per-node" not in on_cpus and "--cpus-per-task=2" in on_cpus

@@ -1,0 +1,377 @@
+"""How is a job whose nodes a queue system gives? What its folder says and what Slurm says, put together.
+
+Rules: while a supervisor lives, the folder is right; while none does, Slurm is. A job is closed from here only when
+Slurm says that it is over for good, and nothing in its folder moves any more: then a request tells so, and a supervisor
+without nodes, on this machine, learns it and ends the job. Who cannot write to the folder only reads. What Slurm does
+not answer is never taken for a no.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeAlias
+
+from orchestrator import home, requests, statefile
+from orchestrator.brain.events import Cause
+from orchestrator.errors import ClusterError
+from orchestrator.plan import Plan
+from orchestrator.slurm import words
+from orchestrator.slurm.queue import Queue, is_over
+from orchestrator.slurm.words import QueueJob, Stage
+from orchestrator.wire.durable import replace_text
+from orchestrator.wire.paths import JobDir
+
+Json: TypeAlias = dict[str, Any]
+
+QUEUE = Queue()
+"""What this process knows of Slurm's queue: all its jobs share the looks."""
+
+HANDED_S_MAX = 300.0
+"""How long a submit may take to hand a job to Slurm; one that has not by then was cut off."""
+
+STILL_S = 1.5
+"""A living supervisor writes its status every half second; one that does not for so long is not there."""
+
+CLOSE_S_MAX = 30.0
+"""How long it may take until a job that is over is closed."""
+
+POLL_S = 0.02
+
+SILENT_CANCEL_S = 30.0
+"""How long a supervisor that says nothing has to stop a cancelled job, before Slurm is asked to."""
+
+LIVING_CANCEL_S = 60.0
+"""The same for one that does, beside the grace that ranks have."""
+
+WORDS_CHARS_MAX = 300
+WORDS_BYTES_MAX = 64 << 10
+
+
+def present(job: JobDir) -> str | None:
+    """Return Slurm's id of a job, the latest; None when Slurm was never given it. Raises ClusterError."""
+    try:
+        ids = json.loads(job.slurm.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as err:
+        raise ClusterError(f"Slurm's ids of the job cannot be read: {err}", str(job.slurm), _IDS_FIX) from err
+    if not isinstance(ids, list) or not all(isinstance(one, str) and one.isdigit() for one in ids):
+        raise ClusterError("Slurm's ids of the job are damaged", str(job.slurm), _IDS_FIX)
+    return ids[-1] if ids else None
+
+
+_IDS_FIX = 'write the list of its ids anew, the latest last: ["1234"]; squeue or sacct show them'
+
+
+def look_ahead(jobs: Iterable[JobDir]) -> None:
+    """Ask Slurm for all these jobs at once, so that the statuses which follow ask for none."""
+    ids = []
+    for job in jobs:
+        with contextlib.suppress(ClusterError):
+            job_id = present(job)
+            ids += [job_id] if job_id else []
+    if ids:
+        QUEUE.look(ids)
+
+
+# The status
+
+
+def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
+    """Return a job's status with what Slurm says of it. `known`: what its supervisor has said, if any. Raises
+    ClusterError when its folder is damaged."""
+    told = _told(job)
+    if told is None:
+        return known or from_plan(plan(), "QUEUED", "it is being handed to Slurm")
+    if (
+        known is not None
+        and told.stage is Stage.WAITING
+        and known["state"] not in ("QUEUED", *statefile.ENDED)
+    ):
+        told = _told(job, age_s_max=0.0) or told  # it may have begun since Slurm was last asked
+    shown = {
+        "id": told.id,
+        "state": told.state,
+        "reason": told.reason,
+        "expected_start": told.expected_start,
+        "nodes": told.nodes,
+        "by": told.by,
+        "said": words.say(told),
+        "silent": told.silent,
+        "heard_s": told.heard_s,
+    }
+    return {**_joined(job, known, told, plan), "queue": shown}
+
+
+def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], Plan]) -> Json:
+    stage = told.stage
+    if known is not None and (stage is not Stage.WAITING or known["state"] in statefile.ENDED):
+        return known
+    cancelled = _cancel_age_s(job) is not None
+    if known is not None:
+        is_told = known["state"] == "QUEUED" and known["reason"]
+        bare = {key: value for key, value in known.items() if key not in ("supervisor", "written_s")}
+        reason = known["reason"] if is_told else words.say(told)
+        state = "STOPPING" if cancelled else "QUEUED"
+        return {**bare, "state": state, "reason": reason, "steps_per_s": None, "nodes": [], "ranks": []}
+    state = "STOPPING" if cancelled else "STARTING" if stage in (Stage.RUNNING, Stage.LEAVING) else "QUEUED"
+    return from_plan(plan(), state, _beginning(job, told))
+
+
+def _beginning(job: JobDir, told: QueueJob) -> str:
+    """Say how it stands with a job that no supervisor has said anything of."""
+    match told.stage:
+        case Stage.WAITING:
+            return words.say(told)
+        case Stage.RUNNING | Stage.LEAVING:
+            said = _batch_words(job)
+            where = f" on {told.nodes}" if told.nodes else ""
+            head = f"Slurm job {told.id} is {told.state}{where}, and its supervisor has not come up yet"
+            return f"{head}; its batch script says: {said}" if said else head
+        case Stage.UNHEARD | Stage.OVER | Stage.FORGOTTEN:
+            return words.say(told)
+
+
+def from_plan(plan: Plan, state: str, reason: str) -> Json:
+    """Return the status of a job that no supervisor has told of."""
+    return {
+        "id": plan.id,
+        "name": plan.name,
+        "backend": plan.backend,
+        "state": state,
+        "attempt": 1,
+        "restarts": 0,
+        "step": None,
+        "steps_per_s": None,
+        "total_steps": plan.total_steps,
+        "world_size": plan.world_size,
+        "reason": reason,
+        "created_at": statefile.iso(plan.created_at),
+        "started_at": None,
+        "ended_at": None,
+        "checkpoint": None,
+        "nodes": [],
+        "ranks": [],
+    }
+
+
+def _told(job: JobDir, age_s_max: float = float("inf")) -> QueueJob | None:
+    """Return what Slurm says of a job; None when it was never given it."""
+    job_id = present(job)
+    if job_id is None:
+        return None
+    told = QUEUE.look([job_id], age_s_max)[job_id]
+    at_home, here = _home_cluster(job), QUEUE.cluster_name
+    if at_home and here and here != at_home:
+        silent = f"it is in the queue of cluster {at_home}, and this machine's Slurm is cluster {here}"
+        return QueueJob(job_id, "UNKNOWN", silent=silent)
+    return told
+
+
+def note_cluster(job: JobDir) -> None:
+    """Keep of which cluster a new job is: its folder may be seen from others, whose ids are not its."""
+    here = QUEUE.cluster()
+    if here is not None and here.name:
+        replace_text(job.queue, json.dumps({"cluster": here.name}))
+
+
+def _home_cluster(job: JobDir) -> str:
+    try:
+        return str(json.loads(job.queue.read_bytes())["cluster"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+# What follows from it
+
+
+def settle(job: JobDir) -> None:
+    """Do what Slurm's word asks for: close a job that is over, and see to a cancel that nobody has carried out.
+
+    Raises ClusterError when that cannot be done.
+    """
+    if job.ended.exists() or not home.is_ours(job):
+        return
+    told = _told(job)
+    if told is None:
+        if time.time() - job.plan.stat().st_mtime > HANDED_S_MAX:
+            why = "its submit was cut off before Slurm had it; fix: submit it again"
+            _close(job, "", Cause.FAILED, why)
+        return
+    if told.silent:
+        return
+    if not is_over(told):
+        _pursue_cancel(job, told)
+    elif told.stage is Stage.OVER or _is_still(job):
+        told = QUEUE.detail(told)
+        if is_over(told):
+            _close(job, f"{told.id}.{told.restarts}", told.cause, _end_words(job, told))
+
+
+def cancel(job: JobDir) -> None:
+    """Ask for a job's end: of Slurm, while it waits in the queue, else of its supervisor. Raises ClusterError when
+    Slurm refuses."""
+    requests.ask(job.requests, "cancel")
+    QUEUE.expect_news()
+    told = _told(job)
+    if told is not None and not told.silent and told.stage is Stage.WAITING:
+        refusal = QUEUE.cancel(told.id)
+        if refusal:
+            fix = f"once Slurm answers: orch cancel {job.id} again, or scancel {told.id}"
+            raise ClusterError(f"scancel {told.id}: {refusal}", job.id, fix)
+    settle(job)
+
+
+def begin_again(job: JobDir, before: Json) -> None:
+    """Write that a resumed job waits: until it has nodes nobody else does, and its last end must not show any more."""
+    kept = {
+        key: value for key, value in before.items() if key not in ("queue", "dir", "supervisor", "written_s")
+    }
+    now: Json = {
+        "state": "QUEUED",
+        "reason": "",
+        "ended_at": None,
+        "steps_per_s": None,
+        "nodes": [],
+        "ranks": [],
+    }
+    replace_text(
+        job.state, json.dumps({**kept, **now, "written_at": statefile.iso(time.time())}), durable=False
+    )
+    QUEUE.expect_news()
+
+
+def batch_lines(job: JobDir) -> list[str]:
+    """Return what a job's batch script has printed, its end where it is long."""
+    try:
+        with job.batch_log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX))
+            lines = file.read(WORDS_BYTES_MAX).decode(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def _batch_words(job: JobDir) -> str:
+    return "".join(batch_lines(job)[-1:])[:WORDS_CHARS_MAX]
+
+
+def _end_words(job: JobDir, told: QueueJob) -> str:
+    if told.cause is Cause.CANCELLED and _cancel_age_s(job) is not None:
+        return "cancelled by the user"
+    why = words.ended(told)
+    said = _batch_words(job) if told.cause is Cause.FAILED and "; fix: " not in why else ""
+    return f"{why}; the last words of its batch script: {said}" if said else why
+
+
+def _pursue_cancel(job: JobDir, told: QueueJob) -> None:
+    """Take a cancelled job from Slurm that waits again, or whose supervisor has not stopped it in time."""
+    asked_s = _cancel_age_s(job)
+    if asked_s is None:
+        return
+    if told.stage is Stage.WAITING or (told.stage is Stage.RUNNING and asked_s > _cancel_s_max(job)):
+        QUEUE.cancel(told.id, again=True)
+
+
+def _cancel_age_s(job: JobDir) -> float | None:
+    """Return how long ago a cancel was asked for that nothing has followed; None when there is none."""
+    try:
+        path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
+        if path is None or json.loads(path.read_bytes()).get("ask") != "cancel":
+            return None
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _cancel_s_max(job: JobDir) -> float:
+    """Return how long a job's supervisor has to stop it."""
+    try:
+        known = statefile.read(job, time.time())
+        limits = json.loads(job.plan.read_bytes())
+        grace_s = float(limits["limits"]["stop_grace_s"])
+    except (OSError, ClusterError, ValueError, KeyError, TypeError):
+        return SILENT_CANCEL_S
+    return SILENT_CANCEL_S if known.get("written_s", 0.0) > SILENT_CANCEL_S else LIVING_CANCEL_S + grace_s
+
+
+def _is_still(job: JobDir) -> bool:
+    """Tell whether nobody writes a job's status."""
+    before = _bytes(job)
+    time.sleep(STILL_S)
+    return _bytes(job) == before
+
+
+def _bytes(job: JobDir) -> bytes:
+    try:
+        return job.state.read_bytes()
+    except OSError:
+        return b""
+
+
+def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
+    """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time."""
+    deadline_s = time.monotonic() + CLOSE_S_MAX
+    while not _has_ended(job):
+        with _turn(job) as is_mine:
+            if is_mine and not _has_ended(job):
+                if not _is_said(job, allocation):
+                    requests.ask(
+                        job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
+                    )
+                _start_supervisor(job)
+                _await_end(job, deadline_s)
+        if time.monotonic() > deadline_s:
+            what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
+            raise ClusterError(what, job.id, f"see {job.supervisor_log}")
+        time.sleep(POLL_S)
+
+
+def _start_supervisor(job: JobDir) -> None:
+    from orchestrator import submission  # it loads much that a status has no use for
+
+    submission.start_supervisor(job)
+
+
+def _await_end(job: JobDir, deadline_s: float) -> None:
+    while not job.ended.exists() and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def _has_ended(job: JobDir) -> bool:
+    """Tell whether the job has ended; NFS remembers for a minute that a file is not there, but not what a folder holds."""
+    try:
+        return any(path.name == job.ended.name for path in job.root.iterdir())
+    except OSError:
+        return False
+
+
+def _is_said(job: JobDir, allocation: str) -> bool:
+    """Tell whether the latest request says already that this allocation is over."""
+    path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
+    if path is None:
+        return False
+    try:
+        said = json.loads(path.read_bytes())
+        return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def _turn(job: JobDir) -> Iterator[bool]:
+    """Hold the right to close a job, or learn that somebody else has it."""
+    fd = os.open(job.queue.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(fd)

@@ -1,0 +1,252 @@
+"""What does Slurm mean? Its words of a job, as squeue, sacct and scontrol print them, as values. Pure.
+
+Rules: only what has kept its form since Slurm 20 is read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON. A
+word that is new to us is shown as it is, and no job is over for it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.brain.events import Cause
+
+SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r"
+"""Id, state, start, number of nodes, nodes, reason: what may hold anything stands last."""
+
+SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
+
+UNKNOWN_ID = "Invalid job id"
+"""What squeue and scontrol say of a job that is not in slurmctld's memory."""
+
+
+class Stage(enum.Enum):
+    """How far a job is, as far as it matters to us."""
+
+    WAITING = "waiting"  # in the queue; it may come back into it
+    RUNNING = "running"  # it has nodes
+    LEAVING = "leaving"  # it is losing them: what comes then is not known yet
+    OVER = "over"
+    FORGOTTEN = "forgotten"  # Slurm answers, and knows no such job
+    UNHEARD = "unheard"  # Slurm has never answered
+
+
+_STAGES = {
+    Stage.WAITING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
+    Stage.RUNNING: "RUNNING CONFIGURING SUSPENDED RESIZING SIGNALING STOPPED",
+    Stage.LEAVING: "COMPLETING STAGE_OUT",
+    Stage.OVER: "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY REVOKED "
+    "LAUNCH_FAILED RECONFIG_FAIL EXPEDITING_FAIL",
+}
+_STAGE_OF = {word: stage for stage, words in _STAGES.items() for word in words.split()}
+
+_CAUSES = {
+    "CANCELLED": Cause.CANCELLED,
+    "TIMEOUT": Cause.TIME_LIMIT,
+    "DEADLINE": Cause.TIME_LIMIT,
+    "PREEMPTED": Cause.PREEMPTED,
+    "NODE_FAIL": Cause.NODE_LOST,
+    "BOOT_FAIL": Cause.NODE_LOST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueJob:
+    """A job as Slurm last told of it.
+
+    `state`: Slurm's word, `FORGOTTEN` or `UNKNOWN` where it has none. `expected_start`: UTC, ISO 8601, of a waiting
+    job. `nodes`: as Slurm writes them, `node[1-4]`. `by`: who cancelled it. `exit`: of the batch script, `1:0` is code
+    and signal. `silent`: why Slurm did not answer the last question, empty when it did; `heard_s`: how old all this is.
+    """
+
+    id: str
+    state: str
+    reason: str = ""
+    expected_start: str | None = None
+    nodes: str = ""
+    count: int = 0
+    by: str = ""
+    exit: str = ""
+    restarts: int = 0
+    silent: str = ""
+    heard_s: float = 0.0
+
+    @property
+    def stage(self) -> Stage:
+        """How far it is."""
+        if self.state == "FORGOTTEN":
+            return Stage.FORGOTTEN
+        if self.state == "UNKNOWN":
+            return Stage.UNHEARD
+        return _STAGE_OF.get(self.state, Stage.LEAVING)
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether it waits until somebody lets it go."""
+        return self.stage is Stage.WAITING and (
+            "held" in self.reason.lower() or self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT")
+        )
+
+    @property
+    def cause(self) -> Cause:
+        """Why it is over."""
+        return _CAUSES.get(self.state, Cause.FAILED)
+
+
+def squeue(text: str) -> dict[str, QueueJob]:
+    """Read what `squeue -h -o SQUEUE_FORMAT` prints, with times in UTC."""
+    found = {}
+    for line in text.splitlines():
+        parts = line.split("|", 5)
+        if len(parts) < 6:
+            continue
+        job_id, state, start, count, nodes, reason = (part.strip() for part in parts)
+        job = QueueJob(job_id, state.upper(), _or_empty(reason), nodes=_or_empty(nodes), count=_number(count))
+        if job.stage is Stage.WAITING:
+            job = QueueJob(job_id, job.state, job.reason, _utc(start), count=job.count)
+        found[job_id] = job
+    return found
+
+
+def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
+    """Read what `sacct -n -X -P --duplicates` prints; a job that was requeued has a line for each time, the latest last.
+
+    Only jobs that are over are told: what accounting says of others is late, or was never finished.
+    """
+    found: dict[str, QueueJob] = {}
+    for line in text.splitlines():
+        parts = line.split("|", 3)
+        if len(parts) < 4:
+            continue
+        job_id, said, code, nodes = (part.strip() for part in parts)
+        state, _, by = said.upper().partition(" BY ")
+        user = name_of(int(by)) if by.isdigit() else by.lower()
+        restarts = found[job_id].restarts + 1 if job_id in found else 0
+        nodes = "" if nodes == "None assigned" else _or_empty(nodes)
+        found[job_id] = QueueJob(
+            job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code, restarts=restarts
+        )
+    return {job_id: job for job_id, job in found.items() if job.stage is Stage.OVER}
+
+
+def scontrol_job(text: str) -> QueueJob | None:
+    """Read what `scontrol show job -o ID` prints."""
+    found = dict(re.findall(r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", text))
+    if "JobId" not in found or "JobState" not in found:
+        return None
+    return QueueJob(
+        found["JobId"],
+        found["JobState"].upper(),
+        _or_empty(found.get("Reason", "")).replace("_", " "),
+        nodes=_or_empty(found.get("NodeList", "")),
+        exit=found.get("ExitCode", ""),
+        restarts=_number(found.get("Restarts", "")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is the same for all jobs: the cluster's name, and whether it keeps accounts."""
+
+    name: str
+    has_accounts: bool
+
+
+def scontrol_config(text: str) -> Cluster:
+    """Read what `scontrol show config` prints."""
+    found = {key: value.strip() for key, value in re.findall(r"(?m)^(\w+)\s*=(.*)$", text)}
+    storage = found.get("AccountingStorageType", "")
+    return Cluster(found.get("ClusterName", ""), bool(_or_empty(storage)) and not storage.endswith("/none"))
+
+
+def _or_empty(word: str) -> str:
+    return "" if word in ("None", "(null)", "N/A", "n/a", "Unknown") else word
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdigit() else 0
+
+
+def _utc(word: str) -> str | None:
+    return f"{word}Z" if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", word) else None
+
+
+# What people are told
+
+_REASONS = {
+    "resources": "until enough nodes are free",
+    "priority": "behind jobs of higher priority",
+    "begintime": "until Slurm may start it again",
+    "dependency": "for another job that it depends on",
+    "jobhelduser": "since a user holds it",
+    "jobheldadmin": "since an administrator holds it",
+    "partitiondown": "since its partition is down",
+    "partitioninactive": "since its partition takes no jobs now",
+    "partitionnodelimit": "for more nodes than its partition allows",
+    "partitiontimelimit": "for more time than its partition allows",
+    "reqnodenotavail": "for nodes that are not available",
+    "nodedown": "for a node that is down",
+    "reservation": "for its reservation",
+    "badconstraints": "for nodes that there are none of",
+    "licenses": "for licenses",
+}
+"""What follows on "it waits", for the reasons that are seen most; all others are told in Slurm's words alone."""
+
+
+def say(job: QueueJob) -> str:
+    """Say in one line how it stands with a job, and what to do where something must be done."""
+    match job.stage:
+        case Stage.WAITING:
+            return _waits(job)
+        case Stage.RUNNING | Stage.LEAVING:
+            return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
+        case Stage.OVER | Stage.FORGOTTEN:
+            return ended(job)
+        case Stage.UNHEARD:
+            return f"Slurm has told nothing of its job {job.id} yet"
+
+
+def _waits(job: QueueJob) -> str:
+    first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
+    known = _REASONS.get(first)
+    why = f": {job.reason}" if job.reason else ""
+    text = f"Slurm job {job.id} waits in the queue{f' {known}' if known else ''}{why}"
+    if job.is_held:
+        text = f"Slurm job {job.id} is held{why}; fix: scontrol release {job.id}"
+    return text
+
+
+def ended(job: QueueJob) -> str:
+    """Say in one line how a job that is over has ended."""
+    name = f"Slurm job {job.id}"
+    code, _, number = job.exit.partition(":")
+    match job.state:
+        case "CANCELLED":
+            return f"{name} was cancelled{f' by {job.by}' if job.by else ''}"
+        case "TIMEOUT":
+            return f"{name} was ended at its time limit; fix: raise time_limit, or set time_limit_action: requeue"
+        case "DEADLINE":
+            return f"{name} was ended at its deadline"
+        case "PREEMPTED":
+            return f"{name} was preempted, and Slurm has not put it back into the queue"
+        case "NODE_FAIL":
+            return f"{name} lost a node that it could not do without{f' ({job.nodes})' if job.nodes else ''}"
+        case "BOOT_FAIL":
+            return f"{name} was given nodes that did not boot"
+        case "OUT_OF_MEMORY":
+            return f"{name} used more memory than it had asked for; fix: raise slurm.mem"
+        case "FORGOTTEN":
+            return f"Slurm knows no job {job.id} any more, and keeps no account of how it ended"
+        case "COMPLETED":
+            return f"{name} has ended before the job did"
+        case _:
+            how = (
+                f" with signal {number}"
+                if number not in ("", "0")
+                else f" with exit code {code}"
+                if code
+                else ""
+            )
+            return f"{name} has ended{how}: {job.state}"

@@ -1,0 +1,263 @@
+"""Is Slurm understood, asked seldom, and never taken for saying what it does not say?"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from orchestrator.brain.events import Cause
+from orchestrator.slurm import queue, words
+from orchestrator.slurm.queue import Queue
+from orchestrator.slurm.words import QueueJob, Stage
+from tests.unit.queue_world import FakeSlurm
+
+PENDING = "2|PENDING|2026-11-21T06:26:01|2||Priority"
+HELD = "3|PENDING|N/A|1||JobHeldUser"
+RUNNING = "1|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
+CANCELLED = "1|CANCELLED|2026-11-21T06:20:45|2||BeginTime"
+SACCT = """1|REQUEUED|0:0|node[1-2]
+2|RUNNING|0:0|node[1-2]
+3|CANCELLED by 0|0:0|None assigned
+1|NODE_FAIL|0:0|node[1-2]
+1|TIMEOUT|0:15|node[1-2]
+4|PENDING|0:0|None assigned
+"""
+SHOWN = (
+    "JobId=2 JobName=sbatch UserId=trainer(2000) Priority=4294901758 JobState=FAILED "
+    "Reason=NonZeroExitCode Dependency=(null) Requeue=1 Restarts=3 BatchFlag=1 ExitCode=7:0 StartTime=2026-11-21T06:21:03 "
+    "ReqNodeList=(null) ExcNodeList=(null) NodeList=node[1-2] BatchHost=node1 SchedNodeList=node1\n"
+)
+
+
+class Time:
+    """A clock that only a test moves; who sleeps moves it too."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def clock_s(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now_s += seconds
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    """Return a Slurm without accounting."""
+    return FakeSlurm(tmp_path / "slurm")
+
+
+@pytest.fixture
+def clock() -> Time:
+    """Return a clock."""
+    return Time()
+
+
+def _queue(slurm: FakeSlurm, clock: Time, **environ: str) -> Queue:
+    return Queue(lambda: {"PATH": slurm.path, **environ}, clock.clock_s, clock.sleep)
+
+
+# Words
+
+
+def test_squeue_tells_state_reason_expected_start_and_nodes() -> None:
+    found = words.squeue("\n".join((PENDING, HELD, RUNNING, "")))
+    assert found["2"] == QueueJob("2", "PENDING", "Priority", "2026-11-21T06:26:01Z", count=2)
+    assert found["1"] == QueueJob("1", "RUNNING", nodes="node[1-2]", count=2)
+    assert (found["3"].expected_start, found["3"].is_held) == (None, True)
+
+
+def test_a_reason_may_hold_anything() -> None:
+    said = "5|PENDING|N/A|2||ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
+    assert words.squeue(said)["5"].reason == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
+
+
+@pytest.mark.parametrize("text", ["", "\n", "squeue: warning: odd\n", "|||||", "7|PENDING", "\x00|\xff"])
+def test_what_is_no_job_is_no_job(text: str) -> None:
+    assert all(not job_id for job_id in words.squeue(text))
+    assert words.sacct(text, str) == {}
+    assert words.scontrol_job(text) is None
+
+
+def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not_over() -> None:
+    found = words.sacct(SACCT, lambda uid: f"user{uid}")
+    assert found == {
+        "1": QueueJob("1", "TIMEOUT", nodes="node[1-2]", exit="0:15", restarts=2),
+        "3": QueueJob("3", "CANCELLED", by="user0", exit="0:0"),
+    }
+
+
+def test_scontrol_tells_exit_and_restarts() -> None:
+    found = words.scontrol_job(SHOWN)
+    assert found == QueueJob("2", "FAILED", "NonZeroExitCode", nodes="node[1-2]", exit="7:0", restarts=3)
+
+
+@pytest.mark.parametrize(
+    ("state", "stage", "cause"),
+    [
+        ("PENDING", Stage.WAITING, Cause.FAILED),
+        ("REQUEUED", Stage.WAITING, Cause.FAILED),
+        ("REQUEUE_HOLD", Stage.WAITING, Cause.FAILED),
+        ("SPECIAL_EXIT", Stage.WAITING, Cause.FAILED),
+        ("CONFIGURING", Stage.RUNNING, Cause.FAILED),
+        ("SUSPENDED", Stage.RUNNING, Cause.FAILED),
+        ("COMPLETING", Stage.LEAVING, Cause.FAILED),
+        ("COMPLETED", Stage.OVER, Cause.FAILED),
+        ("CANCELLED", Stage.OVER, Cause.CANCELLED),
+        ("TIMEOUT", Stage.OVER, Cause.TIME_LIMIT),
+        ("DEADLINE", Stage.OVER, Cause.TIME_LIMIT),
+        ("PREEMPTED", Stage.OVER, Cause.PREEMPTED),
+        ("NODE_FAIL", Stage.OVER, Cause.NODE_LOST),
+        ("BOOT_FAIL", Stage.OVER, Cause.NODE_LOST),
+        ("OUT_OF_MEMORY", Stage.OVER, Cause.FAILED),
+        ("FORGOTTEN", Stage.FORGOTTEN, Cause.FAILED),
+        ("UNKNOWN", Stage.UNHEARD, Cause.FAILED),
+    ],
+)
+def test_every_state_has_its_stage_and_says_something_of_its_own(
+    state: str, stage: Stage, cause: Cause
+) -> None:
+    job = QueueJob("7", state)
+    assert (job.stage, job.cause) == (stage, cause)
+    assert "7" in words.say(job)
+
+
+def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
+    assert QueueJob("7", "TELEPORTING").stage is Stage.LEAVING
+
+
+def test_a_held_job_is_told_with_what_lets_it_go() -> None:
+    assert words.say(QueueJob("7", "PENDING", "JobHeldUser")).endswith("; fix: scontrol release 7")
+    assert words.say(QueueJob("7", "REQUEUE_HOLD")).endswith("; fix: scontrol release 7")
+    assert words.say(QueueJob("7", "PENDING", "Resources")) == (
+        "Slurm job 7 waits in the queue until enough nodes are free: Resources"
+    )
+
+
+# Looks
+
+
+def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -> None:
+    slurm.queue(PENDING, HELD, RUNNING)
+    found = _queue(slurm, clock).look(["1", "2", "3"])
+    assert [found[one].state for one in "123"] == ["RUNNING", "PENDING", "PENDING"]
+    assert slurm.calls("squeue") == [f"squeue -h --states=all -o {words.SQUEUE_FORMAT} -j 1,2,3"]
+
+
+def test_looks_come_seldom_while_nothing_changes_and_soon_after_a_change(
+    slurm: FakeSlurm, clock: Time
+) -> None:
+    slurm.queue(PENDING)
+    there = _queue(slurm, clock)
+    looked_at = []
+    for _ in range(1500):
+        before = len(slurm.calls("squeue"))
+        there.look(["2"])
+        looked_at += [clock.now_s] if len(slurm.calls("squeue")) > before else []
+        if clock.now_s == 170.0:
+            slurm.queue(RUNNING.replace("1|", "2|", 1))
+        clock.now_s += 0.5
+        if clock.now_s > 220:
+            break
+    gaps = [round(b - a, 1) for a, b in itertools.pairwise(looked_at)]
+    assert gaps == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 2.0, 4.0, 8.0, 16.0][: len(gaps)]
+    assert len(gaps) >= 8
+
+
+def test_two_hundred_jobs_cost_as_many_calls_a_minute_as_one(slurm: FakeSlurm, clock: Time) -> None:
+    ids = [str(number) for number in range(1, 201)]
+    slurm.queue(*(PENDING.replace("2|", f"{one}|", 1) for one in ids))
+    there = _queue(slurm, clock)
+    there.look(ids)
+    for _ in range(12):
+        clock.now_s += 5.0
+        for one in ids:
+            assert there.look([one])[one].state == "PENDING"
+    assert len(slurm.calls("squeue")) <= 6
+
+
+def test_the_estimated_start_alone_is_no_news(slurm: FakeSlurm, clock: Time) -> None:
+    there = _queue(slurm, clock)
+    for minute in range(10, 20):
+        slurm.queue(PENDING.replace("06:26", f"06:{minute}"))
+        there.look(["2"])
+        clock.now_s += 3.0
+    assert len(slurm.calls("squeue")) == 4  # after 0, 3, 9 and 18 s
+
+
+def test_a_job_that_squeue_does_not_know_is_looked_up_in_the_accounts(tmp_path: Path, clock: Time) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", accounts=True)
+    slurm.says("sacct.out", SACCT)
+    slurm.queue()
+    found = _queue(slurm, clock).look(["1", "3", "99"])
+    assert [found[one].state for one in ("1", "3", "99")] == ["TIMEOUT", "CANCELLED", "FORGOTTEN"]
+    assert found["3"].by == "root"
+    assert len(slurm.calls("sacct")) == 1
+
+
+def test_a_job_is_forgotten_only_when_slurm_has_said_so_twice(slurm: FakeSlurm, clock: Time) -> None:
+    there = _queue(slurm, clock)
+    slurm.says("squeue.out", "", "slurm_load_jobs error: Invalid job id specified\n", 1)
+    before_s = clock.now_s
+    assert there.look(["9"])["9"].stage is Stage.FORGOTTEN
+    assert (len(slurm.calls("squeue")), clock.now_s - before_s) == (2, queue.CONFIRM_S)
+    slurm.queue(then=PENDING + "\n")
+    assert _queue(slurm, clock).look(["2"])["2"].state == "PENDING"
+    assert slurm.calls("sacct") == []
+
+
+def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: Time) -> None:
+    slurm.queue(RUNNING)
+    there = _queue(slurm, clock)
+    there.look(["1"])
+    slurm.down()
+    clock.now_s += 5.0
+    told = there.look(["1", "9"])
+    assert (told["1"].state, told["1"].heard_s) == ("RUNNING", 5.0)
+    assert told["1"].silent.endswith("Unable to contact slurm controller (connect failure)")
+    assert told["9"].stage is Stage.UNHEARD
+    slurm.queue(RUNNING)
+    clock.now_s += 5.0
+    assert there.look(["1"])["1"].silent == ""
+
+
+def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
+    told = Queue(lambda: {"PATH": str(tmp_path)}, clock.clock_s, clock.sleep).look(["1"])["1"]
+    assert (told.state, told.silent) == ("UNKNOWN", "there is no squeue on this machine")
+
+
+def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm) -> None:
+    (slurm.folder / "squeue").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
+    said = queue.command(["squeue"], {"PATH": slurm.path}, 0.2)
+    assert said.silent == "squeue gave no answer within 0.2 s"
+
+
+def test_the_users_formats_and_an_outer_job_do_not_reach_slurms_commands(
+    slurm: FakeSlurm, clock: Time
+) -> None:
+    slurm.queue(RUNNING)
+    outer = {
+        "SLURM_TIME_FORMAT": "relative",
+        "SQUEUE_STATES": "PD",
+        "SLURM_JOB_ID": "5",
+        "SLURM_CLUSTERS": "b",
+    }
+    _queue(slurm, clock, SLURM_CONF="/etc/s.conf", TZ="Asia/Tokyo", **outer).look(["1"])
+    environ = slurm.environ("squeue")
+    assert {"SLURM_CONF=/etc/s.conf", "TZ=UTC"} <= set(environ)
+    assert not [one for one in environ if one.startswith(tuple(outer))]
+
+
+def test_the_end_of_a_job_is_told_with_its_exit_and_who_ended_it(tmp_path: Path, clock: Time) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", accounts=True)
+    slurm.says("scontrol.job", "", "slurm_load_jobs error: Invalid job id specified\n", 1)
+    slurm.says("sacct.out", SACCT)
+    there = _queue(slurm, clock)
+    assert there.detail(QueueJob("3", "CANCELLED")) == QueueJob("3", "CANCELLED", by="root", exit="0:0")
+    slurm.says("scontrol.job", SHOWN)
+    assert there.detail(QueueJob("2", "FAILED")) == QueueJob("2", "FAILED", exit="7:0", restarts=3)

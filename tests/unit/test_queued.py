@@ -1,0 +1,392 @@
+"""Do a job's folder and Slurm's queue make one truth, and is a job closed when, and only when, Slurm has ended it?"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator import cli, queued, show
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.job import Job, revive
+from orchestrator.slurm.queue import Queue
+from tests.golden.jobs import BEGAN_S
+from tests.unit.queue_world import CONFIG, UNKNOWN_ID, FakeSlurm, asked, job, tell
+
+PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
+HELD = "7|PENDING|N/A|2||JobHeldUser"
+RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
+COMPLETING = "7|COMPLETING|2026-11-21T06:21:01|2|node[1-2]|None"
+FAILED = "7|FAILED|2026-11-21T06:21:01|2|node[1-2]|NonZeroExitCode"
+CANCELLED = "7|CANCELLED|2026-11-21T06:21:01|2||BeginTime"
+SHOWN = "JobId=7 JobState=FAILED Reason=NonZeroExitCode Restarts=2 ExitCode=1:0 NodeList=node[1-2]\n"
+DENIED = "scancel: error: Kill job error on job id 7: Access/permission denied\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Return the Slurm of this machine, of which this process knows nothing yet."""
+    there = FakeSlurm(tmp_path / "slurm")
+    monkeypatch.setenv("PATH", there.path)
+    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(queued, "QUEUE", Queue())
+    return there
+
+
+# The status
+
+
+def test_a_pending_job_is_queued_with_slurms_reason_and_expected_start(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.queue(PENDING)
+    status = Job(job(tmp_path, "7")).status()
+    assert (status["state"], status["attempt"], status["world_size"]) == ("QUEUED", 1, 4)
+    assert status["reason"] == "Slurm job 7 waits in the queue until enough nodes are free: Resources"
+    told = status["queue"]
+    assert {key: told[key] for key in ("id", "state", "reason", "expected_start", "nodes", "by")} == {
+        "id": "7", "state": "PENDING", "reason": "Resources", "expected_start": "2026-11-21T06:26:01Z",
+        "nodes": "", "by": "",
+    }  # fmt: skip
+
+
+def test_the_queue_line_says_when_it_will_start_and_how_to_let_it_go(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    folder = job(tmp_path, "7")
+    slurm.queue(PENDING)
+    assert show.plain(show.job(Job(folder).status())).splitlines() == [
+        f"{folder.id}  4 ranks, slurm",
+        "QUEUED  attempt 1",
+        (
+            "queue       Slurm job 7 waits in the queue until enough nodes are free: Resources, "
+            "expected to start at 2026-11-21 06:26 UTC"
+        ),
+    ]
+    slurm.queue(HELD)
+    queued.QUEUE.expect_news()
+    assert "            fix: scontrol release 7" in show.plain(show.job(Job(folder).status()))
+
+
+def test_a_job_with_nodes_and_no_word_of_its_supervisor_is_starting(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    folder.batch_log.write_text("orch: no Python >= 3.10 on node1\n\n")
+    status = Job(folder).status()
+    assert status["state"] == "STARTING"
+    assert status["reason"].endswith("its batch script says: orch: no Python >= 3.10 on node1")
+
+
+def test_while_a_supervisor_speaks_its_word_counts(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    tell(folder, "RUNNING", step=12)
+    status = Job(folder).status()
+    assert (status["state"], status["step"], status["queue"]["nodes"]) == ("RUNNING", 12, "node[1-2]")
+
+
+def test_a_job_that_slurm_requeued_by_itself_is_queued_whatever_its_last_supervisor_said(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.queue(PENDING)
+    folder = job(tmp_path, "7")
+    tell(folder, "RUNNING", step=12, steps_per_s=3.0)
+    status = Job(folder).status()
+    assert (status["state"], status["step"], status["steps_per_s"]) == ("QUEUED", 12, None)
+
+
+def test_a_job_that_began_since_the_last_look_is_not_called_queued(slurm: FakeSlurm, tmp_path: Path) -> None:
+    now = [0.0]
+    queued.QUEUE = Queue(lambda: os.environ, lambda: now[0])
+    slurm.queue(PENDING)
+    folder = job(tmp_path, "7")
+    for now[0] in (0.0, 3.0, 8.0, 17.0):
+        Job(folder).status()
+    slurm.queue(RUNNING)
+    tell(folder, "RUNNING")
+    now[0] = 20.0
+    assert Job(folder).status()["state"] == "RUNNING"
+
+
+def test_why_a_requeued_job_waits_again_is_still_told(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(PENDING.replace("Resources", "BeginTime"))
+    folder = job(tmp_path, "7")
+    tell(folder, "QUEUED", reason="waiting in the queue for other nodes; preempted")
+    status = Job(folder).status()
+    assert status["reason"] == "waiting in the queue for other nodes; preempted"
+    assert "BeginTime" in show.plain(show.job(status))
+
+
+def test_a_slurm_that_is_down_is_said_and_ends_nothing(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.down()
+    folder = job(tmp_path, "7")
+    status = Job(folder).status()
+    assert status["state"] == "QUEUED"
+    assert "no answer now: slurm_load_jobs error: Unable to contact" in show.plain(show.job(status))
+    tell(folder, "RUNNING")
+    assert Job(folder).status()["state"] == "RUNNING"
+    assert asked(folder) == []
+
+
+def test_all_jobs_are_asked_for_at_once(
+    slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.queue(PENDING, RUNNING.replace("7|", "8|", 1))
+    job(tmp_path, "7", name="one", at_s=BEGAN_S)
+    tell(job(tmp_path, "3", "8", name="two", at_s=BEGAN_S + 60), "RUNNING")
+    assert cli.run(["status", "--all", "--json"]) == 0
+    assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["QUEUED", "RUNNING"]
+    assert [call.rpartition(" ")[2] for call in slurm.calls("squeue")] == ["7,8"]
+
+
+def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(FAILED)
+    folder = job(tmp_path, "7")
+    queued.note_cluster(folder)
+    slurm.says("scontrol.config", CONFIG.format("none", "other"))
+    queued.QUEUE = Queue()
+    status = Job(folder).status()
+    assert (
+        status["queue"]["silent"]
+        == "it is in the queue of cluster box, and this machine's Slurm is cluster other"
+    )
+    assert asked(folder) == []
+
+
+# The end
+
+
+def test_a_job_that_slurm_has_ended_is_closed_once_with_slurms_words(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.queue(FAILED)
+    slurm.says("scontrol.job", SHOWN)
+    folder = job(tmp_path, "7")
+    folder.batch_log.write_text("orch: no Python >= 3.10 on node1\n")
+    Job(folder).look_after()
+    Job(folder).look_after()
+    assert asked(folder) == [
+        {
+            "ask": "allocation_ended",
+            "allocation": "7.2",
+            "cause": "failed",
+            "why": "Slurm job 7 has ended with exit code 1: FAILED; the last words of its batch script: "
+            "orch: no Python >= 3.10 on node1",
+        }
+    ]
+    assert folder.ended.exists()
+    assert (folder.root / "started").read_text() == "x"
+
+
+def test_two_who_look_at_once_close_a_job_once(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(CANCELLED)
+    folder = job(tmp_path, "7")
+    slow = folder.bundle.read_text().replace(
+        '(job / "ended")', 'import time; time.sleep(0.5); (job / "ended")'
+    )
+    folder.bundle.write_text(slow)
+    both = [threading.Thread(target=queued.settle, args=(folder,)) for _ in range(2)]
+    for one in both:
+        one.start()
+    for one in both:
+        one.join()
+    assert [one["cause"] for one in asked(folder)] == ["cancelled"]
+    assert (folder.root / "started").read_text() == "x"
+
+
+def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(FAILED)
+    slurm.says("scontrol.job", SHOWN)
+    folder = job(tmp_path, "7")
+    works = folder.bundle.read_text()
+    folder.bundle.write_text("raise SystemExit('no')")
+    with pytest.raises(ClusterError):
+        queued.settle(folder)
+    folder.bundle.write_text(works)
+    queued.settle(folder)
+    assert len(asked(folder)) == 1
+    assert folder.ended.exists()
+
+
+def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.says("squeue.out", "", UNKNOWN_ID, 1)
+    alive = job(tmp_path, "7")
+    tell(alive, "RUNNING")
+    over = threading.Event()
+
+    def speak() -> None:
+        step = 0
+        while not over.wait(0.1):
+            step += 1
+            tell(alive, "RUNNING", step=step)
+
+    supervisor = threading.Thread(target=speak)
+    supervisor.start()
+    try:
+        Job(alive).look_after()
+        assert asked(alive) == []
+    finally:
+        over.set()
+        supervisor.join()
+    Job(alive).look_after()
+    assert [one["why"] for one in asked(alive)] == [
+        "Slurm knows no job 7 any more, and keeps no account of how it ended"
+    ]
+
+
+@pytest.mark.parametrize(
+    "line", [PENDING, HELD, RUNNING, COMPLETING, "7|SUSPENDED|N/A|2|node1|None", "7|NEW|N/A|2||x"]
+)
+def test_a_job_that_may_go_on_is_not_closed(slurm: FakeSlurm, tmp_path: Path, line: str) -> None:
+    slurm.queue(line)
+    folder = job(tmp_path, "7")
+    Job(folder).look_after()
+    assert asked(folder) == []
+
+
+def test_a_job_that_was_put_back_into_the_queue_meanwhile_is_not_closed(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.queue(FAILED)
+    slurm.says("scontrol.job", SHOWN.replace("=FAILED", "=PENDING"))
+    folder = job(tmp_path, "7")
+    Job(folder).look_after()
+    assert asked(folder) == []
+
+
+def test_nobody_starts_a_supervisor_for_a_job_that_slurm_has(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    assert revive(folder) is False
+    assert cli.run(["logs", folder.id]) == 0
+    assert not (folder.root / "started").exists()
+
+
+def test_a_submit_that_was_cut_off_before_slurm_had_the_job_is_closed_in_time(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    folder = job(tmp_path)
+    assert Job(folder).status()["reason"] == "it is being handed to Slurm"
+    long_ago_s = time.time() - 2 * queued.HANDED_S_MAX
+    os.utime(folder.plan, (long_ago_s, long_ago_s))
+    Job(folder).look_after()
+    assert [one["why"] for one in asked(folder)] == [
+        "its submit was cut off before Slurm had it; fix: submit it again"
+    ]
+    assert slurm.calls() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_another_users_job_is_only_looked_at(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(CANCELLED)
+    folder = job(tmp_path, "7")
+    os.chown(folder.plan, 12345, 12345)
+    assert Job(folder).status()["queue"]["state"] == "CANCELLED"
+    assert asked(folder) == []
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[7]", '["7;rm"]', '"7"', "\udcff"])
+def test_damaged_ids_are_told_and_ask_slurm_for_nothing(slurm: FakeSlurm, tmp_path: Path, text: str) -> None:
+    folder = job(tmp_path, "7")
+    folder.slurm.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ClusterError, match="Slurm's ids of the job") as told:
+        Job(folder).status()
+    assert told.value.fix
+    assert slurm.calls() == []
+
+
+# Cancel and resume
+
+
+def test_a_pending_job_is_cancelled_in_the_queue_and_closed(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(PENDING)
+    folder = job(tmp_path, "7")
+    slurm.folder.joinpath("scancel").write_text(
+        f"#!/bin/sh\necho scancel $* >> {slurm.folder}/calls\necho '{CANCELLED}' > {slurm.folder}/squeue.out\n"
+    )
+    Job(folder).cancel()
+    assert slurm.calls("scancel") == ["scancel 7"]
+    assert [(one["ask"], one.get("cause")) for one in asked(folder)] == [
+        ("cancel", None),
+        ("allocation_ended", "cancelled"),
+    ]
+    assert folder.ended.exists()
+
+
+def test_a_running_jobs_supervisor_is_asked_and_slurm_only_when_it_does_not_obey(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    tell(folder, "RUNNING")
+    Job(folder).cancel()
+    assert Job(folder).status()["state"] == "RUNNING"
+    assert (len(asked(folder)), slurm.calls("scancel")) == (1, [])
+    (request,) = folder.requests.glob("*.json")
+    long_ago_s = time.time() - 1000
+    os.utime(request, (long_ago_s, long_ago_s))
+    Job(folder).status()
+    Job(folder).status()
+    assert slurm.calls("scancel") == ["scancel 7"]
+
+
+def test_a_cancelled_job_that_comes_back_into_the_queue_is_taken_out(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    tell(folder, "RUNNING")
+    Job(folder).cancel()
+    slurm.queue(PENDING)
+    queued.QUEUE.expect_news()
+    assert Job(folder).status()["state"] == "STOPPING"
+    assert slurm.calls("scancel") == ["scancel 7"]
+
+
+def test_a_scancel_that_slurm_refuses_is_told_in_its_words(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(PENDING)
+    slurm.says("scancel.out", "", DENIED, 1)
+    with pytest.raises(ClusterError, match="Access/permission denied"):
+        Job(job(tmp_path, "7")).cancel()
+
+
+def test_an_ended_job_is_not_cancelled(slurm: FakeSlurm, tmp_path: Path) -> None:
+    folder = job(tmp_path, "7")
+    tell(folder, "FAILED")
+    folder.ended.touch()
+    with pytest.raises(UserError, match="ended already: FAILED"):
+        Job(folder).cancel()
+    assert slurm.calls() == []
+
+
+def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tmp_path: Path) -> None:
+    folder = job(tmp_path, "7")
+    tell(folder, "FAILED", attempt=3, step=40, ended_at="2026-11-21T06:21:01.000Z")
+    folder.ended.touch()
+    before = Job(folder).status()
+    folder.slurm.write_text('["7", "9"]')
+    folder.ended.unlink()
+    queued.begin_again(folder, before)
+    for line in (PENDING, RUNNING):
+        slurm.queue(line.replace("7|", "9|", 1))
+        queued.QUEUE.expect_news()
+        status = Job(folder).status()
+        assert (status["state"], status["attempt"], status["step"]) == ("QUEUED", 3, 40)
+        assert status["ended_at"] is None
+
+
+def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
+    slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    folder.batch_log.write_text("slurmstepd: error: \x1b[31mno space left\n")
+    assert cli.run(["logs", folder.id]) == 0
+    said = capsys.readouterr()
+    assert said.out == "slurmstepd: error: ?[31mno space left\n"
+    assert str(folder.batch_log) in said.err

@@ -1,0 +1,202 @@
+"""Is a job file's wish what sbatch is asked for, and does no text of it become another option, or two?"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from orchestrator import sbatch
+from orchestrator.plan import PlannedSlurm
+from tests.golden import jobs
+
+RUN_S_MAX = 20.0
+
+
+def _slurm(**fields: Any) -> PlannedSlurm:
+    plan = jobs.plan(backend="slurm", **fields)
+    assert plan.slurm is not None
+    return plan.slurm
+
+
+def test_a_plain_job_asks_for_nodes_and_a_core_for_each_rank() -> None:
+    assert _slurm(spares=1).options == (
+        "--job-name=gpt", "--nodes=3", "--ntasks-per-node=1", "--cpus-per-task=2", "--signal=B:USR1@90", "--requeue",
+        "--no-kill", "--open-mode=append",
+    )  # fmt: skip
+
+
+def test_every_field_becomes_its_option() -> None:
+    words = (
+        "partition",
+        "account",
+        "qos",
+        "constraint",
+        "reservation",
+        "nodelist",
+        "exclude",
+        "mem",
+        "comment",
+    )
+    slurm = {
+        **{name: f"my {name}" for name in words},
+        "cpus_per_task": 8,
+        "exclusive": True,
+        "mail": "me@lab",
+    }
+    options = _slurm(
+        procs_per_node=None, gpus_per_node=4, time_limit="25h30s", slurm={**slurm, "extra": ["--nice=5"]},
+        checkpoint={"on_preempt": {"signal": "SIGUSR2", "grace": "90.5s"}}, time_limit_action="requeue",
+    ).options  # fmt: skip
+    assert {f"--{name}=my {name}" for name in words} < set(options)
+    assert {"--cpus-per-task=32", "--gpus-per-node=4", "--time=1-01:01:00", "--signal=B:USR1@121"} < set(
+        options
+    )
+    assert {"--exclusive", "--mail-user=me@lab", "--mail-type=END,FAIL"} < set(options)
+    assert options[-1] == "--nice=5"
+
+
+def test_gres_takes_the_place_of_gpus_per_node() -> None:
+    options = _slurm(procs_per_node=None, gpus_per_node=2, slurm={"gres": "gpu:a100:2"}).options
+    assert "--gres=gpu:a100:2" in options and not any("gpus-per-node" in one for one in options)
+
+
+@pytest.mark.parametrize(
+    "slurm", [{"exclusive": True}, {"extra": ["--cpus-per-gpu=4"]}], ids=["whole nodes", "by GPU"]
+)
+def test_cores_are_not_counted_for_whoever_asks_for_them_otherwise(slurm: dict[str, Any]) -> None:
+    assert not any("cpus-per-task" in one for one in _slurm(slurm=slurm).options)
+
+
+def test_the_ranks_signal_and_the_action_at_the_limit_are_in_the_plan() -> None:
+    told = _slurm(time_limit_action="requeue", checkpoint={"on_preempt": {"signal": "USR1", "grace": 5}})
+    assert (told.signal, told.grace_s, told.requeues_at_time_limit) == ("USR1", 5.0, True)
+    assert (_slurm().signal, _slurm().grace_s, _slurm().requeues_at_time_limit) == ("TERM", 60.0, False)
+
+
+def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> None:
+    environ = {
+        "SBATCH_ACCOUNT": "lab",
+        "SBATCH_PARTITION": "gpu",
+        "SBATCH_WAIT": "1",
+        "SBATCH_NO_REQUEUE": "1",
+    }
+    assert sbatch.defaults({**environ, "SBATCH_QOS": "", "SBATCH_WCKEY": "a\nb"}) == (
+        ("account", "lab"),
+        ("partition", "gpu"),
+    )
+    plan = jobs.plan(backend="slurm", slurm={"partition": "cpu"})
+    assert plan.pool is not None
+    spec = jobs.spec_file(backend="slurm", slurm={"partition": "cpu"}).spec
+    options = sbatch.options(spec, plan.pool, sbatch.defaults(environ))
+    assert "--account=lab" in options and "--partition=cpu" in options and "--partition=gpu" not in options
+
+
+@pytest.mark.parametrize(
+    ("option", "fault"),
+    [
+        ("--licenses=foo", ""), ("-Lfoo", ""), ("--mem-per-cpu=3G", ""), ("--wait-all-nodes=1", ""), ("-H", ""),
+        ("--dependency=afterok:3", ""), ("--gres-flags=enforce-binding", ""), ("--reboot", ""),
+        ("--nodes=3", "write `nodes` and `spares`"), ("--node=3", "write `nodes` and `spares`"), ("-N3", "-N cannot"),
+        ("-Ht5", "-t cannot stand here: write `time_limit`"), ("--output=x", "logs are orch's own"),
+        ("--no-requeue", "batch script"), ("--array=1-3", "one job"), ("--wrap=ls", "batch script"),
+        ("--comment=x", "slurm.comment"), ("-L foo", "must be one option"), ("--a=b --nice=3", "must be one option"),
+        ("--", "names no option"), ("--test-only", "no job is queued"), ("--export=NONE", "write `env`"),
+    ],
+)  # fmt: skip
+def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str, fault: str) -> None:
+    assert fault in sbatch.fault_of(option) and bool(fault) == bool(sbatch.fault_of(option))
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [("gpu", 1), ("gpu:4", 4), ("gpu:a100:2,shard:3", 2), ("gres/gpu:a:1,gpu:b:2", 3), ("shard:2", 0), ("gpu:2(S:0)", 2)],
+)  # fmt: skip
+def test_the_gpus_of_a_gres_are_counted(gres: str, gpus: int) -> None:
+    assert sbatch.gpus_of(gres) == gpus
+
+
+# What sbatch makes of a line
+
+texts = st.text(
+    st.characters(exclude_categories=["C", "Zl", "Zp", "Zs"], include_characters=" "), max_size=40
+)
+hetero = st.sampled_from(["hetjob", "PackJob", "x hetjob=", "hethetjobjob"])
+EVIL = 'x\'y"z $(touch EVIL) `touch EVIL` \\ \\" #no; \\hetjob é 日本 ${HOME} --wrap=ls %j'
+
+
+def read_as_sbatch_does(line: str) -> list[str]:
+    """Return the words of an `#SBATCH` line, as get_argument() in Slurm's src/sbatch/opt.c takes it apart."""
+    assert "hetjob" not in line.lower() and "packjob" not in line.lower(), (
+        "the line would begin another component"
+    )
+    words, word, quote, escaped = [], "", "", False
+    rest = line.removeprefix("#SBATCH")
+    for char in f"{rest} ":
+        if char.isspace() and not quote:
+            words += [word] if word else []
+            word, escaped = "", False
+        elif escaped:
+            word, escaped = word + char, False
+        elif char == "\\":
+            escaped = True
+        elif char == quote:
+            quote = ""
+        elif not quote and char in "'\"":
+            quote = char
+        elif not quote and char == "#":
+            break
+        else:
+            word += char
+    assert not quote, "an open quote"
+    return words
+
+
+@given(st.one_of(texts, hetero))
+@example(EVIL)
+def test_an_option_is_one_word_for_sbatch_and_comes_as_it_was(text: str) -> None:
+    for option in (f"--comment={text}", f"--job-name={text}", f"--{text or 'x'}"):
+        assert read_as_sbatch_does(sbatch.directive(option)) == [option]
+        assert len(sbatch.directive(option).splitlines()) == 1
+
+
+@settings(max_examples=15, deadline=None)
+@given(texts.filter(lambda text: text.strip() == text and text != ""))
+@example(EVIL)
+def test_the_real_sbatch_reads_the_same(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    if shutil.which("sbatch") is None:
+        return
+    folder = tmp_path_factory.mktemp("sbatch")
+    conf = (
+        "ClusterName=x\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nAuthType=auth/none\nMessageTimeout=1\n"
+        "CredType=cred/none\nNodeName=n1\nPartitionName=p Nodes=n1\n"
+    )
+    (folder / "slurm.conf").write_text(conf)
+    options = [f"--comment={text}", "--nodes=3"]
+    (folder / "job.sh").write_text("\n".join(["#!/bin/sh", *map(sbatch.directive, options), "true\n"]))
+    read = _sbatch(folder)
+    assert [f'"{option}"' in read for option in options] == [True, True], read
+
+
+def _sbatch(folder: Path) -> str:
+    """Return what sbatch says of the options in a script; there is no controller that could take it."""
+    process = subprocess.Popen(
+        ["sbatch", "-vvv", folder / "job.sh"], env={"PATH": "/usr/bin:/bin", "SLURM_CONF": f"{folder}/slurm.conf"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = []
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            said.append(line)
+            if "end of defined options" in line or "fatal" in line:
+                break
+    finally:
+        process.kill()
+        process.wait(RUN_S_MAX)
+    return "".join(line for line in said if "Found in script" in line)

@@ -1,0 +1,165 @@
+"""Does a job get into Slurm's queue whole, or not at all, with a word on what is wrong? sbatch is a small script here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from orchestrator import submission
+from orchestrator.errors import ClusterError, OrchError, UserError
+from orchestrator.job import Job
+from orchestrator.slurm import submitting
+from orchestrator.spec import load
+from orchestrator.wire.paths import JobDir
+from tests.unit import slurm_commands
+from tests.unit.slurm_commands import Commands
+
+SPEC = """name: gpt
+backend: slurm
+nodes: 2
+procs_per_node: 2
+entrypoint: train.py
+slurm:
+  partition: gpu
+  account: lab
+  nodelist: n[1-2]
+  extra: [--licenses=foo]
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    """Slurm's commands; nobody waits between tries."""
+    monkeypatch.setattr(submitting, "PAUSE_S", 0.0)
+    return slurm_commands.make(tmp_path / "bin")
+
+
+def _submit(tmp_path: Path, slurm: Commands, text: str = SPEC, **environ: str) -> JobDir:
+    (tmp_path / "train.py").write_text("print('hi')\n")
+    spec = tmp_path / "job.yaml"
+    spec.write_text(text)
+    home = str(tmp_path / "home")
+    return submission.submit(load(spec), {**slurm.environ, "ORCH_HOME": home, **environ})
+
+
+def _refusal(tmp_path: Path, slurm: Commands, said: str) -> OrchError:
+    slurm.answer("", f"sbatch: error: {said}", 1)
+    with pytest.raises(OrchError) as told:
+        _submit(tmp_path, slurm)
+    assert list((tmp_path / "home" / "jobs").iterdir()) == [], "and no job is left behind"
+    return told.value
+
+
+def test_a_submit_hands_the_rendered_script_to_sbatch_and_keeps_the_id(
+    tmp_path: Path, slurm: Commands
+) -> None:
+    job = _submit(tmp_path, slurm)
+    assert json.loads(job.slurm.read_text()) == ["7"]
+    assert slurm.seen("argv") == [str(job.scripts / "slurm.sh")]
+    assert sorted(path.name for path in job.scripts.iterdir()) == ["agent.sh", "slurm.sh"]
+    assert not job.supervisor_log.exists() and not job.endpoint.exists()
+
+
+def test_a_submit_from_within_a_job_says_nothing_of_that_job(tmp_path: Path, slurm: Commands) -> None:
+    around = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "8", "SBATCH_NO_REQUEUE": "1", "SLURM_CONF": "/etc/s.conf"}
+    job = _submit(tmp_path, slurm, **around, HF_HOME="/data/hf", TMPDIR="/tmp")
+    given = {line.partition("=")[0] for line in slurm.seen("env")} - {"PWD", "SHLVL", "_", "OLDPWD"}
+    assert given == {"PATH", "HOME", "SLURM_CONF", "TMPDIR"}
+    assert json.loads((job.secrets / "environment.json").read_text())["HF_HOME"] == "/data/hf"
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ("Batch job submission failed: Invalid partition name specified", "7: slurm.partition"),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", "8: slurm.account"),
+        ("Batch job submission failed: Invalid node name specified", "9: slurm.nodelist"),
+        ("Batch job submission failed: Invalid license specification", "10: slurm.extra"),
+        ("Invalid --licenses specification", "10: slurm.extra"),
+        ("Batch job submission failed: Requested node configuration is not available", "3: nodes"),
+        ("Batch job submission failed: Job violates accounting/QOS policy", "6: slurm"),
+    ],
+)  # fmt: skip
+def test_what_sbatch_refuses_is_the_users_error_at_its_line(
+    tmp_path: Path, slurm: Commands, said: str, where: str
+) -> None:
+    err = _refusal(tmp_path, slurm, said)
+    assert isinstance(err, UserError) and err.where.endswith(f"job.yaml:{where}")
+    assert said in err.what and err.fix
+    assert slurm.calls == 1
+
+
+def test_a_slurm_that_trusts_nobody_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
+    assert isinstance(_refusal(tmp_path, slurm, "Invalid authentication credential"), ClusterError)
+
+
+def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path, slurm: Commands) -> None:
+    away = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
+    slurm.answer("", away, 1, call=1)
+    slurm.answer("", "sbatch: error: Socket timed out on send/recv operation", 1, call=2)
+    assert json.loads(_submit(tmp_path, slurm).slurm.read_text()) == ["7"] and slurm.calls == 3
+
+
+def test_a_controller_that_stays_away_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
+    err = _refusal(tmp_path, slurm, "Unable to contact slurm controller (connect failure)")
+    assert (
+        isinstance(err, ClusterError) and "scontrol ping" in err.fix and slurm.calls == submitting.TRIES_MAX
+    )
+
+
+def test_an_sbatch_that_hangs_is_given_up(
+    tmp_path: Path, slurm: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "COMMAND_S_MAX", 0.2)
+    (slurm.folder / "say").write_text("exec sleep 20\n")
+    with pytest.raises(ClusterError, match="has not ended after"):
+        _submit(tmp_path, slurm)
+    assert list((tmp_path / "home" / "jobs").iterdir()) == []
+
+
+def test_an_sbatch_without_an_id_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
+    slurm.answer("thanks")
+    with pytest.raises(ClusterError, match="Could not make sense of sbatch output"):
+        _submit(tmp_path, slurm)
+
+
+def test_without_slurm_there_is_nothing_to_submit_to(tmp_path: Path, slurm: Commands) -> None:
+    (slurm.folder / "sbatch").unlink()
+    with pytest.raises(ClusterError, match="there is no sbatch here") as told:
+        _submit(tmp_path, slurm, PATH=str(slurm.folder))
+    assert told.value.where.endswith("job.yaml:2: backend") and not (tmp_path / "home").exists()
+
+
+def _ended(tmp_path: Path, slurm: Commands) -> JobDir:
+    job = _submit(tmp_path, slurm)
+    job.ended.touch()
+    job.state.write_text("{}")
+    slurm.answer("Submitted batch job 9")
+    return job
+
+
+def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, slurm: Commands) -> None:
+    job = _ended(tmp_path, slurm)
+    submission.resume(job, Job(job).plan(), "", ("nodes=1",), slurm.environ)
+    assert json.loads(job.slurm.read_text()) == ["7", "9"]
+    assert json.loads(next(job.requests.iterdir()).read_text())["ask"] == "resume"
+    assert not job.ended.exists() and not job.state.exists()
+    assert "--nodes=1" in (job.scripts / "slurm.sh").read_text() and slurm.calls == 2
+
+
+def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Commands) -> None:
+    job = _ended(tmp_path, slurm)
+    before = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
+    slurm.answer("", "sbatch: error: Batch job submission failed: Invalid partition name specified", 1)
+    with pytest.raises(UserError, match="Invalid partition"):
+        submission.resume(job, Job(job).plan(), "", ("nodes=1", "slurm.partition=nope"), slurm.environ)
+    after = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
+    assert after == before
+
+
+def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: Commands) -> None:
+    slurm.answer("", "sbatch: Job 8 to start at 2026-11-21T06:35:43 using 4 processors on nodes n[1-2]")
+    assert submitting.test("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
+    assert slurm.seen("argv") == ["--test-only"] and slurm.seen("stdin") == ["#!/bin/sh"]
