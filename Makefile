@@ -13,10 +13,10 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-ssh docs clean
+.PHONY: help demo test check bench bench-ssh bench-slurm docs clean
 
 help: ## say what one can type
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN_STAMP) ## train a small GPT on two nodes with two ranks each, all on this machine (a minute or two)
 	$(BIN)/orch submit jobs/tiny_gpt.yaml --follow
@@ -32,9 +32,13 @@ check: $(DEV_STAMP) ## ruff, ruff format and mypy
 bench: $(DEV_STAMP) ## measure what the design promises, as ratios; wants a quiet machine
 	$(BIN)/python bench/run.py
 	$(BIN)/python -m bench.ssh
+	$(BIN)/python -m bench.slurm
 
 bench-ssh: $(DEV_STAMP) ## the part of it on a cluster in a box of up to 128 hosts; needs root
 	$(BIN)/python -m bench.ssh
+
+bench-slurm: $(DEV_STAMP) ## the part of it on a Slurm cluster in a box; needs root
+	$(BIN)/python -m bench.slurm
 
 docs: $(DEV_STAMP) ## write the generated parts of README.md and docs/ anew
 	$(BIN)/python docs/generate.py

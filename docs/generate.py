@@ -79,7 +79,8 @@ def fields() -> str:
     top = [one for one in found if one.type != "section" and "." not in one.name]
     parts = [_table(top)]
     for section in sections:
-        inner = [one for one in found if one.name.startswith(f"{section.name}.")]
+        held = [one for one in found if one.name.rpartition(".")[0] == section.name]
+        inner = [one for one in held if one.type != "section"]
         parts.append(f"**`{section.name}`**: {section.description}\n\n{_table(inner)}")
     return "\n\n".join(parts)
 
@@ -105,7 +106,10 @@ def steps(seeds: Iterable[int]) -> set[Step]:
         before: dict[tuple[object, ...], str] = {}
         for news in world.journal.replay():
             name = type(news).__name__
-            plans += name == "Planned"
+            goes_on = (
+                brain.facts.attempt is not None and brain.facts.end is None
+            )  # with its ranks, on other nodes
+            plans += name == "Planned" and not goes_on
             brain.learn(news)
             now = _states(brain.facts, plans)
             made |= {

@@ -3,11 +3,12 @@
 The map of the code, in the order of a job's life; imports point from later to earlier, and a test holds them:
 
     spec       what may a job file say?            spec.py, spec_model.py, spec_rules.py, specfile.py
-    plan       where does every rank go?           plan.py, planning.py, hosts.py
+    plan       where does every rank go?           plan.py, planning.py, hosts.py, sbatch.py
     render     which scripts will run?             render.py, templates/
-    submit     how does a job begin?               submission.py, snapshot.py, bundle.py, provenance.py, home.py
+    submit     how does a job begin?               submission.py, credentials.py, snapshot.py, bundle.py, provenance.py,
+                                                   home.py, slurm/submitting.py
     supervise  what happens, and what is done?     supervise.py, journal.py, joblock.py, requests.py, tickets.py,
-                                                   links.py, orders.py, deeds.py
+                                                   links.py, orders.py, deeds.py, memory.py, stay.py
       ferry.py   what travels?                     intake.py, carry.py, shelf.py
       brain/     what does it mean?                pure: events in, decisions out
       backends/  how does an agent get there?      thin, no decisions
@@ -17,6 +18,7 @@ The map of the code, in the order of a job's life; imports point from later to e
     collect    what came of it?                    collect.py, logs.py, logcut.py
     postmortem what went wrong?                    postmortem.py
     show       how does it look?                   show.py, whyview.py, listview.py, logview.py, follow.py, terminal.py
+      queued.py  and in Slurm's queue?             slurm/: sbatch, squeue, sacct
     job, cli   what can one do with it?            job.py, preflight.py, cli.py, params.py
 
 Standard library only, and travelling to the nodes as one zip: brain, wire, node, supervise and what they use.

@@ -1,7 +1,7 @@
 """How do tests submit jobs on the cluster in a box, and look at them? Through `orch` on login, and the job's folder.
 
 Rules: jobs are trainer's, submitted on login; every wait has a limit and a name; what a job that is over has left
-running, on any host, is found at the end of the test and fails it.
+running, on any host, or has left in Slurm's queue, is found at the end of the test and fails it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tests.integration.conftest import FAKE_TORCH, STEPPER
 
 from .box import Box
 from .host import TRAINER, USERS, Host, Running, User, wait_for
+from .slurm import SlurmBox
 
 __all__ = ["ENDED", "FAKE_TORCH", "STEPPER", "TOGETHER", "WAIT_S_MAX", "Desk", "Job"]
 
@@ -205,31 +206,49 @@ class Job:
     # --- its processes
 
     def supervisor(self) -> Proc:
-        """Return the process that supervises."""
-
-        def find() -> Proc | None:
-            words = f"supervise {self.inside}"
-            return next((one.proc for one in self.desk.box.login.processes() if words in one.command), None)
-
-        found = self.wait_until(find, "a supervisor")
-        assert isinstance(found, Proc)
-        return found
+        """Return the process that supervises: on login, or on the first node that Slurm has given."""
+        return self._supervisor()[1]
 
     def kill_supervisor(self) -> None:
         """Kill the supervisor, and wait until it is gone."""
-        self.desk.box.login.kill([self.supervisor()])
+        host, proc = self._supervisor()
+        host.kill([proc])
+
+    def _supervisor(self) -> tuple[Host, Proc]:
+        box, words = self.desk.box, f"supervise {self.inside}"
+        hosts = list(box.hosts.values()) if isinstance(box, SlurmBox) else [box.login]
+
+        def find() -> list[
+            tuple[Host, Proc]
+        ]:  # the batch script has these words too, behind those of its shell
+            found = [(host, one) for host in hosts for one in host.processes() if words in one.command]
+            return [(host, one.proc) for host, one in found if Path(one.program).name.startswith("python")]
+
+        ((host, proc), *_) = self.wait_until(find, "a supervisor")
+        return host, proc
+
+    def slurm_id(self) -> str:
+        """Return Slurm's number of the job."""
+        return str(json.loads(self.folder.slurm.read_bytes())[-1])
 
     def on_host(self, name: str) -> JobDir:
         """Return the job's folder on a host, as this process sees it; `ssh.remote_dir` is the default."""
+        if isinstance(self.desk.box, SlurmBox):
+            return self.folder
         return JobDir(self.desk.box.hosts[name].path(f"{self.user.home}/.orch/jobs/{self.id}"))
 
 
 @dataclass(slots=True)
 class Desk:
-    """Submits jobs from login, and clears up after them."""
+    """Submits jobs from login, and clears up after them: over Slurm where the box has one, else over SSH."""
 
     box: Box
     jobs: list[Job] = field(default_factory=list)
+
+    @property
+    def backend(self) -> str:
+        """The backend of jobs that name none."""
+        return "slurm" if isinstance(self.box, SlurmBox) else "ssh"
 
     def orch(
         self,
@@ -246,16 +265,21 @@ class Desk:
         )
 
     def write(self, files: Mapping[str, str], user: str = "trainer", **spec: object) -> str:
-        """Write a job's files on login, and return the path of its job file; sections are merged into the tests'."""
+        """Write a job's files on login, and return the path of its job file; sections are merged into the tests'.
+
+        `backend="ssh"` is possible where the box has a Slurm too.
+        """
         home = USERS[user].home
         work = f"{home}/{WORK}/work-{len(list(self.box.login.path(f'{home}/{WORK}').glob('work-*')))}"
         for name, text in files.items():
             self.box.login.write(f"{work}/{name}", text, user=user)
         whole: Json = {
-            "name": "t", "backend": "ssh", "nodes": 2, "procs_per_node": 2, "entrypoint": "train.py",
+            "name": "t", "backend": self.backend, "nodes": 2, "procs_per_node": 2, "entrypoint": "train.py",
             "monitor": {"heartbeat_s": 0.2, "stop_grace": 5, "node_timeout": 8, "start_timeout": 120},
-            "restart": {"backoff": 0}, "ssh": {"hosts": "node[1-2]"},
+            "restart": {"backoff": 0},
         }  # fmt: skip
+        if spec.get("backend", self.backend) == "ssh":
+            whole["ssh"] = {"hosts": "node[1-2]"}
         for key, value in spec.items():
             here = whole.get(key)
             whole[key] = {**here, **value} if isinstance(value, dict) and isinstance(here, dict) else value
@@ -282,9 +306,11 @@ class Desk:
         left: list[str] = []
         if over:
             try:
-                wait_for(lambda: not self.at_work(users), "silence", GONE_S_MAX)
+                wait_for(lambda: not self._left(users), "silence", GONE_S_MAX)
             except TimeoutError:
-                left = self.at_work(users)
+                left = self._left(users)
+        if isinstance(self.box, SlurmBox):
+            self.box.clear()
         for host in self.box.hosts.values():
             for one in _of(host, users):
                 host.signal([one.proc], signal.SIGSTOP)  # nobody starts anything anew meanwhile
@@ -295,6 +321,14 @@ class Desk:
                     shutil.rmtree(host.path(f"{USERS[user].home}/{name}"), ignore_errors=True)
         self.jobs.clear()
         return left
+
+    def _left(self, users: Sequence[str]) -> list[str]:
+        """Return what is there of jobs: processes, and, once there are none of these, entries in Slurm's queue."""
+        found = self.at_work(users)
+        if found or not isinstance(self.box, SlurmBox):
+            return found
+        entries = self.box.queue.entries()
+        return [f"Slurm's job {one.id} is {one.state}: {one.reason}" for one in entries if one.user in users]
 
 
 def _of(host: Host, users: Sequence[str]) -> list[Running]:

@@ -60,13 +60,13 @@ class Running:
         return Path(self.program).name.startswith("sshd")
 
 
-def wait_for(condition: Callable[[], T], what: str, limit_s: float = GONE_S_MAX) -> T:
+def wait_for(condition: Callable[[], T], what: str, limit_s: float = GONE_S_MAX, poll_s: float = POLL_S) -> T:
     """Return the first true value of `condition`; raises TimeoutError, naming `what`, when none comes in time."""
     deadline_s = time.monotonic() + limit_s
     while not (value := condition()):
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"within {limit_s:g} s it never came: {what}")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return value
 
 

@@ -98,7 +98,9 @@ def test_ctrl_c_while_following_leaves_the_job_running_and_says_how_to_come_back
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(desk.folder)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # whoever runs the tests in the background has it ignored
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # whoever runs the tests in the background has it ignored
         os.execve(argv[0], argv, {**desk.environ, "TERM": "xterm"})
     seen = _read_until(terminal, b"line 5")
     os.write(terminal, b"\x03")

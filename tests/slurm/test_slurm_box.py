@@ -1,0 +1,263 @@
+"""Is the Slurm of the cluster in a box a real one? Jobs run, are cancelled, preempted and requeued; nodes are lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.box import inside
+from tests.cluster.host import wait_for
+from tests.cluster.slurm import SlurmBox
+from tests.cluster.slurmconf import ACCOUNT, GRACE_S, KILL_WAIT_S, SLURMD_TIMEOUT_S
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
+
+OUT = "/home/trainer/out.txt"
+LOST_S_MAX = 3.0 * SLURMD_TIMEOUT_S
+FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+
+
+@pytest.fixture(autouse=True)
+def no_output(request: pytest.FixtureRequest) -> None:
+    """Let no test read what another has printed."""
+    names = set(request.fixturenames) & {"slurm", "accounting_slurm", "renamed_slurm"}
+    for name in names:
+        request.getfixturevalue(name).login.path(OUT).unlink(missing_ok=True)
+
+
+def printed(box: SlurmBox) -> str:
+    """Return what the jobs have printed."""
+    path = box.login.path(OUT)
+    return path.read_text() if path.exists() else ""
+
+
+def runs(box: SlurmBox, script: str, *options: str) -> str:
+    """Return what a job prints that must succeed."""
+    id = box.queue.sbatch(script, f"--output={OUT}", *options)
+    known = box.queue.wait_for_state(id, *FINAL)
+    assert known["JobState"] == "COMPLETED", f"{known}\n{printed(box)}"
+    return printed(box)
+
+
+def sleeps(box: SlurmBox, *options: str, script: str = "srun sleep 600") -> str:
+    """Return the id of a job that runs and does not end."""
+    id = box.queue.sbatch(f"echo restart ${{SLURM_RESTART_COUNT:-0}}\n{script}", f"--output={OUT}", *options)
+    box.queue.wait_for_state(id, "RUNNING")
+    wait_for(lambda: "restart 0" in printed(box), "the job's first words")
+    return id
+
+
+# --- jobs
+
+
+def test_a_job_of_two_nodes_has_a_task_on_each(slurm: SlurmBox) -> None:
+    assert sorted(runs(slurm, "srun hostname", "--nodes=2").split()) == ["node1", "node2"]
+
+
+def test_a_job_sees_the_graphics_cards_that_it_asked_for(slurm: SlurmBox) -> None:
+    script = "echo $CUDA_VISIBLE_DEVICES; ls /dev/nvidia*"
+    assert runs(slurm, script, "--gpus-per-node=2").split() == ["0,1", "/dev/nvidia0", "/dev/nvidia1"]
+    done = slurm.login.run(["sbatch", "--gpus-per-node=3", "--wrap", "true"], user="trainer", check=False)
+    assert done.returncode == 1
+    assert "Requested node configuration is not available" in done.stderr
+
+
+def test_a_file_of_a_job_is_the_users_and_on_all_hosts_at_once(slurm: SlurmBox) -> None:
+    words = runs(slurm, "id -un >~/mark; srun cat ~/mark; rm ~/mark", "--nodes=2").split()
+    assert words == ["trainer"] * 2
+    assert slurm.login.path(OUT).stat().st_uid == 2000
+
+
+def test_a_job_waits_for_what_others_have_and_then_starts(slurm: SlurmBox) -> None:
+    first = sleeps(slurm, "--nodes=4", "--exclusive")
+    second = slurm.queue.sbatch("true", "--nodes=1", f"--output={OUT}")
+    wait_for(lambda: slurm.queue.job(second)["Reason"] in ("Resources", "Priority"), "a reason")
+    assert slurm.queue.state(second) == "PENDING"
+    slurm.queue.scancel(first)
+    slurm.queue.wait_for_state(second, "COMPLETED")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--partition=nope", "invalid partition specified"), ("--constraint=nope", "Invalid feature")],
+)
+def test_what_the_cluster_does_not_have_is_refused(slurm: SlurmBox, option: str, words: str) -> None:
+    done = slurm.login.run(["sbatch", option, "--wrap", "true"], user="trainer", check=False)
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
+# --- the ends that Slurm makes
+
+
+def test_scancel_ends_a_job_and_all_its_processes(slurm: SlurmBox) -> None:
+    id = sleeps(slurm, "--nodes=2")
+    wait_for(lambda: all(at_work(slurm, name) for name in ("node1", "node2")), "tasks")
+    slurm.queue.scancel(id)
+    slurm.queue.wait_for_state(id, "CANCELLED")
+    wait_for(lambda: not any(at_work(slurm, host.name) for host in slurm.nodes), "silence", 2 * KILL_WAIT_S)
+
+
+def test_the_batch_shell_can_be_warned_without_its_tasks(slurm: SlurmBox) -> None:
+    script = "trap 'echo warned; exit 0' USR1\nsrun sleep 600 &\nfor _ in {1..3}; do wait; done"
+    id = sleeps(slurm, script=script)
+    slurm.queue.warn(id)
+    slurm.queue.wait_for_state(id, "COMPLETED")
+    assert "warned" in printed(slurm)
+
+
+def test_a_time_limit_is_announced_and_then_ends_a_job(slurm: SlurmBox) -> None:
+    script = "trap 'echo warned' USR1\nsrun sleep 600 &\nfor _ in {1..3}; do wait; done"
+    id = sleeps(slurm, "--time=10", "--signal=B:USR1@5", "--no-requeue", script=script)
+    slurm.queue.end_in(id, 20)
+    slurm.queue.wait_for_state(id, "TIMEOUT", limit_s=120)
+    assert "warned" in printed(slurm)
+
+
+def test_a_requeued_job_starts_again_under_its_id(slurm: SlurmBox) -> None:
+    id = sleeps(slurm, "--requeue", "--open-mode=append")
+    slurm.queue.requeue(id)
+    wait_for(lambda: "restart 1" in printed(slurm), "the second start", 60)
+    assert slurm.queue.job(id)["Restarts"] == "1"
+
+
+def test_a_job_that_is_held_starts_when_it_is_released(slurm: SlurmBox) -> None:
+    id = slurm.queue.sbatch("true", "--hold", f"--output={OUT}")
+    assert slurm.queue.job(id)["Reason"] == "JobHeldUser"
+    slurm.queue.release(id)
+    slurm.queue.wait_for_state(id, "COMPLETED")
+
+
+@pytest.mark.parametrize(("partition", "grace_s"), [("main", 0), ("low", GRACE_S)])
+def test_a_job_of_higher_priority_sends_others_back_to_the_queue(
+    slurm: SlurmBox, partition: str, grace_s: int
+) -> None:
+    script = "trap 'echo told' TERM\nsleep 600 & wait; wait"
+    id = sleeps(
+        slurm, "--requeue", "--open-mode=append", "--nodes=4", f"--partition={partition}", script=script
+    )
+    other = slurm.queue.preempt(4)
+    slurm.queue.wait_for_state(id, "PENDING", limit_s=60 + grace_s)
+    assert "told" in printed(slurm)
+    slurm.queue.wait_for_state(other, "RUNNING")
+    slurm.queue.scancel(other, user="root")
+    wait_for(lambda: "restart 1" in printed(slurm), "the second start", 60)
+
+
+# --- nodes
+
+
+def at_work(box: SlurmBox, name: str) -> list[str]:
+    return [one.command for one in box.host(name).processes() if one.uid == 2000]
+
+
+@pytest.mark.parametrize("fault", ["power", "slurmd"])
+def test_a_job_outlives_a_node_that_is_lost(slurm: SlurmBox, fault: str) -> None:
+    script = "srun --no-kill --kill-on-bad-exit=0 sleep 600"
+    id = sleeps(slurm, "--no-kill", "--nodes=3", script=script)
+    wait_for(lambda: at_work(slurm, "node3"), "a task")
+    if fault == "power":
+        slurm.power_off("node3")
+    else:
+        slurm.kill_slurmd("node3")
+    wait_for(lambda: slurm.queue.job(id)["NodeList"] == "node[1-2]", "the loss", LOST_S_MAX)
+    assert slurm.queue.state(id) == "RUNNING"
+    assert slurm.queue.nodes()["node3"].startswith("down")
+    assert at_work(slurm, "node2")
+    slurm.heal()
+    slurm.queue.wait_for_node("node3", "idle")
+
+
+def test_a_drained_node_gets_no_job_until_it_is_resumed(slurm: SlurmBox) -> None:
+    slurm.queue.drain("node1", "a loose cable")
+    assert runs(slurm, "hostname") == "node2\n"
+    slurm.queue.resume("node1")
+    slurm.queue.wait_for_node("node1", "idle")
+
+
+def test_a_full_tmp_and_a_limit_are_what_a_job_finds(slurm: SlurmBox) -> None:
+    slurm.full_tmp("node1")
+    slurm.limit("node1", "nofile", 64)
+    script = "ulimit -n; head -c 99999 /dev/zero 2>&1 >/tmp/x | grep -c 'No space'"
+    assert runs(slurm, script, "--nodelist=node1").split() == ["64", "1"]
+    slurm.heal()
+    assert (
+        runs(slurm, "head -c 99999 /dev/zero >/tmp/x && rm /tmp/x; ulimit -n", "-w", "node1").split()[-1]
+        != "64"
+    )
+
+
+def test_slurm_may_call_a_node_other_than_its_host_is_called(renamed_slurm: SlurmBox) -> None:
+    script = "srun sh -c 'echo $SLURMD_NODENAME $(hostname)'"
+    lines = runs(renamed_slurm, script, "--nodes=2", "--nodelist=gpu-[02-03]").splitlines()
+    assert sorted(lines) == ["gpu-02 node2", "gpu-03 node3"]
+
+
+# --- Slurm's own troubles
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_job_goes_on_while_slurmctld_is_away(slurm: SlurmBox, kill: bool) -> None:
+    id = sleeps(slurm, "--nodes=2")
+    if kill:  # what it has not saved yet would be forgotten
+        saved = slurm.logs / "ctld/job_state"
+        began_s = slurm.login.path(OUT).stat().st_mtime
+        wait_for(lambda: saved.stat().st_mtime > began_s + 1, "a saved state", 30)
+    slurm.stop_slurmctld(kill=kill)
+    assert slurm.login.run(["squeue"], check=False, limit_s=60).returncode == 1
+    slurm.start_slurmctld()
+    slurm.queue.wait_for_state(id, "RUNNING")
+    assert at_work(slurm, "node2")
+
+
+def test_without_accounting_sacct_fails(slurm: SlurmBox) -> None:
+    done = slurm.login.run(["sacct"], user="trainer", check=False)
+    assert done.returncode == 1
+    assert "accounting storage is disabled" in done.stderr
+
+
+def test_with_accounting_sacct_tells_of_jobs_and_only_known_accounts_may_submit(
+    accounting_slurm: SlurmBox,
+) -> None:
+    queue = accounting_slurm.queue
+    id = queue.sbatch("true", f"--output={OUT}", f"--account={ACCOUNT}")
+    queue.wait_for_state(id, "COMPLETED")
+    argv = ["sacct", "-n", "-X", "-P", "-o", "State", "-j", id]
+    wait_for(
+        lambda: accounting_slurm.login.run(argv, user="trainer").stdout == "COMPLETED\n", "its record", 30
+    )
+    done = accounting_slurm.login.run(["sbatch", "-A", "nope", "--wrap", "true"], user="trainer", check=False)
+    assert "Invalid account" in done.stderr
+
+
+def test_slurm_can_be_made_to_forget_a_job(accounting_slurm: SlurmBox) -> None:
+    queue = accounting_slurm.queue
+    id = queue.sbatch("true", f"--output={OUT}")
+    queue.wait_for_state(id, "COMPLETED")
+    accounting_slurm.configure(MinJobAge=2)
+    wait_for(lambda: not queue.job(id), "oblivion", 120)
+    assert queue.entries() == []
+
+
+# --- the box
+
+
+def test_two_boxes_live_side_by_side_and_leave_nothing(slurm: SlurmBox) -> None:
+    with SlurmBox(1, gpus=0) as other:
+        id = sleeps(other)
+        assert other.queue.job(id)["NodeList"] == "node1"
+        assert slurm.queue.entries() == []
+        spaces = {host.namespaces["pid"] for host in other.hosts.values()}
+        state = other.state
+    assert not inside(spaces)
+    assert not state.exists()
+
+
+def test_clearing_leaves_an_empty_queue_and_idle_nodes(slurm: SlurmBox) -> None:
+    slurm.queue.drain("node2")
+    sleeps(slurm, "--requeue", script="trap '' TERM\nsleep 600")
+    slurm.queue.sbatch("true", "--hold")
+    slurm.kill_slurmd("node4")
+    slurm.clear()
+    assert slurm.queue.entries() == []
+    assert set(slurm.queue.nodes().values()) == {"idle"}
+    assert not any(at_work(slurm, host.name) for host in slurm.nodes)

@@ -1,0 +1,155 @@
+"""Does `orch` tell the queue's truth, end what Slurm has ended, and cancel in every state? On a real Slurm."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cluster.desk import ENDED, FAKE_TORCH, STEPPER, Desk, Job
+from tests.cluster.host import wait_for
+from tests.cluster.slurm import SlurmBox
+
+from .conftest import using
+
+FILES = {"train.py": STEPPER, **FAKE_TORCH}
+LONG = {"train.py": STEPPER + "\nrun(100_000)\n", **FAKE_TORCH}
+BLOCKER = "#!/bin/bash\nexec sleep 600\n"
+SOON_S_MAX = 60.0
+
+
+@contextmanager
+def _all_nodes_taken(slurm: SlurmBox) -> Iterator[None]:
+    """Take all nodes, so that the next job waits."""
+    nodes = len(slurm.queue.nodes())
+    blocker = str(slurm.queue.sbatch(BLOCKER, f"--nodes={nodes}", "--exclusive", "--time=30"))
+    slurm.queue.wait_for_state(blocker, "RUNNING")
+    yield
+    slurm.queue.scancel(blocker)
+    slurm.queue.wait_for_state(blocker, "CANCELLED")
+
+
+@pytest.fixture
+def crowd(slurm: SlurmBox, desk: Desk) -> Iterator[None]:
+    """Let all nodes be taken by somebody else."""
+    with _all_nodes_taken(slurm):
+        yield
+
+
+def _said(job: Job) -> str:
+    return job.desk.orch("status", job.id).stdout
+
+
+def _wait(job: Job, text: str) -> None:
+    """Wait until `orch status` says this."""
+    wait_for(lambda: text in _said(job), f"{text!r} in the status", SOON_S_MAX)
+
+
+def test_a_pending_job_is_told_with_its_reason_held_and_released_and_cancelled(
+    slurm: SlurmBox, desk: Desk, crowd: None
+) -> None:
+    job = desk.submit(FILES)
+    _wait(job, "until enough nodes are free: Resources")
+    assert job.status()["state"] == "QUEUED"
+    slurm.queue.hold(job.slurm_id())
+    _wait(job, f"fix: scontrol release {job.slurm_id()}")
+    slurm.queue.release(job.slurm_id())
+    _wait(job, "waits in the queue")
+    said = desk.orch("cancel", job.id).stdout
+    assert said.strip() == f"{job.id} CANCELLED"
+    assert (job.status()["state"], job.folder.ended.exists()) == ("CANCELLED", True)
+    assert slurm.queue.state(job.slurm_id()) == "CANCELLED"
+
+
+def test_a_scancel_of_a_pending_job_from_outside_ends_it(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+    job = desk.submit(FILES)
+    slurm.queue.scancel(job.slurm_id())
+    status = job.status()
+    assert status["state"] == "CANCELLED"
+    assert f"Slurm job {job.slurm_id()} was cancelled" in str(status["reason"])
+
+
+def test_many_pending_jobs_are_each_told_and_cancelled(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+    jobs = [desk.submit(FILES, name=f"j{number}") for number in range(3)]
+    told = json.loads(desk.orch("status", "--all", "--json").stdout)
+    assert [(one["state"], one["queue"]["id"]) for one in told] == [
+        ("QUEUED", job.slurm_id()) for job in jobs
+    ]
+    for job in jobs:
+        assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
+
+
+def test_a_pending_job_outlives_a_slurmctld_that_is_down(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+    job = desk.submit(FILES)
+    slurm.stop_slurmctld()
+    status = job.status()
+    assert status["state"] == "QUEUED"
+    assert status["queue"]["silent"]
+    slurm.start_slurmctld()
+    _wait(job, "waits in the queue")
+    assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
+
+
+def test_a_job_that_slurm_forgot_is_ended_from_its_folder(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
+    job = desk.submit(FILES)
+    slurm.queue.scancel(job.slurm_id())
+    job.folder.slurm.write_text(json.dumps(["999999"]))
+    status = job.status()
+    assert (status["state"], "knows no job 999999" in str(status["reason"])) == ("FAILED", True)
+
+
+def test_a_running_job_is_told_with_its_nodes_and_stopped_by_its_supervisor(
+    slurm: SlurmBox, desk: Desk
+) -> None:
+    job = desk.submit(LONG)
+    job.wait_for_state("RUNNING")
+    told = job.status()["queue"]
+    assert (told["state"], told["nodes"]) == ("RUNNING", "node[1-2]")
+    assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
+    assert job.status()["reason"] == "cancelled by the user"
+
+
+def test_a_cancelled_job_resumes_in_the_queue_under_a_new_id(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit(LONG)
+    job.wait_for_step(5)
+    desk.orch("cancel", job.id)
+    first = job.slurm_id()
+    desk.orch("resume", job.id)
+    assert job.slurm_id() != first
+    assert job.status()["state"] not in ENDED
+    job.wait_for_step(5, attempt=2)
+    assert job.status()["queue"]["id"] == job.slurm_id()
+    assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
+
+
+def test_a_scancel_of_a_running_job_from_outside_ends_it(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit(LONG)
+    job.wait_for_step(5)
+    slurm.queue.scancel(job.slurm_id())
+    wait_for(lambda: job.status()["state"] == "CANCELLED", "the end of the job", SOON_S_MAX)
+    assert "cancelled" in str(job.status()["reason"])
+
+
+@pytest.fixture
+def accounted(accounting_slurm: SlurmBox) -> Iterator[Desk]:
+    """Give a desk on a Slurm that keeps accounts."""
+    for one in using(accounting_slurm):
+        with _all_nodes_taken(accounting_slurm):
+            yield one
+
+
+def test_with_accounts_it_is_told_who_cancelled_a_job(accounting_slurm: SlurmBox, accounted: Desk) -> None:
+    job = accounted.submit(FILES)
+    accounting_slurm.queue.scancel(job.slurm_id())
+    # accounts are some seconds behind the queue
+    _ = wait_for(
+        lambda: (
+            "CANCELLED by"
+            in accounting_slurm.login.run(["sacct", "-n", "-X", "-P", "-j", job.slurm_id()]).stdout
+        ),
+        "the account of the cancel",
+        SOON_S_MAX,
+    )
+    assert " was cancelled by trainer" in str(job.status()["reason"])
