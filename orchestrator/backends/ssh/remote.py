@@ -13,6 +13,10 @@ import paramiko
 
 LINE_BYTES_MAX = 1 << 20
 ERRORS_BYTES_MAX = 16 << 10
+ERRORS_S_MAX = 0.5
+"""How long after a command's end more may come on its standard error; a child that it left may hold that open."""
+
+ERRORS_POLL_S = 0.01
 SEND_STALL_S_MAX = 60.0
 PIECE_BYTES = 32 << 10
 
@@ -94,7 +98,7 @@ class Remote:
             self._take_errors()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"still running after {wait_s:g} s")
-        self._take_errors()
+        self._take_last_errors()
         code = self._channel.exit_status
         return None if code < 0 else code
 
@@ -126,6 +130,16 @@ class Remote:
             return self._channel.recv(LINE_BYTES_MAX)
         except (OSError, EOFError, paramiko.SSHException):
             return b""
+
+    def _take_last_errors(self) -> None:
+        """A server may tell how a command ended before the last that it said (RFC 4254, 6.10 leaves that open)."""
+        deadline = time.monotonic() + ERRORS_S_MAX
+        while True:
+            over = self._channel.eof_received or self._channel.closed
+            self._take_errors()
+            if over or time.monotonic() >= deadline:
+                return
+            time.sleep(ERRORS_POLL_S)
 
     def _take_errors(self) -> None:
         while self._channel.recv_stderr_ready():
