@@ -48,8 +48,14 @@ SILENT_CANCEL_S = 30.0
 LIVING_CANCEL_S = 60.0
 """The same for one that does, beside the grace that ranks have."""
 
+ORPHANED_S = 60.0
+"""How long a supervisor must have said nothing before its job is taken for one that has none: its agents come first."""
+
 WORDS_CHARS_MAX = 300
 WORDS_BYTES_MAX = 64 << 10
+
+RESTS: Json = {"steps_per_s": None, "stragglers": [], "nodes": [], "ranks": []}
+"""What is known of the nodes of a job that has none."""
 
 
 def present(job: JobDir) -> str | None:
@@ -118,7 +124,7 @@ def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], 
         bare = {key: value for key, value in known.items() if key not in ("supervisor", "written_s")}
         reason = known["reason"] if is_told else words.say(told)
         state = "STOPPING" if cancelled else "QUEUED"
-        return {**bare, "state": state, "reason": reason, "steps_per_s": None, "nodes": [], "ranks": []}
+        return {**bare, "state": state, "reason": reason, **RESTS}
     state = "STOPPING" if cancelled else "STARTING" if stage in (Stage.RUNNING, Stage.LEAVING) else "QUEUED"
     return from_plan(plan(), state, _beginning(job, told))
 
@@ -151,6 +157,7 @@ def from_plan(plan: Plan, state: str, reason: str) -> Json:
         "total_steps": plan.total_steps,
         "world_size": plan.world_size,
         "reason": reason,
+        "stragglers": [],
         "created_at": statefile.iso(plan.created_at),
         "started_at": None,
         "ended_at": None,
@@ -191,7 +198,8 @@ def _home_cluster(job: JobDir) -> str:
 
 
 def settle(job: JobDir) -> None:
-    """Do what Slurm's word asks for: close a job that is over, and see to a cancel that nobody has carried out.
+    """Do what Slurm's word asks for: close a job that is over, see to a cancel that nobody has carried out, and bring one
+    back into the queue that has lost its supervisor for good.
 
     Raises ClusterError when that cannot be done.
     """
@@ -207,10 +215,12 @@ def settle(job: JobDir) -> None:
         return
     if not is_over(told):
         _pursue_cancel(job, told)
+        _bring_back(job, told)
     elif told.stage is Stage.OVER or _is_still(job):
         told = QUEUE.detail(told)
         if is_over(told):
-            _close(job, f"{told.id}.{told.restarts}", told.cause, _end_words(job, told))
+            stay = told.id if told.restarts is None else f"{told.id}.{told.restarts}"
+            _close(job, stay, told.cause, _end_words(job, told))
 
 
 def cancel(job: JobDir) -> None:
@@ -232,14 +242,7 @@ def begin_again(job: JobDir, before: Json) -> None:
     kept = {
         key: value for key, value in before.items() if key not in ("queue", "dir", "supervisor", "written_s")
     }
-    now: Json = {
-        "state": "QUEUED",
-        "reason": "",
-        "ended_at": None,
-        "steps_per_s": None,
-        "nodes": [],
-        "ranks": [],
-    }
+    now: Json = {"state": "QUEUED", "reason": "", "ended_at": None, **RESTS}
     replace_text(
         job.state, json.dumps({**kept, **now, "written_at": statefile.iso(time.time())}), durable=False
     )
@@ -276,6 +279,23 @@ def _pursue_cancel(job: JobDir, told: QueueJob) -> None:
         return
     if told.stage is Stage.WAITING or (told.stage is Stage.RUNNING and asked_s > _cancel_s_max(job)):
         QUEUE.cancel(told.id, again=True)
+
+
+def _bring_back(job: JobDir, told: QueueJob) -> None:
+    """Requeue a job that runs on without its batch script: where no agent is left to do it, see `node/orphan.py`, nobody
+    else does. Raises ClusterError when Slurm refuses."""
+    is_alone = told.stage is Stage.RUNNING and _silent_s(job) > ORPHANED_S and _cancel_age_s(job) is None
+    if is_alone and (refusal := QUEUE.bring_back(told.id)):
+        fix = f"scontrol requeue {told.id}, or scancel {told.id} and orch resume {job.id}"
+        raise ClusterError(refusal, job.id, fix)
+
+
+def _silent_s(job: JobDir) -> float:
+    """Return how long ago a supervisor wrote the status; where none has, since when Slurm has the job."""
+    for path in (job.state, job.slurm):
+        with contextlib.suppress(OSError):
+            return time.time() - path.stat().st_mtime
+    return 0.0
 
 
 def _cancel_age_s(job: JobDir) -> float | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from orchestrator.backends import Allocation
+from orchestrator.backends import Allocation, NotOursError
 from orchestrator.brain import decisions as d
 from orchestrator.plan import Plan, PlannedNode
+from orchestrator.wire import codec
+from orchestrator.wire.durable import replace_text
+from orchestrator.wire.paths import JobDir
 
 SUCCEEDED, OVER = 0, 1
 """The job is over, well or otherwise."""
@@ -25,6 +28,48 @@ def placed(plan: Plan, allocation: Allocation | None) -> Plan:
         return plan
     nodes = tuple(PlannedNode(name, name, "", (), ()) for name in allocation.nodes)
     return dataclasses.replace(plan, nodes=nodes)
+
+
+def claim(job: JobDir, name: str) -> None:
+    """Write in the job folder that the job is in this allocation, before anything is ordered in it. Agents of an earlier
+    one that were lost with their nodes, and whose ranks train on, read it and go, see `node/orphan.py`; so does a
+    supervisor that lives on there and holds the lock. Raises NotOursError when the job is in a later one by now."""
+    if not name:
+        return
+    there = replaced(job, name)
+    if _is_later(there, name):
+        raise NotOursError(f"this is allocation {name}, and the job goes on in allocation {there}")
+    replace_text(job.allocation, f"{name}\n")
+
+
+def knock(job: JobDir, name: str) -> int:
+    """Let the supervisor that has the lock know that the job is in this allocation by now, if it is; return the exit
+    code for one that cannot act."""
+    if codec.loads(Plan, job.plan.read_bytes()).slurm is None:
+        return SUCCEEDED
+    try:
+        claim(job, name)
+    except NotOursError as err:
+        print(err, flush=True)
+    return BUSY
+
+
+def replaced(job: JobDir, name: str) -> str:
+    """Return the other allocation that the job is in by now; empty when it is in this one, or nobody says."""
+    if not name:
+        return ""
+    try:
+        there = job.allocation.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    return there if there != name else ""
+
+
+def _is_later(one: str, other: str) -> bool:
+    """Tell whether two allocations are stays of the same job of Slurm, and `one` is the later of them."""
+    (job_id, _, stay), (other_id, _, other_stay) = one.partition("."), other.partition(".")
+    counts = stay.isdigit() and other_stay.isdigit()
+    return counts and job_id == other_id and int(stay) > int(other_stay)
 
 
 def leave(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEnd | None) -> int:

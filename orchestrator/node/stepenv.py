@@ -48,6 +48,13 @@ READ_BY_SRUN = re.compile(
 """What sbatch leaves for an srun that starts the ranks: to one that starts agents, on some of the nodes, it is wrong."""
 
 
+def allocation(environ: Mapping[str, str]) -> str:
+    """Return the name of the allocation that a process of Slurm is in, as `backends.slurm.allocation.Grant.id` has it;
+    empty in none. A requeued job keeps its number, and counts its stays."""
+    job_id, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
+    return f"{job_id}.{restarts if restarts.isdigit() else '0'}" if job_id else ""
+
+
 def of_the_job(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the agent's environment without what is true of the agent alone."""
     return {name: value for name, value in environ.items() if not _OF_THE_AGENT.match(name)}

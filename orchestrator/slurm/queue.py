@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from orchestrator.node import scontrol
+from orchestrator.node.orphan import is_orphaned
 from orchestrator.slurm import environment, words
 from orchestrator.slurm.words import Cluster, QueueJob, Stage
 
@@ -43,6 +45,9 @@ WANTED_S = 120.0
 
 CANCEL_APART_S = 5.0
 OUTPUT_CHARS_MAX = 300
+
+IS_PENDING = "Job is pending execution"
+"""What Slurm says to a requeue of a job that waits in the queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +132,7 @@ class Queue:
         more = replace(job, exit=found.exit or job.exit, restarts=found.restarts)
         if kept is None or kept.state != job.state:
             return more
-        return replace(more, by=kept.by, exit=kept.exit, restarts=max(more.restarts, kept.restarts))
+        return replace(more, by=kept.by, exit=kept.exit)
 
     def cancel(self, job_id: str, *, again: bool = False) -> str:
         """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.
@@ -142,6 +147,23 @@ class Queue:
         said = command(["scancel", job_id], self._environ(), DEED_S_MAX)
         self.expect_news()
         return "" if not said.code else said.silent or _last_line(said.err)
+
+    def bring_back(self, job_id: str) -> str:
+        """Put a job that runs on without its batch script back into the queue; return what is lost and Slurm's words when
+        it refuses, nothing when that is done, or nothing is lost, or Slurm does not say."""
+        shown = command(["scontrol", "show", "job", "-o", job_id], self._environ())
+        job = scontrol.fields(shown.out) if shown.code == 0 else {}
+        if not is_orphaned(job, job.get("Restarts", "")):
+            return ""
+        said = command(["scontrol", "requeue", job_id], self._environ(), DEED_S_MAX)
+        self.expect_news()
+        if not said.code or IS_PENDING in said.err:  # somebody else was faster
+            return ""
+        refusal = said.silent or _last_line(said.err) or f"scontrol ended with {said.code}"
+        lost = (
+            f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {job_id} runs on for nothing"
+        )
+        return f"{lost}, and cannot be requeued: {refusal}"
 
     def expect_news(self) -> None:
         """Look again at the next opportunity: something was done that the queue will tell of."""

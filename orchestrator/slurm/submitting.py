@@ -43,6 +43,12 @@ _LASTING = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",
     re.IGNORECASE,
 )
+_SIZES = r"node count|node configuration|processors"
+_CPUS = r"cpu"
+_SIZED_BY = ("nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "constraint", "nodelist", "exclude")
+"""A refusal in the words of `_SIZES` may be about any of these options, and does not say which; and the cores are often
+not what a job file says, but what follows from it."""
+
 _ABOUT = (
     (
         r"invalid account|account or account/partition|invalid bank",
@@ -57,8 +63,8 @@ _ABOUT = (
     (r"node name|host ?list", "nodelist exclude", "sinfo -N"),
     (r"generic resource|gres|gpu|tres", "gres gpus-per-node", "sinfo -o '%20N %G'"),
     (r"memory", "mem", "sinfo -o '%20N %m'"),
-    (r"cpu", "cpus-per-task", "sinfo -o '%20N %c'"),
-    (r"node count|node configuration|processors", "nodes", "sinfo -o '%20N %.5D %c %m %G'"),
+    (_CPUS, "cpus-per-task", "sinfo -o '%20N %c'"),
+    (_SIZES, "nodes", "sinfo -o '%20N %.5D %c %m %G %f'"),
 )
 """Words of a refusal, the options that they may be about, and the command that shows what there is."""
 
@@ -209,6 +215,13 @@ def _refused(done: subprocess.CompletedProcess[str], script: str, where: Where) 
     for pattern, options, shows in _ABOUT:
         asked = [option for option in options.split() if f"#SBATCH --{option}=" in script]
         if asked and re.search(pattern, said, re.IGNORECASE):
-            return UserError(what, where(_FIELDS[asked[0]]), f"see what there is with: {shows}")
+            more = f" (asked: {_sizes(script)})" if pattern in (_SIZES, _CPUS) else ""
+            return UserError(f"{what}{more}", where(_FIELDS[asked[0]]), f"see what there is with: {shows}")
     key = "slurm.extra" if re.search("option|licen|depend|switch|wckey", said, re.IGNORECASE) else "slurm"
     return UserError(what, where(key), "change what the job asks for, or ask who looks after the cluster")
+
+
+def _sizes(script: str) -> str:
+    """Return all that a script asks of its nodes, as it says it to sbatch."""
+    lines = re.findall(r"(?m)^#SBATCH (--([a-z-]+)=.+)$", script)
+    return " ".join(option for option, name in lines if name in _SIZED_BY)

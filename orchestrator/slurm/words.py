@@ -12,11 +12,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.brain.events import Cause
+from orchestrator.slurm import reasons
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r"
 """Id, state, start, number of nodes, nodes, reason: what may hold anything stands last."""
 
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
+
+NO_LOG_EXIT = "0:53"
+"""What slurmd gives a batch job whose output file it cannot open; no script ends so."""
 
 UNKNOWN_ID = "Invalid job id"
 """What squeue and scontrol say of a job that is not in slurmctld's memory."""
@@ -58,7 +62,7 @@ class QueueJob:
 
     `state`: Slurm's word, `FORGOTTEN` or `UNKNOWN` where it has none. `expected_start`: UTC, ISO 8601, of a waiting
     job. `nodes`: as Slurm writes them, `node[1-4]`. `by`: who cancelled it. `exit`: of the batch script, `1:0` is code
-    and signal. `silent`: why Slurm did not answer the last question, empty when it did; `heard_s`: how old all this is.
+    and signal. `restarts`: how often it was requeued, which only scontrol tells. `silent`: why Slurm did not answer the last question, empty when it did; `heard_s`: how old all this is.
     """
 
     id: str
@@ -69,7 +73,7 @@ class QueueJob:
     count: int = 0
     by: str = ""
     exit: str = ""
-    restarts: int = 0
+    restarts: int | None = None
     silent: str = ""
     heard_s: float = 0.0
 
@@ -123,11 +127,8 @@ def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
         job_id, said, code, nodes = (part.strip() for part in parts)
         state, _, by = said.upper().partition(" BY ")
         user = name_of(int(by)) if by.isdigit() else by.lower()
-        restarts = found[job_id].restarts + 1 if job_id in found else 0
         nodes = "" if nodes == "None assigned" else _or_empty(nodes)
-        found[job_id] = QueueJob(
-            job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code, restarts=restarts
-        )
+        found[job_id] = QueueJob(job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code)
     return {job_id: job for job_id, job in found.items() if job.stage is Stage.OVER}
 
 
@@ -175,25 +176,6 @@ def _utc(word: str) -> str | None:
 
 # What people are told
 
-_REASONS = {
-    "resources": "until enough nodes are free",
-    "priority": "behind jobs of higher priority",
-    "begintime": "until Slurm may start it again",
-    "dependency": "for another job that it depends on",
-    "jobhelduser": "since a user holds it",
-    "jobheldadmin": "since an administrator holds it",
-    "partitiondown": "since its partition is down",
-    "partitioninactive": "since its partition takes no jobs now",
-    "partitionnodelimit": "for more nodes than its partition allows",
-    "partitiontimelimit": "for more time than its partition allows",
-    "reqnodenotavail": "for nodes that are not available",
-    "nodedown": "for a node that is down",
-    "reservation": "for its reservation",
-    "badconstraints": "for nodes that there are none of",
-    "licenses": "for licenses",
-}
-"""What follows on "it waits", for the reasons that are seen most; all others are told in Slurm's words alone."""
-
 
 def say(job: QueueJob) -> str:
     """Say in one line how it stands with a job, and what to do where something must be done."""
@@ -209,19 +191,28 @@ def say(job: QueueJob) -> str:
 
 
 def _waits(job: QueueJob) -> str:
-    first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
-    known = _REASONS.get(first)
     why = f": {job.reason}" if job.reason else ""
-    text = f"Slurm job {job.id} waits in the queue{f' {known}' if known else ''}{why}"
     if job.is_held:
-        text = f"Slurm job {job.id} is held{why}; fix: scontrol release {job.id}"
-    return text
+        is_admins = "admin" in job.reason.lower()
+        fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
+        by = " by an administrator" if is_admins else ""
+        return f"Slurm job {job.id} is held{by}{why}; fix: {fix}"
+    wait, is_final = reasons.of(job.reason)
+    fix = f"; fix: {wait.fix}" if wait.fix else ""
+    if is_final:
+        return f"Slurm job {job.id} cannot start as it is, since {wait.why}{why}{fix}"
+    return f"Slurm job {job.id} waits in the queue{f' {wait.why}' if wait.why else ''}{why}{fix}"
 
 
 def ended(job: QueueJob) -> str:
     """Say in one line how a job that is over has ended."""
     name = f"Slurm job {job.id}"
     code, _, number = job.exit.partition(":")
+    if job.state == "FAILED" and job.exit == NO_LOG_EXIT:
+        fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
+        return (
+            f"{name} could not begin: its first node could not open the log in the job's folder; fix: {fix}"
+        )
     match job.state:
         case "CANCELLED":
             return f"{name} was cancelled{f' by {job.by}' if job.by else ''}"

@@ -2,7 +2,8 @@
 
 A `SlurmBox` is a box whose hosts share /home: munged on all of them, slurmctld on login, slurmd on each node, and as an
 option slurmdbd over MariaDB on login. Partitions: `main`, which is the default; `high`, whose jobs take nodes from those
-of the others, which are then requeued; and `low`, from which `main` takes them, with a grace.
+of the others, which are then requeued; `low`, from which `main` takes them, with a grace; and `small`, which gives a
+job one node, for ten minutes at most.
 
 Rules: as for every box, nothing is left at its end. All of Slurm's logs lie in the box's folder `slurm`. What `clear`
 has to mend after a test is not a fault of the box: a node that was given up, a job that was left.

@@ -76,6 +76,7 @@ SlurmdDebug=info
 PartitionName=main Nodes=ALL Default=YES PriorityTier=5 PreemptMode=REQUEUE {times}
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF {times}
 PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace} {times}
+PartitionName=small Nodes=ALL MaxNodes=1 PriorityTier=5 PreemptMode=REQUEUE MaxTime=00:10:00 State=UP
 """
 
 TIMES = "MaxTime=02:00:00 DefaultTime=00:30:00 State=UP"
@@ -84,7 +85,7 @@ ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={login}
 AccountingStorageTRES=gres/gpu
-AccountingStorageEnforce=associations"""
+AccountingStorageEnforce=associations,limits,qos"""
 
 SLURMDBD = """\
 AuthType=auth/munge

@@ -140,6 +140,14 @@ class Queue:
         """
         self._scontrol("update", f"JobId={id}", f"EndTime=now+{seconds}")
 
+    def allow(self, id: str, *, minutes: int) -> None:
+        """Give a job another time limit."""
+        self._scontrol("update", f"JobId={id}", f"TimeLimit={minutes}")
+
+    def comment(self, id: str, text: str) -> None:
+        """Write a comment of a job; it is in slurmctld's saved state when everything before it is."""
+        self._scontrol("update", f"JobId={id}", f"Comment={text}")
+
     def _scontrol(self, *words: str) -> None:
         self.login.run(["scontrol", *words])
 

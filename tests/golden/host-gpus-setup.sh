@@ -70,7 +70,7 @@ from orchestrator.node import landing
 sys.exit(85 - landing.main(mark, line, data, bundle.fileno()))
 '
 say '{"kind": "InShell"}'
-tried= found=
+tried='' found=''
 for python in /usr/bin/python3 python3 python3.14 python3.13 python3.12 python3.11 python3.10 \
     /usr/bin/python3 /usr/local/bin/python3 "${HOME-}"/.local/bin/python3 "${HOME-}"/.pyenv/versions/*/bin/python3 \
     "${HOME-}"/miniconda3/bin/python3 "${HOME-}"/miniforge3/bin/python3 "${HOME-}"/anaconda3/bin/python3 \

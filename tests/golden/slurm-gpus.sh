@@ -33,6 +33,7 @@ say() { printf '%s orch: %s: %s\n' "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "${SLURMD_NO
 # USR1: the time limit is near. TERM: the nodes are taken away. What came before a supervisor was started, it is told at
 # its start; one that such a signal ends is started again.
 ending='' signalled='' pid=''
+# shellcheck disable=SC2329 # the traps call it
 pass() {
     case " $ending " in *" $1 "*) ;; *) ending="${ending:+$ending }$1" ;; esac
     signalled=1

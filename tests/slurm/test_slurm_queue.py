@@ -53,8 +53,10 @@ def test_a_pending_job_is_told_with_its_reason_held_and_released_and_cancelled(
     job = desk.submit(FILES)
     _wait(job, "until enough nodes are free: Resources")
     assert job.status()["state"] == "QUEUED"
-    slurm.queue.hold(job.slurm_id())
+    slurm.login.run(["scontrol", "hold", job.slurm_id()], user="trainer")
     _wait(job, f"fix: scontrol release {job.slurm_id()}")
+    slurm.queue.hold(job.slurm_id())
+    _wait(job, "is held by an administrator")
     slurm.queue.release(job.slurm_id())
     _wait(job, "waits in the queue")
     said = desk.orch("cancel", job.id).stdout

@@ -9,8 +9,11 @@ import json
 import time
 from pathlib import Path
 
+import pytest
+
 from orchestrator import home, queued, statefile
 from orchestrator.plan import Plan, PlannedPool, PlannedSlurm
+from orchestrator.slurm.queue import Queue
 from orchestrator.wire import codec
 from orchestrator.wire.paths import JobDir
 from tests.golden import jobs
@@ -96,6 +99,16 @@ class FakeSlurm:
     def environ(self, name: str) -> list[str]:
         """Return the environment of a command's last call."""
         return (self.folder / f"{name}.env").read_text().splitlines()
+
+
+def installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Make a Slurm that is that of this machine, of which this process knows nothing yet; jobs are below `place`."""
+    there = FakeSlurm(place / "slurm")
+    monkeypatch.setenv("PATH", there.path)
+    monkeypatch.setenv("ORCH_HOME", str(place))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(queued, "QUEUE", Queue())
+    return there
 
 
 def plan(job_id: str) -> Plan:

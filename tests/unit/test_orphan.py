@@ -1,14 +1,25 @@
-"""Does a job whose batch script is lost with its node go back into the queue, and no other?"""
+"""Does a job whose batch script is lost with its node go back into the queue, and no other? And does an agent whose job
+goes on elsewhere go?"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from orchestrator.node.orphan import AGAIN_S, ALONE_S, TURN_S, Orphan, is_orphaned
-from tests.unit import hosts
+from orchestrator import stay
+from orchestrator.backends import NotOursError
+from orchestrator.backends.slurm.allocation import Grant
+from orchestrator.node import orphan as orphans
+from orchestrator.node import stepenv
+from orchestrator.node.orphan import AGAIN_S, ALONE_S, TURN_S, Orphan, Successor, is_orphaned
+from orchestrator.wire.paths import JobDir
+from tests.unit import hosts, queue_world
+
+FENCE_S = 36.0
 
 SHOWN = {"JobState": "RUNNING", "Restarts": "1", "BatchHost": "node1", "NodeList": "node[2-3]"}
 ENVIRON = {"SLURM_JOB_ID": "8", "SLURM_RESTART_COUNT": "1", "SLURM_NODEID": "1"}
@@ -35,7 +46,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path) -> None:
     notes: list[str] = []
-    orphan = Orphan(ENVIRON, notes.append)
+    orphan = Orphan(ENVIRON, Successor(asked, ENVIRON), 1e9, notes.append)
     orphan.look(ALONE_S + TURN_S - 0.1)
     orphan.look(0.0)
     orphan.look(ALONE_S + TURN_S)
@@ -43,3 +54,116 @@ def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path
     orphan.look(ALONE_S + TURN_S + AGAIN_S - 0.1)
     assert asked.read_text().splitlines() == ["--oneliner show job 8", "requeue 8"]
     assert notes == ["node1 is lost, and the supervisor with it: Slurm job 8 is requeued"]
+
+
+# The job goes on in another allocation
+
+
+def _seen(successor: Successor, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return what two looks bring: the first one reads."""
+    monkeypatch.setattr(orphans, "LOOK_S", 0.0)
+    successor.look()
+    hosts.wait_for(lambda: not _readers(), "the end of reading")
+    return successor.look()
+
+
+def _readers() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "successor"]
+
+
+@pytest.fixture(autouse=True)
+def _no_reader_of_an_earlier_test() -> None:
+    hosts.wait_for(lambda: not _readers(), "the end of what an earlier test's last look reads")
+
+
+def test_an_agent_knows_its_allocation_by_the_name_that_its_supervisor_has_for_it() -> None:
+    assert stepenv.allocation(ENVIRON) == Grant("8", 1, ()).id
+    assert stepenv.allocation({"SLURM_JOB_ID": "8"}) == Grant("8", 0, ()).id
+    assert stepenv.allocation({}) == ""
+
+
+@pytest.mark.parametrize(
+    ("job_id", "restarts", "other"), [("8", 1, ""), ("8", 2, "8.2"), ("8", 0, "8.0"), ("9", 0, "9.0")]
+)
+def test_only_another_allocation_in_the_job_folder_is_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: str, restarts: int, other: str
+) -> None:
+    job = JobDir(tmp_path)
+    stay.claim(job, Grant(job_id, restarts, ()).id)
+    assert _seen(Successor(job.allocation, ENVIRON), monkeypatch) == other
+
+
+@pytest.mark.parametrize("raw", [None, b"", b"\n", b"\xff\xfe"])
+def test_a_folder_that_says_nothing_drives_nobody_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes | None
+) -> None:
+    file = JobDir(tmp_path).allocation
+    if raw is not None:
+        file.write_bytes(raw)
+    assert _seen(Successor(file, ENVIRON), monkeypatch) == ""
+
+
+def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, notes = JobDir(tmp_path), list[str]()
+    successor = Successor(job.allocation, ENVIRON)
+    orphan = Orphan({**ENVIRON, "SLURM_NODEID": "999"}, successor, FENCE_S, notes.append)
+    stay.claim(job, "8.2")
+    assert _seen(successor, monkeypatch) == "8.2"
+    assert not orphan.look(FENCE_S) and notes == []
+    assert orphan.look(FENCE_S + 1.0)
+    assert notes == ["no contact for 37 s, and the job goes on in allocation 8.2: leaving"]
+
+
+def test_a_job_folder_that_does_not_answer_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = JobDir(tmp_path).allocation
+    os.mkfifo(file)  # reading waits, as on a folder whose server is gone
+    monkeypatch.setattr(orphans, "LOOK_S", 0.0)
+    successor = Successor(file, ENVIRON)
+    assert [successor.look() for _ in range(3)] == ["", "", ""]
+    assert len(_readers()) == 1, "one reader at a time"
+    with file.open("w") as writer:
+        writer.write("8.2\n")
+    hosts.wait_for(lambda: successor.look() == "8.2", "the answer")
+    hosts.wait_for(lambda: _is_let_go(file), "the end of the last reader")
+
+
+def _is_let_go(file: Path) -> bool:
+    """Let a reader that waits for a writer go; tell whether there is none any more."""
+    with contextlib.suppress(OSError):
+        os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
+    return not _readers()
+
+
+def test_a_supervisor_claims_the_job_for_its_allocation_but_not_back_from_a_later_one(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    for name in ("8.0", "8.0", "8.9", "8.10", "9.0", "3.0"):  # numbers begin anew some day
+        stay.claim(job, name)
+        assert stay.replaced(job, name) == ""
+    stay.claim(job, "8.10")
+    with pytest.raises(
+        NotOursError, match=r"this is allocation 8\.9, and the job goes on in allocation 8\.10"
+    ):
+        stay.claim(job, "8.9")
+    assert stay.replaced(job, "8.9") == "8.10"
+
+
+def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    stay.claim(job, "")
+    assert not job.allocation.exists() and stay.replaced(job, "8.0") == ""
+    stay.claim(job, "8.1")
+    assert stay.replaced(job, "") == ""
+
+
+@pytest.mark.parametrize(("there", "after"), [("8.0", "8.1"), ("8.2", "8.2")])
+def test_one_that_finds_the_lock_taken_lets_the_holder_know_that_the_job_is_elsewhere(
+    tmp_path: Path, there: str, after: str
+) -> None:
+    folder = queue_world.job(tmp_path, "8")
+    stay.claim(folder, there)
+    assert stay.knock(folder, "8.1") == stay.BUSY
+    assert folder.allocation.read_text() == f"{after}\n"

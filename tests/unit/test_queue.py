@@ -87,7 +87,7 @@ def test_what_is_no_job_is_no_job(text: str) -> None:
 def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not_over() -> None:
     found = words.sacct(SACCT, lambda uid: f"user{uid}")
     assert found == {
-        "1": QueueJob("1", "TIMEOUT", nodes="node[1-2]", exit="0:15", restarts=2),
+        "1": QueueJob("1", "TIMEOUT", nodes="node[1-2]", exit="0:15"),
         "3": QueueJob("3", "CANCELLED", by="user0", exit="0:0"),
     }
 
@@ -137,6 +137,58 @@ def test_a_held_job_is_told_with_what_lets_it_go() -> None:
     assert words.say(QueueJob("7", "PENDING", "Resources")) == (
         "Slurm job 7 waits in the queue until enough nodes are free: Resources"
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "why", "fix"),
+    [
+        ("PartitionNodeLimit", "more nodes than its partition has up", "orch resume --set nodes=…"),
+        ("PartitionTimeLimit", "more time than its partition lets", "--set time_limit=…"),
+        ("PartitionConfig", "more nodes, cores, GPUs, memory or time", "sinfo -o"),
+        ("BadConstraints", "no nodes have all that it asks for", "sinfo -o"),
+        ("DependencyNeverSatisfied", "has not ended as it should", "slurm.extra=[]"),
+        ("InvalidAccount", "its account may not be used", "--set slurm.account=…"),
+        ("QOSNotAllowed", "its QOS may not be used", "--set slurm.qos=…"),
+        ("QOSMaxNodePerJobLimit", "lets a job have", "sacctmgr show qos"),
+        ("AssocMaxWallDurationPerJobLimit", "lets a job have", "sacctmgr show assoc"),
+        ("QOSMinGRES", "lets a job have", "sacctmgr show qos"),
+    ],
+)
+def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(
+    reason: str, why: str, fix: str
+) -> None:
+    said = words.say(QueueJob("7", "PENDING", reason))
+    assert said.startswith("Slurm job 7 cannot start as it is, since ")
+    what, _, how = said.partition("; fix: ")
+    assert why in what and what.endswith(f": {reason}") and fix in how
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("QOSMaxJobsPerUserLimit", "until other jobs"),
+        ("AssocGrpGRES", "until other jobs"),
+        ("AssocGrpGRESMinutes", "is used up"),
+        ("QOSGrpNodeLimit", "until other jobs"),
+        ("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "down, drained or reserved"),
+        ("PartitionDown", "its partition is down"),
+        ("NewInSlurm99", "waits in the queue: NewInSlurm99"),
+        ("", "waits in the queue"),
+    ],
+)
+def test_a_job_whose_turn_may_come_waits(reason: str, why: str) -> None:
+    said = words.say(QueueJob("7", "PENDING", reason))
+    assert said.startswith("Slurm job 7 waits in the queue") and why in said
+
+
+def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None:
+    said = words.say(QueueJob("7", "PENDING", "JobHeldAdmin"))
+    assert "by an administrator" in said and "scontrol release" not in said
+
+
+def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
+    said = words.ended(QueueJob("7", "FAILED", exit="0:53"))
+    assert "could not open the log in the job's folder; fix: submit it again with ORCH_HOME" in said
 
 
 # Looks

@@ -15,7 +15,7 @@ from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job, revive
 from orchestrator.slurm.queue import Queue
 from tests.golden.jobs import BEGAN_S
-from tests.unit.queue_world import CONFIG, UNKNOWN_ID, FakeSlurm, asked, job, tell
+from tests.unit.queue_world import CONFIG, UNKNOWN_ID, FakeSlurm, asked, installed, job, tell
 
 PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
 HELD = "7|PENDING|N/A|2||JobHeldUser"
@@ -30,12 +30,7 @@ DENIED = "scancel: error: Kill job error on job id 7: Access/permission denied\n
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     """Return the Slurm of this machine, of which this process knows nothing yet."""
-    there = FakeSlurm(tmp_path / "slurm")
-    monkeypatch.setenv("PATH", there.path)
-    monkeypatch.setenv("ORCH_HOME", str(tmp_path))
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(queued, "QUEUE", Queue())
-    return there
+    return installed(tmp_path, monkeypatch)
 
 
 # The status
@@ -237,6 +232,9 @@ def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSl
     assert [one["why"] for one in asked(alive)] == [
         "Slurm knows no job 7 any more, and keeps no account of how it ended"
     ]
+    assert [one["allocation"] for one in asked(alive)] == ["7"], (
+        "how often it was requeued nobody knows any more"
+    )
 
 
 @pytest.mark.parametrize(

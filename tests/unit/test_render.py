@@ -6,7 +6,9 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,9 @@ from tests.golden import jobs
 from tests.unit import hosts
 
 RUN_S_MAX = 20.0
+KEPT_SCRIPTS = sorted(Path(golden.__file__).parents[1].rglob("*.sh"))
+"""Golden files, and what brings up the hosts of a cluster in a box."""
+
 JOB = JobDir.at(jobs.ROOT)
 FAKE_PYTHON = '#!/bin/sh\nprintf "%s\\0" "$0" "$@" >"$SAW"\nexit "$END"\n'
 EVIL = "x'y\"z $(touch EVIL) `touch EVIL` \\\n\r\n; touch EVIL # & | > EVIL \t\x07 é 日本 \u2028 ${HOME} -e"
@@ -85,14 +90,31 @@ def test_shells_and_shellcheck_find_no_fault_in_those_for_slurm(
     _check(render(SLURM_PLANS[name], JOB, "/usr/bin/python3")[number].text, tmp_path / name)
 
 
-def _check(text: str, script: Path) -> None:
+def _check(text: str, script: Path, shells: Sequence[str] = ("sh", "bash")) -> None:
     script.write_text(text)
-    checks = [["sh", "-n"], ["bash", "-n"], ["shellcheck", "-s", "sh"]]
-    for words in (words for words in checks if shutil.which(words[0])):
+    checks = [[shell, "-n"] for shell in shells] + [[_shellcheck(), "-s", shells[0]]]
+    for words in checks:
         done = subprocess.run(
             [*words, script], capture_output=True, text=True, timeout=RUN_S_MAX, check=False
         )
         assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def _shellcheck() -> str:
+    """Return the shellcheck of this environment, which the dev extra brings, or the machine's."""
+    places = (str(Path(sys.executable).parent), os.environ["PATH"])
+    found = shutil.which("shellcheck", path=os.pathsep.join(places))
+    assert found is not None, "there is no shellcheck; install the dev extra: pip install -e '.[dev]'"
+    return found
+
+
+@pytest.mark.parametrize("path", KEPT_SCRIPTS, ids=lambda path: path.name)
+def test_shells_and_shellcheck_find_no_fault_in_the_scripts_of_this_repository(
+    path: Path, tmp_path: Path
+) -> None:
+    text = path.read_text()
+    shells = ("sh", "bash") if text.startswith("#!/bin/sh\n") else ("bash",)
+    _check(text, tmp_path / path.name, shells)
 
 
 def test_every_node_has_a_script_of_its_own_that_can_be_run() -> None:

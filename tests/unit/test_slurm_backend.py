@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends import LaunchError, NotOursError, Trouble
-from orchestrator.backends.slurm import allocation, backend
+from orchestrator.backends.slurm import allocation, backend, causes
 from orchestrator.backends.slurm.allocation import Grant, grant_of
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.brain.events import Cause
@@ -47,10 +47,11 @@ class World:
     stirred: threading.Event = field(default_factory=threading.Event)
     backends: list[SlurmBackend] = field(default_factory=list)
 
-    def backend(self, **environ: str) -> SlurmBackend:
+    def backend(self, *, options: tuple[str, ...] = (), **environ: str) -> SlurmBackend:
         grant = grant_of(self.job, {**ENVIRON, **environ})
         assert grant is not None
-        one = SlurmBackend(self.job, grant, {**os.environ, **ENVIRON, **environ}, self.stirred.set)
+        env = {**os.environ, **ENVIRON, **environ}
+        one = SlurmBackend(self.job, grant, env, self.stirred.set, options)
         self.backends.append(one)
         return one
 
@@ -137,6 +138,8 @@ def test_a_node_that_fails_is_told_and_those_it_took_along_are_started_again_wit
     world.end(0)
     world.launch(one, "n1", "n2", "n3")
     assert [str(err) for err in world.failures(one).values()] == ["srun: Communication failure"]
+    # The others are known to be gone when srun is, which may be a look later.
+    hosts.wait_for(lambda: one.failures() == [] and world.runs() > 1, "another srun")
     assert "--nodelist=n1,n3" in world.run(1)
     world.launch(one, "n2")
     assert "--nodelist=n2" in world.run(2)
@@ -185,9 +188,11 @@ def test_the_next_supervisor_watches_on_over_the_sruns_of_the_one_before(world: 
     world.say(0, "0: orch agent on n1\n1: orch agent on n2\n")
     world.launch(world.backend(), "n1", "n2")
     world.run(0)
+    path = next(world.job.steps.glob("*.log"))
+    hosts.wait_for(lambda: "on n2" in path.read_text(), "the words of the agents")
     later = world.backend()
     assert later.gone("n1") is None
-    with next(world.job.steps.glob("*.log")).open("a") as log:
+    with path.open("a") as log:
         log.write("srun: error: n1: task 0: Exited with exit code 137\n")
     assert later.gone("n1") == "srun: Exited with exit code 137"
     world.launch(later, "n1")
@@ -229,6 +234,26 @@ def test_the_signal_before_the_time_limit_is_told_with_what_is_left(world: World
     os.kill(os.getpid(), signal.SIGUSR1)
     hosts.wait_for(world.stirred.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 90.0)] and endings(one) == []
+
+
+def test_a_signal_long_before_the_time_limit_is_no_news(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(causes, "EARLY_S_MAX", 0.0)
+    one = world.backend(options=("--signal=B:USR1@89",))  # 90 s are left
+    os.kill(os.getpid(), signal.SIGUSR1)
+    said: list[str] = []
+
+    def is_said() -> bool:
+        said.append(capsys.readouterr().out)
+        return "none of Slurm's" in "".join(said)
+
+    hosts.wait_for(is_said, "what came of it")
+    assert endings(one) == [] and not world.stirred.is_set()
+    world.shows(RUNNING.replace("RunTime=00:00:30", "RunTime=00:00:31"))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    hosts.wait_for(world.stirred.is_set, "the news")
+    assert endings(one) == [(Cause.TIME_LIMIT, 89.0)]
 
 
 def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> None:

@@ -82,9 +82,27 @@ def test_a_state_names_the_cause(state: str, cause: Cause) -> None:
     assert ending is not None and ending.cause is cause
 
 
+NEVER = float("inf")
+
+
 def test_the_signal_before_the_time_limit_says_how_long_is_left() -> None:
-    assert causes.of_limit(job()).left_s == 86_400 + 120 - 90
-    assert causes.of_limit(None) == Ending(Cause.TIME_LIMIT, "its time limit is near", None)
+    ending = causes.of_limit(job(), NEVER)
+    assert ending is not None and ending.left_s == 86_400 + 120 - 90
+    assert causes.of_limit(None, 90.0) == Ending(Cause.TIME_LIMIT, "its time limit is near", None)
+
+
+def test_a_signal_long_before_the_time_limit_is_somebody_elses() -> None:
+    left_s = 86_400 + 120 - 90
+    assert causes.of_limit(job(), left_s) is not None
+    assert causes.of_limit(job(), left_s - 1.0) is None
+    endless = causes.shown({"JobState": "RUNNING", "TimeLimit": "UNLIMITED", "RunTime": "00:01:30"})
+    assert causes.of_limit(endless, NEVER) is None
+
+
+def test_when_the_signal_is_due_is_read_from_what_sbatch_was_given() -> None:
+    options = ("--nodes=2", "--signal=B:USR1@90", "--requeue")
+    assert causes.announced_s(options) == 90.0 + causes.EARLY_S_MAX
+    assert causes.announced_s(("--nodes=2",)) == NEVER
 
 
 def test_an_end_that_nobody_explains_is_a_cancel_and_where_slurm_is_silent_the_job_goes_on() -> None:

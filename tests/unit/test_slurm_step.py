@@ -55,6 +55,13 @@ def test_a_node_that_cannot_start_its_agent_says_why_itself(srun: Srun) -> None:
     ]
 
 
+def test_a_task_that_could_not_be_executed_is_told_in_words(srun: Srun) -> None:
+    step = srun.prints("srun: error: a2: task 1: Exited with exit code 11\n")
+    assert step.reason("a2").startswith("no program could be started there: Resource temporarily unavailable")
+    srun.prints("srun: error: a3: task 2: Exited with exit code 1\n")
+    assert step.reason("a3") == "Exited with exit code 1"
+
+
 def test_a_node_that_slurm_gives_up_is_lost_and_not_known_to_be_silent(srun: Srun) -> None:
     srun.prints("1: orch agent on a2\nsrun: error: Node failure on a2\n")
     srun.code = 0

@@ -91,6 +91,13 @@ def test_what_sbatch_refuses_is_the_users_error_at_its_line(
     assert slurm.calls == 1
 
 
+def test_a_refusal_that_names_no_option_is_told_with_all_that_was_asked(
+    tmp_path: Path, slurm: Commands
+) -> None:
+    err = _refusal(tmp_path, slurm, "Requested node configuration is not available")
+    assert err.what.endswith("(asked: --nodes=2 --cpus-per-task=2 --nodelist=n[1-2])")
+
+
 def test_a_slurm_that_trusts_nobody_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
     assert isinstance(_refusal(tmp_path, slurm, "Invalid authentication credential"), ClusterError)
 

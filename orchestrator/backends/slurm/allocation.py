@@ -85,9 +85,11 @@ def _ids(job: JobDir) -> list[str]:
 class SlurmAllocation:
     """The nodes that this process was given, for as long as it is; see `backends.Allocation`."""
 
-    def __init__(self, job: JobDir, grant: Grant, tell: Callable[[], None]) -> None:
-        """`tell` is called, from any thread, when there is something in `endings`."""
+    def __init__(self, job: JobDir, grant: Grant, announced_s: float, tell: Callable[[], None]) -> None:
+        """`announced_s`: so long before the time limit Slurm sends USR1, at the earliest; `tell` is called, from any
+        thread, when there is something in `endings`."""
         self._grant = grant
+        self._announced_s = announced_s
         self._output = job.batch_log  # there Slurm prints why it ends a job
         self._begun_bytes = _begun_bytes(job.steps / f"{grant.id}.begun", self._output)
         self._tell = tell
@@ -169,12 +171,18 @@ class SlurmAllocation:
             if ending is not None:
                 return ending
             if hint == _LIMIT:
-                return causes.of_limit(job)
+                return self._of_limit(job)
             if hint == _LOOK and (job is None or job.is_running):
                 return None
             if time.monotonic() > deadline_s:
                 return causes.unexplained(job, self._kill_s)
             time.sleep(LOOK_PAUSE_S)
+
+    def _of_limit(self, job: causes.Shown | None) -> Ending | None:
+        ending = causes.of_limit(job, self._announced_s)
+        if ending is None:
+            print("a USR1 came long before the time limit: it is none of Slurm's, and not heeded", flush=True)
+        return ending
 
     def _printed(self) -> list[str]:
         """Return what was printed since this allocation began: the file holds the stays before, too."""

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.backends import Allocation, Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends.slurm import causes
 from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
 from orchestrator.backends.slurm.step import Fate, Step
 from orchestrator.node import procfs, stepenv
@@ -47,11 +48,17 @@ class SlurmBackend:
     carrier: Carrier | None = None
 
     def __init__(
-        self, job: JobDir, grant: Grant, environ: Mapping[str, str], stir: Stir = lambda: None
+        self,
+        job: JobDir,
+        grant: Grant,
+        environ: Mapping[str, str],
+        stir: Stir = lambda: None,
+        options: Sequence[str] = (),
     ) -> None:
+        """`options`: those that sbatch was given."""
         self.stir = stir
         self._job = job
-        self._slurm = SlurmAllocation(job, grant, lambda: self.stir())
+        self._slurm = SlurmAllocation(job, grant, causes.announced_s(options), lambda: self.stir())
         self.allocation: Allocation | None = self._slurm
         self._environ = stepenv.for_srun(environ)
         self._wanted: dict[str, AgentConfig] = {}
@@ -272,7 +279,10 @@ class NoAllocation:
         """There is nothing to give back."""
 
 
-def of_environment(job: JobDir, environ: Mapping[str, str]) -> SlurmBackend | NoAllocation:
-    """Return the backend for this process: that of the allocation it is in. Raises NotOursError."""
+def of_environment(
+    job: JobDir, environ: Mapping[str, str], options: Sequence[str]
+) -> SlurmBackend | NoAllocation:
+    """Return the backend for this process: that of the allocation it is in, for which sbatch was given these options.
+    Raises NotOursError."""
     grant = grant_of(job, environ)
-    return SlurmBackend(job, grant, environ) if grant is not None else NoAllocation()
+    return SlurmBackend(job, grant, environ, options=options) if grant is not None else NoAllocation()

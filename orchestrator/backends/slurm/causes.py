@@ -31,18 +31,25 @@ _STATES = {
     "NODE_FAIL": _CAUSES["NODE FAILURE"],
     "BOOT_FAIL": _CAUSES["NODE FAILURE"],
 }
+EARLY_S_MAX = 120.0
+"""So much before its time Slurm may send the signal that was asked for at submit: a minute, by its manual, and what its
+looks are apart."""
+
+_SIGNAL = re.compile(r"--signal=B:USR1@(\d+)")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What scontrol says of a job: `left_s` until its time limit, or its end if it is being preempted."""
+    """What scontrol says of a job: `left_s` until its time limit, or its end if it is being preempted; `has_no_limit`:
+    it may run for ever."""
 
     state: str
     restarts: int
     is_preempted: bool
     left_s: float | None
     avoided: str
+    has_no_limit: bool
 
     @property
     def is_running(self) -> bool:
@@ -66,6 +73,7 @@ def shown(fields: Mapping[str, str]) -> Shown | None:
         preempted_at is not None,
         left_s,
         "" if avoided == "(null)" else avoided,
+        fields.get("TimeLimit") == "UNLIMITED",
     )
 
 
@@ -121,8 +129,18 @@ def of_job(job: Shown, restarts: int, kill_left_s: float) -> Ending | None:
     return None
 
 
-def of_limit(job: Shown | None) -> Ending:
-    """Return what the signal means that was asked for at submit, for a while before the time limit."""
+def announced_s(options: Iterable[str]) -> float:
+    """Return how long before the time limit Slurm sends the signal that these options of sbatch ask for, at the
+    earliest; infinite where they do not say."""
+    found = [one for option in options if (one := _SIGNAL.fullmatch(option))]
+    return float(found[-1][1]) + EARLY_S_MAX if found else float("inf")
+
+
+def of_limit(job: Shown | None, announced_s: float) -> Ending | None:
+    """Return what the signal means that was asked for at submit, for a while before the time limit; None when that is
+    further away: then somebody else has sent it."""
+    if job is not None and (job.has_no_limit or (job.left_s is not None and job.left_s > announced_s)):
+        return None
     return Ending(Cause.TIME_LIMIT, "its time limit is near", job.left_s if job else None)
 
 

@@ -7,6 +7,8 @@ that the whole step is no more. What a keeper prints first proves that it is up,
 from __future__ import annotations
 
 import enum
+import errno
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -31,6 +33,12 @@ _ERROR = re.compile(r"(?:srun|slurmstepd-?\S*): (?:error|fatal): (.+)")
 _NOISE = ("*** STEP", "Application launch failed", "Timed out waiting for job step")
 _ABORTED = "srun: Job step aborted"
 """From here on srun kills all tasks: that they end is nobody's fault."""
+
+
+_EXIT = re.compile(r"Exited with exit code (\d+)")
+_NO_EXEC = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
+"""With these a task ends that slurmstepd could not execute; only slurmd's own log has more. Whatever orch starts says
+something before it ends."""
 
 
 class Fate(enum.Enum):
@@ -145,7 +153,7 @@ class Step:
             if not is_never_up:
                 seen.word = word
             elif not self._is_aborted:
-                seen.word = f"{seen.word} ({word})" if seen.word else word
+                seen.word = f"{seen.word} ({word})" if seen.word else _explained(word)
 
     def _settle(self, code: int) -> None:
         """srun is no more. By itself it ends when all of its tasks have; one that was killed leaves that open."""
@@ -160,3 +168,12 @@ class Step:
     def accused(self) -> list[str]:
         """The nodes that failed for a reason of their own; the others of such a step are innocent."""
         return [node for node in self.of(Fate.FAILED) if self.seen[node].word or len(self.nodes) == 1]
+
+
+def _explained(word: str) -> str:
+    """Return srun's word on a task that has said nothing, with what it means."""
+    code = _EXIT.fullmatch(word)
+    if code is None or int(code[1]) not in _NO_EXEC:
+        return word
+    limit = ", see ulimit -u there" if int(code[1]) == errno.EAGAIN else ""
+    return f"no program could be started there: {os.strerror(int(code[1]))} ({word}{limit})"

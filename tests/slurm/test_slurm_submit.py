@@ -1,0 +1,303 @@
+"""Is what users get wrong on Slurm said at once and clearly, and do unusual submits work? Through `orch` on a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
+from tests.cluster.host import wait_for
+from tests.cluster.slurm import SlurmBox
+from tests.cluster.slurmconf import MIN_JOB_AGE_S
+
+from .conftest import using
+
+pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
+
+SOON_S_MAX = 60.0
+FIRST_S_MAX = 30.0
+"""How long a fault of the very first second may take to be told on a busy machine."""
+
+OBLIVION_S_MAX = 120.0
+"""How long slurmctld may take to forget a job beyond MinJobAge: it looks every so often."""
+
+HOME = "/home/trainer/desk/home"
+OUT = "/home/trainer/desk/outer.txt"
+HELLO = {"train.py": 'print("hello", flush=True)\n'}
+TELLS = {
+    "train.py": "import json, os\n"
+    'print(json.dumps({k: v for k, v in os.environ.items() if k.startswith("SLURM")}), flush=True)\n'
+}
+STEPS = {"train.py": TOGETHER + "\nmeet()\nrun(60, 0.05, lambda step: together(True))\n", **FAKE_TORCH}
+ENOUGH = "/home/trainer/desk/enough"
+TRAINS = {
+    "train.py": TOGETHER
+    + f"""
+def at_step(step):
+    if together(os.path.exists({ENOUGH!r})):
+        sys.exit(0)
+
+meet()
+run(100_000, 0.05, at_step)
+""",
+    **FAKE_TORCH,
+}
+"""Steps together, until a file is there."""
+
+
+@pytest.fixture
+def accounted(accounting_slurm: SlurmBox) -> Iterator[Desk]:
+    """Give a desk on a Slurm that keeps accounts, and lets only known ones submit."""
+    yield from using(accounting_slurm)
+
+
+def refused(desk: Desk, **spec: Any) -> tuple[str, str]:
+    """Submit a job that must be refused as the user's mistake; return what was said, and its place in the job file.
+
+    Nothing of it may be left: no folder, no entry in the queue.
+    """
+    path = desk.write(HELLO, **spec)
+    done = desk.orch("submit", path, check=False)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr and "fix: " in done.stderr
+    jobs = desk.box.login.path(HOME) / "jobs"
+    assert not jobs.exists() or list(jobs.iterdir()) == []
+    assert isinstance(desk.box, SlurmBox) and desk.box.queue.entries() == []
+    lines = desk.box.login.path(path).read_text().splitlines()
+    where = done.stderr.split("job.yaml:", 1)[1]
+    return done.stderr, lines[int(where.partition(":")[0]) - 1].strip()
+
+
+@pytest.mark.parametrize(
+    ("spec", "line", "said"),
+    [
+        ({"slurm": {"partition": "nope"}}, "partition: nope", "Invalid partition name specified"),
+        ({"slurm": {"constraint": "nope"}}, "constraint: nope", "Invalid feature specification"),
+        ({"slurm": {"nodelist": "node9"}}, "nodelist: node9", "Invalid node name specified"),
+        ({"slurm": {"reservation": "nope"}}, "reservation: nope", "Requested reservation is invalid"),
+        ({"slurm": {"mem": "900G"}}, "mem: 900G", "Memory specification can not be satisfied"),
+        ({"slurm": {"extra": ["--licenses=nope"]}}, "extra:", "Invalid license specification"),
+        (
+            {"gpus_per_node": 3, "procs_per_node": None},
+            "nodes: 2",
+            "(asked: --nodes=2 --cpus-per-task=3 --gpus-per-node=3)",
+        ),
+    ],
+)
+def test_what_the_cluster_has_not_got_is_refused_in_sbatchs_words_at_the_line(
+    slurm: SlurmBox, desk: Desk, spec: dict[str, Any], line: str, said: str
+) -> None:
+    words, place = refused(desk, **spec)
+    assert said in words and place == line
+
+
+@pytest.mark.parametrize(
+    ("field", "said"), [("account", "Invalid account"), ("qos", "Invalid qos specification")]
+)
+def test_with_accounts_an_unknown_account_or_qos_is_refused_at_the_line(
+    accounted: Desk, field: str, said: str
+) -> None:
+    words, place = refused(accounted, slurm={field: "nope"})
+    assert said in words and place == f"{field}: nope"
+
+
+def test_without_accounts_slurm_takes_any_account_and_the_job_runs(desk: Desk) -> None:
+    job = desk.submit(HELLO, slurm={"account": "nope", "qos": "nope"})
+    assert job.wait()["state"] == "SUCCEEDED"
+
+
+# What Slurm takes and never starts
+
+
+def test_a_job_that_is_too_large_is_told_at_submit_and_in_the_status_and_goes_on_smaller(desk: Desk) -> None:
+    path = desk.write(HELLO, nodes=5)
+    checked = desk.orch("check", path, check=False)
+    assert checked.returncode == 2
+    assert "5 nodes asked, and a job in partition main gets 4 at most" in checked.stdout + checked.stderr
+    said = desk.orch("submit", path).stdout
+    assert "cannot start as it is, since it asks for more nodes" in said and "fix: orch cancel" in said
+    wait_for(lambda: "PartitionNodeLimit" in desk.orch("status").stdout, "Slurm's reason", SOON_S_MAX)
+    (status,) = json.loads(desk.orch("status", "--json").stdout)
+    job = Job(desk, status["id"], status["dir"])
+    desk.jobs.append(job)
+    assert status["state"] == "QUEUED" and "resume --set nodes=" in status["reason"]
+    desk.orch("cancel")
+    desk.orch("resume", "--set", "nodes=2")
+    assert job.status()["world_size"] == 4
+    assert job.wait()["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "said"),
+    [
+        ({"time_limit": "11m"}, "PartitionTimeLimit", "11m asked, and partition small allows 10m at most"),
+        ({"nodes": 2}, "PartitionNodeLimit", "2 nodes asked, and a job in partition small gets 1 at most"),
+    ],
+)
+def test_what_a_partition_never_gives_is_told_before_and_after_the_submit(
+    desk: Desk, spec: dict[str, Any], reason: str, said: str
+) -> None:
+    job = desk.submit(HELLO, **{"nodes": 1, "slurm": {"partition": "small"}, **spec})
+    wait_for(lambda: reason in str(job.status()["reason"]), f"the reason {reason}", SOON_S_MAX)
+    assert "cannot start as it is" in str(job.status()["reason"])
+    path = desk.write(HELLO, **{"nodes": 1, "slurm": {"partition": "small"}, **spec})
+    checked = desk.orch("check", path, check=False)
+    assert checked.returncode == 2 and said in checked.stdout + checked.stderr
+    desk.orch("cancel", job.id)
+
+
+def test_what_a_qos_never_gives_is_told_in_the_status(accounting_slurm: SlurmBox, accounted: Desk) -> None:
+    for known in (
+        ["add", "qos", "tiny", "MaxTRESPerJob=node=1"],
+        ["modify", "user", "trainer", "set", "qos+=tiny"],
+    ):
+        accounting_slurm.login.run(["sacctmgr", "-i", "-Q", *known])
+    job = accounted.submit(HELLO, slurm={"qos": "tiny"})
+    wait_for(lambda: "QOSMaxNodePerJobLimit" in str(job.status()["reason"]), "Slurm's reason", SOON_S_MAX)
+    assert "cannot start as it is" in str(job.status()["reason"])
+    accounted.orch("cancel", job.id)
+    accounted.orch("resume", job.id, "--set", "nodes=1")
+    assert job.wait()["state"] == "SUCCEEDED"
+
+
+def test_a_job_within_the_limits_of_its_partition_passes_the_check_and_runs(desk: Desk) -> None:
+    spec: dict[str, Any] = {"nodes": 1, "time_limit": "10m", "slurm": {"partition": "small"}}
+    checked = desk.orch("check", desk.write(HELLO, **spec))
+    assert "small: 4 nodes, 1 of them for a job, at most 10m" in checked.stdout
+    assert desk.submit(HELLO, **spec).wait()["state"] == "SUCCEEDED"
+
+
+# Unusual submits
+
+
+def test_two_jobs_on_the_same_nodes_at_once_both_train_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
+    jobs = [desk.submit(TRAINS, name=name, slurm={"nodelist": "node[1-2]"}) for name in ("a", "b")]
+    for job in jobs:
+        job.wait_for_step(5)
+    steps = [job.seen()["step"] for job in jobs]
+    for job, step in zip(jobs, steps, strict=True):
+        job.wait_for_step(step + 5)
+    assert [job.placed() for job in jobs] == [["node1", "node2"]] * 2
+    slurm.login.write(ENOUGH, "", user="trainer")
+    for job in jobs:
+        ended = job.wait()
+        assert (ended["state"], ended["restarts"]) == ("SUCCEEDED", 0)
+        logged = [job.steps_logged(rank) for rank in range(4)]
+        assert logged == [list(range(1, len(logged[0]) + 1))] * 4
+
+
+@pytest.mark.parametrize("step", ["", "srun --ntasks=1 --nodes=1 --overlap "])
+def test_a_job_submitted_from_within_a_job_has_nodes_and_tasks_of_its_own(
+    slurm: SlurmBox, desk: Desk, step: str
+) -> None:
+    path = desk.write(TELLS, slurm={"exclude": "node1"})
+    submit = shlex.join([sys.executable, "-m", "orchestrator.cli", "submit", path, "--json"])
+    outer = slurm.queue.sbatch(
+        f"export ORCH_HOME={HOME}\n{step}{submit}",
+        *("--nodes=3", "--ntasks=5", "--cpus-per-task=1", "--mem=100", "--job-name=outer", "--partition=low"),
+        *("--nodelist=node1", f"--output={OUT}"),
+        cwd="/home/trainer/desk",
+    )
+    slurm.queue.wait_for_state(outer, "COMPLETED", "FAILED")
+    told = json.loads(slurm.login.path(OUT).read_text().splitlines()[-1])
+    job = Job(desk, told["id"], told["dir"])
+    desk.jobs.append(job)
+    assert job.wait()["state"] == "SUCCEEDED"
+    env = json.loads(job.log(3).splitlines()[-1])
+    assert env["SLURM_JOB_ID"] == job.slurm_id() != outer
+    assert (env["SLURM_NTASKS"], env["SLURM_NNODES"], env["SLURM_JOB_PARTITION"]) == ("4", "2", "main")
+    assert "node1" not in env["SLURM_JOB_NODELIST"] and "SLURM_MEM_PER_NODE" not in env
+
+
+# Nodes that are short of something
+
+
+@pytest.mark.parametrize("short", ["tmp", "nofile", "memlock"])
+def test_a_node_without_space_in_tmp_or_with_low_limits_still_trains(
+    slurm: SlurmBox, desk: Desk, short: str
+) -> None:
+    for node in ("node1", "node2"):
+        if short == "tmp":
+            slurm.full_tmp(node)
+        else:
+            slurm.limit(node, short, 64 if short == "nofile" else 0)
+    job = desk.submit(STEPS, slurm={"nodelist": "node[1-2]"})
+    assert job.wait()["state"] == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("node", ["node1", "node2"])
+def test_a_node_that_can_start_no_more_processes_is_told_by_name(
+    slurm: SlurmBox, desk: Desk, node: str
+) -> None:
+    slurm.limit(node, "nproc", 3)
+    job = desk.submit(HELLO, slurm={"nodelist": "node[1-2]"}, restart={"max": 0})
+    wait_for(lambda: job.status()["state"] == "FAILED", "the end of the job", SOON_S_MAX)
+    reason = str(job.status()["reason"])
+    told = node in reason and "Resource temporarily unavailable" in reason
+    assert told or (node == "node1" and "Cannot fork" in reason), (
+        reason
+    )  # there the batch script itself may be the one
+
+
+def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
+    unseen = {"ORCH_HOME": "/tmp/orch"}
+    path = desk.write(HELLO)
+    assert "/tmp/orch is on tmpfs" in desk.orch("check", path, env=unseen).stdout
+    try:
+        desk.orch("submit", path, env=unseen)
+
+        def failed() -> bool:
+            return "FAILED" in desk.orch("status", env=unseen).stdout
+
+        wait_for(failed, "the end of the job", FIRST_S_MAX)
+        said = desk.orch("status", env=unseen).stdout
+        assert "could not open the log in the job's folder" in said
+        assert "fix: submit it again with ORCH_HOME set to a folder that all nodes see" in said
+    finally:
+        desk.box.login.run(["rm", "-rf", "/tmp/orch"])
+
+
+# Jobs that Slurm has forgotten
+
+
+@pytest.fixture
+def forgetful(slurm: SlurmBox) -> Iterator[SlurmBox]:
+    """Give a Slurm without accounts that forgets jobs as soon as they are over."""
+    slurm.configure(MinJobAge=2)
+    yield slurm
+    slurm.configure(MinJobAge=MIN_JOB_AGE_S)
+
+
+def test_without_accounts_ended_jobs_are_told_from_their_folders_after_slurm_forgot_them(
+    forgetful: SlurmBox, desk: Desk
+) -> None:
+    done, ended = desk.submit(HELLO), desk.submit(HELLO, slurm={"extra": ["--hold"]})
+    assert done.wait()["state"] == "SUCCEEDED"
+    forgetful.queue.scancel(ended.slurm_id())
+    _forget(forgetful, done, ended)
+    assert (done.status()["state"], done.status()["restarts"]) == ("SUCCEEDED", 0)
+    told = ended.status()
+    assert told["state"] == "FAILED"
+    assert f"Slurm knows no job {ended.slurm_id()} any more, and keeps no account" in str(told["reason"])
+
+
+def test_with_accounts_they_tell_how_a_job_ended_that_slurm_forgot(
+    accounting_slurm: SlurmBox, accounted: Desk
+) -> None:
+    accounting_slurm.configure(MinJobAge=2)
+    job = accounted.submit(HELLO, slurm={"extra": ["--hold"]})
+    accounting_slurm.queue.scancel(job.slurm_id())
+    _forget(accounting_slurm, job)
+    told = job.status()
+    assert told["state"] == "CANCELLED" and "was cancelled by trainer" in str(told["reason"])
+
+
+def _forget(slurm: SlurmBox, *jobs: Job) -> None:
+    """Wait until Slurm knows nothing of the jobs any more."""
+    ids = [job.slurm_id() for job in jobs]
+    wait_for(lambda: not any(map(slurm.queue.job, ids)), "oblivion", OBLIVION_S_MAX, 0.5)
