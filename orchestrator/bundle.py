@@ -29,6 +29,7 @@ FILES = (
     "journal.py",
     "links.py",
     "memory.py",
+    "notify.py",
     "orders.py",
     "plan.py",
     "requests.py",

@@ -1,8 +1,8 @@
 """What does a node do for a job? Its agent starts ranks when ordered, stops them when ordered, and tells what it sees.
 
 Rules: an order of a stale attempt is ignored; without contact and without progress the agent stops its ranks (the
-fence), so that a next attempt elsewhere never runs beside this one. One process, one loop; ranks are its children,
-and their end wakes it at once. Only the reading of checkpoints has a thread of its own.
+fence), and so it does without contact when the job is in another allocation: a next attempt elsewhere never runs beside
+this one. One process, one loop; ranks are its children, and their end wakes it. What may take long has its own thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from orchestrator.node import evidence, network, procfs, spawn, stepenv
 from orchestrator.node.contact import Contact
 from orchestrator.node.finder import Finder
-from orchestrator.node.orphan import Orphan
+from orchestrator.node.orphan import Orphan, Successor
 from orchestrator.node.pieces import Hasher
 from orchestrator.node.prepare import Preparation
 from orchestrator.node.ranks import NodeRanks, Want
@@ -67,7 +67,9 @@ class Agent:
         self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
         launcher, self._orphan = "", None
         if config.allocated:
-            launcher, self._orphan = environ.get(stepenv.LAUNCHER_ADDRESS, ""), Orphan(environ, self._note)
+            launcher = environ.get(stepenv.LAUNCHER_ADDRESS, "")
+            successor = Successor(self._job.allocation, environ)
+            self._orphan = Orphan(environ, successor, config.fence_s, self._note)
             environ = stepenv.of_the_job(environ)
         self._contact = Contact(config, self._hello, self._obey, launcher)
         self._hasher = Hasher(self._job.checkpoints)
@@ -77,7 +79,7 @@ class Agent:
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
         self._waiting: m.Prepare | m.Stop | None = None  # until an older attempt is gone
-        self._asking: evidence.Asking | None = None
+        self._eyes: evidence.Eyes | None = None
         self._latest = 0  # the highest attempt that any order named
         self._beat_due = 0.0
         self._leaving = False
@@ -115,7 +117,7 @@ class Agent:
         if ranks is None:
             return IDLE_TICK_S
         orphans_left = ranks.want is Want.STOP and not ranks.alive and not self._finder.is_finishing
-        return STOP_TICK_S if orphans_left or self._asking else TICK_S
+        return STOP_TICK_S if orphans_left or (self._eyes and self._eyes.is_looking) else TICK_S
 
     def _install_hook(self) -> None:
         folder = self._job.node(self._config.node) / "hook"
@@ -134,10 +136,10 @@ class Agent:
         self._note("Slurm has told this node's processes to end")
         self._contact.warn()
 
-    def _leave(self) -> None:
+    def _leave(self, grace_s: float = EXIT_GRACE_S) -> None:
         self._leaving = True
         if self._ranks is not None:
-            self._ranks.stop(EXIT_GRACE_S, "ended")
+            self._ranks.stop(grace_s, "ended")
         self._wake.set()
 
     def _is_taking_along(self, ranks: NodeRanks) -> bool:
@@ -174,7 +176,7 @@ class Agent:
             case _:
                 self._obey_for_attempt(order)
 
-    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.TakeStacks) -> None:
+    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.Look) -> None:
         if order.attempt < self._latest:
             return
         self._latest = order.attempt
@@ -189,8 +191,8 @@ class Agent:
                 self._start(order)
             case m.Stop():
                 self._stop(order)
-            case m.TakeStacks():
-                self._asking = evidence.begin(self._ranks) if self._ranks else None
+            case m.Look() if self._eyes is not None:
+                self._eyes.begin(order.look)
 
     def _prepare(self, order: m.Prepare) -> None:
         """Make ready for an attempt; what an older one left running goes first."""
@@ -220,6 +222,7 @@ class Agent:
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
+        self._eyes = evidence.Eyes(ranks, order.ranks[0].env)
         self._finder.begin(order.finds)
         ranks.begin()
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
@@ -306,8 +309,8 @@ class Agent:
             self._leaving = self._leaving or alone or over
         else:
             self._tick_ranks(ranks, now_s)
-        if self._orphan is not None:
-            self._orphan.look(self._contact.disconnected_s)
+        if self._orphan and not self._leaving and self._orphan.look(now_s - self._contact.proved_at):
+            self._leave(0.0)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
             beats = ranks.look() if ranks else ()
@@ -319,11 +322,8 @@ class Agent:
         ranks.note_logs(time.time_ns())
         if ranks.makes_first_step():
             self._beat_due = 0.0
-        if self._asking is not None:
-            lines = evidence.gather(self._asking, self._job.evidence(ranks.attempt))
-            if lines is not None:
-                self._asking = None
-                self._contact.report(m.StacksTaken(ranks.attempt, lines))
+        if self._eyes is not None and (looked := self._eyes.gather()) is not None:
+            self._contact.report(looked)
         if ranks.want is Want.RUN:
             self._finder.look(ranks, now_s)
             self._fence(ranks, now_s)
@@ -352,7 +352,9 @@ class Agent:
         """Nothing of the attempt is left: its last lines go first, then the word that it is over."""
         ranks.close()
         self._shipper.push(self._attempts)
-        self._ranks = self._asking = None
+        if self._eyes is not None:
+            self._eyes.close()
+        self._ranks = self._eyes = None
         if not self._is_taking_along(ranks):
             self._contact.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
@@ -392,9 +394,7 @@ def run_agent(config: m.AgentConfig) -> int:
 
 async def _serve(config: m.AgentConfig, environ: Mapping[str, str]) -> int:
     code = await Agent(config, environ).run()
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # signals that come while the loop is closed would leave a complaint
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # one that comes while the loop closes leaves a complaint
     for signum in _ENDING:
         signal.signal(signum, signal.SIG_IGN)
     return code

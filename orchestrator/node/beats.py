@@ -1,14 +1,19 @@
-"""At which step is a rank, how fast, and where was it at some moment? Read from the file its hook counts in.
+"""At which step is a rank, how fast, where was it at some moment, and how many collectives had it entered by then?
 
-The agent makes the file (`create`) before the rank starts; `node/hook.py` in the rank writes it through a mapping and
-states its layout. Writer and reader share memory and no lock: the time of a step is in the ring before the step
-is counted, so what is counted can be read.
+Read from the file its hook counts in. The agent makes the file (`create`) before the rank starts; `node/hook.py` in the
+rank writes it through a mapping and states its layout. Writer and reader share memory and no lock: the time of a step
+and its counts are in the ring before the step is counted, so what is counted can be read.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import json
 import mmap
 import struct
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,20 +21,37 @@ from orchestrator.node.hook import (
     BEAT_BYTES,
     BEAT_MAGIC,
     BEAT_VERSION,
+    COUNTS_WORD,
+    GROUPS_FILE,
+    GROUPS_MAX,
+    GROUPS_WORD,
+    LEFT_PID_WORD,
+    LEFT_WORD,
     PID_WORD,
     RING_STEPS,
     RING_WORD,
     STEP_WORD,
 )
+from orchestrator.wire import messages as m
 
 RATE_STEPS_MAX = 32
 RATE_WINDOW_NS = 10_000_000_000
+USUAL_STEPS_MAX = 128
+USUAL_STEPS_MIN = 8
+USUAL_SHORT = 0.25
+"""Steps shorter than this part of the long ones belong to the same turn of the training loop: where several optimizers
+step one after the other, the silence that is usual is that between two turns."""
+
+MARKS_MAX = 4
+HISTORY_MARKS_MAX = 64
 MTIME_LAG_NS = 10_000_000
 """A file's mtime comes from the kernel's coarse clock, up to one tick (10 ms at 100 Hz) behind the clock of a step.
 Add it to an mtime before asking `step_at`."""
 
-_HEADER = struct.Struct("<4Q")
+_HEADER = struct.Struct("<8Q")
 _RING = struct.Struct(f"<{RING_STEPS}Q")
+_COUNTS = struct.Struct(f"<{RING_STEPS * GROUPS_MAX}Q")
+_ROW = struct.Struct(f"<{GROUPS_MAX}Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +69,30 @@ class Beat:
 NO_BEAT = Beat(step=0, time_ns=0, pid=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One of torch's process groups: its name and purpose as torch has them, the global ranks in it, its column."""
+
+    name: str
+    label: str
+    ranks: tuple[int, ...]
+    column: int
+
+    @property
+    def key(self) -> str:
+        """Return what all members call it, and no other group of the job is called."""
+        return f"{zlib.crc32(f'{self.name} {self.ranks}'.encode()):08x}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepEnd:
+    """When a step ended (wall clock), and how many collectives all groups had entered by then; None: not known."""
+
+    step: int
+    time_ns: int
+    count: int | None
+
+
 def create(path: Path) -> None:
     """Make an empty beat file. Its blocks are written, not left as a hole: storing into a hole on a full disk kills."""
     path.write_bytes(bytes(BEAT_BYTES))
@@ -56,6 +102,9 @@ class Beats:
     """One rank's beat file, mapped for reading. Raises OSError or ValueError when it is missing or too short."""
 
     def __init__(self, path: Path) -> None:
+        self._groups_file = path.with_name(GROUPS_FILE)
+        self._groups: tuple[Group, ...] = ()
+        self._generation = 0
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), BEAT_BYTES, access=mmap.ACCESS_READ)
 
@@ -69,21 +118,36 @@ class Beats:
         (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
         return Beat(step=step, time_ns=time_ns, pid=words[PID_WORD])
 
+    def left_pid(self) -> int | None:
+        """Return the process that has said the rank's last word: it has nothing left to do but to end."""
+        words = _HEADER.unpack_from(self._map)
+        return words[LEFT_PID_WORD] if words[LEFT_WORD] else None
+
     def rate_per_s(self) -> float | None:
         """Return steps per second over the last 32 steps, of them only those of its last 10 s; None before two steps."""
-        beat = self.read()
-        ring = _RING.unpack_from(self._map, 8 * RING_WORD)
-        last_ns = ring[beat.step % RING_STEPS]
-        oldest = max(1, beat.step - RATE_STEPS_MAX)
+        step = self.read().step
+        times_ns = self._times_ns(max(1, step - RATE_STEPS_MAX), step)
         rate = None
-        for step in range(beat.step - 1, oldest - 1, -1):
-            elapsed_ns = last_ns - ring[step % RING_STEPS]
-            if elapsed_ns == last_ns or elapsed_ns <= 0:  # not this counter's step, or the clock was set back
+        for back in range(1, len(times_ns)):
+            before_ns = times_ns[-1 - back]
+            elapsed_ns = times_ns[-1] - before_ns
+            if before_ns == 0 or elapsed_ns <= 0:  # not this counter's step, or the clock was set back
                 break
             if elapsed_ns > RATE_WINDOW_NS and rate is not None:
                 break
-            rate = (beat.step - step) * 1e9 / elapsed_ns
+            rate = back * 1e9 / elapsed_ns
         return rate
+
+    def usual_s(self) -> float | None:
+        """Return the median time between the last 128 steps, a turn's short steps left out; None before 8 steps."""
+        last = self.read().step
+        times_ns = [time_ns for time_ns in self._times_ns(max(1, last - USUAL_STEPS_MAX), last) if time_ns]
+        took_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)
+        if len(took_ns) < USUAL_STEPS_MIN:
+            return None
+        short_ns = USUAL_SHORT * took_ns[len(took_ns) * 9 // 10]
+        long_ns = took_ns[bisect.bisect_left(took_ns, short_ns) :]
+        return long_ns[len(long_ns) // 2] / 1e9
 
     def step_at(self, time_ns: int) -> int | None:
         """Return the last step finished at or before that moment of the node's wall clock.
@@ -97,5 +161,96 @@ class Beats:
                 return step
         return None
 
+    def groups(self) -> tuple[Group, ...]:
+        """Return the rank's groups, as far as they are counted; none while they change, or before the first step."""
+        generation = _HEADER.unpack_from(self._map)[GROUPS_WORD]
+        if generation != self._generation:
+            found = _read_groups(self._groups_file, generation)
+            if found is None:
+                return ()
+            self._groups, self._generation = found, generation
+        return self._groups
+
+    def marks(self, since: int, last: int) -> tuple[m.Mark, ...]:
+        """Return some marks of the steps after `since` up to `last`, at most 4, at steps that other ranks choose too.
+
+        They are multiples of a power of two, the largest that has two of them there: ranks that are some steps apart,
+        or beat at other moments, still have steps in common.
+        """
+        since = since if since <= last else 0  # a counter that began anew
+        first = max(since, last - RING_STEPS + 1)  # the oldest is being overwritten
+        stride = 1
+        while last // (2 * stride) - first // (2 * stride) >= 2:
+            stride *= 2
+        steps = range((first // stride + 1) * stride, last + 1, stride)[-MARKS_MAX:]
+        return self._marks(steps)
+
+    def history(self) -> tuple[m.Mark, ...]:
+        """Return the last steps at which a count grew by another number than at the step before, 64 at most.
+
+        With the first step that the ring still knows, and the last one.
+        """
+        groups, last = self.groups(), self.read().step
+        first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
+        if not groups or last <= first:
+            return self._marks(range(first, last + 1))
+        words = _COUNTS.unpack_from(self._map, 8 * COUNTS_WORD)
+        turns: set[int] = set()
+        for group in groups:
+            ring = words[group.column :: GROUPS_MAX]
+            at = first % RING_STEPS
+            counts = (ring[at:] + ring[:at])[: last - first + 1]
+            grown = [b - a for a, b in itertools.pairwise(counts)]
+            turns.update(first + 2 + i for i, (a, b) in enumerate(itertools.pairwise(grown)) if a != b)
+        steps = sorted(turns)[-HISTORY_MARKS_MAX:]
+        return self._marks(dict.fromkeys((first, *steps, last)))
+
+    def step_ends(self, steps_max: int) -> tuple[StepEnd, ...]:
+        """Return the last steps, oldest first."""
+        last = self.read().step
+        columns = [group.column for group in self.groups()]
+        found = []
+        for step in range(max(1, last - min(steps_max, RING_STEPS - 1) + 1), last + 1):
+            (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
+            counts = self._counts(step, columns)
+            found.append(StepEnd(step, time_ns, None if counts is None or not counts else sum(counts)))
+        return tuple(found)
+
     def close(self) -> None:
         self._map.close()
+
+    def _marks(self, steps: Iterable[int]) -> tuple[m.Mark, ...]:
+        """Return the marks of those of the steps at which all of the present groups were counted."""
+        columns = [group.column for group in self.groups()]
+        if not columns:
+            return ()
+        counts = ((step, self._counts(step, columns)) for step in steps)
+        return tuple(m.Mark(step, one) for step, one in counts if one is not None)
+
+    def _counts(self, step: int, columns: list[int]) -> tuple[int, ...] | None:
+        row = _ROW.unpack_from(self._map, 8 * (COUNTS_WORD + step % RING_STEPS * GROUPS_MAX))
+        counts = tuple(row[column] - 1 for column in columns)
+        return None if -1 in counts else counts
+
+    def _times_ns(self, first: int, last: int) -> list[int]:
+        """Return when each of these steps ended, 0 for one of an earlier counter; empty before the first step."""
+        begin, end = first % RING_STEPS, last % RING_STEPS + 1
+        spans = ((begin, end),) if begin < end else ((begin, RING_STEPS), (0, end))
+        times_ns: list[int] = []
+        for at, until in spans if last else ():
+            times_ns += struct.unpack_from(f"<{until - at}Q", self._map, 8 * (RING_WORD + at))
+        return times_ns
+
+
+def _read_groups(file: Path, generation: int) -> tuple[Group, ...] | None:
+    """Return the groups of that generation; None when the file is of another, or not (yet) to be read."""
+    try:
+        data = json.loads(file.read_bytes())
+        if data["generation"] != generation:
+            return None
+        return tuple(
+            Group(str(one["name"]), str(one["label"]), tuple(map(int, one["ranks"])), int(one["column"]))
+            for one in data["groups"]
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

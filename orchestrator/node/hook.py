@@ -1,7 +1,8 @@
 """What rides in every rank? This file, copied as `sitecustomize.py` into a folder at the front of PYTHONPATH.
 
-In each Python process of a rank it arms `faulthandler` on the stack signal, notes an uncaught exception, counts
-optimizer steps once torch is there, and then makes way for the `sitecustomize` that would have run without it.
+In each Python process of a rank it arms `faulthandler` on the stack signal and notes an uncaught exception; once torch
+is there it opens torch's own window and counts optimizer steps and collectives; it notes when the process has nothing
+left to do. Then it makes way for the `sitecustomize` that would have run without it.
 Under any other module name it does nothing, so that the agent can import its constants.
 
 Rules: standard library only, and as little of it as can be, since every interpreter start pays; it never breaks a
@@ -17,15 +18,16 @@ import sys
 
 TYPE_CHECKING = False  # typing's own costs 3 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import TypeVar
+    from collections.abc import Callable, Mapping, MutableMapping
+    from typing import Any, TypeVar
+    from weakref import ref
 
     T = TypeVar("T")
 
 # What the agent sets for a rank.
 RANK_DIR_ENV = "ORCH_RANK_DIR"
 STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"
-SOCKET_ENV = "ORCH_SOCKET"
+SOCKET_ENV = "ORCH_SOCKET"  # anything: torch's window is opened; the user may set it empty
 
 # What lies in a rank's folder.
 BEAT_FILE = "beat"
@@ -34,19 +36,25 @@ STACKS_FILE = "stacks-{}.txt"
 STACKS_MEMFD = "stacks-{}"  # a forked child's, found under /proc/<pid>/fd
 ERROR_FILE = "error-{}.json"
 NOTES_FILE = "hook-notes.txt"
+GROUPS_FILE = "groups.json"
+SOCKET_FILE = "torch-{}.socket"
 
-# The beat file is an array of little-endian u64: a header of 64 bytes, then the time of step n at n % RING_STEPS.
+# The beat file is an array of little-endian u64: a header of 64 bytes, the time of step n at n % RING_STEPS, then for
+# each step a row of GROUPS_MAX words: in a group's column one more than the collectives that it had entered by the end
+# of that step, 0 where that is not known. GROUPS_FILE says whose column is which, for the generation that stands in
+# GROUPS_WORD: odd while columns change hands. LEFT_WORD: when LEFT_PID_WORD has said its last word.
 BEAT_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version stands in the upper half of the same word
-BEAT_VERSION = 1
-MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD, RING_WORD = 0, 1, 2, 3, 8
+BEAT_VERSION = 2
+MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD, LEFT_WORD, LEFT_PID_WORD, GROUPS_WORD = range(7)
+RING_WORD = 8
 RING_STEPS = 1024
-BEAT_BYTES = 8 * (RING_WORD + RING_STEPS)
+GROUPS_MAX = 8
+COUNTS_WORD = RING_WORD + RING_STEPS
+BEAT_BYTES = 8 * (COUNTS_WORD + RING_STEPS * GROUPS_MAX)
 CLAIMS_MAX = 64  # processes that may follow each other at one beat file: a script may restart its trainer
 CLAIM_RETRY_NS = 1_000_000_000
 MESSAGE_CHARS_MAX = 4_000
 TRACEBACK_CHARS_MAX = 20_000
-# torch's server on ORCH_SOCKET: 0.5 ms and two threads. Never shut down: that waits up to 5 s for a silent client.
-WORKER_SERVER = True
 # A gloo thread that frees a tensor while Python ends aborts the process: pytorch/pytorch#179291, seen in 5 of 72
 # exits of a training that went well, and in 0 of 64 when the interpreter's lock was free for a moment before.
 EXIT_PAUSE_S = 0.05
@@ -86,10 +94,11 @@ class Notes:
         try:
             return act()
         except Exception as err:
-            self._add(place, err)
+            self.add(place, err)
             return None
 
-    def _add(self, place: str, err: Exception) -> None:
+    def add(self, place: str, err: Exception) -> None:
+        """Note what went wrong at a place, unless that was noted before."""
         if place in self._places:
             return
         self._places.add(place)
@@ -222,6 +231,85 @@ def place_of(value: BaseException) -> "tuple[str, int, str]":
     return mine or deepest
 
 
+class Groups:
+    """Counts the collectives of this process's groups into the beat file, at each step.
+
+    It looks into torch's own table of groups, and imports nothing. It holds no group, since a group must die when the
+    script destroys it. The first GROUPS_MAX of the table have a column each.
+    """
+
+    def __init__(self, folder: str, notes: Notes) -> None:
+        self._path = os.path.join(folder, GROUPS_FILE)
+        self._notes = notes
+        self._columns: list[tuple[ref[Any], int]] = []  # in the order of torch's table; -1: has no count
+        self._table_length = 0
+        self._generation = 0
+
+    def count(self, beat: memoryview, step: int) -> None:
+        """Write down how many collectives each group has entered by the end of `step`: 2 µs for eight groups."""
+        torch = sys.modules.get("torch.distributed.distributed_c10d")
+        if torch is None:
+            return
+        try:
+            world = torch._world
+            table = world.pg_map
+            row = COUNTS_WORD + step % RING_STEPS * GROUPS_MAX
+            if len(table) != self._table_length or not self._write_row(beat, row, table):
+                self._share_out(beat, world)
+                self._write_row(beat, row, table)
+        except Exception as err:
+            self._notes.add("collective counts", err)
+
+    def _write_row(self, beat: memoryview, row: int, table: "Mapping[Any, object]") -> bool:
+        """Return False when the table is not the one that the columns were shared out for."""
+        for (known, column), group in zip(self._columns, table):  # noqa: B905 -- Python 3.8 has no `strict`
+            if known() is not group:
+                return False
+            if column >= 0:
+                beat[row + column] = group._get_sequence_number_for_group() + 1  # type: ignore[union-attr]
+        return True
+
+    def _share_out(self, beat: memoryview, world: "Any") -> None:
+        """Give each group a column, and say which. One that was there before keeps its own."""
+        import weakref
+
+        self._generation += 1
+        beat[GROUPS_WORD] = self._generation
+        before = [(group, column) for known, column in self._columns for group in [known()] if column >= 0]
+        groups = list(world.pg_map)[:GROUPS_MAX]
+        kept = {id(group): column for group, column in before if any(group is one for one in groups)}
+        free = [column for column in range(GROUPS_MAX) if column not in kept.values()]
+        self._columns, self._table_length = [], len(world.pg_map)
+        for group in groups:
+            column = kept[id(group)] if id(group) in kept else free.pop(0)
+            if self._notes.guard("a group's count", group._get_sequence_number_for_group) is None:
+                column = -1  # this backend counts nothing
+            self._columns.append((weakref.ref(group), column))
+        for word in (
+            word for column in free for word in range(COUNTS_WORD + column, BEAT_BYTES // 8, GROUPS_MAX)
+        ):
+            beat[word] = 0
+        self._say(world)
+        self._generation += 1
+        beat[GROUPS_WORD] = self._generation
+
+    def _say(self, world: "Any") -> None:
+        """Write the groups file: name and members of each group, as torch has them, and its column."""
+        import json
+
+        said = []
+        for known, column in self._columns:
+            group = known()
+            if group is not None and column >= 0:
+                members = world.pg_group_ranks[group]
+                label = str(getattr(group, "group_desc", ""))
+                ranks = sorted(members, key=members.__getitem__)
+                said.append({"column": column, "name": world.pg_names[group], "label": label, "ranks": ranks})
+        with open(self._path + ".part", "w") as out:
+            json.dump({"generation": self._generation + 1, "groups": said}, out)
+        os.replace(self._path + ".part", self._path)
+
+
 class Steps:
     """Counts this process's optimizer steps in the rank's beat file, if this is the process that may.
 
@@ -236,18 +324,21 @@ class Steps:
         self._folder = folder
         self._notes = notes
         self._claimed = claimed
+        self._groups = Groups(folder, notes)
+        self._pid = os.getpid()
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
         self._time_ns = time.time_ns
         self._beat: memoryview | None = None
         self._retry_at_ns: float = 0
 
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
-        """Run after each optimizer step, as torch's global hook; the time goes in before the count that vouches for it."""
+        """Run after each optimizer step, as torch's global hook; what the count vouches for goes in before it."""
         step = self._next_step()
         now_ns = self._time_ns()
         beat = self._beat or self._first_step(now_ns)
         if beat:
             beat[RING_WORD + step % RING_STEPS] = now_ns
+            self._groups.count(beat, step)
             beat[TIME_WORD] = now_ns
             beat[STEP_WORD] = step
 
@@ -257,11 +348,30 @@ class Steps:
         self._retry_at_ns = float("inf")
 
     def at_exit(self) -> None:
-        """Let torch's communication threads finish before the interpreter goes, in the process that trained."""
+        """Let torch's communication threads finish before the interpreter goes, and say that nothing else will come."""
+        if self._pid != os.getpid():
+            return
         if self._beat is not None:
             import time
 
             time.sleep(EXIT_PAUSE_S)
+        self._notes.guard("last word", self._say_last_word)
+
+    def _say_last_word(self) -> None:
+        beat = self._beat
+        if beat is not None:
+            beat[LEFT_PID_WORD] = self._pid
+            beat[LEFT_WORD] = self._time_ns()
+        elif (
+            os.getsid(0) == self._pid
+        ):  # the rank's first process leads its session; nobody else speaks for the rank
+            fd = os.open(os.path.join(self._folder, BEAT_FILE), os.O_RDWR)
+            try:
+                if not any(os.pread(fd, 8, 8 * STEP_WORD)):  # else whoever made steps has the last word
+                    os.pwrite(fd, self._pid.to_bytes(8, "little"), 8 * LEFT_PID_WORD)
+                    os.pwrite(fd, self._time_ns().to_bytes(8, "little"), 8 * LEFT_WORD)
+            finally:
+                os.close(fd)
 
     def _first_step(self, now_ns: int) -> "memoryview | None":
         if now_ns < self._retry_at_ns:
@@ -310,38 +420,79 @@ def open_beat(folder: str) -> memoryview:
     return beat
 
 
-class AfterTorch:
-    """A finder that finds nothing: it is asked about every new module, and so sees when torch's optimizers are there.
+class Arrival:
+    """A finder that finds nothing: it is asked about every new module, and so sees when something of torch is there.
 
     Wrapping torch's loader instead would put a frame of ours into the traceback of a failing `import torch`.
     """
 
-    def __init__(self, arrived: "Callable[[AfterTorch, Callable[..., object]], None]") -> None:
+    def __init__(self, module: str, name: str, arrived: "Callable[[Any], None]", notes: Notes) -> None:
+        self._module = module
+        self._name = name
         self._arrived = arrived
+        self._notes = notes
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Find nothing; when torch's step hook can be registered, run `arrived` with the way to do it."""
-        module = sys.modules.get("torch.optim.optimizer")
-        register = getattr(module, "register_optimizer_step_post_hook", None)
-        if register is not None:
-            self._arrived(self, register)
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
+        """Find nothing, but once, when `module` has `name`: then run `arrived` with it, and vanish."""
+        there = getattr(sys.modules.get(self._module), self._name, None)
+        if there is None:
+            return None
+        try:
+            sys.meta_path.remove(self)
+        except ValueError:
+            return None  # another thread was first
+        self._notes.guard(self._name, lambda: self._arrived(there))
+        # Whoever asks walks along the list that has just become shorter, and would pass the next finder over.
+        for finder in list(sys.meta_path):
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                return spec
+        return None
 
 
-def serve(path: str) -> None:
-    """Start torch's worker server on a unix socket, for good. Raises ImportError, OSError, RuntimeError."""
+def serve(server: "Callable[[str], object]", folder: str) -> None:
+    """Open torch's window, its worker server on a unix socket in `folder`, for good. Raises OSError, RuntimeError.
+
+    It costs 0.5 ms and some ten idle threads. A socket's path may have 107 bytes and job folders lie deep: so the folder is
+    called by its descriptor.
+    """
     import ctypes
 
-    from torch._C._distributed_c10d import _WorkerServer
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        path = f"/proc/self/fd/{fd}/{SOCKET_FILE.format(os.getpid())}"
+        if os.path.exists(path):
+            os.unlink(path)  # of a dead process that had the same pid
+        window = _without_its_signals(lambda: _without_its_greeting(lambda: server(path)))
+    finally:
+        os.close(fd)
+    # Never shut down, which its destructor would do: that waits up to 5 s for a silent client.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(window))
 
-    if os.path.exists(path):
-        os.unlink(path)  # of a dead process that had the claim before
-    server = _without_its_greeting(lambda: _WorkerServer(path))
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # its destructor is a shutdown
+
+def _without_its_signals(start: "Callable[[], T]") -> "T":
+    """Run `start` so that PIPE stays as the script has set it, and no signal goes to the threads that begin in there.
+
+    The server ignores PIPE for the whole process; where a script undoes that, a client that goes away would kill it.
+    """
+    import signal
+    import threading
+
+    faults = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+    before = signal.getsignal(signal.SIGPIPE)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - faults)  # new threads inherit it
+    try:
+        return start()
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGPIPE, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _without_its_greeting(start: "Callable[[], object]") -> object:
     """Run `start` with stderr in memory, and pass on what came except the server's own line."""
-    memory, stderr = os.memfd_create("stderr"), os.dup(2)
+    stderr = os.dup(2)
+    memory = os.memfd_create("stderr")
     os.dup2(memory, 2)
     try:
         return start()
@@ -354,41 +505,59 @@ def _without_its_greeting(start: "Callable[[], object]") -> object:
         os.write(2, b"".join(line for line in lines if b"WorkerServer.cpp" not in line))
 
 
+def keep_new_name(environ: "MutableMapping[str, str]") -> None:
+    """Let a torch that knows the new name of the flight recorder's length not see the old one: it warns of that in each
+    rank's log. Both are set by us, since nobody knew the node's torch."""
+    new, old = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+    version = getattr(sys.modules.get("torch.version"), "__version__", "0.0")
+    knows_new = tuple(int(part) for part in version.split(".")[:2]) >= (2, 9)
+    if knows_new and environ.get(old, "") == environ.get(new):
+        del environ[old]
+
+
 class Hook:
     """All of it, in one process of a rank. Every way in swallows what goes wrong."""
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
         import atexit
 
-        folder = environ[RANK_DIR_ENV]
-        self._socket = environ.get(SOCKET_ENV, "")
+        folder = self._folder = environ[RANK_DIR_ENV]
+        self._pid = os.getpid()
         self._notes = Notes(folder)
         self._errors = Errors(folder, self._notes)
-        self._steps = Steps(folder, self._notes, self._claimed)
+        self._steps = Steps(folder, self._notes, self._errors.wrap)
         self._stacks = self._notes.guard("stacks", lambda: Stacks(folder, int(environ[STACK_SIGNAL_ENV])))
         atexit.register(self._steps.at_exit)  # the first to register is the last to run
         self._errors.wrap()
-        sys.meta_path.insert(0, AfterTorch(self._torch_arrived))
+        self._await("torch.optim.optimizer", "register_optimizer_step_post_hook", self._count_steps)
+        if environ.get(SOCKET_ENV):
+            self._await("torch._C._distributed_c10d", "_WorkerServer", self._open_window)
         atexit.register(self._errors.at_exit)
         os.register_at_fork(after_in_child=self._steps.after_fork)
         if self._stacks is not None:
             atexit.register(self._notes.guard, "stacks at exit", self._stacks.at_exit)
             os.register_at_fork(after_in_child=self._stacks.after_fork)
 
-    def _torch_arrived(self, finder: AfterTorch, register: "Callable[..., object]") -> None:
-        def count_steps() -> None:
-            sys.meta_path.remove(finder)  # fails in a second thread, which must not register again
-            # A compiled optimizer.step would trace into the hook and warn about it; this mark keeps dynamo out.
-            Steps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
-            register(self._steps.after_step)
+    def _await(self, module: str, name: str, arrived: "Callable[[Any], None]") -> None:
+        sys.meta_path.insert(0, Arrival(module, name, arrived, self._notes))
 
-        self._notes.guard("step hook", count_steps)
+    def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()
+        # A compiled optimizer.step would trace into the hook and warn about it; this mark keeps dynamo out.
+        Steps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
+        register(self._steps.after_step)
 
-    def _claimed(self) -> None:
-        self._errors.wrap()
-        if self._socket and WORKER_SERVER:
-            serve(self._socket)
+    def _open_window(self, server: "Callable[[str], object]") -> None:
+        import atexit
+
+        if self._pid == os.getpid():  # a forked child would be seen in place of its parent
+            keep_new_name(os.environ)
+            atexit.register(self._notes.guard, "window at exit", self._close_window)
+            serve(server, self._folder)
+
+    def _close_window(self) -> None:
+        if self._pid == os.getpid():
+            os.unlink(os.path.join(self._folder, SOCKET_FILE.format(self._pid)))
 
 
 def _start() -> None:

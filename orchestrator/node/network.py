@@ -223,8 +223,8 @@ def holder(port: int) -> str:
         return ""
     for pid in procfs.pids():
         if _has_socket(pid, inodes):
-            command = _text(procfs.PROC / str(pid) / "cmdline").replace("\0", " ").strip()
-            return f"pid {pid} ({command[:200] or _text(procfs.PROC / str(pid) / 'comm').strip()})"
+            command = procfs.text(procfs.PROC / str(pid) / "cmdline").replace("\0", " ").strip()
+            return f"pid {pid} ({command[:200] or procfs.text(procfs.PROC / str(pid) / 'comm').strip()})"
     return "a process of another user"
 
 
@@ -232,7 +232,7 @@ def _listening(port: int) -> set[str]:
     """Return the inodes of the sockets that listen on a port (`man 5 proc`, /proc/net/tcp)."""
     found = set()
     for table in ("tcp", "tcp6"):
-        for line in _text(procfs.PROC / "net" / table).splitlines()[1:]:
+        for line in procfs.text(procfs.PROC / "net" / table).splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
                 found.add(f"socket:[{words[9]}]")
@@ -250,10 +250,3 @@ def _has_socket(pid: int, inodes: set[str]) -> bool:
             if os.readlink(folder / name) in inodes:  # noqa: PTH115
                 return True
     return False
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""

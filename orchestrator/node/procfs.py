@@ -7,7 +7,7 @@ A process may end between any two reads: then a reader answers None, nothing or 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,9 +74,12 @@ def children() -> dict[int, list[int]]:
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """Return children, grandchildren and so on of `pid`, parents before their children."""
-    tree = children()
+def descendants(pid: int, tree: Mapping[int, list[int]] | None = None) -> list[int]:
+    """Return children, grandchildren and so on of `pid`, parents before their children.
+
+    `tree`: what `children` has returned just now, for who asks for several at once.
+    """
+    tree = children() if tree is None else tree
     found = list(tree.get(pid, ()))
     for one in found:  # grows while it is walked; a pid has one parent, so it ends
         found.extend(tree.get(one, ()))
@@ -124,6 +127,14 @@ def blocks(pid: int, signum: int) -> bool:
 def has_pending(pid: int, signum: int) -> bool:
     """Tell whether the signal was sent to the process and is not yet delivered."""
     return _in_mask(pid, b"ShdPnd", signum)
+
+
+def text(path: Path) -> str:
+    """Return a file of /proc as it stands; empty when the process is gone or not ours to read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def boot_id() -> str:

@@ -14,13 +14,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.node import beats, procfs, spawn, stacks, traceback_tail
-from orchestrator.node.hook import ERROR_FILE
+from orchestrator.node.flight import OwnWork, Window
+from orchestrator.node.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
+from orchestrator.node.traffic import Traffic
 from orchestrator.wire import messages as m
 from orchestrator.wire.logindex import LogIndex
 from orchestrator.wire.paths import JobDir
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
 """Asks a rank for its stacks. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time one."""
+
+TRACE_FILE_ENVS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Where torch writes its flight recorder when it gives up by itself, by its new name and its old one. Unset, it would be
+the user's cache directory, which may be on a slow disk and which nobody looks into."""
 
 TORCHELASTIC_ERROR_FILE = "torchelastic-error.json"
 """Where torch's `@record` writes, see `plan.rank_env`."""
@@ -50,11 +56,35 @@ class RankProcess:
     log_bytes: int = 0
     count: int = 0
     exit_code: int | None = None
+    world_size: int = 0
+    marked: int = 0
+    """The last step of which a beat has told."""
+    window: Window = field(init=False)
+    own: OwnWork = field(init=False)
+    traffic: Traffic = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.window = Window(self.folder)
+        self.own = OwnWork(self.window)
+        self.traffic = Traffic(self.pid)
 
     @property
     def exited(self) -> bool:
         """Tell whether the process was reaped."""
         return self.exit_code is not None
+
+    def has_left(self) -> bool:
+        """Tell whether the process that speaks for the rank has said its last word and is still there."""
+        pid = self.beats.left_pid()
+        stat = procfs.look(pid) if pid is not None else None
+        # The rank leads a session, so that a later process with that pid is told from its own.
+        return stat is not None and stat.session == self.pid and (pid == self.pid or stat.state not in "ZX")
+
+    def close(self) -> None:
+        """Give back the files."""
+        self.index.close()
+        self.beats.close()
+        self.window.close()
 
 
 @dataclass(slots=True)
@@ -77,6 +107,7 @@ class NodeRanks:
     def begin(self) -> None:
         """Make ready for the first process of the attempt."""
         self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
+        self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
         self.progress_at = time.monotonic()
         self.oom_kills = _oom_kills()
 
@@ -91,13 +122,18 @@ class NodeRanks:
         beat_file = folder / "beat"
         beats.create(beat_file)
         hook_folder = str(self.job.node(self.node) / "hook")
-        env = {**order.defaults, **base, **rank.env, "ORCH_RANK_DIR": str(folder)}
-        env["ORCH_STACK_SIGNAL"] = str(int(STACK_SIGNAL))
+        trace = str(self.job.evidence(self.attempt) / "torch-trace-of-rank-")  # torch appends the number
+        kept = dict.fromkeys(TRACE_FILE_ENVS, trace)
+        env = {SOCKET_ENV: "1", **kept, **order.defaults, **base, **rank.env, RANK_DIR_ENV: str(folder)}
+        env[STACK_SIGNAL_ENV] = str(int(STACK_SIGNAL))
         env["PYTHONPATH"] = os.pathsep.join(part for part in (hook_folder, env.get("PYTHONPATH", "")) if part)
         log = self.job.rank_log(self.attempt, rank.rank)
         pid = spawn.start(spawn.Program(order.argv, env, self.job.code, log))
         index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
-        return RankProcess(rank.rank, rank.local_rank, pid, folder, log, index, beats.Beats(beat_file))
+        size = env.get("WORLD_SIZE", "")
+        world_size = int(size) if size.isdecimal() else 0
+        reader = beats.Beats(beat_file)
+        return RankProcess(rank.rank, rank.local_rank, pid, folder, log, index, reader, world_size=world_size)
 
     @property
     def alive(self) -> list[RankProcess]:
@@ -125,16 +161,22 @@ class NodeRanks:
 
     def _look(self, process: RankProcess) -> m.RankBeat | None:
         """Return one rank's signs of life; None when it has ended and is about to be reaped."""
+        now_s = time.monotonic()
         count = process.beats.read().step
         if count > process.count:
             process.count = count
-            self.progress_at = time.monotonic()
+            self.progress_at = now_s
         stat = procfs.look(process.pid)
         if stat is not None and stat.state in "ZX" and _is_reapable(process.pid):
             return None
         state, cpu_s = (stat.state, stat.cpu_s) if stat else ("X", 0.0)
-        rate = process.beats.rate_per_s()
-        return m.RankBeat(process.rank, count, state, process.log_bytes, cpu_s, rate)
+        marks, process.marked = process.beats.marks(process.marked, count), count
+        return m.RankBeat(
+            process.rank, count, state, process.log_bytes, cpu_s, process.beats.rate_per_s(),
+            io_bytes=process.traffic.bytes(now_s), usual_s=process.beats.usual_s(),
+            own_s=process.own.poll(process.beats, now_s) if count else None, left=process.has_left(),
+            groups=tuple(group.key for group in process.beats.groups()), marks=marks,
+        )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:
         """Write down how far each log has grown by now."""
@@ -204,8 +246,7 @@ class NodeRanks:
     def close(self) -> None:
         """Give back the files."""
         for process in self.processes:
-            process.index.close()
-            process.beats.close()
+            process.close()
         forget_errors(self.job.node(self.node))
 
 
@@ -265,6 +306,8 @@ def _failure(process: RankProcess, exit_code: int) -> m.Failure | None:
     did, and an uncaught exception always exits with code 1.
     """
     own = process.folder / ERROR_FILE.format(process.pid)
+    if exit_code == -signal.SIGABRT and not own.exists():
+        return traceback_tail.of_a_watchdog(process.log)
     if exit_code == 0 or (exit_code < 0 and not own.exists()):
         return None
     error = stacks.error_of(process.folder, process.pid)

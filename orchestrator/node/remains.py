@@ -5,6 +5,7 @@ Never touched: the folder that the job was submitted from, and one in which an a
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -23,6 +24,10 @@ LEAVE_S_MAX = 10.0
 POLL_S = 0.05
 KEEPERS_MAX = 10_000
 
+DELETES_MAX = 5
+DELETE_AGAIN_S = 0.2
+"""So often, and so long after one another, a folder is deleted into which somebody still writes."""
+
 
 def sweep(request: w.Sweep) -> w.Swept:
     """End what the job left running here and remove its folder. Raises Fault when it cannot be removed."""
@@ -39,13 +44,25 @@ def sweep(request: w.Sweep) -> w.Swept:
     if living:
         return w.Swept(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
     try:
-        shutil.rmtree(job.root)
-    except FileNotFoundError:
-        pass  # another host that shares the disk was quicker
+        _delete(job.root)
     except OSError as err:
         raise fault("folder", err, job.root) from err
     _remove_if_empty(job.root.parent)
     return w.Swept(killed, "")
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder with all in it. What is dying there may still write a last line: then once more. Raises OSError."""
+    for left in reversed(range(DELETES_MAX)):
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            return  # another host that shares the disk was quicker
+        except OSError as err:
+            if err.errno != errno.ENOTEMPTY or not left:
+                raise
+        time.sleep(DELETE_AGAIN_S)
 
 
 def _nodes(job: JobDir) -> list[str]:

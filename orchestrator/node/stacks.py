@@ -78,9 +78,18 @@ def take(root_pid: int, folder: Path, signum: int, limit_s: float = 1.0) -> list
     return last_answer(asked)
 
 
+def processes(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tuple[int, ...]:
+    """Return a rank's first process and its descendants; `tree`: see `procfs.descendants`."""
+    return (root_pid, *procfs.descendants(root_pid, tree))[:PROCESSES_MAX]
+
+
 def ask(root_pid: int, folder: Path, signum: int) -> Asked:
     """Send the stack signal to a rank's first process and its descendants, where it is caught."""
-    pids = (root_pid, *procfs.descendants(root_pid))[:PROCESSES_MAX]
+    return ask_these(processes(root_pid), folder, signum)
+
+
+def ask_these(pids: tuple[int, ...], folder: Path, signum: int) -> Asked:
+    """Send the stack signal to some processes of a rank, its first one and descendants, where it is caught."""
     dumps = {}
     for pid in pids:
         dump = _ask_one(pid, folder, signum)

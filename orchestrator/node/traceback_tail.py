@@ -9,21 +9,35 @@ from orchestrator.wire.messages import Failure
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000
+WORDS_CHARS_MAX = 1_000
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+_WATCHDOG = re.compile(
+    r"Watchdog caught|op\.preamble\.length|heartbeat|Timed out waiting|CUDA error|NCCL error|ncclRemoteError",
+    re.IGNORECASE,
+)
 _LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
 
 
 def find(log: Path) -> Failure | None:
     """Return the last uncaught exception printed in the last `TAIL_BYTES` of `log`, or None."""
+    return parse(_tail(log))
+
+
+def of_a_watchdog(log: Path) -> Failure | None:
+    """Return what NCCL or gloo said in `log` before it aborted the process, as a failure without a type, or None."""
+    said = [line for line in _tail(log).splitlines() if _WATCHDOG.search(line)]
+    return Failure("", said[0][:WORDS_CHARS_MAX], "", "") if said else None
+
+
+def _tail(log: Path) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            text = file.read().decode("utf-8", "replace")
+            return file.read().decode("utf-8", "replace")
     except OSError:
-        return None
-    return parse(text)
+        return ""
 
 
 def parse(text: str) -> Failure | None:

@@ -6,10 +6,11 @@ Kept reports carry a sequence number and are said again until acknowledged; `Hel
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Both ends run the same bundle, so another number means a stranger."""
 
 
@@ -48,9 +49,90 @@ class Hello:
     gpus: tuple[str, ...]
 
 
+class Doing(enum.Enum):
+    """What a rank does, as its agent sees it."""
+
+    WAITS = "waits"  # for other ranks: in a collective, a barrier, the store, the rendezvous
+    WORKS = "works"  # its stack moves, or it or its children read, write or compute
+    SPINS = "spins"  # burns processor time in one place: a loop, or one long operation
+    SLEEPS = "sleeps"  # in a timed sleep
+    BLOCKED = (
+        "blocked"  # idle in one place that is no wait for other ranks: a lock, a read, a question, a child
+    )
+    STOPPED = "stopped"  # state T or t
+    LEAVING = "leaving"  # has said its last word, and is still there
+    UNSEEN = "unseen"  # a first look, or no way to look
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective that a rank has entered in one group. `group` is torch's name of it, `label` its purpose;
+    `number` counts the group's collectives from 1; `shape`: `float32[1000]`; `entered_s`: so long ago; `done`: it was
+    carried out, so the rank no longer waits in it."""
+
+    group: str
+    label: str
+    ranks: tuple[int, ...]
+    number: int
+    what: str
+    shape: str
+    entered_s: float
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
+    steps of its own."""
+
+    step: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook:
+    """What one look has found of a rank.
+
+    `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
+    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
+    cannot go on by itself, whatever the others do; `ends_s`: a sleep's rest; `phase`: import, rendezvous, evaluate,
+    save, exit, train or retry, by its stack and source; `stack`: its main thread's frames, innermost first, as
+    `file:line function`; `groups` and `marks`: see `RankBeat`, here with each step at which a count grew by another
+    number than before; `lacks`: the ways to look that did not work here, and why; `holder`: the rank that holds the
+    lock on a file that it waits for, where that is known; `starved_s`: for so much of `still_s` its main thread was
+    ready to run and had no processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is
+    known.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    doing: Doing
+    still_s: float
+    where: str
+    why: str
+    certain: bool
+    ends_s: float | None
+    phase: str
+    stack: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    groups: tuple[str, ...]
+    marks: tuple[Mark, ...]
+    lacks: tuple[str, ...]
+    holder: int | None = None
+    starved_s: float = 0.0
+    gpu_use: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RankBeat:
-    """One rank's signs of life. `count`: optimizer steps; `state`: letter of /proc; `rate_per_s`: steps a second."""
+    """One rank's signs of life. `count`: optimizer steps; `state`: letter of /proc; `rate_per_s`: steps a second.
+
+    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 8 of them;
+    `own_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `left`: it has
+    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `marks`: some of its
+    last steps with their counts, in order.
+    """
 
     rank: int
     count: int
@@ -58,6 +140,12 @@ class RankBeat:
     log_bytes: int
     cpu_s: float
     rate_per_s: float | None
+    io_bytes: int = 0
+    usual_s: float | None = None
+    own_s: float | None = None
+    left: bool = False
+    groups: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,9 +239,12 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class StacksTaken:
+class Looked:
+    """The answer to `Look` number `look`; the pages with all stacks are in the node's evidence folder by then."""
+
     attempt: int
-    lines: tuple[str, ...]
+    look: int
+    ranks: tuple[RankLook, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +291,7 @@ KeptReport: TypeAlias = (
     | Started
     | Exited
     | Stopped
-    | StacksTaken
+    | Looked
     | CheckpointFound
     | CheckpointSpoiled
     | PiecesFound
@@ -302,8 +393,11 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStacks:
+class Look:
+    """See what every rank of the node is doing, compare it with the look before, and write the evidence down."""
+
     attempt: int
+    look: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +420,7 @@ class Got:
     bytes: int
 
 
-Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | TakeStacks | Leave | Have | Got
+Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Look | Leave | Have | Got
 
 
 @dataclass(frozen=True, slots=True)

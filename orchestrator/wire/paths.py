@@ -1,7 +1,7 @@
 """Where is what in a job's folder? The layout of the contract, in one place; nothing here touches the disk.
 
 One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the
-supervisor `journal.jsonl state.json supervisor.* steps`, an agent its `nodes/NAME/`, its logs and its evidence.
+supervisor `journal.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, its logs and its evidence.
 """
 
 from __future__ import annotations
@@ -137,6 +137,11 @@ class JobDir:
     def queue(self) -> Path:
         """Which cluster's queue a job of Slurm is in, a JSON object; written by the submit side."""
         return self.root / "queue.json"
+
+    @property
+    def allocation(self) -> Path:
+        """Which allocation of Slurm the job is in now, `12.0`; written by its supervisor before anything is ordered."""
+        return self.root / "allocation"
 
     @property
     def steps(self) -> Path:

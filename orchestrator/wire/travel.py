@@ -20,7 +20,7 @@ ATTEMPTS_MAX = 64
 _RANK_DIR = re.compile(r"rank-([0-9]{5,9})")
 _RANK_FILE = re.compile(
     r"(?:logs/attempt-([0-9]{3,9})/rank-([0-9]{5,9})\.(?:log|idx)"
-    r"|evidence/attempt-([0-9]{3,9})/rank-([0-9]{5,9})-stacks\.txt)"
+    r"|evidence/attempt-([0-9]{3,9})/rank-([0-9]{5,9})-(?:stacks\.txt|flight\.jsonl))"
 )
 
 
@@ -33,10 +33,11 @@ def attempts(job: JobDir, node: str) -> list[int]:
 def files(job: JobDir, node: str, attempt: int) -> list[str]:
     """Return the paths below the job folder that may exist of the node for one attempt."""
     logs, evidence = f"logs/{attempt_name(attempt)}", f"evidence/{attempt_name(attempt)}"
-    found = [f"{logs}/node-{node}.log"]
+    found = [f"{logs}/node-{node}.log", f"{evidence}/node-{node}-gpus.txt"]
     for rank in _ranks(job, node, attempt):
         name = rank_name(rank)
-        found += [f"{logs}/{name}.log", f"{logs}/{name}.idx", f"{evidence}/{name}-stacks.txt"]
+        found += [f"{logs}/{name}.log", f"{logs}/{name}.idx"]
+        found += [f"{evidence}/{name}-stacks.txt", f"{evidence}/{name}-flight.jsonl"]
     return found
 
 
@@ -62,7 +63,10 @@ def may_send(node: str, path: str) -> bool:
 @functools.cache
 def _of_node(node: str) -> re.Pattern[str]:
     name = re.escape(node)
-    return re.compile(rf"logs/attempt-[0-9]{{3,9}}/node-{name}\.log|nodes/{name}/agent\.log")
+    number = "attempt-[0-9]{3,9}"
+    return re.compile(
+        rf"logs/{number}/node-{name}\.log|evidence/{number}/node-{name}-gpus\.txt|nodes/{name}/agent\.log"
+    )
 
 
 def _ranks(job: JobDir, node: str, attempt: int) -> list[int]:

@@ -46,17 +46,12 @@ model = torch.nn.parallel.DistributedDataParallel(model)
 print("done", dist.get_rank())
 dist.destroy_process_group()
 """
-FSDP2_AND_SERVER = f"""{MODEL}
+FSDP2 = f"""{MODEL}
 from torch.distributed.fsdp import fully_shard
-import socket
 dist.init_process_group("gloo")
 fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
 {LOOP}
-client = socket.socket(socket.AF_UNIX)
-client.connect(os.environ["ORCH_SOCKET"])
-client.sendall(b"POST /handler/fr_trace_json HTTP/1.1\\r\\nContent-Length: 0\\r\\nConnection: close\\r\\n\\r\\n")
-answer = b"".join(iter(lambda: client.recv(65536), b""))
-print("done" if b'"profiling_name":"gloo:' in answer else answer, dist.get_rank())
+print("done", dist.get_rank())
 dist.destroy_process_group()
 """
 ACCELERATE = f"""{MODEL}
@@ -100,11 +95,11 @@ def gang(root: Path, count: int = WORLD_SIZE) -> list[Rank]:
     return ranks
 
 
-def torchrun_env(rank: int) -> dict[str, str]:
+def torchrun_env(rank: int, world_size: int = WORLD_SIZE) -> dict[str, str]:
     ids = ("RANK", "LOCAL_RANK", "ROLE_RANK")
     sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
     ones = {"GROUP_RANK": "0", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
-    return {**dict.fromkeys(ids, str(rank)), **dict.fromkeys(sizes, str(WORLD_SIZE)), **ones}
+    return {**dict.fromkeys(ids, str(rank)), **dict.fromkeys(sizes, str(world_size)), **ones}
 
 
 def free_port() -> int:
@@ -124,7 +119,7 @@ def train(ranks: list[Rank], text: str, **env: str) -> list[tuple[int, bytes]]:
     running = [
         subprocess.Popen(
             [sys.executable, rank.script(text), str(STEPS)],
-            env={**rank.env, **torchrun_env(number), **meeting, "ORCH_SOCKET": str(rank.root / "socket")},
+            env={**rank.env, **torchrun_env(number, len(ranks)), **meeting, hook.SOCKET_ENV: "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -135,7 +130,7 @@ def train(ranks: list[Rank], text: str, **env: str) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.parametrize(
-    "text", [DDP, FSDP2_AND_SERVER, ACCELERATE, LIGHTNING], ids=["ddp", "fsdp2", "accelerate", "lightning"]
+    "text", [DDP, FSDP2, ACCELERATE, LIGHTNING], ids=["ddp", "fsdp2", "accelerate", "lightning"]
 )
 def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
     ranks = gang(tmp_path)
@@ -143,7 +138,12 @@ def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
         assert code == 0, log.decode()
         assert f"done {number}".encode() in log
     assert [rank.beat().step for rank in ranks] == [STEPS] * WORLD_SIZE
-    assert [rank.files() for rank in ranks] == [["beat", "beat-claim-0"]] * WORLD_SIZE
+    assert [rank.files() for rank in ranks] == [["beat", "beat-claim-0", "groups.json"]] * WORLD_SIZE
+    readers = [rank.reader() for rank in ranks]
+    assert all(reader.left_pid() == reader.read().pid for reader in readers)
+    counts = [[(end.step, end.count) for end in reader.step_ends(STEPS)] for reader in readers]
+    assert counts[0] == counts[1]
+    assert all(count for _, count in counts[0]), "a step of a gang enters collectives"
 
 
 def test_dataloader_workers_stay_silent(tmp_path: Path) -> None:

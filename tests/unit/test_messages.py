@@ -34,7 +34,9 @@ def test_a_kept_report_and_the_event_of_its_name_have_the_same_fields(name: str)
             assert str(hint).replace("brain.events", "wire.messages") == types[field]
 
 
-@pytest.mark.parametrize("name", ["Failure", "RankSeen", "Address", "Reached"])
+@pytest.mark.parametrize(
+    "name", ["Failure", "RankSeen", "Address", "Reached", "Collective", "Mark", "RankLook"]
+)
 def test_the_parts_of_reports_have_the_same_fields(name: str) -> None:
     assert _fields(getattr(m, name)) == _fields(getattr(e, name))
 

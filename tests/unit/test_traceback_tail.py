@@ -78,3 +78,17 @@ def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     log.write_text(tail + "x" * 100_000)
     assert traceback_tail.find(log) is None
     assert traceback_tail.find(tmp_path / "missing.log") is None
+
+
+def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text(
+        "step 7\n[rank3]:[E1121 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "
+        "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600069 milliseconds\nterminate called\n"
+    )
+    failure = traceback_tail.of_a_watchdog(log)
+    assert failure is not None
+    assert failure.type == ""
+    assert "SeqNum=9" in failure.message
+    log.write_text("step 7\nterminate called\n")
+    assert traceback_tail.of_a_watchdog(log) is None

@@ -1,0 +1,361 @@
+"""What does a rank do? Two looks in a row, compared: pure, what is read is in `sight`.
+
+Rules: whatever moved since the look before is work, and whoever worked is not judged. Of the others is said how long
+nothing of them has moved (`still_s`) and in what they are. `certain` is proof that a rank cannot go on by itself; where
+proof is lacking it is not certain, however likely: a long computation and an endless one look the same for a while.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.node import frames, kernel, sight_words
+from orchestrator.node.loops import Ending
+from orchestrator.node.sight import Child, Effort, Sight
+from orchestrator.wire import messages as m
+
+BURNS_SHARE = 0.5
+"""A thread that was on a processor, or wanted one, for more of the time than this computes."""
+
+OTHERS_SHARE = 0.2
+"""The same for threads and children beside the main thread: less than this do threads that only wait and look."""
+
+IO_BYTES = 64 << 10
+"""Reading and writing less than this between two looks is no sign of life: loggers and monitors do that."""
+
+SLEEP_S_MAX = 60.0
+"""Whoever sleeps for longer than this from now on is not waited for."""
+
+WAKES = 10
+"""A thread that reads for ever and has gone on so often between two looks gets something, if little by little."""
+
+LOADER_S = 10.0
+"""torch looks every 5 s whether its DataLoader's workers live; one that is dead for longer goes unnoticed."""
+
+RENEWED_S = 0.5
+"""A wait that goes on for so long beyond its end is another one: a loop that polls."""
+
+STACK_FRAMES = 40
+
+ENDLESS = "in a loop that nothing in it can leave"
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What others know of a rank: it has said its last word, C code holds the GIL, and torch's flight recorder.
+
+    `on_device`: collectives that it has entered are not done, as far as torch knows; `holder`: the rank that holds the
+    lock on a file that it waits for; `gpu_use`: the share of time in which its GPU is busy.
+    """
+
+    left: bool = False
+    gil_held: bool | None = None
+    collectives: tuple[m.Collective, ...] = ()
+    on_device: bool = False
+    groups: tuple[str, ...] = ()
+    marks: tuple[m.Mark, ...] = ()
+    lacks: tuple[str, ...] = ()
+    holder: int | None = None
+    gpu_use: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """The look before. `since_s`: nothing of the rank has moved since then (monotonic); `since_queue_s`: how long until
+    then its main thread had waited for a processor; `ends_at_s`: what it waited in when that began has ended by then, so
+    one that still waits begins anew again and again."""
+
+    sight: Sight
+    word: Word
+    since_s: float
+    since_queue_s: float
+    ends_at_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rank does, and the words for it. `goes_on`: it may do something else once its present wait has ended."""
+
+    doing: m.Doing
+    why: str
+    certain: bool = False
+    goes_on: bool = True
+
+
+def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLook, Earlier]:
+    """Return what a look has found of a rank, and what the next look will compare with."""
+    now_s = sight.after.at_s
+    moved = _movement(sight, word, earlier) if earlier is not None else ""
+    since_s, since_queue_s = now_s, sight.after.queue_s
+    if earlier is not None and not moved:
+        since_s, since_queue_s = earlier.since_s, earlier.since_queue_s
+    found = _found(sight, word, earlier, moved, now_s - since_s)
+    stack = sight.main.frames if sight.main is not None else ()
+    ends_s = sight.wait.ends_s
+    ends_at_s = None if ends_s is None else now_s + ends_s
+    if earlier is not None and not moved:
+        ends_at_s = earlier.ends_at_s
+    look = m.RankLook(
+        rank=sight.rank,
+        pid=sight.pid,
+        state=sight.state,
+        doing=found.doing,
+        still_s=round(now_s - since_s, 1),
+        where=frames.place(stack),
+        why=found.why,
+        certain=found.certain,
+        ends_s=ends_s if _has_end(found, ends_at_s, now_s) else None,
+        phase="exit" if word.left else _phase(sight, found),
+        stack=tuple(str(frame) for frame in stack[:STACK_FRAMES]),
+        collectives=word.collectives,
+        groups=word.groups,
+        marks=word.marks,
+        lacks=(*sight.lacks, *word.lacks),
+        holder=word.holder,
+        gpu_use=word.gpu_use,
+        starved_s=round(max(sight.after.queue_s - since_queue_s, 0.0), 1),
+    )
+    return look, Earlier(sight, word, since_s, since_queue_s, ends_at_s)
+
+
+def _phase(sight: Sight, found: Finding) -> str:
+    """Say what part of its life a rank is in; one that sleeps in a loop which has an end tries something again."""
+    phase = frames.phase(sight.main.frames if sight.main is not None else ())
+    tries = found.doing is m.Doing.SLEEPS and sight.line.ending is Ending.SURE
+    return "retry" if tries and phase in ("", "train") else phase
+
+
+def _has_end(found: Finding, ends_at_s: float | None, now_s: float) -> bool:
+    """Tell whether what a rank is in ends by itself and lets it go on, as far as that is known."""
+    if not found.goes_on:
+        return False
+    waits = found.doing is m.Doing.SLEEPS or (found.doing is m.Doing.BLOCKED and not found.certain)
+    begins_anew = ends_at_s is None or now_s > ends_at_s + RENEWED_S
+    return (waits and not begins_anew) or found.doing is m.Doing.UNSEEN
+
+
+def burns(now: Effort, then: Effort) -> bool:
+    """Tell whether a rank's main thread has computed all the time between two looks."""
+    return (now.main_s - then.main_s) / max(now.at_s - then.at_s, 1e-3) > BURNS_SHARE
+
+
+def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str, still_s: float) -> Finding:
+    if sight.state in "Tt":
+        why = "stopped (state T)" if sight.state == "T" else "held by a debugger (state t)"
+        return Finding(m.Doing.STOPPED, why)
+    if sight.state in "ZX":
+        return Finding(m.Doing.BLOCKED, f"ended (state {sight.state}), and not gone", certain=True)
+    if word.left:
+        return Finding(
+            m.Doing.LEAVING, f"has said its last word, and is still there, {sight_words.in_words(sight)}"
+        )
+    if earlier is None:
+        return Finding(m.Doing.UNSEEN, sight_words.in_words(sight))
+    if moved:
+        return Finding(m.Doing.WORKS, moved)
+    return _still(sight, word, earlier, still_s)
+
+
+# What moved
+
+
+def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
+    """Return in words what of a rank has moved since the look before; nothing when all stands still."""
+    then = earlier.sight
+    if sight.pid != then.pid or sight.state in "TtZX" or then.state in "TtZX":
+        return "" if (sight.pid, sight.state) == (then.pid, then.state) else "it goes on"
+    if sight.main is not None and then.main is not None:
+        if sight.main.chain != then.main.chain or sight.main.callers != then.main.callers:
+            return "its stack moves"
+    elif sight.wait != then.wait and (sight.wait.call, sight.wait.target) != (
+        then.wait.call,
+        then.wait.target,
+    ):
+        return "it goes from one system call to another"
+    io_bytes = sight.before.io_bytes - then.after.io_bytes
+    if io_bytes > IO_BYTES:
+        return f"it reads and writes ({io_bytes >> 10:,} KiB since the look before)"
+    if _reads_on(sight) and _reads_on(then) and sight.before.wakes - then.after.wakes >= WAKES:
+        return f"it reads little by little, {sight_words.in_words(sight)}"
+    if _entered(word) != _entered(earlier.word):
+        return "it enters collectives"
+    return _movement_beside(sight, earlier)
+
+
+def _reads_on(sight: Sight) -> bool:
+    return sight.wait.call in kernel.READS and sight.wait.for_ever
+
+
+def _movement_beside(sight: Sight, earlier: Earlier) -> str:
+    """The same of its children and its threads beside the main one."""
+    before = {child.pid: child for child in earlier.sight.children}
+    for child in sight.children:
+        then = before.get(child.pid)
+        burns = _child_share(sight, earlier, child.pid) > OTHERS_SHARE
+        goes_on = then is not None and child.chain != then.chain
+        if burns and (goes_on or not child.frames):
+            return f"its child {child.pid} computes"
+        if goes_on and frames.users_frame(child.frames) is not None:
+            return f"its child {child.pid} goes on"
+    chains = {thread.ident: (thread.chain, thread.callers) for thread in earlier.sight.others}
+    others = any(
+        chains.get(thread.ident) != (thread.chain, thread.callers) for thread in sight.others
+    ) or len(chains) != len(sight.others)
+    if others and _beside_share(sight, earlier) > OTHERS_SHARE:
+        return "another thread of it computes"
+    return ""
+
+
+def _entered(word: Word) -> tuple[tuple[str, int], ...]:
+    return tuple((one.group, one.number) for one in word.collectives)
+
+
+def _span_s(sight: Sight, earlier: Earlier) -> float:
+    return max(sight.before.at_s - earlier.sight.after.at_s, 1e-3)
+
+
+def _main_share(sight: Sight, earlier: Earlier) -> float:
+    return (sight.before.main_s - earlier.sight.after.main_s) / _span_s(sight, earlier)
+
+
+def _beside_share(sight: Sight, earlier: Earlier) -> float:
+    """Return which share of the time the threads beside the main one were on a processor; 1.0 is one of them always."""
+    all_s = sight.before.process_s - earlier.sight.after.process_s
+    return max(0.0, all_s / _span_s(sight, earlier) - _main_share(sight, earlier))
+
+
+def _child_share(sight: Sight, earlier: Earlier, pid: int) -> float:
+    now_s, then_s = sight.before.children_s.get(pid), earlier.sight.after.children_s.get(pid)
+    if now_s is None or then_s is None:
+        return 0.0
+    return (now_s - then_s) / _span_s(sight, earlier)
+
+
+# What stands still
+
+
+def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Finding:
+    """Say what a rank is in of which nothing has moved."""
+    if burns(sight.before, earlier.sight.after):
+        return _burning(sight, word, earlier)
+    if _is_endless(sight) and _is_endless(earlier.sight) and sight.alone and not sight.children:
+        doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.SPINS
+        return Finding(doing, ENDLESS, certain=True, goes_on=False)
+    proof = _proof(sight, earlier, still_s)
+    if proof:
+        doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED
+        return Finding(doing, proof, certain=True)
+    stack = sight.main.frames if sight.main is not None else ()
+    awaited = frames.awaits_ranks(stack, sight.line.text)
+    if _beside_share(sight, earlier) > BURNS_SHARE and not (awaited and frames.is_collective(stack)):
+        return Finding(m.Doing.SPINS, "its native threads compute")
+    burning = [c for c in sight.children if _child_share(sight, earlier, c.pid) > BURNS_SHARE]
+    if burning:
+        where = frames.place(burning[0].frames)
+        return Finding(m.Doing.SPINS, f"its child {burning[0].pid} computes at one place, {where}")
+    if awaited:
+        return Finding(m.Doing.WAITS, f"in {awaited}")
+    if _awaits_device(sight, word):
+        return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
+    if sight.main is None and sight.wait.lack:
+        return Finding(m.Doing.UNSEEN, sight.why_no_stack)
+    if not sight.wait.asleep:
+        return Finding(m.Doing.BLOCKED, f"{sight_words.in_words(sight)}{_held(sight, word)}")
+    again = earlier.ends_at_s is not None and sight.after.at_s > earlier.ends_at_s + RENEWED_S
+    return Finding(
+        m.Doing.SLEEPS,
+        f"{sight_words.in_words(sight)}, again and again" if again else sight_words.in_words(sight),
+    )
+
+
+def _held(sight: Sight, word: Word) -> str:
+    """Say who holds the lock on a file that is waited for."""
+    if sight.holder is None:
+        return ""
+    return (
+        f", which rank {word.holder} holds"
+        if word.holder is not None
+        else f", which process {sight.holder} holds"
+    )
+
+
+def _burning(sight: Sight, word: Word, earlier: Earlier) -> Finding:
+    """Say what a rank is in whose main thread computes and moves nowhere."""
+    if sight.main is None:
+        return Finding(m.Doing.UNSEEN, f"computes; {sight.why_no_stack}")
+    awaited = frames.awaits_ranks(sight.main.frames, "")
+    if awaited and frames.is_collective(sight.main.frames):
+        return Finding(m.Doing.WAITS, f"in {awaited}")
+    if _awaits_device(sight, word):
+        return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
+    if _is_endless(sight) and _is_endless(earlier.sight):
+        return Finding(m.Doing.SPINS, ENDLESS, certain=True)
+    if word.gil_held:
+        # No proof, however long: a sort, a parser or the garbage collector ends, and on a busy machine late. But no
+        # long computation either: those give the lock back, so this has no more patience than what is blocked.
+        return Finding(m.Doing.BLOCKED, "in C code that keeps Python's lock (the GIL)")
+    if sight.gpu and frames.awaits_device(sight.main.frames, sight.line.text):
+        return Finding(m.Doing.SPINS, "waits for its GPU")
+    return Finding(m.Doing.SPINS, "computes at one place")
+
+
+def _is_endless(sight: Sight) -> bool:
+    """Tell whether the main thread is in a loop that neither itself nor another Python thread can end."""
+    return sight.line.ending is Ending.NEVER or (sight.line.ending is Ending.BY_OTHERS and sight.alone)
+
+
+def _awaits_device(sight: Sight, word: Word) -> bool:
+    stack = sight.main.frames if sight.main is not None else ()
+    return sight.gpu and word.on_device and frames.awaits_device(stack, sight.line.text)
+
+
+def _proof(sight: Sight, earlier: Earlier, still_s: float) -> str:
+    """Return in words why an idle rank cannot go on by itself; nothing where that is not proved."""
+    wait, stack = sight.wait, sight.main.frames if sight.main is not None else ()
+    if sight_words.is_at_prompt(sight):
+        return sight_words.in_words(sight)
+    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX:
+        return sight_words.in_words(sight)
+    if sight.locked and earlier.sight.locked:
+        likewise = {0: "", 1: ", and waits likewise"}.get(
+            len(sight.others), ", and each other thread waits likewise"
+        )
+        return f"{sight_words.in_words(sight)}{likewise}"
+    if _nobody_writes(sight):
+        return f"{sight_words.in_words(sight)}, and nobody has its other end open"
+    if _awaits_child(sight):
+        return next((why for child in sight.children if (why := _proof_of(child, sight, still_s))), "")
+    return ""
+
+
+def _proof_of(child: Child, sight: Sight, still_s: float) -> str:
+    """Return in words why a child that is waited for cannot go on by itself."""
+    in_loader = sight.main is not None and frames.awaits_loader(sight.main.frames)
+    who = (
+        f"waits for its DataLoader's worker {child.pid}"
+        if in_loader
+        else f"waits for its child {sight_words.called(child)}"
+    )
+    if child.state == "T":
+        return f"{who}, which is stopped (state T)"
+    if child.state == "Z" and in_loader and still_s > LOADER_S:
+        return f"{who}, which is dead (state Z)"
+    if child.writers == ():
+        return f"{who}, which {sight_words.wait_in_words(child)}: nobody has its other end open"
+    if child.frames and child.wait.asleep and (child.wait.ends_s or 0.0) > SLEEP_S_MAX:
+        return f"{who}, which {sight_words.wait_in_words(child)}"
+    return ""
+
+
+def _nobody_writes(sight: Sight) -> bool:
+    """Tell whether a pipe or FIFO is read that only the reader itself could write, and it has no thread left to do it."""
+    if sight.writers is None or sight.main is None:
+        return False
+    return sight.writers == () or (sight.writers == (sight.pid,) and not sight.others)
+
+
+def _awaits_child(sight: Sight) -> bool:
+    stack = sight.main.frames if sight.main is not None else ()
+    in_call = sight.wait.call in ("wait4", "waitid") and sight.wait.for_ever
+    inside = any("/multiprocessing/" in frame.file for frame in frames.called(stack))
+    return in_call or inside or frames.awaits_loader(stack)

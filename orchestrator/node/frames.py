@@ -1,0 +1,282 @@
+"""What does a Python stack say? Dumps of `faulthandler` as threads and frames, and which places mean what.
+
+Places are recognised by file and function of the frames between the innermost one and the user's own: what the user's
+code has called. Dumps are written while everything stands still, without locks, so every line may be torn: a line that
+cannot be read is passed over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+FRAMES_MAX = 100
+"""Frames kept of one thread; `faulthandler` itself writes no more."""
+
+_HEAD = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])?")
+_FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?+)(?: in (.*))?')
+_CUT = "..."
+
+_LIBRARY = re.compile(
+    r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/hook/sitecustomize\.py$|/torch/(distributed|nn|autograd)/"
+)
+"""Files that are not the user's: installed packages, the standard library, frozen modules, our hook."""
+
+_DISTRIBUTED = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py|_C/_distributed)")
+_NO_WAIT = re.compile(r"/torch/distributed/(elastic/|launcher/|run\.py|launch\.py|checkpoint/)")
+_BACKWARD = re.compile(r"/torch/(autograd/|_tensor\.py$)")
+_DEVICE = re.compile(r"/torch/(cuda|xpu|accelerator|mps)/")
+_DEVICE_LINE = re.compile(r"\.(item|cpu|tolist|numpy|synchronize|to|cuda|wait_event|query)\(")
+_WAIT_LINE = re.compile(r"\.wait\(")
+_STORE_LINE = re.compile(r"(?i)store\w*(\(\))?\.(get|wait|check|multi_get)\(")
+_LOADER = re.compile(r"/torch/utils/data/(dataloader|_utils/(fetch|worker|pin_memory))\.py$")
+_WORKER = re.compile(r"/(torch/utils/data/_utils/worker|multiprocessing/(pool|process|popen_fork))\.py$")
+_PROMPT = re.compile(r"/(pdb|bdb|cmd|code|_pyrepl/\w+|IPython/.+|torch/distributed/_pdb)\.py$")
+_ATTACH = re.compile(r"/(debugpy|pydevd|_pydevd_bundle|ptvsd)/")
+_IMPORT = re.compile(r"^<frozen importlib")
+_LOCK = re.compile(
+    r"/(threading|queue|multiprocessing/(synchronize|queues|pool)|concurrent/futures/_base)\.py$"
+)
+_LOCK_LINE = re.compile(
+    r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
+)
+
+_LOCK_TEXTS = {
+    ("queue.py", "get"): "in get() of a queue that stays empty",
+    ("queue.py", "put"): "in put() of a queue that stays full",
+    ("queue.py", "join"): "in join() of a queue whose work is not done",
+    ("threading.py", "join"): "in join() of another thread, which does not end",
+    ("_base.py", "result"): "in result() of a future, which does not come",
+    ("<frozen importlib._bootstrap>", "acquire"): "on the lock of a module that another thread imports",
+}
+
+_RENDEZVOUS = re.compile(r"(?i)^_?(init_process_group|.*rendezvous.*|_store_based_barrier|_env_rendezvous)")
+_EVALUATE = re.compile(r"(?i)eval|valid|(^|_)(test|infer|predict)")
+_SAVE = re.compile(r"(?i)(^|_)(save|checkpoint|ckpt|dump)")
+_EXIT = re.compile(r"(?i)^(_?exit|.*_atexit|_shutdown|_python_exit|_run_exitfuncs|destroy_process_group)")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame: `line` is 0 where it is not known."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Tell whether it is the user's code, not a package's or Python's own."""
+        return _LIBRARY.search(self.file) is None
+
+    def __str__(self) -> str:
+        return f"{PurePosixPath(self.file).name}:{self.line} {self.function}"
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """A thread with a Python stack, innermost frame first. `ident` is its pthread; `name` is there from 3.14 on."""
+
+    ident: int
+    name: str
+    current: bool
+    frames: tuple[Frame, ...]
+
+    @property
+    def chain(self) -> tuple[tuple[str, str], ...]:
+        """Where it is without lines: as long as this is the same, no call has been made or has returned."""
+        return tuple((frame.file, frame.function) for frame in self.frames)
+
+    @property
+    def callers(self) -> tuple[tuple[str, int], ...]:
+        """The lines of all frames but the innermost: while one thing is done these stand still."""
+        return tuple((frame.file, frame.line) for frame in self.frames[1:])
+
+
+def parse(text: str) -> tuple[Thread, ...]:
+    """Return the threads of the last dump in `text`, in its order: the main thread comes last."""
+    threads: list[Thread] = []
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        head = _HEAD.match(line)
+        if head is not None:
+            frames = []
+            current = head[1] == "Current thread"
+            threads.append(Thread(int(head[2], 16), (head[3] or "").strip(), current, ()))
+        frame = _FRAME.match(line)
+        if frame is not None and threads and len(frames) < FRAMES_MAX:
+            number = int(frame[2]) if frame[2].isdigit() else 0
+            frames.append(Frame(frame[1], number, frame[3] or "?"))
+            last = threads[-1]
+            threads[-1] = Thread(last.ident, last.name, last.current, tuple(frames))
+    return tuple(threads)
+
+
+def main_thread(text: str) -> Thread | None:
+    """Return the main thread: the last of the dump, or of one that was cut off the one that took the signal."""
+    threads = parse(text)
+    if not threads:
+        return None
+    cut = any(line.rstrip() == _CUT for line in text.splitlines())
+    current = next((thread for thread in threads if thread.current), None)
+    return current if cut and current is not None else threads[-1]
+
+
+def users_frame(frames: tuple[Frame, ...]) -> Frame | None:
+    """Return the innermost frame of the user's own code."""
+    return next((frame for frame in frames if frame.is_users), None)
+
+
+def called(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames inside the user's innermost one, innermost first: what their code has called."""
+    found = []
+    for frame in frames:
+        if frame.is_users:
+            break
+        found.append(frame)
+    return tuple(found)
+
+
+def place(frames: tuple[Frame, ...]) -> str:
+    """Return the user's innermost frame in words; without one, the innermost frame; empty without frames."""
+    mine = users_frame(frames)
+    if mine is None:
+        return str(frames[0]) if frames else ""
+    outside = frames[frames.index(mine) + 1 :]
+    inside_loader = any(_LOADER.search(frame.file) for frame in outside)
+    inside_loader = inside_loader and not any(frame.file.endswith("/worker.py") for frame in outside)
+    return f"{mine} (DataLoader of the main thread)" if inside_loader else str(mine)
+
+
+def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
+    """Return what other ranks are waited for in, or nothing. `line`: the source of the innermost frame, if known.
+
+    What C code does has no frame: `work.wait()` and `store.get()` are told by the user's line alone.
+    """
+    inner = called(frames)
+    if not inner:
+        if _STORE_LINE.search(line):
+            return "the store"
+        return "wait() of a collective" if _WAIT_LINE.search(line) else ""
+    if "/torch/" not in inner[0].file:
+        return ""
+    waits = [frame for frame in inner if _DISTRIBUTED.search(frame.file) and not _NO_WAIT.search(frame.file)]
+    if waits:
+        return _collective_name(waits)
+    if _BACKWARD.search(inner[0].file):
+        return "backward, for the gradients"
+    return ""
+
+
+def is_collective(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether what is waited in is a collective or the rendezvous itself, and no computation that ends in one."""
+    return any(
+        "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file) for frame in called(frames)
+    )
+
+
+def awaits_device(frames: tuple[Frame, ...], line: str) -> bool:
+    """Tell whether the rank is where one waits for its GPU to finish what was given to it."""
+    inner = called(frames)
+    return bool(inner and _DEVICE.search(inner[0].file)) or bool(not inner and _DEVICE_LINE.search(line))
+
+
+def awaits_loader(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the rank waits for the workers of a DataLoader."""
+    names = {frame.function for frame in called(frames) if _LOADER.search(frame.file)}
+    return bool(names & {"_try_get_data", "_get_data", "_shutdown_workers"})
+
+
+def is_in_users_code(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a child does the user's work; one that was forked has the user's frames also while it has none."""
+    idle = any(_WORKER.search(frame.file) for frame in called(frames))
+    return not idle and users_frame(frames) is not None
+
+
+def awaits_threads(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the script is over, and its other threads keep the process."""
+    return any(
+        frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in called(frames)
+    )
+
+
+def asks_a_person(frames: tuple[Frame, ...], line: str) -> str:
+    """Return who waits for a person to type, `pdb` or `input()`; nothing when nobody does."""
+    asked = [
+        PurePosixPath(frame.file).stem.lstrip("_") for frame in called(frames) if _PROMPT.search(frame.file)
+    ]
+    if asked:
+        return "pdb" if "pdb" in asked else asked[-1]  # pdb reads its lines through cmd
+    asks = re.search(r"\b(input|breakpoint|getpass)\(", line)
+    return f"{asks[1]}()" if asks else ""
+
+
+def awaits_debugger(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the rank waits for a debugger to attach to it."""
+    return any(_ATTACH.search(frame.file) for frame in called(frames))
+
+
+def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
+    """Tell whether a thread that stands still is where one waits for another thread of the same process."""
+    inner = called(frames)
+    if inner and _IMPORT.search(inner[0].file):
+        return inner[0].function == "acquire"
+    return bool(_LOCK.search(inner[0].file)) if inner else bool(_LOCK_LINE.search(line))
+
+
+def lock_text(frames: tuple[Frame, ...]) -> str:
+    """Say in what a thread is that `is_on_lock`."""
+    for frame in reversed(called(frames)):  # what the user has called comes first
+        found = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
+        if found:
+            return found
+    return "on a lock"
+
+
+def phase(frames: tuple[Frame, ...]) -> str:
+    """Say what part of its life a rank is in, by its main thread's frames: the innermost that tells decides."""
+    for frame in frames:
+        found = _phase_of(frame)
+        if found:
+            return found
+    return "train" if frames else ""
+
+
+def _phase_of(frame: Frame) -> str:
+    if _IMPORT.search(frame.file):
+        return "import"
+    if _RENDEZVOUS.search(frame.function) and not frame.is_users:
+        return "rendezvous"
+    if "/torch/distributed/rendezvous.py" in frame.file:
+        return "rendezvous"
+    if _EXIT.search(frame.function) and not frame.is_users:
+        return "exit"
+    if frame.file.endswith(("/torch/serialization.py", "/safetensors/torch.py")) or (
+        "/torch/distributed/checkpoint/" in frame.file
+    ):
+        return "save" if "load" not in frame.function else ""
+    if frame.is_users and _SAVE.search(frame.function):
+        return "save"
+    if frame.is_users and _EVALUATE.search(frame.function):
+        return "evaluate"
+    return ""
+
+
+def _collective_name(waits: list[Frame]) -> str:
+    """Name what the user has called: the outermost frame of torch's own functions, wrappers left out."""
+    names = list(_names(waits))
+    return names[-1] if names else waits[-1].function
+
+
+def _names(waits: list[Frame]) -> Iterator[str]:
+    for frame in waits:
+        if frame.file.endswith("/rendezvous.py"):
+            yield "the rendezvous"
+        elif frame.file.endswith("/nn/parallel/distributed.py"):
+            yield "DistributedDataParallel"
+        elif "/fsdp/" in frame.file or "/_composable/" in frame.file:
+            yield "FSDP"
+        elif frame.function not in ("wrapper", "inner"):
+            yield frame.function

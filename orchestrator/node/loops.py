@@ -1,0 +1,222 @@
+"""Can the loop around a line end? Pure: source text in, what can be read off it out.
+
+Rules: only what is plain to see counts. A loop never ends when all of it is known to be harmless: plain statements, and
+calls of functions that return and leave nothing (`HARMLESS_CALLS`), under the names that Python and the imports give
+them. Whatever else is called could raise, and so leave the loop: of such a loop nothing is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+class Ending(enum.Enum):
+    """What is known of the end of a loop."""
+
+    UNKNOWN = "it may end or not, or there is no loop"
+    NEVER = "nothing in it can leave it"
+    BY_OTHERS = "nothing in it can leave it, but another thread could let it end"
+    SURE = "it goes over data, counts to an end, or looks at a clock"
+
+
+_HARMLESS = (
+    ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Pass, ast.If, ast.Continue, ast.Expr, ast.Name, ast.Constant,
+    ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.IfExp, ast.expr_context, ast.boolop, ast.unaryop, ast.cmpop,
+    ast.operator, ast.While, ast.Tuple, ast.List,
+)  # fmt: skip
+"""What a loop may consist of, for it to be known that nothing in it leaves it, calls aside: no attributes, no indices."""
+
+_CAN_RAISE = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
+_DIVISIONS = (ast.Div, ast.FloorDiv, ast.Mod)
+
+
+def _of(module: str, names: str) -> frozenset[str]:
+    return frozenset(f"{module}.{name}" for name in names.split())
+
+
+_CLOCKS = _of("time", "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns")
+_CONSUMERS = _of("builtins", "list max min set sorted sum tuple") | {"collections.deque"}
+HARMLESS_CALLS = (
+    _of(
+        "builtins",
+        "abs bool divmod enumerate float hash id int isinstance len list max min range round set sorted str sum",
+    )
+    | _of("builtins", "tuple type zip")
+    | _of(
+        "torch",
+        "add arange bmm cos empty exp eye full log matmul mean mm mul ones rand randint randn relu sigmoid sin",
+    )
+    | _of("torch", "softmax sqrt sum tanh tensor zeros")
+    | _CLOCKS
+    | {"time.sleep"}
+)
+"""Functions that return, and that no loop is left by: what they could raise they would have raised the first time."""
+
+_HARMLESS_MODULES = ("math.", "random.")
+_LEAVES = (ast.Break, ast.Return, ast.Raise)
+
+
+def ending(text: str, row: int) -> Ending:
+    """Say what is known of the end of the loop around line `row` of a module, 1 being its first."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python has told the script's own log what it thinks of it
+            return _ending(ast.parse(text), row)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Ending.UNKNOWN
+
+
+def _ending(tree: ast.Module, row: int) -> Ending:
+    module = _Module.of(tree)
+    around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _covers(node, row)]
+    loops = [node for node in around if isinstance(node, ast.While | ast.For)]
+    if any(module.never_ends(loop) for loop in loops) or any(module.takes_for_ever(one) for one in around):
+        return Ending.NEVER
+    if any(module.stands(loop) for loop in loops):
+        return Ending.BY_OTHERS
+    inner = loops[-1:]  # `walk` comes from the outside
+    return Ending.SURE if inner and _innermost_ends(module, inner[0], around) else Ending.UNKNOWN
+
+
+def _covers(node: ast.stmt, row: int) -> bool:
+    return node.lineno <= row <= (node.end_lineno or 0)
+
+
+def _innermost_ends(module: _Module, loop: ast.While | ast.For, around: list[ast.stmt]) -> bool:
+    """Tell whether a loop has an end, and the line is not in a function that is only defined in it."""
+    if any(isinstance(node, ast.FunctionDef) for node in around[around.index(loop) :]):
+        return False
+    return not module.is_endless(loop.iter) if isinstance(loop, ast.For) else module.looks_at_clock(loop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """The names of a module. `imports`: what each imported name stands for; `bound`: names with a meaning of its own
+    somewhere in it; `shared`: those that functions rebind for others; `all_known`: no name comes from a `*`."""
+
+    imports: dict[str, str]
+    bound: frozenset[str]
+    shared: frozenset[str]
+    all_known: bool
+
+    @classmethod
+    def of(cls, tree: ast.Module) -> _Module:
+        """Read the names off a module."""
+        imports: dict[str, str] = {}
+        bound: set[str] = set()
+        shared: set[str] = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import(names=names):
+                    imports |= {(one.asname or one.name.partition(".")[0]): one.name for one in names}
+                case ast.ImportFrom(module=source, names=names):
+                    imports |= {(one.asname or one.name): f"{source}.{one.name}" for one in names}
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    bound.add(name)
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    bound.add(name)
+                case ast.Global(names=shared_names) | ast.Nonlocal(names=shared_names):
+                    shared |= set(shared_names)
+        return cls(imports, frozenset(bound), frozenset(shared), "*" not in imports)
+
+    def called(self, func: ast.expr) -> str:
+        """Return the full name of what is called, `time.sleep`; empty where that is not plain to see."""
+        match func:
+            case ast.Name(id=name) if name not in self.bound:
+                return self.imports.get(name) or (f"builtins.{name}" if self.all_known else "")
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name not in self.bound:
+                return f"{self.imports[name]}.{attr}" if name in self.imports else ""
+        return ""
+
+    def never_ends(self, loop: ast.While | ast.For) -> bool:
+        """Tell whether a loop goes on for ever, whatever happens elsewhere."""
+        if isinstance(loop, ast.For):
+            endless = self.is_endless(loop.iter)
+        else:
+            endless = isinstance(loop.test, ast.Constant) and bool(loop.test.value)
+        return endless and all(self._is_harmless(statement) for statement in loop.body)
+
+    def stands(self, loop: ast.While | ast.For) -> bool:
+        """Tell whether a loop that was entered goes on for ever unless another thread changes what it looks at."""
+        if isinstance(loop, ast.For) or not all(self._is_harmless(node) for node in (loop.test, *loop.body)):
+            return False
+        looked_at = set(_names(loop.test, ast.Load))
+        own = self.bound - self.shared - set(self.imports)
+        calls = any(isinstance(node, ast.Call) for node in ast.walk(loop.test))
+        return bool(looked_at) and not calls and looked_at <= own - set(_names(loop, ast.Store))
+
+    def takes_for_ever(self, statement: ast.stmt) -> bool:
+        """Tell whether a statement is one call that takes all of what never ends: `sum(itertools.repeat(1))`."""
+        if not isinstance(statement, ast.Expr | ast.Assign | ast.Return):
+            return False
+        match statement.value:
+            case ast.Call(func=func, args=[taken, *_]):
+                return self.called(func) in _CONSUMERS and self.is_endless(taken)
+        return False
+
+    def is_endless(self, taken: ast.expr) -> bool:
+        """Tell whether an iterable has no end."""
+        match taken:
+            case ast.Call(func=func, args=args, keywords=keywords):
+                name = self.called(func)
+                types = ("builtins.int", "builtins.float", "builtins.bool", "builtins.object")
+                if name == "builtins.iter" and len(args) == 2:
+                    ends_at = args[1]
+                    return (
+                        self.called(args[0]) in types
+                        and isinstance(ends_at, ast.Constant)
+                        and bool(ends_at.value)
+                    )
+                once = len(args) == 1 and not keywords
+                return name in ("itertools.count", "itertools.cycle") or (name == "itertools.repeat" and once)
+            case ast.GeneratorExp(elt=elt, generators=[ast.comprehension(iter=inner, ifs=ifs, is_async=0)]):
+                return self.is_endless(inner) and all(self._is_harmless(node) for node in (elt, *ifs))
+        return False
+
+    def looks_at_clock(self, loop: ast.While) -> bool:
+        """Tell whether a loop is left by the clock: in its condition, or where something in it leaves."""
+        leaving = [
+            node.test
+            for node in ast.walk(loop)
+            if isinstance(node, ast.If) and any(isinstance(one, _LEAVES) for one in ast.walk(node))
+        ]
+        compared = (
+            node for test in (loop.test, *leaving) for node in ast.walk(test) if isinstance(node, ast.Compare)
+        )
+        calls = (node for one in compared for node in ast.walk(one) if isinstance(node, ast.Call))
+        return any(self.called(call.func) in _CLOCKS for call in calls)
+
+    def _is_harmless(self, node: ast.AST) -> bool:
+        match node:
+            case ast.Call(func=func, args=args, keywords=keywords):
+                name = self.called(func)
+                known = name in HARMLESS_CALLS or name.startswith(_HARMLESS_MODULES)
+                return known and all(
+                    self._is_harmless(one) for one in (*args, *(word.value for word in keywords))
+                )
+            case ast.For(iter=ast.Call(func=func)):
+                inner = (node.iter, node.target, *node.body, *node.orelse)
+                return self.called(func) == "builtins.range" and all(self._is_harmless(one) for one in inner)
+            case ast.BinOp(op=op, right=by) if isinstance(op, _CAN_RAISE):
+                if not _divides(op, by):
+                    return False
+            case ast.AugAssign(op=op, value=by) if isinstance(op, _CAN_RAISE):
+                if not _divides(op, by):
+                    return False
+        return isinstance(node, _HARMLESS) and all(
+            self._is_harmless(child) for child in ast.iter_child_nodes(node)
+        )
+
+
+def _divides(op: ast.operator, by: ast.expr) -> bool:
+    """Tell whether it is a division by a number that is written there, and not 0."""
+    number = by.value if isinstance(by, ast.Constant) else None
+    return isinstance(op, _DIVISIONS) and isinstance(number, int | float) and bool(number)
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> Iterator[str]:
+    return (one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context))

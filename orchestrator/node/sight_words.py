@@ -1,0 +1,83 @@
+"""In what is a rank, in words? Pure: what was seen at one moment in, a phrase for verdicts and pages out."""
+
+from __future__ import annotations
+
+from orchestrator.node import frames, kernel
+from orchestrator.node.sight import Child, Sight
+
+
+def in_words(sight: Sight) -> str:
+    """Say what a rank is in, as far as it can be known from one moment."""
+    if sight.main is None and not sight.wait.call:
+        return sight.why_no_stack
+    stack = sight.main.frames if sight.main is not None else ()
+    if is_at_prompt(sight):
+        asker = frames.asks_a_person(stack, sight.line.text) or "a program"
+        return f"at a prompt of {asker}, where nobody can type"
+    if frames.awaits_debugger(stack):
+        return "waits for a debugger to attach"
+    if sight.wait.runs:
+        return "computes"
+    awaited = frames.awaits_ranks(stack, sight.line.text)
+    if awaited:
+        return f"in {awaited}"
+    if frames.awaits_threads(stack):
+        where = "".join(f", one of them at {frames.place(thread.frames)}" for thread in sight.others[:1])
+        return f"waits for its other threads to end{where}"
+    if frames.awaits_loader(stack):
+        return f"waits for its DataLoader's workers{_busy_child(sight)}"
+    if sight.wait.call in ("wait4", "waitid"):
+        return f"waits for a child to end{_busy_child(sight)}"
+    if any("/asyncio/" in frame.file for frame in frames.called(stack)) and sight.wait.fds:
+        timer = (
+            ""
+            if sight.wait.ends_s is None
+            else f", its next timer in {kernel.seconds_text(sight.wait.ends_s)}"
+        )
+        return f"waits in asyncio's loop{timer}"
+    if sight.wait.call == "futex" and frames.is_on_lock(stack, sight.line.text):
+        limit = "" if sight.wait.ends_s is None else f", for {kernel.seconds_text(sight.wait.ends_s)} more"
+        others = [thread.frames for thread in sight.others if frames.users_frame(thread.frames) is not None]
+        whom = f"; the other thread is at {frames.place(others[0])}" if len(others) == 1 else ""
+        return f"{frames.lock_text(stack)}{limit}{whom}"
+    return kernel.in_words(sight.wait)
+
+
+def _busy_child(sight: Sight) -> str:
+    """Say which child is waited for and where it is: one in a bad state, one in the user's code, else the youngest."""
+    if not sight.children:
+        return ""
+    children = sight.children[::-1]
+    odd = next((child for child in children if child.state in "TtZ"), None)
+    mine = next((child for child in children if frames.is_in_users_code(child.frames)), None)
+    child = odd or mine or children[0]
+    does = f"is in state {child.state}" if odd else wait_in_words(child)
+    one = "it is" if len(children) == 1 else f"one of {len(children)} is"
+    return f": {one} {called(child)}, which {does}"
+
+
+def called(child: Child) -> str:
+    """Return the name of a child's program and its process id, as far as they are known."""
+    return f"{child.name} ({child.pid})" if child.name else f"{child.pid}"
+
+
+def wait_in_words(child: Child) -> str:
+    """Say what a child does, as a verb."""
+    words = "is busy" if child.wait.runs else kernel.in_words(child.wait)
+    if child.wait.asleep and not child.frames:
+        words = "in sleep()"  # nothing has interrupted it, so what is left is not known
+    words = words if words.startswith(("is ", "waits ")) else f"is {words}"
+    return f"{words}, {frames.place(child.frames)}" if child.frames else words
+
+
+def is_at_prompt(sight: Sight) -> bool:
+    """Tell whether a person is asked: it reads a terminal, or standard input in a place where one types."""
+    if (
+        sight.wait.call not in ("read", "pselect6", "select", "poll", "ppoll")
+        or sight.wait.ends_s is not None
+    ):
+        return False
+    stack = sight.main.frames if sight.main is not None else ()
+    asks = bool(frames.asks_a_person(stack, sight.line.text))
+    terminal = sight.wait.target.startswith("/dev/")
+    return (asks and 0 in sight.wait.fds) or (terminal and (asks or 0 in sight.wait.fds))

@@ -1,0 +1,62 @@
+"""What does the user's own line say? Read from the file that a frame names, as the rank itself would find it.
+
+A script that was edited since it was loaded would mislead: a file younger than its process is not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.node.frames import Frame
+from orchestrator.node.loops import Ending, ending
+
+SOURCE_BYTES_MAX = 2 << 20
+LINE_CHARS_MAX = 300
+START_SLACK_S = 2.0
+"""A file this much younger than its process is believed: the kernel's and the file system's clocks are coarse, and a
+script may be written at the moment it is started."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of source; `ending`: what is known of the end of the loop around it."""
+
+    text: str
+    ending: Ending
+
+
+NO_LINE = Line("", Ending.UNKNOWN)
+
+
+def line_at(pid: int, frame: Frame, started_s: float) -> Line:
+    """Return the line of a frame of process `pid`; empty when it cannot be had. `started_s`: Unix time of its start."""
+    text = _source(pid, frame.file, started_s)
+    said = _line(text, frame.line)
+    return NO_LINE if said is None else Line(said, ending(text, frame.line))
+
+
+def text_at(pid: int, frame: Frame, started_s: float) -> str:
+    """Return the same without what is known of its loop."""
+    return _line(_source(pid, frame.file, started_s), frame.line) or ""
+
+
+def _line(text: str, row: int) -> str | None:
+    lines = text.splitlines()
+    return lines[row - 1].strip()[:LINE_CHARS_MAX] if 0 < row <= len(lines) else None
+
+
+def _source(pid: int, file: str, started_s: float) -> str:
+    path = Path(file)
+    if not path.is_absolute():
+        try:
+            path = Path(f"/proc/{pid}/cwd").readlink() / path
+        except OSError:
+            return ""
+    try:
+        about = path.stat()
+        if about.st_mtime > started_s + START_SLACK_S or about.st_size > SOURCE_BYTES_MAX:
+            return ""
+        return path.read_text(errors="replace")
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,224 @@
+"""Torch's own window in real ranks: who is in which collective, does Python run, and who is slow by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from orchestrator.node import flight, hook
+from orchestrator.node.flight import Flight, Window
+from tests.integration.test_hook_torch import free_port, gang, torchrun_env
+from tests.unit.test_hook import Rank, lay_out
+
+pytestmark = pytest.mark.integration
+
+WORLD_SIZE = 4
+STEPS = 12
+SLOW_S = 0.2
+READY_S_MAX = 240.0  # four imports of torch on a busy machine
+T = TypeVar("T")
+
+HANGS = f"""
+import os, sys, time, torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+pair = dist.new_group([0, 1])
+class Slow(torch.nn.Linear):
+    def forward(self, x):
+        if rank == 2:
+            time.sleep({SLOW_S})
+        end_s = time.process_time() + ({SLOW_S} if rank == 3 else 0)
+        while time.process_time() < end_s:
+            pass
+        return super().forward(x)
+model = torch.nn.parallel.DistributedDataParallel(Slow(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range({STEPS}):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+if rank < 2:
+    dist.all_reduce(torch.ones(2, 5), group=pair)
+if rank == 1:
+    sum(range(10**13))  # one call into C, which never lets go
+dist.all_reduce(torch.ones(1000))
+"""
+
+
+def until(condition: Callable[[], T | None], what: str) -> T:
+    deadline_s = time.monotonic() + READY_S_MAX
+    while time.monotonic() < deadline_s:
+        found = condition()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {READY_S_MAX:g} s: {what}")
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Ranks that hang, with what was found of them once they did."""
+
+    ranks: list[Rank]
+    pids: list[int]
+    windows: list[Window]
+    found: list[Flight]
+
+
+@pytest.fixture(scope="module")
+def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
+    ranks = gang(tmp_path_factory.mktemp("gang"), WORLD_SIZE)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), hook.SOCKET_ENV: "1"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, rank.script(HANGS)],
+            env={**rank.env, **torchrun_env(number, WORLD_SIZE), **meeting},
+            start_new_session=True,
+        )
+        for number, rank in enumerate(ranks)
+    ]
+    windows = [Window(rank.dir) for rank in ranks]
+    try:
+        for number, (rank, window) in enumerate(zip(ranks, windows, strict=True)):
+            size = 10 if number == 1 else 1000  # of what it has entered last
+            shape = "float32[2,5]" if size == 10 else "float32[1000]"
+            until(lambda w=window, s=shape: _is_in(w.look(probes=False), s), f"rank {number} enters {shape}")  # type: ignore[misc]
+            assert rank.beat().step == STEPS
+        time.sleep(flight.CALL_S_MAX)  # so that rank 1 is in its loop for good
+        asked = [window.ask(probes=True) for window in windows]
+        found = [until(one.answer, "an answer") for one in asked]
+        yield Gang(ranks, [process.pid for process in running], windows, found)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+        for window in windows:
+            window.close()
+
+
+def _is_in(found: Flight, shape: str) -> bool:
+    return bool(found.entries) and found.entries[-1].shape == shape
+
+
+def test_who_has_not_entered_what_the_others_wait_in_is_seen(hanging: Gang) -> None:
+    last = {}
+    for number, (rank, found) in enumerate(zip(hanging.ranks, hanging.found, strict=True)):
+        assert found.lack == ""
+        groups = rank.reader().groups()
+        for one in found.collectives(groups, WORLD_SIZE, time.time_ns()):
+            last[number, one.label] = one
+    whole = [last[number, "default group"] for number in range(WORLD_SIZE)]
+    assert {one.ranks for one in whole} == {(0, 1, 2, 3)}
+    assert {one.what for one in whole} == {"all_reduce"}
+    assert [one.number - whole[0].number for one in whole] == [0, -1, 0, 0]
+    assert [one.done for one in whole] == [False, True, False, False]
+    assert [one.shape for one in whole if not one.done] == ["float32[1000]"] * 3
+    pair = [last[number, "group 1"] for number in (0, 1)]
+    assert [(one.ranks, one.number, one.shape, one.done) for one in pair] == [
+        ((0, 1), 1, "float32[2,5]", True)
+    ] * 2
+    assert all(one.entered_s >= flight.CALL_S_MAX for one in last.values())
+
+
+def test_native_code_that_keeps_python_from_running_is_seen_and_stays_seen(hanging: Gang) -> None:
+    assert hanging.found[1].gil_held is True
+    for _ in range(12):  # more often than torch has threads to answer
+        assert hanging.windows[1].gil_is_held(hanging.pids[1]) is True
+    assert hanging.windows[1].look(probes=False).entries
+    assert until(lambda: hanging.windows[0].gil_is_held(hanging.pids[0]) is False, "Python runs in rank 0")
+
+
+def test_whoever_is_slow_by_itself_is_told_from_those_that_wait_for_it(hanging: Gang) -> None:
+    own = []
+    for rank, found in zip(hanging.ranks, hanging.found, strict=True):
+        one = flight.own_s(rank.reader().step_ends(flight.OWN_STEPS_MAX + 1), found.entries)
+        assert one is not None
+        own.append(one)
+    assert min(own[2], own[3]) >= SLOW_S * 0.9
+    assert max(own[0], own[1]) <= min(own[2], own[3]) * 0.75, own
+    assert min(rank.reader().usual_s() or 0.0 for rank in hanging.ranks) >= SLOW_S
+
+
+def test_a_stopped_rank_does_not_answer_and_that_is_said_in_time(hanging: Gang) -> None:
+    os.kill(hanging.pids[3], signal.SIGSTOP)
+    try:
+        until(lambda: _stands_still(hanging.pids[3]), "every thread is stopped")
+        began_s = time.monotonic()
+        found = until(hanging.windows[3].ask(probes=True).answer, "an answer")
+        assert "no answer within 1 s" in found.lack
+        assert time.monotonic() - began_s < 5 * flight.CALL_S_MAX
+    finally:
+        os.kill(hanging.pids[3], signal.SIGCONT)
+    until(lambda: hanging.windows[3].look(probes=False).entries, "rank 3 answers again")
+
+
+def _stands_still(pid: int) -> bool:
+    """Threads stop one after the other, each when it is next run: the one that answers may well be the last."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
+
+
+def start(rank: Rank, text: str, **env: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, str(rank.script(text))]
+    return subprocess.Popen(argv, env={**rank.env, hook.SOCKET_ENV: "1", **env}, start_new_session=True)
+
+
+def test_a_rank_that_waits_at_the_rendezvous_is_seen_in_a_deep_folder(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    rank = lay_out(deep)
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    process = start(rank, "import torch.distributed as dist\ndist.init_process_group('gloo')\n", **meeting)
+    try:
+        window = Window(rank.dir)
+        waits = until(lambda: window.look(probes=False).waits, "a wait")
+        assert any("TCPStore" in one or "init_process_group" in one for one in waits)
+    finally:
+        process.kill()
+        process.wait()
+
+
+HARSH = """
+import os, signal, sys, time, torch, multiprocessing
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+child.start()
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.01)
+"""
+
+
+def _goes_away(rank: Rank, pid: int, handler: str) -> bool:
+    try:
+        flight._sent(rank.dir, pid, handler).close()
+    except BlockingIOError:  # more than wait in its queue
+        return False
+    return True
+
+
+def test_a_client_that_goes_away_never_ends_a_rank_and_only_the_rank_answers(tmp_path: Path) -> None:
+    """The script has set PIPE to its default action, which kills a process that writes to a closed connection."""
+    rank = lay_out(tmp_path)
+    process = start(rank, HARSH, GO=str(tmp_path / "go"))
+    try:
+        window = Window(rank.dir)
+        until(lambda: window.look(probes=False).pid == process.pid, "an answer")
+        for handler in ("fr_trace_json", "dump_traceback", "wait_counter_values") * 5:
+            until(lambda asks=handler: _goes_away(rank, process.pid, asks), "a connection")  # type: ignore[misc]
+        assert window.look(probes=False).lack == ""
+        assert [path.name for path in rank.dir.glob("*.socket")] == [f"torch-{process.pid}.socket"]
+        (tmp_path / "go").touch()
+        assert process.wait(READY_S_MAX) == 0
+        assert list(rank.dir.glob("*.socket")) == []
+    finally:
+        process.kill()
+        process.wait()

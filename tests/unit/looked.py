@@ -1,0 +1,113 @@
+"""Real ranks in one place or another, as an agent starts and looks at them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pkgutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from orchestrator.node.evidence import Eyes
+from orchestrator.node.ranks import NodeRanks
+from orchestrator.wire import messages as m
+from orchestrator.wire.paths import JobDir
+
+READY_S_MAX = 60.0
+LOOKS_S_MAX = 60.0
+BETWEEN_S = 0.7
+
+SAY_READY = "import os\nopen(os.environ['READY'], 'w').close()\n"
+"""What a script runs once it has loaded all that it needs."""
+
+
+class Watch:
+    """Ranks of one script, all on this node, and the eyes of its agent."""
+
+    def __init__(self, folder: Path, script: str, ranks: int, env: dict[str, str]) -> None:
+        self.job = JobDir.at(str(folder / "job"))
+        self.job.code.mkdir(parents=True)
+        (self.job.code / "train.py").write_text(script)
+        hook = self.job.node("node-0") / "hook"
+        hook.mkdir(parents=True)
+        source = pkgutil.get_data("orchestrator.node", "hook.py")
+        assert source is not None
+        (hook / "sitecustomize.py").write_bytes(source)
+        self.ready = [folder / f"ready-{rank}" for rank in range(ranks)]
+        self.ranks = NodeRanks(1, self.job, "node-0")
+        self.ranks.begin()
+        starts = tuple(
+            m.RankStart(
+                rank,
+                rank,
+                {"RANK": str(rank), "WORLD_SIZE": str(ranks), "READY": str(self.ready[rank]), **env},
+            )
+            for rank in range(ranks)
+        )
+        order = m.Start(1, (sys.executable, "train.py"), {}, starts)
+        self.ranks.start(order, starts, os.environ)
+        self.eyes = Eyes(self.ranks, starts[0].env)
+        self.count = 0
+
+    def await_ready(self) -> None:
+        """Wait until every rank has said that it is where it shall be looked at."""
+        deadline_s = time.monotonic() + READY_S_MAX
+        while not all(path.exists() for path in self.ready):
+            assert time.monotonic() < deadline_s, self.logs()
+            time.sleep(0.02)
+
+    def look(self) -> dict[int, m.RankLook]:
+        """Take one look at all ranks."""
+        self.count += 1
+        self.eyes.begin(self.count)
+        while (looked := self.eyes.gather()) is None:
+            time.sleep(0.01)
+        assert (looked.attempt, looked.look) == (1, self.count)
+        return {one.rank: one for one in looked.ranks}
+
+    def until(self, seen: Callable[[m.RankLook], bool], rank: int = 0) -> m.RankLook:
+        """Look again and again until one rank is seen so."""
+        deadline_s = time.monotonic() + LOOKS_S_MAX
+        while True:
+            found = self.look()[rank]
+            if seen(found):
+                return found
+            assert time.monotonic() < deadline_s, f"{found}\n{self.page(rank)}\n{self.logs()}"
+            time.sleep(BETWEEN_S)
+
+    def until_doing(self, doing: m.Doing, rank: int = 0, certain: bool = False) -> m.RankLook:
+        """Look until a rank does that, for certain if so asked."""
+        return self.until(lambda one: one.doing is doing and one.certain >= certain, rank)
+
+    def page(self, rank: int = 0) -> str:
+        """Return the page of the last look."""
+        return (self.job.evidence(1) / f"rank-{rank:05d}-stacks.txt").read_text()
+
+    def logs(self) -> str:
+        """Return what the ranks have printed."""
+        return "\n".join(process.log.read_text() for process in self.ranks.processes)
+
+    def close(self) -> None:
+        """End the ranks and all that they have started."""
+        self.eyes.close()
+        for process in self.ranks.processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # each leads a group of its own
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(process.pid, 0)
+        self.ranks.close()
+
+
+@contextmanager
+def watching(folder: Path, script: str, ranks: int = 1, **env: str) -> Iterator[Watch]:
+    """Start a script as ranks, wait until it says that it is ready, and end it after the block."""
+    watch = Watch(folder, script, ranks, env)
+    try:
+        watch.await_ready()
+        yield watch
+    finally:
+        watch.close()

@@ -1,0 +1,144 @@
+"""The beat file as its reader sees it: steps and their times, collectives, marks in common."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import beats, hook
+from orchestrator.node.beats import NO_BEAT, Beat, Beats
+
+
+def written(path: Path, times_ns: Sequence[int], first_step: int = 1, pid: int = 7) -> Beats:
+    """A beat file as the hook would leave it after steps at these times."""
+    beats.create(path)
+    words = [0] * (hook.BEAT_BYTES // 8)
+    words[hook.MAGIC_WORD] = hook.BEAT_MAGIC | hook.BEAT_VERSION << 32
+    words[hook.PID_WORD] = pid
+    for step, time_ns in enumerate(times_ns, first_step):
+        words[hook.RING_WORD + step % hook.RING_STEPS] = time_ns
+        words[hook.TIME_WORD] = time_ns
+        words[hook.STEP_WORD] = step
+    path.write_bytes(struct.pack(f"<{len(words)}Q", *words))
+    return Beats(path)
+
+
+def seconds(*times_s: float) -> list[int]:
+    return [int(time_s * 1e9) for time_s in times_s]
+
+
+def test_before_the_first_step_nothing_is_known(tmp_path: Path) -> None:
+    beats.create(tmp_path / "beat")
+    reader = Beats(tmp_path / "beat")
+    assert reader.read() == NO_BEAT
+    assert reader.rate_per_s() is None
+    assert reader.step_at(1 << 62) is None
+
+
+def test_a_moment_tells_its_step(tmp_path: Path) -> None:
+    reader = written(tmp_path / "beat", seconds(100, 101, 103))
+    asked = seconds(99.9, 100, 102, 103, 1000)
+    assert [reader.step_at(time_ns) for time_ns in asked] == [None, 1, 2, 3, 3]
+
+
+def test_what_the_ring_has_forgotten_is_unknown(tmp_path: Path) -> None:
+    reader = written(tmp_path / "beat", seconds(*range(1, 2001)))
+    oldest = 2000 - hook.RING_STEPS + 1
+    assert reader.read() == Beat(step=2000, time_ns=2000 * 10**9, pid=7)
+    assert reader.step_at(oldest * 10**9) == oldest
+    assert reader.step_at(oldest * 10**9 - 1) is None
+
+
+def test_a_counter_that_took_over_late_knows_only_its_own_steps(tmp_path: Path) -> None:
+    reader = written(tmp_path / "beat", seconds(100, 101), first_step=500)
+    assert reader.step_at(99 * 10**9) is None
+    assert reader.rate_per_s() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("times_s", "rate_per_s"),
+    [
+        ([100], None),
+        ([100, 100.5], 2.0),
+        ([0.5 * n for n in range(1, 101)], 2.0),
+        ([1, 60, 61, 62], 1.0),  # the pause lies outside the window
+        ([100, 160], 1 / 60),  # slower than the window: the last two steps
+        ([100, 50], None),  # the clock was set back
+    ],
+)
+def test_the_rate_is_that_of_the_last_steps(
+    tmp_path: Path, times_s: list[float], rate_per_s: float | None
+) -> None:
+    rate = written(tmp_path / "beat", seconds(*times_s)).rate_per_s()
+    assert rate == (None if rate_per_s is None else pytest.approx(rate_per_s))
+
+
+def every(step_s: float, count: int) -> list[float]:
+    return [100 + step_s * number for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("times_s", "usual_s"),
+    [
+        (every(0.5, 8), None),  # seven steps between eight moments
+        (every(0.5, 9), 0.5),
+        ([*every(0.5, 100), *(200 + at_s for at_s in every(2, 200))], 2.0),  # only the last 128 count
+        ([*every(0.5, 50), *(190 + at_s for at_s in every(0.5, 50))], 0.5),  # one pause is not usual
+        (
+            [100 + turn + part * 0.01 for turn in range(50) for part in range(3)],
+            0.98,
+        ),  # three optimizers in turn
+        ([*every(0.5, 20), 50, 50.5, 51], 0.5),  # the clock was set back
+    ],
+)
+def test_the_usual_step_time_is_that_between_two_turns(
+    tmp_path: Path, times_s: list[float], usual_s: float | None
+) -> None:
+    usual = written(tmp_path / "beat", seconds(*times_s)).usual_s()
+    assert usual == (None if usual_s is None else pytest.approx(usual_s))
+
+
+def counted(path: Path, counts: Sequence[int], first_step: int = 1) -> Beats:
+    """A beat file with one group that had entered so many collectives at these steps."""
+    written(path, seconds(*range(1, len(counts) + 1)), first_step)
+    words = list(struct.unpack(f"<{hook.BEAT_BYTES // 8}Q", path.read_bytes()))
+    words[hook.GROUPS_WORD] = 2
+    for step, count in enumerate(counts, first_step):
+        words[hook.COUNTS_WORD + step % hook.RING_STEPS * hook.GROUPS_MAX] = count + 1
+    path.write_bytes(struct.pack(f"<{len(words)}Q", *words))
+    group = {"column": 0, "name": "0", "label": "default_pg", "ranks": [0, 1]}
+    path.with_name(hook.GROUPS_FILE).write_text(json.dumps({"generation": 2, "groups": [group]}))
+    return Beats(path)
+
+
+def test_ranks_some_steps_apart_mark_steps_in_common(tmp_path: Path) -> None:
+    reader = counted(tmp_path / "beat", list(range(3000)))
+    for since, last in [(0, 100), (500, 700), (2000, 2999), (2990, 3000), (2998, 2999)]:
+        one = {mark.step for mark in reader.marks(since, last)}
+        other = {mark.step for mark in reader.marks(max(0, since - 3), last - 1)}
+        assert 1 <= len(one) <= beats.MARKS_MAX
+        assert one & other or last - since < 3
+
+
+def test_marks_of_a_counter_that_began_anew_are_its_own(tmp_path: Path) -> None:
+    reader = counted(tmp_path / "beat", [4, 8, 12])
+    assert [mark.counts for mark in reader.marks(500, 3)] == [(4,), (8,), (12,)]
+
+
+def test_history_tells_where_a_count_grew_by_another_number(tmp_path: Path) -> None:
+    """Step 1,504 entered one collective less than the others, and 1,600 one more."""
+    counts = [2 * step - (step >= 1504) + (step >= 1600) for step in range(1, 2001)]
+    steps = [mark.step for mark in counted(tmp_path / "beat", counts).history()]
+    assert steps == [2000 - hook.RING_STEPS + 2, 1504, 1505, 1600, 1601, 2000]
+
+
+def test_a_file_of_another_layout_is_no_beat(tmp_path: Path) -> None:
+    written(tmp_path / "beat", seconds(1, 2))
+    data = bytearray((tmp_path / "beat").read_bytes())
+    data[4] += 1  # the version
+    (tmp_path / "beat").write_bytes(data)
+    assert Beats(tmp_path / "beat").read() == NO_BEAT

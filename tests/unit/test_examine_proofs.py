@@ -1,0 +1,100 @@
+"""Is a loop without a way out seen, and who holds a lock on a file? Real processes, as in `test_examine`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator.wire.messages import Doing
+
+from .looked import SAY_READY, watching
+
+GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
+"""The same on one line, so that line numbers below can be counted."""
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"
+)
+
+
+def test_a_loop_without_a_way_out_is_proof(tmp_path: Path) -> None:
+    script = f"{GO}def count():\n    number = 0\n    while True:\n        number += 1\ncount()\n"
+    with watching(tmp_path, script) as watch:
+        found = watch.until_doing(Doing.SPINS, certain=True)
+        assert found.where in ("train.py:4 count", "train.py:5 count", "train.py:3 count")
+        assert found.why == "in a loop that nothing in it can leave"
+
+
+def test_a_loop_that_sleeps_and_cannot_be_left_is_proof_unless_another_thread_lives(tmp_path: Path) -> None:
+    script = f"{GO}import time\ndef park():\n    while True:\n        time.sleep(20)\npark()\n"
+    with watching(tmp_path / "alone", script) as watch:
+        found = watch.until_doing(Doing.SLEEPS, certain=True)
+        assert (found.why, found.ends_s) == ("in a loop that nothing in it can leave", None)
+    serves = "import threading, time; threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    with watching(tmp_path / "serves", serves + script) as watch:
+        found = watch.until_doing(Doing.SLEEPS)
+        assert not found.certain
+        assert watch.until(lambda one: one.still_s > found.still_s + 1).certain is False
+
+
+def test_a_loop_on_a_variable_that_nobody_else_can_change_is_proof(tmp_path: Path) -> None:
+    script = f"{GO}def wait():\n    done = False\n    while not done:\n        pass\nwait()\n"
+    with watching(tmp_path, script) as watch:
+        assert watch.until_doing(Doing.SPINS, certain=True).why == "in a loop that nothing in it can leave"
+
+
+def test_c_code_that_takes_what_never_ends_is_proof_though_it_keeps_the_gil(tmp_path: Path) -> None:
+    script = f"import itertools\n{GO}def count():\n    return sum(itertools.repeat(1))\ncount()\n"
+    with watching(tmp_path, script) as watch:
+        assert watch.until_doing(Doing.SPINS, certain=True).where == "train.py:4 count"
+
+
+def test_one_that_sleeps_in_a_loop_with_an_end_tries_again(tmp_path: Path) -> None:
+    script = f"{GO}import time\nfor number in range(8):\n    time.sleep(0.7)\ntime.sleep(600)\n"
+    with watching(tmp_path, script) as watch:
+        found = watch.until_doing(Doing.SLEEPS)
+        assert (found.phase, found.certain) == ("retry", False)
+        watch.until(lambda one: (one.doing, one.certain, one.phase) == (Doing.SLEEPS, True, "train"))
+
+
+def test_time_without_a_processor_is_told(tmp_path: Path) -> None:
+    script = f"import os\nos.sched_setaffinity(0, {{min(os.sched_getaffinity(0))}})\n{GO}while not os.environ.get('NO'): pass\n"
+    with watching(tmp_path, script, ranks=2) as watch:  # two on one processor
+        found = watch.until(lambda one: one.starved_s > 0.5)
+        assert found.starved_s <= found.still_s + 0.1, "not more than the time that it stood"
+
+
+def test_a_loop_that_may_end_is_no_proof(tmp_path: Path) -> None:
+    script = f"{GO}def count():\n    number = 0\n    while number < 1 << 60:\n        number += 1\ncount()\n"
+    with watching(tmp_path, script) as watch:
+        found = watch.until(lambda one: one.doing is Doing.SPINS and one.still_s > 2)
+        assert not found.certain
+        assert found.why == "computes at one place"
+
+
+def test_who_holds_the_lock_on_a_file_is_named(tmp_path: Path) -> None:
+    script = f"""import fcntl, time
+file = open('cache.lock', 'w')
+{GO}if int(__import__('os').environ['RANK']) == 0:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    time.sleep(600)
+time.sleep(0.5)
+fcntl.flock(file, fcntl.LOCK_EX)
+"""
+    with watching(tmp_path, script, ranks=2) as watch:
+        deadline_s = time.monotonic() + 30
+        while (found := watch.look()[1]).doing is not Doing.BLOCKED and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        assert (found.holder, found.certain) == (0, False)
+        assert found.why == "in flock() of cache.lock, which rank 0 holds"
+    with (tmp_path / "mine.lock").open("w") as mine:
+        fcntl.flock(mine, fcntl.LOCK_EX)
+        script = f"import fcntl\n{GO}fcntl.flock(open({mine.name!r}), fcntl.LOCK_EX)\n"
+        with watching(tmp_path / "other", script) as watch:
+            found = watch.until_doing(Doing.BLOCKED)
+            assert found.holder is None
+            assert found.why == f"in flock() of {mine.name}, which process {os.getpid()} holds"

@@ -1,0 +1,163 @@
+"""What the hook notes of process groups, with a stand-in for torch.distributed, and who says a rank's last word."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import hook
+from orchestrator.wire import messages as m
+from tests.unit.test_hook import RUN_S_MAX, STEPS, Rank, lay_out_with_stand_in
+
+# As much of torch.distributed as the hook looks at: the table of groups, and what a group is asked.
+DISTRIBUTED = """
+class Group:
+    group_desc = "default_pg"
+    def __init__(self, count=0):
+        self.count = count
+    def _get_sequence_number_for_group(self):
+        if self.count is None:
+            raise RuntimeError("this backend counts nothing")
+        return self.count
+class World:
+    def __init__(self):
+        self.pg_map, self.pg_names, self.pg_group_ranks = {}, {}, {}
+    def add(self, name, ranks, count=0):
+        group = Group(count)
+        self.pg_names[group] = name
+        self.pg_group_ranks[group] = {rank: place for place, rank in enumerate(ranks)}
+        self.pg_map[group] = ("gloo", None)
+        return group
+    def destroy(self, group):
+        for table in (self.pg_map, self.pg_names, self.pg_group_ranks):
+            del table[group]
+_world = World()
+"""
+GROUPS = """
+import gc, weakref
+from torch.optim.optimizer import step
+from torch.distributed.distributed_c10d import _world as world
+import colorsys
+"""
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Rank:
+    rank = lay_out_with_stand_in(tmp_path)
+    rank.script("", "torch/distributed/__init__.py")
+    rank.script(DISTRIBUTED, "torch/distributed/distributed_c10d.py")
+    return rank
+
+
+# Who has entered how many collectives.
+
+
+def test_each_groups_collectives_are_counted_at_each_step(rank: Rank) -> None:
+    text = f"""{GROUPS}
+every, some = world.add("0", [0, 1, 2, 3]), world.add("7", [3, 1], 10)
+some.group_desc = "tensor parallel"
+for _ in range(5):
+    every.count += 2
+    step()
+"""
+    assert rank.run([sys.executable, rank.script(text)]).stdout == b""
+    reader = rank.reader()
+    assert [(one.name, one.label, one.ranks) for one in reader.groups()] == [
+        ("0", "default_pg", (0, 1, 2, 3)),
+        ("7", "tensor parallel", (3, 1)),
+    ]
+    assert reader.marks(0, 5) == (m.Mark(2, (4, 10)), m.Mark(4, (8, 10)))
+    assert reader.history() == (m.Mark(1, (2, 10)), m.Mark(5, (10, 10)))
+    assert [end.count for end in reader.step_ends(3)] == [16, 18, 20]
+    assert len({group.key for group in reader.groups()}) == 2
+
+
+def test_a_destroyed_group_dies_and_its_column_goes_to_the_next_one(rank: Rank) -> None:
+    text = f"""{GROUPS}
+every, some = world.add("0", [0, 1], 5), world.add("1", [0], 5)
+step()
+world.destroy(every)
+gone = weakref.ref(every)
+del every
+gc.collect()
+print(gone() is None)
+step()
+world.add("2", [0, 1], 50)
+step()
+"""
+    assert rank.run([sys.executable, rank.script(text)]).stdout == b"True\n"
+    reader = rank.reader()
+    assert [(one.name, one.column) for one in reader.groups()] == [("1", 1), ("2", 0)]
+    assert reader.marks(0, 3) == (m.Mark(3, (5, 50)),)  # before, the new group was not there
+
+
+def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -> None:
+    text = f"{GROUPS}\nworld.add('0', [0], None)\nworld.add('1', [0], 3)\nfor _ in range(3):\n    step()\n"
+    assert rank.run([sys.executable, rank.script(text)]).stdout == b""
+    assert rank.reader().marks(0, 3) == (m.Mark(1, (3,)), m.Mark(2, (3,)), m.Mark(3, (3,)))
+    (note,) = (rank.dir / hook.NOTES_FILE).read_text().splitlines()
+    assert "counts nothing" in note
+
+
+def test_of_many_groups_the_first_eight_are_counted(rank: Rank) -> None:
+    text = f"{GROUPS}\nfor number in range(20):\n    world.add(str(number), [0], number)\nstep()\n"
+    rank.run([sys.executable, rank.script(text)])
+    assert rank.reader().history() == (m.Mark(1, (0, 1, 2, 3, 4, 5, 6, 7)),)
+
+
+def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:
+    rank.run([sys.executable, rank.script(f"{GROUPS}\nworld.add('0', [0], 3)\nstep()\n")])
+    data = bytearray((rank.dir / hook.BEAT_FILE).read_bytes())
+    data[8 * hook.GROUPS_WORD] += 1
+    (rank.dir / hook.BEAT_FILE).write_bytes(data)
+    assert (rank.reader().groups(), rank.reader().marks(0, 1)) == ((), ())
+
+
+# Who has said the last word.
+
+
+def test_the_process_that_made_steps_says_the_last_word(rank: Rank) -> None:
+    script = rank.script(f"{STEPS}\nimport os\nprint(os.getpid())")
+    done = rank.run(["bash", "-c", f"{sys.executable} {script} 2; true"])
+    assert rank.reader().left_pid() == int(done.stdout)
+
+
+def test_without_a_step_only_the_ranks_first_process_says_it(rank: Rank) -> None:
+    rank.run([sys.executable, "-c", "pass"])
+    assert rank.reader().left_pid() is None
+    first = subprocess.Popen([sys.executable, "-c", "pass"], env=rank.env, start_new_session=True)
+    assert first.wait(RUN_S_MAX) == 0
+    assert rank.reader().left_pid() == first.pid
+
+
+def test_a_launchers_last_word_is_not_its_trainers(rank: Rank) -> None:
+    script = rank.script(
+        "import subprocess, sys\nprint(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
+    )
+    argv: list[str | Path] = [
+        sys.executable,
+        script,
+        rank.script(f"{STEPS}\nimport os\nos._exit(3)", "child.py"),
+        "2",
+    ]
+    launcher = subprocess.Popen(argv, env=rank.env, start_new_session=True, stdout=subprocess.DEVNULL)
+    assert launcher.wait(RUN_S_MAX) == 0
+    assert rank.reader().left_pid() is None
+
+
+def test_the_last_word_comes_after_everything_that_the_script_has_registered(rank: Rank) -> None:
+    text = (
+        "import atexit, os, struct\n"
+        f"def look():\n    words = open({str(rank.dir / hook.BEAT_FILE)!r}, 'rb').read(64)\n"
+        f"    print(struct.unpack('<8Q', words)[{hook.LEFT_WORD}])\n"
+        "atexit.register(look)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, rank.script(text)], env=rank.env, stdout=subprocess.PIPE, start_new_session=True,
+        timeout=RUN_S_MAX, check=True,
+    )  # fmt: skip
+    assert done.stdout == b"0\n"
+    assert rank.reader().left_pid() is not None

@@ -1,0 +1,189 @@
+"""What real processes wait for, as the kernel tells it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from orchestrator.node import kernel, openfiles, source
+from orchestrator.node.frames import Frame
+from orchestrator.node.kernel import Wait
+from orchestrator.node.loops import Ending
+from orchestrator.node.source import Line
+
+from .unprivileged import NOBODY, unprivileged
+
+SEEN_S_MAX = 60.0
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"
+)
+
+
+@contextmanager
+def running(code: str, folder: Path | None = None, *args: str) -> Iterator[int]:
+    process = subprocess.Popen(
+        [sys.executable, "-S", "-E", "-c", code, *args], cwd=folder, stdin=subprocess.PIPE
+    )
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(pid: int, seen: Callable[[Wait], bool]) -> Wait:
+    """Look until the main thread waits so."""
+    deadline_s = time.monotonic() + SEEN_S_MAX
+    while not seen(found := kernel.wait_of(pid, pid)):
+        assert time.monotonic() < deadline_s, found
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [
+        ("import time; time.sleep(50)", ("clock_nanosleep", "select", "pselect6")),
+        ("import select; select.select([], [], [], 50)", ("select", "pselect6")),
+    ],
+)
+def test_a_sleep_and_its_rest(code: str, calls: tuple[str, ...]) -> None:
+    with running(code) as pid:
+        found = until(pid, lambda wait: wait.asleep)
+        assert found.call in calls
+        assert found.ends_s is not None
+        assert 0 < found.ends_s <= 50
+
+
+@pytest.mark.parametrize(
+    ("code", "calls"),
+    [
+        ("import threading; e = threading.Event(); e.wait(50)", ("futex",)),
+        ("import os, select; r, w = os.pipe(); select.select([r], [], [], 50)", ("select", "pselect6")),
+        (
+            "import os, select; r, w = os.pipe(); p = select.poll(); p.register(r); p.poll(50000)",
+            ("poll", "ppoll"),
+        ),
+        (
+            "import os, select; r, w = os.pipe(); p = select.epoll(); p.register(r, 1); p.poll(50)",
+            ("epoll_wait", "epoll_pwait", "epoll_pwait2"),
+        ),
+    ],
+)
+def test_a_wait_with_a_limit_is_no_sleep_and_says_when_it_ends(code: str, calls: tuple[str, ...]) -> None:
+    with running(code) as pid:
+        found = until(pid, lambda wait: wait.ends_s is not None and wait.ends_s > 5)
+        assert found.call in calls
+        assert not found.asleep
+        assert not found.for_ever
+        assert found.ends_s is not None
+        assert found.ends_s <= 50
+        assert found.call == "futex" or "a pipe" in found.target
+
+
+def test_a_lock_is_a_futex_without_end() -> None:
+    with running("import threading; a = threading.Lock(); a.acquire(); a.acquire()") as pid:
+        assert until(pid, lambda wait: wait.call == "futex").for_ever
+
+
+def test_reading_standard_input_that_is_a_pipe() -> None:
+    with running("import os; os.read(0, 1)") as pid:
+        found = until(pid, lambda wait: wait.call == "read" and wait.fds == (0,))
+        assert found.target == "standard input, a pipe"
+        assert openfiles.writers(openfiles.link_of(pid, 0)) == (os.getpid(),)
+
+
+def test_a_connection_is_named_by_its_other_end() -> None:
+    code = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1]))).recv(1)"
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with running(code, None, str(port)) as pid:
+            found = until(pid, lambda wait: wait.call == "recvfrom")
+            assert found.target == f"the connection to 127.0.0.1:{port}"
+
+
+def test_a_fifo_is_opened_and_read_under_its_name(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    os.mkfifo(tmp_path / "data" / "shard-17.bin")
+    code = "open('data/shard-17.bin', 'rb', 0).read(1)"
+    with running(code, tmp_path) as pid:
+        found = until(pid, lambda wait: wait.call in kernel.OPENS)
+        assert found.target == "data/shard-17.bin"
+        path = openfiles.absolute(pid, found.target)
+        assert openfiles.writers(path) == ()
+        fd = os.open(path, os.O_WRONLY)
+        try:
+            assert until(pid, lambda wait: wait.call == "read").target == "data/shard-17.bin"
+            assert openfiles.writers(path) == (os.getpid(),)
+        finally:
+            os.close(fd)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize(("name", "known"), [("sshd", ()), ("feeder", None)])
+def test_sshd_hides_its_files_from_its_user_and_leaves_nothing_in_doubt(
+    tmp_path: Path, name: str, known: tuple[int, ...] | None
+) -> None:
+    code = f"""
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, {name.encode()!r}, 0, 0, 0)  # PR_SET_NAME
+os.setuid({NOBODY})  # which makes the kernel hide what it has open
+open("is-hidden", "w").close()
+time.sleep(99)
+"""
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with running(code, tmp_path / "open"):
+        deadline_s = time.monotonic() + SEEN_S_MAX
+        while not (tmp_path / "open/is-hidden").exists():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.02)
+        with unprivileged(tmp_path):
+            assert openfiles.writers(str(tmp_path / "shard.bin")) == known
+
+
+def test_waiting_for_a_child_and_running_are_told_apart() -> None:
+    code = "import os, time\nif os.fork() == 0: time.sleep(99)\nos.wait()"
+    with running(code) as pid:
+        assert until(pid, lambda wait: wait.call == "wait4").for_ever
+    with running("while True: pass") as pid:
+        assert until(pid, lambda wait: wait.runs).call == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
+    with running("import time; time.sleep(50)") as pid:
+        until(pid, lambda wait: wait.asleep)
+        with unprivileged(tmp_path):
+            found = kernel.wait_of(pid, pid)
+        assert (found.call, found.ends_s, found.asleep) == ("", None, False)
+        assert "/syscall: " in found.lack
+
+
+def test_a_process_that_is_gone_waits_for_nothing() -> None:
+    assert kernel.wait_of(1 << 22, 1 << 22) == Wait("", "", (), None, False, "", "")
+
+
+def test_a_frames_line_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("while True:\n    x = 1\nx = 2\n")
+    started_s = time.time() + 60
+    found = [source.line_at(os.getpid(), Frame(str(file), row, "f"), started_s) for row in (2, 3, 4)]
+    assert found == [Line("x = 1", Ending.NEVER), Line("x = 2", Ending.UNKNOWN), source.NO_LINE]
+
+
+def test_a_file_younger_than_its_process_and_a_missing_one_are_not_believed(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("pass\n")
+    assert source.line_at(os.getpid(), Frame(str(file), 1, "f"), time.time() - 60) == source.NO_LINE
+    assert source.line_at(os.getpid(), Frame(str(tmp_path / "no.py"), 1, "f"), time.time()) == source.NO_LINE

@@ -1,0 +1,105 @@
+"""Is it known of a loop whether it can end? Each way to write one, and what must be said of it."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from orchestrator.node.loops import Ending, ending
+
+IMPORTS = "import time, math, random, itertools, torch\nfrom itertools import count, repeat\nfrom collections import deque\n"
+"""Three lines before each of the texts below."""
+
+NEVER = [
+    ("while True:\n    x += 1\n", 2),
+    ("while 1:\n    if x:\n        y = x * 2\n    else:\n        continue\n", 3),
+    ("while True:\n    while y < 3:\n        y += 1\n", 3),
+    ("while True:\n    x = x % 7 / 2.0\n", 2),
+    ("while True:\n    x //= 2\n", 2),
+    ("while True:\n    time.sleep(0.1)\n", 2),
+    ("while True:\n    x = math.sqrt(abs(x)) + random.random()\n", 2),
+    ("while True:\n    sum(range(1000))\n", 2),
+    ("while True:\n    a, b = b, a + b\n", 2),
+    ("while True:\n    for i in range(1000):\n        x += i\n", 3),
+    ("while True:\n    y = torch.ones(3) + torch.mm(a, b)\n", 2),
+    ("def f():\n    while True:\n        pass\n", 3),
+    ("try:\n    while True:\n        time.sleep(1)\nexcept KeyboardInterrupt:\n    pass\n", 3),
+    ("for _ in itertools.count():\n    pass\n", 2),
+    ("for _ in iter(int, 1):\n    x += 1\n", 1),
+    ("for _ in repeat(None):\n    time.sleep(0.5)\n", 2),
+    ("sum(itertools.repeat(1))\n", 1),
+    ("def f():\n    return deque(repeat(0), maxlen=0)\n", 2),
+    ("x = sum(1 for _ in count())\n", 1),
+    ("x = max(y * 2 for y in itertools.cycle(z) if y > 3)\n", 1),
+]
+UNKNOWN = [
+    ("while True:\n    x += 1\n    if x > 9: break\n", 2),
+    ("def f():\n    while True:\n        if x: return 1\n", 3),
+    ("def f():\n    while True:\n        yield 1\n", 3),
+    ("while True:\n    work()\n", 2),
+    ("while True:\n    x.work()\n", 2),
+    ("while True:\n    x = next(y)\n", 2),
+    ("while True:\n    x = y[0]\n", 2),
+    ("while True:\n    x = 1 / y\n", 2),
+    ("while True:\n    x %= 0\n", 2),
+    ("while True:\n    x = torch.load(path)\n", 2),
+    ("while True:\n    torch.distributed.barrier()\n", 2),
+    ("while True:\n    time.sleep(wanted())\n", 2),
+    ("while True:\n    pass\nx = 1\n", 3),
+    ("while True\n", 1),
+    ("while not done():\n    time.sleep(1)\n", 2),
+    ("while not self.done:\n    time.sleep(1)\n", 2),
+    ("def len(x):\n    raise StopIteration\nwhile True:\n    len(x)\n", 4),
+    ("def f(time):\n    while True:\n        time.sleep(1)\n", 3),
+    ("from mine import *\nwhile True:\n    abs(x)\n", 3),
+    ("from mine import sum\nsum(repeat(1))\n", 2),
+    ("sum(repeat(1, 5))\n", 1),
+    ("sum(repeat(1, times=5))\n", 1),
+    ("sum(repeat(1)) if x else work()\n", 1),
+    ("for _ in count():\n    if ready(): break\n    time.sleep(1)\n", 3),
+    ("for x in y:\n    def f():\n        time.sleep(1)\n", 3),
+    ("x = 1\nwhile x:\n    x -= 1\n", 3),
+    ("import flags\nwhile not flags:\n    pass\n", 3),
+    ("stop = False\ndef f():\n    global stop\n    stop = True\nwhile not stop:\n    pass\n", 6),
+    ("x = []\nwhile not x:\n    if time.time() > last + 30:\n        last = say()\n", 3),
+    ("x = 1\n", 1),
+]
+BY_OTHERS = [
+    ("done = False\nwhile not done:\n    pass\n", 3),
+    ("def f(done):\n    while not done:\n        time.sleep(1)\n", 3),
+    ("def f():\n    i, n = 0, 10\n    while i < n:\n        x = 2\n", 4),
+]
+SURE = [
+    ("for i in range(8):\n    try:\n        fetch()\n    except OSError:\n        time.sleep(10)\n", 5),
+    ("for x in y:\n    z += work(x)\n", 2),
+    ("while time.monotonic() < until:\n    time.sleep(1)\n", 2),
+    (
+        "while not ready():\n    if time.time() - began > 600:\n        raise TimeoutError\n    time.sleep(5)\n",
+        4,
+    ),
+    ("while True:\n    for wait_s in (1, 2, 4):\n        time.sleep(wait_s)\n        work()\n", 3),
+]
+CASES = [
+    *((text, row, Ending.NEVER) for text, row in NEVER),
+    *((text, row, Ending.UNKNOWN) for text, row in UNKNOWN),
+    *((text, row, Ending.BY_OTHERS) for text, row in BY_OTHERS),
+    *((text, row, Ending.SURE) for text, row in SURE),
+]
+
+
+@pytest.mark.parametrize(("text", "row", "wanted"), CASES)
+def test_only_what_is_plain_to_see_is_said_of_a_loop(text: str, row: int, wanted: Ending) -> None:
+    assert ending(IMPORTS + text, row + IMPORTS.count("\n")) is wanted
+
+
+def test_a_text_that_python_does_not_read_says_nothing() -> None:
+    assert ending("(" * 5000, 1) is Ending.UNKNOWN
+    assert ending("x = '\0'", 1) is Ending.UNKNOWN
+    assert ending(f"while True:\n    x = {'1 + ' * 900}1\n", 2) is Ending.UNKNOWN, "deeper than Python goes"
+
+
+def test_what_python_thinks_of_a_script_is_not_said_again() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert ending("while True:\n    x = '\\d'\n", 2) is Ending.NEVER
