@@ -22,7 +22,8 @@ TERM_S = 2.0
 once, and the supervisor has to ask why."""
 
 REQUEUE_S = 2.0
-"""So long before the nodes are taken away the job must have asked to be queued again."""
+"""So long before the nodes are taken away the job must have asked to be queued again, unless it was
+requeued by others. One that is preempted asks, too: where PreemptMode is CANCEL it would be over."""
 
 LEAVE_S_MAX = 10.0
 """How long after the grace agents may take to say that nothing is left, before the allocation is given back."""
@@ -43,7 +44,6 @@ _WORDS = {
     Cause.NODE_LOST: "is lost with a node", Cause.FAILED: "has failed",
 }  # fmt: skip
 
-
 # How the news fold
 
 
@@ -59,6 +59,7 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
             lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
             unsaid = Taken(news.at, before, Cause.NODE_LOST, lost, first)
             attempt.taken = _taken(facts.ending) if facts.ending is not None else unsaid
+    facts.allocations = (*facts.allocations, news.allocation)
     facts.allocation = news.allocation
     facts.ending = facts.requeued_at = facts.over = None
     facts.requeued = ""
@@ -100,9 +101,10 @@ def ending(facts: Facts, news: e.AllocationEnding) -> None:
 
 
 def ended(facts: Facts, news: e.AllocationEnded) -> None:
-    """An agent that is connected proves that the queue's word is stale."""
+    """An agent that is connected proves that the queue's word is stale, and so does an allocation after that one."""
     facts.requests = max(facts.requests, news.request)
-    if facts.end is not None or any(node.link is Link.UP for node in facts.nodes.values()):
+    is_past = news.allocation in facts.allocations[:-1]
+    if facts.end is not None or is_past or any(node.link is Link.UP for node in facts.nodes.values()):
         return
     facts.over = news
     if news.cause is Cause.CANCELLED:
@@ -165,7 +167,7 @@ def grace_s(facts: Facts, attempt: AttemptFacts, plain_s: float) -> float:
 def _leave_by_s(facts: Facts) -> float | None:
     if facts.ending is None or facts.ending.ends_at is None:
         return None
-    return facts.ending.ends_at - REQUEUE_S
+    return facts.ending.ends_at - (0.0 if facts.ending.cause is Cause.REQUEUED else REQUEUE_S)
 
 
 # What to do about it

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import allocation, meeting, placement, policy
+from . import allocation, desync, looks, meeting, placement, policy, stragglers, suspicion
 from . import decisions as d
 from . import events as e
 from .decisions import Decision
 from .diagnose import diagnose
 from .facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
-from .fold import fold, folded_beat
+from .fold import fold
+from .pulse import folded_beat
 from .watch import Watch
-
-STACKS_S_MAX = 6.0
-"""How long a hang's verdict waits for the stacks of all nodes."""
 
 KILL_S_MAX = 60.0
 """How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
@@ -87,29 +85,38 @@ def _close(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
         return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
     verdict = diagnose(facts, watch)
     if verdict is None:
-        return []
+        others = desync.decide(facts, attempt, watch) or stragglers.decide(facts, attempt, watch)
+        return others or _withdraw(facts, attempt, watch) or _look(facts, attempt, watch)
     if not verdict.signature.startswith(d.Kind.HANG.value):
         return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
     return _judge_hang(facts, attempt, verdict, watch)
 
 
 def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: Watch) -> list[Decision]:
+    """See to the evidence, then say it: nothing is stopped before every rank was looked at."""
     assert facts.limits is not None
-    if attempt.stacks_at is None or attempt.stacks_at < verdict.since_s:
-        why = f"evidence before the verdict: {verdict.summary}"
-        return [
-            d.TakeStacks(watch.now_s, why, attempt.number, node.name)
-            for node in facts.gang
-            if node.link is Link.UP
-        ]
-    waiting = [n for n in facts.gang if n.link is Link.UP and n.stacks_of < attempt.number]
-    if waiting and not watch.passed(attempt.stacks_at + STACKS_S_MAX):
+    if attempt.look_at is None or attempt.look_at < verdict.since_s:
+        return looks.orders(facts, attempt, f"evidence before the verdict: {verdict.summary}", watch)
+    if not looks.is_answered(facts, attempt, watch):
         return []
     if facts.limits.on_hang != "notify":
         return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
-    if attempt.noticed_at is not None and attempt.noticed_at >= verdict.since_s:
+    if attempt.noticed is None:
+        return [d.Notice(watch.now_s, verdict.summary, attempt.number, verdict)]
+    return _look(facts, attempt, watch)
+
+
+def _look(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    why = looks.why_look(facts, attempt, watch)
+    return looks.orders(facts, attempt, why, watch) if why else []
+
+
+def _withdraw(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Take back what was said of a hang once the job moves again."""
+    hung = attempt.noticed is not None and attempt.noticed.signature.startswith(d.Kind.HANG.value)
+    if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.noticed_at or 0.0):
         return []
-    return [d.Notice(watch.now_s, verdict.summary, attempt.number, verdict)]
+    return [d.Withdraw(watch.now_s, "the job moves again", attempt.number)]
 
 
 def _drive(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:

@@ -57,6 +57,28 @@ def spoiled(facts: Facts, news: e.CheckpointSpoiled) -> None:
         attempt.checkpointed = newest is not None and (newest.step or 0) > attempt.base_step
 
 
+def distrust(facts: Facts, attempt: AttemptFacts) -> None:
+    """Fall back behind the step at which the attempt's ranks began to run different collectives."""
+    adopted = [*facts.older, *([facts.checkpoint] if facts.checkpoint else [])]
+    for checkpoint in adopted:
+        if _is_out_of_step(facts, attempt, checkpoint):
+            _forget(facts, checkpoint.path)
+    newest = facts.checkpoint
+    attempt.checkpointed = newest is not None and (newest.step or 0) > attempt.base_step
+
+
+def _is_out_of_step(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> bool:
+    """Tell whether the attempt wrote it after its ranks began to run different collectives, or may have."""
+    verdict = attempt.verdict
+    if verdict is None or verdict.kind is not d.Kind.DESYNC or attempt.failed_count is None:
+        return False
+    if facts.writers.get(checkpoint.path) != attempt.number or checkpoint.step is None:
+        return False
+    exact = checkpoint.step in _numbers(checkpoint.path)
+    began = attempt.base_step + attempt.failed_count  # not the verdict's: the base may be known better since
+    return checkpoint.step >= began - (0 if exact else NEAR_STEPS)
+
+
 def begins_anew(attempt: AttemptFacts) -> str:
     """Say in one line how it is known that the attempt's script ignores its checkpoint; empty if it is not."""
     if attempt.anew is None or attempt.resume is None:
@@ -125,6 +147,8 @@ def _enter(facts: Facts, attempt: AttemptFacts, path: str, step: int) -> None:
 def _offer(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> None:
     """Adopt a checkpoint unless there is one of more steps."""
     step = checkpoint.step or 0
+    if _is_out_of_step(facts, attempt, checkpoint):
+        return
     if facts.checkpoint is not None and step < (facts.checkpoint.step or 0):
         return
     attempt.checkpointed = attempt.checkpointed or step > attempt.base_step

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+from . import checkpoints, desync, placement, suspicion
 from . import decisions as d
 from . import events as e
-from . import placement
 from .facts import APART, AttemptFacts, Facts, Link, NodeFacts, PastAttempt, Phase, RankFacts
+
+HANGS_MAX = 2
+"""After so many hangs on one host the job does without it, where there is another."""
 
 
 def unplaced(pool: e.Pool) -> dict[int, RankFacts]:
@@ -41,13 +44,15 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     facts.late.update(facts.coming)
     facts.coming = {}
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
+    desync.forget(facts)
     if facts.pool is None:
         _begin_run(facts, facts.attempt, news.at)
     else:
         facts.ranks = unplaced(facts.pool)
     for node in facts.nodes.values():
         node.trouble = node.trouble_tail = node.lost = ""
-        node.lost_at, node.stacks, node.addresses, node.reached, node.missed = 0.0, (), (), (), ()
+        node.lost_at, node.addresses, node.reached, node.missed = 0.0, (), (), ()
+        node.looked = 0
         if facts.pool is not None:
             node.launch_failures = 0
     for node in facts.every_node() if facts.pool is not None else ():
@@ -71,9 +76,27 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
             node.missing = node.lost or cast(d.Verdict, verdict).evidence[0].removeprefix(f"{node.name}: ")
         elif node.trouble and others:
             node.excluded = node.trouble
+        elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
+            node.excluded = hung
     elsewhere = others or facts.queue is not None
     if elsewhere and verdict is not None and verdict.signature.startswith(APART):
         _exclude_apart(facts, verdict)
+
+
+def _hung_again(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> str:
+    """Say that ranks have hung on a node in this attempt and in one before; empty if they have not."""
+    hung = [
+        past
+        for past in facts.past
+        if past.number > facts.resumed_after
+        and past.verdict is not None
+        and past.verdict.kind is d.Kind.HANG
+        and past.verdict.node == node.name
+    ]
+    if len(hung) < HANGS_MAX or hung[-1].number != attempt.number:
+        return ""
+    numbers = " and ".join(str(past.number) for past in hung[-HANGS_MAX:])
+    return f"set aside: ranks hung on it in attempts {numbers}"
 
 
 def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:
@@ -119,10 +142,13 @@ def _start(facts: Facts, news: d.Start) -> None:
     cast(AttemptFacts, facts.attempt).phase = Phase.RUN
 
 
-def _take_stacks(facts: Facts, news: d.TakeStacks) -> None:
-    node = facts.nodes[news.node]
-    node.stacks_of, node.stacks = 0, ()
-    cast(AttemptFacts, facts.attempt).stacks_at = news.at
+def _look(facts: Facts, news: d.Look) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    if news.look > attempt.look:  # one look is an order to each node
+        goes_on = attempt.look_at is not None and attempt.look_at >= suspicion.quiet_since(facts, attempt)
+        attempt.round = attempt.round + 1 if goes_on else 1
+    attempt.look, attempt.look_at = news.look, news.at
+    facts.look_answered = facts.look_asked
 
 
 def _judge(facts: Facts, news: d.Judge) -> None:
@@ -130,6 +156,8 @@ def _judge(facts: Facts, news: d.Judge) -> None:
     attempt.verdict = news.verdict
     attempt.failed_count = attempt.own_steps(news.verdict)
     attempt.judged_at = news.at
+    if news.verdict.kind is d.Kind.DESYNC:
+        checkpoints.distrust(facts, attempt)
     _begin_stop(attempt, news.at)
 
 
@@ -139,7 +167,19 @@ def _begin_stop(attempt: AttemptFacts, at: float) -> None:
 
 
 def _notice(facts: Facts, news: d.Notice) -> None:
-    cast(AttemptFacts, facts.attempt).noticed_at = news.at
+    attempt = cast(AttemptFacts, facts.attempt)
+    if news.verdict.kind is d.Kind.DESYNC:
+        attempt.desynced = news.verdict
+    else:
+        attempt.noticed_at, attempt.noticed = news.at, news.verdict
+
+
+def _withdraw(facts: Facts, news: d.Withdraw) -> None:
+    cast(AttemptFacts, facts.attempt).noticed = None
+
+
+def _remark(facts: Facts, news: d.Remark) -> None:
+    cast(AttemptFacts, facts.attempt).remarks[news.rank] = news.why
 
 
 def _finish(facts: Facts, news: d.Finish) -> None:
@@ -178,9 +218,11 @@ FOLDS: dict[type[Any], Any] = {
     d.Prepare: _prepare,
     d.Probe: _probe,
     d.Start: _start,
-    d.TakeStacks: _take_stacks,
+    d.Look: _look,
     d.Judge: _judge,
     d.Notice: _notice,
+    d.Withdraw: _withdraw,
+    d.Remark: _remark,
     d.Finish: _finish,
     d.Stop: _stop,
     d.EndJob: _end_job,

@@ -39,7 +39,8 @@ class Verdict:
 
     `signature` is equal for two failures that a person would call the same; `step` is the job's optimizer step at
     which it happened, None when no step was seen; `since_s` is the job clock at the last sign of progress or the
-    death, so that `at - since_s` of the judgement is the time it took to detect.
+    death, so that `at - since_s` of the judgement is the time it took to detect. `culprit` says where the ranks at
+    fault are and what they do there, `waiting` what the others wait in; both empty where there is no such thing.
     """
 
     kind: Kind
@@ -51,6 +52,8 @@ class Verdict:
     step: int | None
     since_s: float
     retry: bool
+    culprit: str = ""
+    waiting: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +133,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeStacks:
-    """Write what every rank of the node is doing to the evidence folder."""
+class Look:
+    """See what every rank of the node is doing, and write it to the evidence folder; report `Looked`."""
 
     at: float
     why: str
     attempt: int
     node: str
+    look: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +161,25 @@ class Notice:
     why: str
     attempt: int
     verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """What was noticed last is not so any more: the job moves again."""
+
+    at: float
+    why: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """Something of a rank that a person should know, and nothing is done about."""
+
+    at: float
+    why: str
+    attempt: int
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +243,11 @@ Decision: TypeAlias = (
     | Prepare
     | Probe
     | Start
-    | TakeStacks
+    | Look
     | Judge
     | Notice
+    | Withdraw
+    | Remark
     | Finish
     | Stop
     | EndJob

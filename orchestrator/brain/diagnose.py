@@ -6,21 +6,20 @@ from silence, and a failure that looks like a victim's waits a moment for its cu
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 
-from . import allocation, meeting, placement
+from . import allocation, hang, meeting, placement
 from .decisions import Kind, Verdict
 from .facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
+from .folding import named
+from .library_words import explain
 from .recognise import recognise
+from .verdicts import verdict as _verdict
 from .watch import Watch
 
 SETTLE_S = 1.0
 """How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second."""
-
-STOPPED_S_MAX = 5.0
-"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s harms nobody."""
 
 HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError")
 """Exceptions that another start cannot mend, when they come before the first step."""
@@ -52,12 +51,12 @@ def diagnose(facts: Facts, watch: Watch) -> Verdict | None:
         _out_of_time,
         _cannot_launch,
         placement.verdict,
+        placement.queued_too_long,
         _cannot_meet,
         _crashed,
         _node_lost,
         _start_took_too_long,
-        _stands_still,
-        _hangs,
+        hang.judge,
     )
     for question in questions:
         verdict = question(facts, attempt, watch)
@@ -68,7 +67,7 @@ def diagnose(facts: Facts, watch: Watch) -> Verdict | None:
 
 def looks_like_victim(rank: RankFacts) -> bool:
     """Tell whether the rank's end is what a rank looks like whose peer has gone."""
-    if rank.failure is None:
+    if rank.failure is None or not rank.failure.type:
         return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
     text = f"{rank.failure.type} {rank.failure.message}"
     return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))
@@ -82,12 +81,6 @@ def _was_ended(rank: RankFacts) -> bool:
 _SIGABRT = 6
 _SIGKILL = 9
 _SIGTERM = 15
-
-
-def _verdict(facts: Facts, kind: Kind, summary: str, **more: object) -> Verdict:
-    """Build a verdict at the job's present step, with the plain values for what is not said."""
-    blank = Verdict(kind, (), "", summary, (), kind.value, facts.step, facts.progress_at, True)
-    return dataclasses.replace(blank, **more)  # type: ignore[arg-type]
 
 
 def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
@@ -186,10 +179,14 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
         evidence.append(f"the kernel's OOM killer was at work on {culprit.node} during this attempt")
     if others:
         evidence.append(f"after it ended badly: ranks {_ranks_text(others)}")
+    gone = ""
     if looks_like_victim(culprit) and left:
+        gone = f"{named(left)} ended with code 0 before the others were done: "
         evidence.append(f"before it had left in good order: ranks {_ranks_text(left)}")
-    if failure is not None and failure.traceback:
-        evidence.append(failure.traceback)
+    meaning = explain(f"{failure.message}\n{failure.traceback}") if failure is not None else ""
+    evidence += [meaning] if meaning else []
+    if failure is not None and (failure.traceback or not failure.type):
+        evidence.append(failure.traceback or failure.message)
     what = (
         f"{failure.type}: {_first_line(failure.message)}"
         if failure and failure.type
@@ -200,7 +197,7 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
     never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
     step = facts.attempt.base_step + culprit.count if facts.attempt and culprit.count else facts.step
     return _verdict(
-        facts, kind, f"rank {culprit.rank} on {culprit.node}: {what}{place}", ranks=(culprit.rank,),
+        facts, kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}{place}", ranks=(culprit.rank,),
         node=culprit.node, evidence=tuple(evidence), signature=_signature(kind, culprit), since_s=culprit.died_at,
         step=step, retry=not (hopeless or never),
     )  # fmt: skip
@@ -316,60 +313,3 @@ def _stage(node: NodeFacts, attempt: AttemptFacts) -> str:
         reason = f" ({node.launch_reason})" if node.launch_reason else ""
         return f"its agent is {node.link.value}{reason}"
     return "its ranks were not started" if node.ready == attempt.number else "its setup has not ended"
-
-
-def _stands_still(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
-    """A stopped process (T) hangs the gang for sure, and one whose main thread is a zombie (Z) never comes back."""
-    for rank in facts.ranks.values():
-        if rank.life is not Life.ALIVE or facts.nodes[rank.node].link is not Link.UP:
-            continue
-        if rank.state == "Z":
-            return _hang(
-                facts, [rank], f"rank {rank.rank} on {rank.node} is a zombie (state Z)", rank.state_at
-            )
-        if rank.state == "T" and rank.beat_at >= rank.state_at + STOPPED_S_MAX:
-            still_s = rank.beat_at - rank.state_at
-            summary = f"rank {rank.rank} on {rank.node} is stopped (state T) for {still_s:.0f} s"
-            return _hang(facts, [rank], summary, rank.state_at)
-    return None
-
-
-def _hangs(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
-    assert facts.limits is not None
-    limit_s = facts.limits.hang_s_max
-    if attempt.running_at is None or limit_s is None:
-        return None
-    alive = [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
-    if not alive or any(facts.nodes[rank.node].link is not Link.UP for rank in alive):
-        return None  # what a silent node does is not known; that is another question
-    since_s = max(facts.progress_at, attempt.running_at)
-    deadline_s = since_s + limit_s
-    if not watch.passed(deadline_s) or any(facts.nodes[rank.node].contact_at < deadline_s for rank in alive):
-        return None  # each node must have been heard, still without progress, after the time was over
-    behind = _behind(alive)
-    who = f"; ranks {_ranks_text([r.rank for r in behind])} are behind" if behind else ""
-    left = sorted(rank.rank for rank in facts.ranks.values() if rank.ended_well)
-    before = f"; ranks {_ranks_text(left)} had left in good order" if left else ""
-    summary = f"no sign of progress from any rank for {watch.now_s - since_s:.0f} s{who}{before}"
-    return _hang(facts, behind, summary, since_s)
-
-
-def _behind(alive: list[RankFacts]) -> list[RankFacts]:
-    """Return who is the likely culprit: in a state that cannot run, else with fewer steps than the rest."""
-    stuck = [rank for rank in alive if rank.state in ("T", "t", "Z", "D")]
-    if stuck:
-        return stuck
-    most = max(rank.count for rank in alive)
-    late = [rank for rank in alive if rank.count < most]
-    return late if len(late) < len(alive) else []
-
-
-def _hang(facts: Facts, culprits: list[RankFacts], summary: str, since_s: float) -> Verdict:
-    assert facts.limits is not None
-    stacks = tuple(line for node in facts.nodes.values() for line in node.stacks)
-    node = culprits[0].node if culprits else ""
-    return _verdict(
-        facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), node=node, evidence=stacks,
-        signature=f"hang ranks {_ranks_text([rank.rank for rank in culprits])}",
-        since_s=since_s, retry=facts.limits.on_hang != "fail",
-    )  # fmt: skip

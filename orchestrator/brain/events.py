@@ -62,7 +62,11 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every limit that the brain judges by. `None` means no limit."""
+    """Every limit that the brain judges by. `None` means no limit.
+
+    `hang_s_max`: so long a silence is suspicious, 0 where that follows from what the job has shown, see `suspicion`,
+    within floor and ceiling.
+    """
 
     start_s_max: float
     hang_s_max: float | None
@@ -75,6 +79,12 @@ class Limits:
     never_on_exit_codes: tuple[int, ...]
     time_s_max: float | None
     on_hang: str
+    on_desync: str = "fail"
+    rendezvous_s_max: float | None = None
+    first_step_s_max: float | None = None
+    hang_s_floor: float = 5.0
+    hang_s_ceiling: float = 600.0
+    queue_s_max: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,19 +108,103 @@ class RankSeen:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """When (job clock) a rank last gave a sign, made a step, changed its state and was heard of."""
+    """When (job clock) a rank last gave a sign, made a step, changed its state, was heard of, was busy, said its last
+    word, and gave a sign that is more than processor time; `pause_s`: the longest time between two of its steps."""
 
     sign_at: float
     step_at: float
     state_at: float
     beat_at: float
+    busy_at: float = 0.0
+    left_at: float = 0.0
+    pause_s: float = 0.0
+    told_at: float = 0.0
+
+
+class Doing(enum.Enum):
+    """What a rank does, as its agent sees it."""
+
+    WAITS = "waits"  # for other ranks: in a collective, a barrier, the store, the rendezvous
+    WORKS = "works"  # its stack moves, or it or its children read, write or compute
+    SPINS = "spins"  # burns processor time in one place: a loop, or one long operation
+    SLEEPS = "sleeps"  # in a timed sleep
+    BLOCKED = (
+        "blocked"  # idle in one place that is no wait for other ranks: a lock, a read, a question, a child
+    )
+    STOPPED = "stopped"  # state T or t
+    LEAVING = "leaving"  # has said its last word, and is still there
+    UNSEEN = "unseen"  # a first look, or no way to look
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective that a rank has entered in one group. `group` is torch's name of it, `label` its purpose;
+    `number` counts the group's collectives from 1; `shape`: `float32[1000]`; `entered_s`: so long ago; `done`: it was
+    carried out, so the rank no longer waits in it."""
+
+    group: str
+    label: str
+    ranks: tuple[int, ...]
+    number: int
+    what: str
+    shape: str
+    entered_s: float
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
+    steps of its own."""
+
+    step: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook:
+    """What one look has found of a rank.
+
+    `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
+    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
+    cannot go on by itself, whatever the others do; `ends_s`: a sleep's rest; `phase`: import, rendezvous, evaluate,
+    save, exit, train or retry, by its stack and source; `stack`: its main thread's frames, innermost first, as
+    `file:line function`; `groups` and `marks`: see `RankBeat`, here with each step at which a count grew by another
+    number than before; `lacks`: the ways to look that did not work here, and why; `holder`: the rank that holds the
+    lock on a file that it waits for, where that is known; `starved_s`: for so much of `still_s` its main thread was
+    ready to run and had no processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is
+    known.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    doing: Doing
+    still_s: float
+    where: str
+    why: str
+    certain: bool
+    ends_s: float | None
+    phase: str
+    stack: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    groups: tuple[str, ...]
+    marks: tuple[Mark, ...]
+    lacks: tuple[str, ...]
+    holder: int | None = None
+    starved_s: float = 0.0
+    gpu_use: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankBeat:
     """One rank's signs of life. `count`: optimizer steps since this process began; `state`: the letter of /proc.
 
-    `seen` is never sent: it stands in beats that were folded into one for the journal, see `Brain.beats`.
+    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 8 of them;
+    `own_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `left`: it has
+    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `marks`: some of its
+    last steps with their counts, in order. `seen` is never sent: it stands in beats that were folded into one for the
+    journal, see `Brain.beats`.
     """
 
     rank: int
@@ -118,6 +212,12 @@ class RankBeat:
     state: str
     log_bytes: int
     cpu_s: float
+    io_bytes: int = 0
+    usual_s: float | None = None
+    own_s: float | None = None
+    left: bool = False
+    groups: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
     seen: Seen | None = None
 
 
@@ -295,13 +395,14 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class StacksTaken:
-    """A node's stacks are on disk; `lines` say in short what each rank was doing."""
+class Looked:
+    """A node has answered look number `look`; its evidence is on disk."""
 
     at: float
     node: str
     attempt: int
-    lines: tuple[str, ...]
+    look: int
+    ranks: tuple[RankLook, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -376,6 +477,14 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class LookAsked:
+    """Request number `request`: somebody wants to see what all ranks are doing, and nothing else."""
+
+    at: float
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class ResumeAsked:
     """Request number `request`: go on with an ended job, from `path` or the newest checkpoint when it is empty."""
 
@@ -399,7 +508,7 @@ Event: TypeAlias = (
     | Exited
     | Beat
     | Stopped
-    | StacksTaken
+    | Looked
     | CheckpointComing
     | CheckpointFound
     | CheckpointSpoiled
@@ -407,5 +516,6 @@ Event: TypeAlias = (
     | AllocationEnding
     | AllocationEnded
     | CancelAsked
+    | LookAsked
     | ResumeAsked
 )

@@ -78,8 +78,7 @@ class NodeFacts:
     started: int = 0
     clear: int = 0
     cleared_at: float = 0.0
-    stacks: tuple[str, ...] = ()
-    stacks_of: int = 0
+    looked: int = 0  # the last look that it has answered in the current attempt
     trouble: str = ""  # setup failed or program not found, in the current attempt
     trouble_tail: str = ""
     lost_at: float = 0.0
@@ -102,6 +101,22 @@ class NodeFacts:
     def is_clear(self, attempt: int) -> bool:
         """Tell whether nothing of `attempt` can be running here."""
         return self.clear >= attempt or self.ever_started < attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A rank's own work in a step, without waiting, takes `own_s`, that of its peers in the middle `peers_s`; so it
+    has been since step `step` of the attempt's own and `at`, in `times` reports."""
+
+    own_s: float
+    peers_s: float
+    step: int
+    at: float
+    times: int
+
+    @property
+    def factor(self) -> float:
+        return self.own_s / self.peers_s
 
 
 @dataclass(slots=True)
@@ -128,6 +143,19 @@ class RankFacts:
     ordered: bool = False
     failure: e.Failure | None = None
     oom: bool = False
+    io_bytes: int = 0
+    usual_s: float | None = None
+    own_s: float | None = None
+    left: bool = False  # it has said its last word
+    left_at: float = 0.0
+    busy_at: float = 0.0  # when it last used much of a processor
+    pause_s: float = 0.0  # the longest time between two of its steps
+    told_at: float = 0.0  # when it last gave a sign that is more than processor time
+    collective_at: float = 0.0  # when a look found that it had entered another collective
+    groups: tuple[str, ...] = field(default=(), compare=False)  # as the counts of them, see `desync`
+    slow: Slow | None = field(default=None, compare=False)  # its own work takes longer than that of its peers
+    look: e.RankLook | None = None  # what the last look has found, and when
+    looked_at: float = 0.0
 
     @property
     def failed(self) -> bool:
@@ -174,7 +202,12 @@ class AttemptFacts:
     verdict: d.Verdict | None = None
     judged_at: float = 0.0
     noticed_at: float | None = None
-    stacks_at: float | None = None
+    noticed: d.Verdict | None = None  # the hang that was noticed last, unless it was withdrawn
+    desynced: d.Verdict | None = None  # the desync that was noticed; it does not pass
+    look: int = 0  # the last look that was ordered, and when
+    look_at: float | None = None
+    round: int = 0  # which look it was in its silence
+    remarks: dict[int, str] = field(default_factory=dict)  # what was said of ranks, see `Remark`
     stop_at: float | None = None
     checkpointed: bool = False
     failed_count: int | None = None  # its own steps up to the failure that it was judged for
@@ -244,6 +277,7 @@ class Facts:
     ahead: tuple[str, ...] = ()  # earlier jobs that wait for the same hosts
     round_at: float = 0.0  # since when hosts that were busy are asked again
     allocation: str = ""  # the present one
+    allocations: tuple[str, ...] = ()  # all there were, the present one last
     ending: e.AllocationEnding | None = None  # that it will be taken away
     requeued_at: float | None = None  # since when the job waits for another one
     requeued: str = ""  # and why
@@ -263,6 +297,10 @@ class Facts:
     end_why: str = ""
     ended_at: float | None = None
     requests: int = 0
+    look_asked: int = 0  # the last request of somebody who wants to see what the ranks do
+    tallies: dict[str, dict[int, dict[int, int]]] = field(default_factory=dict, compare=False)  # see `desync`
+    odd_at: dict[str, float] = field(default_factory=dict, compare=False)  # since when counts differ
+    look_answered: int = 0  # the last one for which looks were ordered
     heard_at: float = 0.0
 
     @property

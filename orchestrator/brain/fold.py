@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from . import allocation, checkpoints, decided
+from . import allocation, checkpoints, decided, desync, pulse, stragglers
 from . import decisions as d
 from . import events as e
 from .facts import (
@@ -22,9 +22,6 @@ from .facts import (
     RankFacts,
     Want,
 )
-
-CPU_SIGN_S = 0.05
-"""Processor seconds that count as a sign of life before the first step."""
 
 
 def fold(facts: Facts, news: News) -> None:
@@ -59,6 +56,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
+    desync.forget(facts)
     for rank in facts.ranks.values():
         rank.sign_at = max(rank.sign_at, news.at) if rank.life is Life.ALIVE else rank.sign_at
         rank.state_at = news.at
@@ -233,47 +231,13 @@ def _beat(facts: Facts, news: e.Beat) -> None:
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
         if rank is not None and rank.life is Life.ALIVE:
-            _rank_beat(rank, beat, news.at)
-
-
-def _rank_beat(rank: RankFacts, beat: e.RankBeat, at: float) -> None:
-    """Steps and log bytes are signs of progress; processor time is one only before the first step, since a rank
-    that waits in a collective may spin."""
-    if beat.seen is not None:
-        rank.count, rank.state, rank.log_bytes, rank.cpu_s = (
-            beat.count,
-            beat.state,
-            beat.log_bytes,
-            beat.cpu_s,
-        )
-        rank.sign_at, rank.step_at = beat.seen.sign_at, beat.seen.step_at
-        rank.state_at, rank.beat_at = beat.seen.state_at, beat.seen.beat_at
-        return
-    moved = beat.count > rank.count or beat.log_bytes > rank.log_bytes
-    worked = beat.count == 0 and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S
-    if moved or worked:
-        rank.sign_at = at
-    if moved or worked or beat.count:
-        rank.cpu_s = max(rank.cpu_s, beat.cpu_s)
-    if beat.state != rank.state:
-        rank.state, rank.state_at = beat.state, at
-    if beat.count > rank.count:
-        rank.count, rank.step_at = beat.count, at
-    rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
-    rank.beat_at = at
-
-
-def folded_beat(facts: Facts, node: str, at: float) -> e.Beat:
-    """Return the beat, heard `at`, that says of the node's living ranks all that the facts hold."""
-    ranks = tuple(
-        e.RankBeat(
-            rank.rank, rank.count, rank.state, rank.log_bytes, rank.cpu_s,
-            e.Seen(rank.sign_at, rank.step_at, rank.state_at, rank.beat_at),
-        )
-        for rank in facts.ranks.values()
-        if rank.node == node and rank.life is Life.ALIVE
-    )  # fmt: skip
-    return e.Beat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
+            slowed = beat.own_s is not None and beat.own_s != rank.own_s
+            pulse.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
+            if beat.groups:
+                rank.groups = beat.groups
+                desync.note(facts, rank, beat.groups, beat.marks, news.at)
+            if slowed:
+                stragglers.note(facts, rank, news.at)
 
 
 def _stopped(facts: Facts, news: e.Stopped) -> None:
@@ -299,10 +263,15 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
         node.clear, node.cleared_at = attempt, at
 
 
-def _stacks_taken(facts: Facts, news: e.StacksTaken) -> None:
+def _looked(facts: Facts, news: e.Looked) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
-        node.stacks_of = news.attempt
-        node.stacks = news.lines
+        node.looked = max(node.looked, news.look)
+        for look in news.ranks:
+            rank = facts.ranks.get(look.rank)
+            if rank is not None and rank.life is Life.ALIVE:
+                if pulse.entered_another(facts, rank, look):
+                    rank.collective_at = news.at
+                rank.look, rank.looked_at = look, news.at
 
 
 def _checkpoint_coming(facts: Facts, news: e.CheckpointComing) -> None:
@@ -334,6 +303,11 @@ def _cancel_asked(facts: Facts, news: e.CancelAsked) -> None:
     if facts.end is None:
         facts.want = Want.CANCEL
         facts.cancelled = facts.cancelled or "cancelled by the user"
+
+
+def _look_asked(facts: Facts, news: e.LookAsked) -> None:
+    facts.requests = max(facts.requests, news.request)
+    facts.look_asked = news.request
 
 
 def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
@@ -373,7 +347,8 @@ _FOLDS: dict[type[Any], Any] = {
     e.Exited: _exited,
     e.Beat: _beat,
     e.Stopped: _stopped,
-    e.StacksTaken: _stacks_taken,
+    e.Looked: _looked,
+    e.LookAsked: _look_asked,
     e.CheckpointComing: _checkpoint_coming,
     e.CheckpointFound: _checkpoint_found,
     e.CheckpointSpoiled: _checkpoint_spoiled,

@@ -76,6 +76,12 @@ def is_short(facts: Facts, watch: Watch) -> bool:
     return not watch.passed(asked_again_s(facts))
 
 
+def has_another(facts: Facts) -> bool:
+    """Tell whether the job could do without one of the hosts that it can use."""
+    usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
+    return facts.pool is not None and len(usable) > facts.pool.nodes
+
+
 def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
     """Return why the attempt can never be placed, or None while it may be."""
     pool = facts.pool
@@ -99,6 +105,22 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None
     needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
     summary = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used; {reasons[0]}"
     return _verdict(facts, attempt, Kind.LAUNCH, summary, reasons)
+
+
+def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Return the end of a job that has waited for hosts, or for earlier jobs, for as long as its user lets it."""
+    limit_s = facts.limits.queue_s_max if facts.limits is not None else None
+    if limit_s is None or not is_queued(facts) or not watch.passed(attempt.began_at + limit_s):
+        return None
+    free = sum(_is_ready(node) for node in facts.nodes.values())
+    busy = tuple(f"{node.name}: {node.busy}" for node in facts.nodes.values() if node.busy)
+    ahead = (f"before it: {', '.join(facts.ahead)}",) if facts.ahead else ()
+    needed = facts.pool.nodes if facts.pool is not None else 0
+    summary = (
+        f"queued for {watch.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
+        f"{needed} hosts are needed, {free} were free"
+    )
+    return _verdict(facts, attempt, Kind.START_TIMEOUT, summary, (*ahead, *busy))
 
 
 def _lost_for_good(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from . import placement
 from .checkpoints import QUESTION, SUSPICION, begins_anew
 from .decisions import Kind, Verdict
 from .facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
@@ -25,7 +26,7 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     own = verdict.kind in _OWN_FAULTS and not verdict.signature.endswith(PLACEMENT)
     if not before or not verdict.retry or not own:
         return verdict
-    if _same_point(before[-1], attempt, verdict):
+    if _same_point(before[-1], attempt, verdict) and not _may_be_the_hosts(facts, before[-1], verdict):
         at = f"step {verdict.step}" if verdict.step is not None else "the same point, before any step"
         return _no_progress(verdict, f"the same failure again at {at}", before[-1])
     if _equally_far(before, attempt, verdict):
@@ -43,11 +44,18 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
     """
     if past.verdict is None or past.verdict.signature != verdict.signature:
         return False
-    if verdict.step is None and " signal " in verdict.signature:
+    if verdict.step is None and any(word in verdict.signature for word in (" signal ", " stopped ")):
         return False
     count = attempt.own_steps(verdict)
     as_far = (past.attempt.resume, past.attempt.failed_count) == (attempt.resume, count)
     return as_far or past.failed_step == verdict.step
+
+
+def _may_be_the_hosts(facts: Facts, past: PastAttempt, verdict: Verdict) -> bool:
+    """Tell whether both times ranks of one host hung, which is now set aside for another: only there it is known
+    whose fault it is."""
+    on_one = past.verdict is not None and past.verdict.node == verdict.node != ""
+    return verdict.kind is Kind.HANG and on_one and placement.has_another(facts)
 
 
 def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verdict) -> bool:

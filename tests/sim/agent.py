@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 
-from . import network
+from . import counts, network
+from .stance import Eyes
 
 if TYPE_CHECKING:
     from .boss import Boss
@@ -77,6 +78,7 @@ class Agent:
         self.kept: list[tuple[int, e.Event]] = []
         self.acked_s = self.started_s = self.world.now
         self.ticking = False
+        self.eyes = Eyes()
 
     # The line
 
@@ -123,9 +125,25 @@ class Agent:
         beats = []
         for rank in self.host.processes:
             rank.gang.settle()
-            count = rank.gang.count
+            count = 0 if rank.serves else rank.gang.count
             cpu_s = 0.4 * (min(self.world.now, rank.ready_s) - self.started_s) + 0.5 * count
-            beats.append(e.RankBeat(rank.number, count, rank.state if rank.alive else "Z", count * 20, cpu_s))
+            state, usual_s = (
+                rank.state if rank.alive else "Z",
+                self.world.night.step_s if count >= 8 else None,
+            )
+            beats.append(
+                e.RankBeat(
+                    rank.number,
+                    count,
+                    state,
+                    count * 20 + rank.logged,
+                    cpu_s + rank.burnt_s,
+                    usual_s=usual_s,
+                    left=rank.left,
+                    groups=() if rank.serves else counts.GROUPS,
+                    marks=() if rank.serves else counts.marks(rank),
+                )
+            )
         if not line.black_down and not self.host.cut_down:
             self.acked_s = self.world.now
         alive = tuple(b for b, rank in zip(beats, self.host.processes, strict=True) if rank.alive)
@@ -147,6 +165,9 @@ class Agent:
         fence_s = 0.6 * self.world.night.limits.node_silent_s_max
         alive = self.host.living()
         if not alive or self.world.now - self.acked_s <= fence_s:
+            return
+        if self.world.slurm is not None and self.world.slurm.claimed != self.host.allocation:
+            self.host.lose_agent(keeper=True)  # the job folder says that the job goes on elsewhere
             return
         gang = alive[0].gang
         gang.settle()
@@ -177,10 +198,10 @@ class Agent:
                 if order.saves:
                     self._save(order.attempt)
                 self._stop(order.attempt, order.grace_s)
-            case d.TakeStacks():
-                lines = tuple(f"rank {rank.number}: all_reduce at train.py:9" for rank in self.host.living())
-                taken = e.StacksTaken(0.0, self.host.name, order.attempt, lines)
-                self.world.after(self.world.rng.uniform(0.1, 3.0), self.post, taken)
+            case d.Look():
+                looks = tuple(self.eyes.look(rank) for rank in self.host.living())
+                looked = e.Looked(0.0, self.host.name, order.attempt, order.look, looks)
+                self.world.after(self.world.look_rng.uniform(*self.world.night.look_s), self.post, looked)
             case _:
                 raise AssertionError(f"no order: {order}")
 

@@ -76,6 +76,8 @@ class Boss:
     def _enter_allocation(self, slurm: Slurm) -> None:
         """Tell the brain which nodes it has, if it does not know yet."""
         facts = self.brain.facts
+        if not self.desk:
+            slurm.claimed = slurm.allocation
         if not self.desk and slurm.allocation != facts.allocation:
             self._take(e.AllocationBegan(self.world.clock, slurm.allocation))
         planned = dataclasses.replace(self.world.planned(), at=self.world.clock)
@@ -115,6 +117,7 @@ class Boss:
     def hear_beat(self, beat: e.Beat) -> None:
         self.world.ledger.before_news(self)
         self.brain.learn(dataclasses.replace(beat, at=self.world.clock))
+        self.world.ledger.desyncs.heard(beat)
         self.look()
 
     def receive(self, line: Line, sequence: int, report: e.Event) -> None:
@@ -301,17 +304,26 @@ class Boss:
                 self.world.host(decision.node).launch(self, decision.attempt)
             case d.Prepare() if decision.resume is not None and self.world.travels:
                 self.world.after(self.world.rng.uniform(0.2, SEND_S_MAX), self._order, decision)
-            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.TakeStacks() | d.Dismiss():
+            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.Look() | d.Dismiss():
                 self._order(decision)
             case d.Requeue():
                 assert self.world.slurm is not None
                 self.world.slurm.asked(decision)
             case d.EndJob() if self.world.slurm is not None:
                 self.world.slurm.ended()
-            case d.BeginAttempt() | d.Place() | d.Judge() | d.Notice() | d.Finish() | d.EndJob():
+            case (
+                d.BeginAttempt()
+                | d.Place()
+                | d.Judge()
+                | d.Notice()
+                | d.Withdraw()
+                | d.Remark()
+                | d.Finish()
+                | d.EndJob()
+            ):
                 pass
 
-    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.TakeStacks | d.Dismiss) -> None:
+    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Look | d.Dismiss) -> None:
         line, node = self.lines.get(order.node), self.brain.facts.node(order.node)
         assert node is not None
         stale = isinstance(order, d.Prepare) and not node.ranks  # what it was sent for came too late

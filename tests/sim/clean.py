@@ -17,7 +17,8 @@ from .world import World
 class Expected:
     """The first verdict; `rank` and `node` where they must be named. No kind: there must be no verdict at all.
 
-    `within_s`: how long after the fault the verdict may come.
+    `within_s`: how long after the fault the verdict may come; `nobody`: it must name no rank;
+    `says`: what its summary must hold.
     """
 
     kind: Kind | None
@@ -26,6 +27,8 @@ class Expected:
     within_s: float = 5.0
     last: Kind | None = None
     end: JobEnd = JobEnd.SUCCEEDED
+    nobody: bool = False
+    says: str = ""
 
 
 def clean_night(seed: int) -> tuple[Night, Expected]:
@@ -127,6 +130,8 @@ def check_clean(world: World, expected: Expected) -> None:
     first = verdicts[0]
     _must(first.kind is expected.kind, f"{expected.kind} wanted: {first}")
     _must(expected.rank is None or first.ranks == (expected.rank,), f"rank {expected.rank} wanted: {first}")
+    _must(expected.says in first.summary, f"{expected.says!r} wanted: {first}")
+    _must(not expected.nobody or not first.ranks, f"nobody is to be named: {first}")
     _must(not expected.node or first.node == expected.node, f"node {expected.node} wanted: {first}")
     _must(expected.last in (None, verdicts[-1].kind), f"{expected.last} wanted at last: {verdicts[-1]}")
     judged_s = world.ledger.tries[0].judged_s

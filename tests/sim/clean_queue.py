@@ -57,6 +57,7 @@ def queue_night(seed: int) -> Case:
         *_cancelled(plain),
         *_lost(plain, step),
         *_unusable(plain),
+        *_between_two(plain, step),
     ]
     return cases[seed % len(cases)]
 
@@ -134,6 +135,21 @@ def _lost(plain: Night, step: int) -> list[Case]:
              Fault(Harm.HANG, rank=plain.ranks, step=step + 1), Fault(Harm.PREEMPTED, step=step + 1)),
          Expected((GONE,), 0, hosts=("n0", "n2"), attempts=2)),
         (_on(lone, Lease(4, spares=1), first), Expected((LOST,), 0, attempts=2)),
+    ]  # fmt: skip
+
+
+def _between_two(plain: Night, step: int) -> list[Case]:
+    """What is left of one allocation in the next: a gang that is whole, words that come late, a grace to the end."""
+    long = dataclasses.replace(plain, steps=400)
+    harms = [(Harm.SLURMD_LOST, 1), (Harm.CUT_BOTH, 1), (Harm.SLURMD_LOST, 0), (Harm.CUT_BOTH, 0)]
+    lost = [Fault(harm, node=node, step=step, lasts_s=600.0) for harm, node in harms]
+    again = Fault(Harm.REQUEUED, step=step)
+    tells = Lease(4, kill_s=12.0, grace_s=20.0, tells=True)
+    return [
+        (_on(long, Lease(4, wait_s=(1.0, 1.0)), *lost),
+         Expected((LOST,), 0, hosts=("n2", "n3"), attempts=2, again_s=(19.9, 30.0))),
+        (_on(plain, Lease(4), Fault(Harm.LATE_WORD, 10.0), again), Expected((GONE,), 1, attempts=2, saved=True)),
+        (_on(plain, tells, Fault(Harm.HANG, 19.0), Fault(Harm.REQUEUED, 20.0)), Expected((GONE,), attempts=2)),
     ]  # fmt: skip
 
 

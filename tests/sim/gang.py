@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.brain.events import Failure
+from orchestrator.brain.events import Doing, Failure
 
-from .night import Fault, Harm, Naming
+from .counts import Counted, fall_out_of_step
+from .night import OUT_OF_STEP, Fault, Harm, Naming
+from .stance import SLEEP_S, Stance
 
 if TYPE_CHECKING:
     from .host import Host
@@ -32,10 +35,37 @@ class Rank:
     state: str = "S"
     hung: bool = False
     immortal_until_s: float = 0.0
+    stance: Stance | None = None
+    left: bool = False  # it has said its last word
+    counted: Counted = field(default_factory=Counted)
 
     @property
     def stands(self) -> bool:
+        return self.hung or self.state == "T" or self.stance is not None
+
+    @property
+    def serves(self) -> bool:
+        """Tell whether it makes no steps, and the others do not need it for theirs."""
+        return self.number == self.gang.world.night.serves_rank
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether it will never go on, or has been stopped from outside."""
         return self.hung or self.state == "T"
+
+    @property
+    def stood_s(self) -> float:
+        return self.gang.world.now - self.stance.since_s if self.stance is not None else 0.0
+
+    @property
+    def burnt_s(self) -> float:
+        """Processor seconds beside those of its steps."""
+        return self.stance.cpu * self.stood_s if self.stance is not None else 0.0
+
+    @property
+    def logged(self) -> int:
+        """Bytes of log beside those of its steps."""
+        return int(self.stood_s) if self.stance is not None and self.stance.logs else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +87,12 @@ class Gang:
     version: int = 0
     saved_itself: bool = False
     last_save: tuple[str, int] | None = None  # its path, and the count that its time says
+
+    @property
+    def is_stuck(self) -> bool:
+        """Tell whether something keeps the gang from going on that does not end by itself, or that looks like it."""
+        ranks = self.ranks.values()
+        return any(not rank.alive or rank.is_stuck or rank.host.cut_gang for rank in ranks) or self.broken
 
     def settle(self) -> None:
         """Bring the count up to now."""
@@ -127,6 +163,9 @@ class Gang:
         world = self.world
         path = world.path_of(self.attempt, self.base + count)
         world.saved[path] = self.base + count
+        world.tainted.pop(path, None)
+        if any(rank.counted.is_odd_at(count) for rank in self.ranks.values()):
+            world.tainted[path] = self.attempt
         self.last_save = (path, count + world.named_rng.randint(0, world.night.late_steps))
         host = self.ranks[0].host
         world.after(world.rng.uniform(0.1, 2.0), host.found, self.attempt, *self.last_save)
@@ -146,7 +185,10 @@ class Gang:
                 self.world.after(self.world.rng.uniform(0.1, 1.5), self._leave, rank)
 
     def _leave(self, rank: Rank) -> None:
-        if rank.alive and not rank.stands:
+        if rank.alive and self.world.night.stays_rank == rank.number and self.attempt == 1:
+            rank.left = rank.hung = True
+            rank.stance = Stance(Doing.LEAVING, "", "said its last word", since_s=self.world.now)
+        elif rank.alive and not rank.stands:
             self.exited_well += 1
             self.die(rank, code=0)
 
@@ -189,10 +231,61 @@ def harm_rank(rank: Rank, fault: Fault) -> None:
         Harm.STOPPED: lambda: _stand(rank, "T", fault.lasts_s),
         Harm.HANG: lambda: _hang(rank),
         Harm.IMMORTAL: lambda: _immortal(rank, world.now + fault.lasts_s),
+        **{harm: lambda: _take_stance(rank, fault) for harm in STANCES},
+        **{harm: lambda: fall_out_of_step(rank, fault) for harm in OUT_OF_STEP},
     }
     gang.settle()
     acts[fault.harm]()
     gang.review()
+
+
+STANCES = {
+    Harm.STUCK: Stance(
+        Doing.BLOCKED, "train.py:88 load", "in read() of a pipe that nobody writes", certain=True
+    ),
+    Harm.STUCK_AND_LOGS: Stance(Doing.BLOCKED, "train.py:88 load", "in a lock", certain=True, logs=True),
+    Harm.SPINS: Stance(Doing.SPINS, "train.py:50 loop", cpu=1.0),
+    Harm.LOCKED_OUT: Stance(Doing.BLOCKED, "train.py:85 cache", "in flock() of a file", locked_out=True),
+    Harm.SLEEPS: Stance(Doing.SLEEPS, "train.py:60 nap", "in a sleep", certain=True, ends_at=SLEEP_S),
+    Harm.SKIPS: Stance(Doing.WAITS, "train.py:20 odd", what="broadcast"),
+    Harm.ELSEWHERE: Stance(Doing.WAITS, "train.py:30 sync", "in a wait for the store", elsewhere=True),
+    Harm.EVALUATES: Stance(Doing.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
+    Harm.EVALUATES_AND_LOGS: Stance(
+        Doing.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
+    ),
+    Harm.SAVES: Stance(Doing.BLOCKED, "train.py:80 save", "in write() of a file", phase="save"),
+    Harm.NAPS: Stance(Doing.SLEEPS, "train.py:61 nap", "in a sleep", certain=True, ends_at=0.0),
+    Harm.LONG_STEP: Stance(Doing.SPINS, "train.py:9 step", cpu=1.0),
+    Harm.STARVES: Stance(
+        Doing.BLOCKED, "train.py:55 sort", "in C code that keeps the GIL", cpu=0.3, starved=0.7
+    ),
+    Harm.QUEUES: Stance(Doing.BLOCKED, "train.py:85 cache", "in flock() of a file", locked_out=True),
+}
+"""What a rank does that makes no step though its process lives; the last ones end, and harm nobody."""
+
+
+def _take_stance(rank: Rank, fault: Fault) -> None:
+    if rank.hung:
+        return
+    if fault.harm is Harm.QUEUES:  # and the one that holds the lock works
+        holder = rank.gang.ranks[(rank.number + 1) % rank.gang.size]
+        if holder is not rank:
+            _take_stance(holder, dataclasses.replace(fault, harm=Harm.SAVES))
+    stance, now_s = STANCES[fault.harm], rank.gang.world.now
+    ends_at = None if stance.ends_at is None else now_s + min(fault.lasts_s, SLEEP_S)
+    rank.stance = dataclasses.replace(stance, ends_at=ends_at, since_s=now_s)
+    rank.hung = fault.lasts_s == float("inf")
+    if not rank.hung:
+        rank.gang.world.after(fault.lasts_s, _ends_stance, rank, rank.stance)
+
+
+def _ends_stance(rank: Rank, stance: Stance) -> None:
+    if rank.alive and rank.stance == stance:
+        rank.gang.settle()
+        rank.stance = None
+        rank.gang.review()
+        if rank.gang.finished:
+            rank.gang._leave(rank)
 
 
 def _stand(rank: Rank, state: str, lasts_s: float) -> None:
@@ -211,6 +304,7 @@ def _goes_on(rank: Rank) -> None:
 
 def _hang(rank: Rank) -> None:
     rank.hung = True
+    rank.stance = Stance(Doing.BLOCKED, "train.py:88 load", "blocked", since_s=rank.gang.world.now)
 
 
 def _immortal(rank: Rank, until_s: float) -> None:

@@ -30,6 +30,7 @@ class Host:
         self.processes: list[Rank] = []
         self.refuses = world.night.hosts is not None and index in world.night.hosts.bad
         self.heard_s = float("-inf")
+        self.allocation = ""  # in which its keeper was started
 
     def living(self) -> list[Rank]:
         return [rank for rank in self.processes if rank.alive]
@@ -93,6 +94,7 @@ class Host:
         if not self.up or self.agent is not None or self.keeper:
             return  # the folder's lock is held: a second agent leaves at once
         self.keeper = True
+        self.allocation = self.world.slurm.allocation if self.world.slurm is not None else ""
         self._new_agent()
 
     def _new_agent(self) -> None:
@@ -125,7 +127,8 @@ class Host:
     def probe(self, lent: int = 0) -> None:
         """The backend looks whether the agent lives; where nothing answers it cannot say. `lent`: in which allocation,
         since of those before this one it knows nothing."""
-        if self.up and self.agent is None and not self.keeper and lent == self.world.lent:
+        is_known = self.world.slurm is None or self.allocation == self.world.slurm.allocation
+        if self.up and self.agent is None and not self.keeper and lent == self.world.lent and is_known:
             self.world.boss.hear_alive(
                 e.AgentGone(0.0, self.name, "its agent was killed by SIGKILL, says its keeper")
             )

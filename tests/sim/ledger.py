@@ -12,10 +12,12 @@ from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
 
+from .desyncbook import DesyncBook
+from .hangbook import HangBook
 from .night import Harm, Naming
 from .poolbook import PoolBook
 from .queuebook import QueueBook
-from .tries import Try, fault
+from .tries import Try, goes_round
 
 if TYPE_CHECKING:
     from .boss import Boss
@@ -48,9 +50,7 @@ class Ledger:
         self.older: list[d.Checkpoint] = []
         self.known: dict[str, int] = {}
         self.rewritten: set[str] = set()  # paths that one attempt wrote at several counts
-        self.forgiven = (
-            0  # so many attempts do not count any more, since the user has resumed the job after them
-        )
+        self.forgiven = 0  # so many attempts do not count any more: the user has resumed the job after them
         self.ended_s: float | None = None
         self.end: d.EndJob | None = None
         self.resumed = self.cancelled = False
@@ -59,6 +59,8 @@ class Ledger:
         self.queue = QueueBook(self, world) if world.night.lease is not None else None
         self.coming: dict[tuple[int, str], str] = {}  # checkpoints on their way home, and from which host
         self.watched_s = self.stopped_s = 0.0
+        self.hangs = HangBook(self)
+        self.desyncs = DesyncBook(self)
 
     def note(self, what: News | str) -> None:
         self.notes.append((self.world.clock, what))
@@ -73,6 +75,8 @@ class Ledger:
 
     def after_look(self, boss: Boss, decisions: list[d.Decision]) -> None:
         self.looks += 1
+        self.hangs.looked(boss.brain.facts, decisions)
+        self.desyncs.looked(decisions)
         if self.tries:
             self._true_step(boss)
         if self.pool is not None and not decisions:
@@ -128,6 +132,7 @@ class Ledger:
             self.pool.written(news)
         if self.queue is not None:
             self.queue.written(news)
+        self.desyncs.written(news)
         match news:
             case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentSilent() | e.AgentGone():
                 self._link(news)
@@ -177,7 +182,7 @@ class Ledger:
         attempt.wrote[news.path] = news.count
         step = self._step(attempt, news.path)
         if step < self.known.get(news.path, step):
-            self._drop(news.path)
+            self.drop(news.path)
         self.known[news.path] = step
         newest = self._take(d.Checkpoint(news.path, step))
         attempt.saved = attempt.saved or (newest and step > attempt.base)
@@ -209,7 +214,7 @@ class Ledger:
         attempt.anew, attempt.base = True, 0
         held = [one for one in (*self.older, self.checkpoint) if one and one.path in attempt.wrote]
         for path in attempt.wrote:
-            self._drop(path)
+            self.drop(path)
             self.known[path] = self._step(attempt, path)
         for one in held:
             self._take(d.Checkpoint(one.path, self.known[one.path]))
@@ -218,12 +223,15 @@ class Ledger:
         """Take a checkpoint as the newest if it is; tell whether."""
         if self.checkpoint is not None and (found.step or 0) < (self.checkpoint.step or 0):
             return False
+        if self.desyncs.is_out_of_step(found.path, found.step or 0):
+            return False
         self.older += [self.checkpoint] if self.checkpoint else []
         self.older = [older for older in self.older if older.path != found.path]
         self.checkpoint = found
         return True
 
-    def _drop(self, path: str) -> None:
+    def drop(self, path: str) -> None:
+        """Never start from it; the one before is the newest now."""
         self.older = [older for older in self.older if older.path != path]
         if self.checkpoint is not None and self.checkpoint.path == path:
             self.checkpoint = self.older.pop() if self.older else None
@@ -232,7 +240,7 @@ class Ledger:
         """Whoever says it: nothing may start from it any more. What only did not arrive leaves what is at home."""
         if self.coming.pop((news.attempt, news.path), None) is not None:
             return
-        self._drop(news.path)
+        self.drop(news.path)
         if self.tries:
             newest = (self.checkpoint.step or 0) if self.checkpoint else 0
             self.tries[-1].saved = self.tries[-1].saved and newest > self.tries[-1].base
@@ -253,6 +261,7 @@ class Ledger:
         if self.end is not None:
             self.must(isinstance(decision, d.Dismiss), f"after the end of the job: {decision}")
             return
+        self.hangs.decided(decision)
         match decision:
             case d.BeginAttempt():
                 self._begins(decision)
@@ -270,6 +279,7 @@ class Ledger:
                 self.must(bool(decision.verdict.summary), f"a verdict that says nothing: {decision}")
                 attempt.verdict, attempt.judged_s = decision.verdict, self.world.now
                 attempt.judged_anew = attempt.anew
+                self.desyncs.judged(attempt)
                 self.stopped_s = self.world.clock
             case d.Finish():
                 self.must(self.cancelled or self._all_ok(attempt), f"neither done nor cancelled: {decision}")
@@ -315,23 +325,14 @@ class Ledger:
             last.high = self.world.journal_high(last.number)
             self.best = max(self.best, last.base + last.high)
             return
-        self.must(not self._goes_round(), "a script that ignores its checkpoint fails likewise for ever")
+        past = self.tries[self.forgiven :]
+        round = self.world.night.begins_anew and goes_round(past)
+        self.must(not round, "a script that ignores its checkpoint fails likewise for ever")
         got_on = self._got_on(last)
         self.best = max(self.best, last.base + last.high)
         self.stalled += 0 if got_on else 1
         self.must(limits.restarts_max > 0, "a restart though restart.max is 0")
         self.must(self.stalled <= limits.restarts_max, f"{self.stalled} restarts without progress")
-
-    def _goes_round(self) -> bool:
-        """Tell whether the last attempts ended alike: the last two that are known to have begun anew, or the last
-        four that were told to resume, by a script that does not."""
-        past = self.tries[self.forgiven :]
-        if not self.world.night.begins_anew or past[-1].verdict is None or not fault(past[-1]):
-            return False
-        alike = [fault(one) == fault(past[-1]) for one in past]
-        known = len(past) >= 2 and alike[-2] and past[-2].anew and past[-1].judged_anew
-        told = [one.begun.resume is not None and same for one, same in zip(past, alike, strict=True)]
-        return known or (len(past) >= 4 and all(told[-4:]))
 
     def _got_on(self, attempt: Try) -> bool:
         """Tell whether an attempt came further than all before it; what one saved that began anew may be old."""

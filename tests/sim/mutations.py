@@ -17,6 +17,10 @@ from types import FunctionType
 from typing import Any
 
 from .clean import check_clean, clean_night
+from .clean_desync import CASES as DESYNC_CASES
+from .clean_desync import check_desync, desync_night
+from .clean_hang import CASES as HANG_CASES
+from .clean_hang import hang_night
 from .clean_pool import check_pool, pool_night
 from .clean_queue import check_queue, queue_night
 from .ledger import Violation
@@ -26,7 +30,7 @@ from .world import World
 
 SEARCH_MAX = 500
 POOL_CASES = 42
-QUEUE_CASES = 35
+QUEUE_CASES = 38
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +79,21 @@ MUTATIONS = (
     Mutation("why is empty", "brain._launches", 'f"attempt {attempt.number} needs {node.name}"', '""'),
     Mutation("a start has no deadline", "diagnose._start_took_too_long", "not watch.passed(since_s + facts.limits.start_s_max)", "watch.now_s < since_s + facts.limits.start_s_max"),
     Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
-    Mutation("hangs are not seen", "diagnose._hangs", "limit_s is None", "True"),
-    Mutation("a stopped rank is not seen", "diagnose._stands_still", 'rank.state == "T"', "False"),
-    Mutation("a short pause is a hang", "diagnose.STOPPED_S_MAX", "", "0.0"),
+    Mutation("hangs are not seen", "hang._verified", "silence_s is None", "True"),
+    Mutation("a stopped rank is not seen", "hang._stands_still", 'rank.state == "T"', "False"),
+    Mutation("a short pause is a hang", "hang.STOPPED_S_MAX", "", "0.0"),
     Mutation("no back-off deadline", "brain._follow", "not watch.passed(not_before_s)", "watch.now_s < not_before_s"),
     Mutation("no time limit", "diagnose._out_of_time", "limits.time_s_max is None", "True"),
     Mutation("the same failure is never recognised", "recognise._same_point", "return as_far or past.failed_step == verdict.step", "return False"),
     Mutation("unreachable nodes are waited for without end", "brain.UNREACHED_S_MAX", "", "1e9"),
     Mutation("a launch that is not heard of is not repeated", "placement.is_due", "return watch.passed(node.launched_at + LAUNCH_S_MAX)", "return False"),
-    Mutation("stacks are taken again and again", "brain._judge_hang", "attempt.stacks_at is None or attempt.stacks_at < verdict.since_s", "True"),
+    Mutation("stacks are taken again and again", "brain._judge_hang", "attempt.look_at is None or attempt.look_at < verdict.since_s", "True"),
     Mutation("the facts hold a wish", "brain._drive", "if attempt.phase is Phase.RUN:", "facts.spent += attempt.phase is Phase.RUN\n    if attempt.phase is Phase.RUN:"),
-    Mutation("a folded beat is stamped anew", "fold.folded_beat", "e.Seen(rank.sign_at,", "e.Seen(at,"),
+    Mutation("a folded beat is stamped anew", "pulse.folded_beat", "rank.sign_at, rank.step_at,", "at, rank.step_at,"),
     Mutation("a script is always believed to resume", "checkpoints._anew", "if known is None", "if True"),
     Mutation("a script that overwrites one name is suspected", "checkpoints._anew", "(numbered or not overwritten)", "True"),
     Mutation("a rewritten checkpoint is progress", "facts.Facts.progressed", "attempt.checkpointed and attempt.anew is None", "attempt.checkpointed"),
+    Mutation("a host that hangs is never told from its script", "recognise._may_be_the_hosts", "and on_one", "and False"),
     Mutation("coming equally far is never recognised", "recognise._equally_far", "return bool(count)", "return False"),
     Mutation("names do not tell steps", "checkpoints._named", "return near[-1] if near else None", "return None"),
     Mutation("any number in a name is its step", "checkpoints._named", "if abs(number - about) <= NEAR_STEPS", ""),
@@ -130,6 +135,39 @@ MUTATIONS = (
     Mutation("a lost host's checkpoint is waited for", "policy._may_send", "return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)", "return True"),
     Mutation("what does not arrive spoils what is at home", "fold._checkpoint_spoiled", "facts.coming.pop(news.path, None) is None", "facts.coming.pop(news.path, None) is None or True"),
     Mutation("a checkpoint counts before it is home", "fold._checkpoint_coming", "facts.coming[news.path] = news.node", "facts.coming[news.path] = news.node\n        facts.checkpoint = d.Checkpoint(news.path, facts.step)"),
+    Mutation("one look is enough", "looks.LOOKS_MIN", "", "1"),
+    Mutation("ranks are looked at once", "looks._why_silence", "if made and not", "if made or not"),
+    Mutation("nobody has patience", "suspicion.PATIENCE_S", "", "5.0"),
+    Mutation("patience is for ever", "hang._is_over", "return True", "return False"),
+    Mutation("phases are no matter", "suspicion.LONG_PHASE_TIMES", "", "1.0"),
+    Mutation("who works has as little time as who stands", "suspicion.works_s", "return max(least_s,", "return max(60.0,"),
+    Mutation("log lines hide a hang", "suspicion.PUT_OFF_TIMES", "", "1e9"),
+    Mutation("no silence is suspicious", "suspicion.suspect_s", "return min(max(wanted_s,", "return 1e9 + min(max(wanted_s,"),
+    Mutation("the usual time of a step is no matter", "suspicion.suspect_s", "wanted_s = USUAL_TIMES * usual", "wanted_s = 60.0"),
+    Mutation("a proof is none", "hang._is_certain", "return look.certain and not soon", "return False"),
+    Mutation("who is locked out waits for no rank", "hang._is_in_circle", "look.holder is None", "True"),
+    Mutation("whoever holds a lock waits", "hang._is_in_circle", "look.holder in answer.waiting", "True"),
+    Mutation("a busy machine costs ranks their time", "hang._is_over", "look.starved_s", "0.0"),
+    Mutation("a rank that serves hangs", "hang._is_apart", "rank.count == 0 and", "False and"),
+    Mutation("a nap is for ever", "hang._is_certain", "look.certain and not soon", "look.certain"),
+    Mutation("who has not entered a collective is not missed", "collectives._is_behind", "number is not None and number < top", "False"),
+    Mutation("different collectives are taken for the same", "collectives._sides", "setdefault((now.what, ", 'setdefault(("", '),
+    Mutation("the odd one is taken for the right one", "collectives._sides", "key=lambda side: (len(side.ranks),", "key=lambda side: (-len(side.ranks),"),
+    Mutation("a cut between ranks is not seen", "hang._still", "case Whole() if _is_idle(attempt, alive):", "case Whole() if False:"),
+    Mutation("a last word is no word", "hang._never_left", "if not rank.left:", "if True:"),
+    Mutation("a hang is said again and again", "brain._judge_hang", "if attempt.noticed is None:", "if attempt.noticed is None or watch.now_s > attempt.noticed_at + 5.0:"),
+    Mutation("what was said of a hang stands for ever", "brain._withdraw", "if not hung or", "if True or"),
+    Mutation("ranks out of step are not seen", "desync.find", "agreed < AGREED_MIN", "True"),
+    Mutation("the odd one is taken for the one in step", "desync._odd", "if counts[rank] != most", "if counts[rank] == most"),
+    Mutation("a group whose counts never agreed is judged", "desync.find", "agreed < AGREED_MIN or ", "agreed < 1 or "),
+    Mutation("a difference that passes is a desync", "desync.find", "not (grown and (last - first) * usual_s >= LASTS_ASIDE_S)", "False"),
+    Mutation("a desync is said again and again", "desync.decide", "or attempt.desynced is not None", ""),
+    Mutation("no look says where a desync began", "desync._changes", "if rank.look is None:", "if True:"),
+    Mutation("a desync waits for looks without end", "looks.LOOK_S_MAX", "", "1e9"),
+    Mutation("a new supervisor compares with what it has not seen", "fold._supervisor_started", "desync.forget(facts)", "pass"),
+    Mutation("what was written out of step is used", "decided._judge", "checkpoints.distrust(facts, attempt)", "pass"),
+    Mutation("what was written out of step is used if it comes late", "checkpoints._offer", "if _is_out_of_step(facts, attempt, checkpoint):", "if False:"),
+    Mutation("a desync is tried again", "desync._verdict", "retry=False", "retry=True"),
     Mutation("preemption costs budget", "facts.AttemptFacts.is_free", "self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)", "False"),
     Mutation("a preempted job begins where it began before", "policy._anywhere", "attempt.judged_at, facts.checkpoint", "attempt.judged_at, attempt.resume"),
     Mutation("the end of an allocation is overheard", "allocation.ending", "facts.ending = news", "pass"),
@@ -159,6 +197,8 @@ MUTATIONS = (
     Mutation("a cancel from outside is a failure", "allocation._cancelled", "facts.want = Want.CANCEL", "pass"),
     Mutation("the end of an allocation is not the job's", "allocation.ended", "facts.over = news", "pass"),
     Mutation("a stale word ends the job", "allocation.ended", " or any(node.link is Link.UP for node in facts.nodes.values())", ""),
+    Mutation("a word on an older allocation ends the job", "allocation.ended", "or is_past ", ""),
+    Mutation("grace is cut where the queue puts the job back", "allocation._leave_by_s", "0.0 if facts.ending.cause is Cause.REQUEUED else REQUEUE_S", "REQUEUE_S"),
     Mutation("stays without progress go on for ever", "allocation.STAYS_MAX", "", "1000"),
     Mutation("no node is avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", "if False:"),
     Mutation("good nodes are avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", 'if reason := node.excluded or lost or launch or "it was ours":'),
@@ -215,6 +255,7 @@ KILLERS = {
     "a script is always believed to resume": "named script-ignores-its-checkpoint",
     "a script that overwrites one name is suspected": "random 756",
     "a rewritten checkpoint is progress": "random 182",
+    "a host that hangs is never told from its script": "named pool-a-hang-that-goes-along-to-another-host",
     "coming equally far is never recognised": "named script-ignores-the-one-checkpoint-that-it-overwrites",
     "names do not tell steps": "named script-ignores-its-checkpoint",
     "any number in a name is its step": "random 239",
@@ -256,6 +297,39 @@ KILLERS = {
     "a lost host's checkpoint is waited for": "pool 40",
     "what does not arrive spoils what is at home": "named pool-what-does-not-arrive-leaves-what-is-at-home",
     "a checkpoint counts before it is home": "named pool-checkpoint-on-its-way-from-a-lost-host",
+    "one look is enough": "named hang-with-stacks",
+    "ranks are looked at once": "hang 0",
+    "nobody has patience": "hang 11",
+    "patience is for ever": "hang 1",
+    "phases are no matter": "hang 16",
+    "who works has as little time as who stands": "desync 13",
+    "log lines hide a hang": "hang 6",
+    "no silence is suspicious": "hang 0",
+    "the usual time of a step is no matter": "hang 0",
+    "a proof is none": "hang 0",
+    "who is locked out waits for no rank": "hang 5",
+    "whoever holds a lock waits": "hang 13",
+    "a busy machine costs ranks their time": "hang 26",
+    "a rank that serves hangs": "hang 24",
+    "a nap is for ever": "hang 11",
+    "who has not entered a collective is not missed": "hang 4",
+    "different collectives are taken for the same": "hang 3",
+    "the odd one is taken for the right one": "hang 3",
+    "a cut between ranks is not seen": "hang 20",
+    "a last word is no word": "hang 21",
+    "a hang is said again and again": "named hang-noticed-and-taken-back",
+    "what was said of a hang stands for ever": "named hang-noticed-and-taken-back",
+    "ranks out of step are not seen": "desync 0",
+    "the odd one is taken for the one in step": "desync 0",
+    "a group whose counts never agreed is judged": "desync 14",
+    "a difference that passes is a desync": "named desync-and-resumed-from-before",
+    "a desync is said again and again": "named desync-noticed",
+    "no look says where a desync began": "desync 2",
+    "a desync waits for looks without end": "desync 6",
+    "a new supervisor compares with what it has not seen": "desync 16",
+    "what was written out of step is used": "desync 8",
+    "what was written out of step is used if it comes late": "desync 8",
+    "a desync is tried again": "desync 0",
     "preemption costs budget": "queue 0",
     "a preempted job begins where it began before": "queue 0",
     "the end of an allocation is overheard": "queue 0",
@@ -285,6 +359,8 @@ KILLERS = {
     "a cancel from outside is a failure": "queue 15",
     "the end of an allocation is not the job's": "queue 13",
     "a stale word ends the job": "queue 7",
+    "a word on an older allocation ends the job": "named queue-an-older-allocation-is-said-to-be-over",
+    "grace is cut where the queue puts the job back": "named queue-requeued-from-outside-while-ranks-hang",
     "stays without progress go on for ever": "queue 14",
     "no node is avoided": "queue 26",
     "good nodes are avoided": "queue 0",
@@ -339,7 +415,7 @@ def _mutant(function: FunctionType, mutation: Mutation) -> FunctionType:
 
 
 def kills(night: str, mutation: Mutation) -> bool:
-    """Tell whether a night, `random N`, `hosts N`, `clean N`, `pool N`, `queue N` or `named NAME`, notices the mutation."""
+    """Tell whether a night, `random N`, `hosts N`, `clean N`, `hang N`, `desync N`, `pool N`, `queue N` or `named NAME`, notices the mutation."""
     kind, _, seed = night.partition(" ")
     with mutated(mutation):
         try:
@@ -354,6 +430,16 @@ def kills(night: str, mutation: Mutation) -> bool:
                 world = World(lived)
                 world.play()
                 check_clean(world, expected)
+            elif kind == "hang":
+                lived, judged = hang_night(int(seed))
+                world = World(lived)
+                world.play()
+                check_clean(world, judged)
+            elif kind == "desync":
+                lived, named = desync_night(int(seed))
+                world = World(lived)
+                world.play()
+                check_desync(world, named)
             elif kind == "pool":
                 lived, wanted = pool_night(int(seed))
                 world = World(lived)
@@ -373,6 +459,8 @@ def search(mutation: Mutation) -> str:
     """Return the first night that kills the mutation, or nothing."""
     nights = [f"named {name}" for name in NAMED] + [f"pool {seed}" for seed in range(2 * POOL_CASES + 1)]
     nights += [f"queue {seed}" for seed in range(2 * QUEUE_CASES)]
+    nights = [f"hang {seed}" for seed in range(2 * HANG_CASES)] + nights
+    nights = [f"desync {seed}" for seed in range(2 * DESYNC_CASES)] + nights
     for night in nights:
         if kills(night, mutation):
             return night

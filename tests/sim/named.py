@@ -22,11 +22,32 @@ def _night(
     return Night(seed, nodes, ranks, limits, faults, asks, calm_s=300.0, **more)  # type: ignore[arg-type]
 
 
+def _auto(*faults: Fault, **more: object) -> Night:
+    """Return a night whose silence is judged by what the job has shown."""
+    return _night(*faults, **{"limits": limits_of(hang_s_max=0.0), **more})  # type: ignore[arg-type]
+
+
 NAMED = {
     "a-quiet-night": _night(),
     "crash-with-victims": _night(Fault(Harm.CRASH, rank=2, step=14)),
     "oom-kill": _night(Fault(Harm.OOM, rank=1, step=14)),
     "hang-with-stacks": _night(Fault(Harm.HANG, rank=3, step=14)),
+    "hang-stuck-and-named": _auto(Fault(Harm.STUCK, rank=3, step=14)),
+    "hang-beside-a-thread-that-logs": _auto(Fault(Harm.STUCK_AND_LOGS, rank=1, step=14)),
+    "hang-in-different-collectives": _auto(Fault(Harm.SKIPS, rank=2, step=14)),
+    "hang-on-a-lock-that-a-waiting-rank-holds": _auto(Fault(Harm.LOCKED_OUT, rank=2, step=14)),
+    "no-hang-beside-a-rank-that-serves": _auto(Fault(Harm.NAPS, rank=0, step=14, lasts_s=30.0), serves_rank=3),
+    "hang-of-the-network": _auto(Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=30.0)),
+    "hang-after-the-last-word": _auto(stays_rank=2),
+    "hang-again-at-the-same-place": _auto(*(Fault(Harm.STUCK, at_s, rank=3) for at_s in range(5, 120)), save_steps=99),
+    "hang-noticed-and-taken-back": _auto(
+        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=30.0), limits=limits_of(hang_s_max=0.0, on_hang="notify")
+    ),
+    "no-hang-but-an-evaluation": _auto(Fault(Harm.EVALUATES, rank=0, step=14, lasts_s=100.0)),
+    "desync-and-resumed-from-before": _night(
+        Fault(Harm.SKIPS_ONE, rank=2, step=14), asks=(Ask(60.0),), save_steps=5
+    ),
+    "desync-noticed": _night(Fault(Harm.ADDS_ONE, rank=1, step=14), limits=limits_of(on_desync="notify")),
     "stopped-rank": _night(Fault(Harm.STOPPED, rank=3, step=14)),
     "node-lost-and-fenced": _night(Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=70.0), Fault(Harm.HANG, rank=0, step=15)),
     "host-reboots": _night(Fault(Harm.HOST_LOST, node=1, step=14, lasts_s=40.0), local=False),
@@ -67,6 +88,9 @@ NAMED = {
     "pool-behind-other-jobs": _night(hosts=Hosts(2, ahead=(20.0, 30.0))),
     "pool-two-keys-are-wrong": _night(hosts=Hosts(4, bad=(0, 2))),
     "pool-all-keys-are-wrong": _night(hosts=Hosts(3, bad=(0, 1, 2))),
+    "pool-a-hang-that-goes-along-to-another-host": _auto(
+        *(Fault(Harm.STUCK, at_s, rank=3) for at_s in range(5, 240)), hosts=Hosts(4, spares=1), save_steps=99
+    ),
     "pool-a-node-cannot-reach-the-first": _night(hosts=Hosts(3, nets=("a", "z", "a"), bridge=True)),
     "pool-checkpoint-on-its-way-at-a-crash": _night(
         Fault(Harm.CRASH, rank=2, step=12), hosts=Hosts(2, copy_s=(20.0, 30.0))
@@ -91,7 +115,19 @@ NAMED = {
     ),
     "queue-first-node-lost": _queued(Lease(4), Fault(Harm.HOST_LOST, step=14)),
     "queue-an-old-agent-lives-on-until-it-fences-itself": _queued(
-        Lease(4, noticed_s=(1.0, 2.0)), Fault(Harm.SLURMD_LOST, node=1, step=14, lasts_s=500.0), Fault(Harm.HOST_LOST, step=15),
+        Lease(4, noticed_s=(1.0, 2.0)), Fault(Harm.SLURMD_LOST, node=1, step=14, lasts_s=500.0),
+        Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=500.0), Fault(Harm.HOST_LOST, step=15),
+    ),
+    "queue-a-whole-gang-trains-on-beside-its-job": _queued(
+        Lease(4, wait_s=(1.0, 1.0)), Fault(Harm.SLURMD_LOST, node=1, step=14, lasts_s=600.0),
+        Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=600.0), Fault(Harm.SLURMD_LOST, step=14, lasts_s=600.0),
+        Fault(Harm.CUT_BOTH, step=14, lasts_s=600.0), steps=400,
+    ),
+    "queue-an-older-allocation-is-said-to-be-over": _queued(
+        Lease(4), Fault(Harm.LATE_WORD, 10.0), Fault(Harm.REQUEUED, step=14)
+    ),
+    "queue-requeued-from-outside-while-ranks-hang": _queued(
+        Lease(4, kill_s=12.0, grace_s=20.0, tells=True), Fault(Harm.HANG, 19.0), Fault(Harm.REQUEUED, 20.0)
     ),
     "queue-node-lost-and-a-spare": _queued(Lease(4, spares=1), Fault(Harm.HOST_LOST, node=1, step=14)),
     "queue-node-lost-without-a-spare": _queued(Lease(4), Fault(Harm.HOST_LOST, node=1, step=14)),

@@ -22,6 +22,22 @@ class Harm(enum.Enum):
     EXIT_EARLY = "exit early"  # the rank leaves with code 0 before its work is done
     STOPPED = "stopped"  # the rank gets SIGSTOP; continued after `lasts_s`
     HANG = "hang"  # the rank stands still for ever, its state looks innocent
+    STUCK = "stuck"  # the rank stands still for ever, and that is certain
+    STUCK_AND_LOGS = "stuck and logs"  # the same, beside a thread that writes lines
+    SPINS = "spins"  # the rank burns processor time in one place for ever
+    SLEEPS = "sleeps"  # for an hour
+    SKIPS = "skips"  # the rank enters another collective than its peers
+    ELSEWHERE = "waits elsewhere"  # for a peer that will never come
+    EVALUATES = "evaluates"  # the rank works while the others wait; this and those below end after `lasts_s`
+    EVALUATES_AND_LOGS = "evaluates and logs"
+    SAVES = "saves"  # the rank stands in one place, by its stack to save
+    NAPS = "naps"
+    LONG_STEP = "long step"
+    LOCKED_OUT = "locked out"  # by a rank that waits for it
+    STARVES = "starves"  # computes on a machine that has little time for it
+    QUEUES = "queues"  # for a lock of a rank that saves
+    SKIPS_ONE = "skips one"  # the rank runs one collective fewer in a step, and the gang goes on
+    ADDS_ONE = "adds one"  # one more
     IMMORTAL = "immortal"  # the rank's process outlives SIGKILL for `lasts_s` (state D)
     AGENT_KILLED = "agent killed"
     KEEPER_KILLED = "keeper killed"  # and its agent
@@ -40,6 +56,7 @@ class Harm(enum.Enum):
     SCANCEL = "cancelled in the queue"
     SLURMD_LOST = "node taken for lost"  # by the queue; what runs there lives on for `lasts_s`
     STALE_WORD = "the queue is said to have no such job"
+    LATE_WORD = "the allocation is said to be over when there is another"
 
 
 class Naming(enum.Enum):
@@ -101,6 +118,10 @@ class Night:
     calm_s: float = field(default=0.0)
     naming: Naming = Naming.ITS_OWN
     begins_anew: bool = False  # the script does not read where it is to resume from
+    stays_rank: int = -1  # this rank says its last word in the first attempt and never leaves
+    serves_rank: int = -1  # this rank makes no steps, and nobody waits for it
+    look_s: tuple[float, float] = (0.1, 1.5)  # how long a look takes
+    thread_saves_steps: int = 16  # how often a thread runs collectives of its own
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
     lease: Lease | None = (
@@ -133,8 +154,17 @@ class Night:
         return self.calm_s + 4000.0
 
 
-OF_QUEUES = (Harm.PREEMPTED, Harm.REQUEUED, Harm.SCANCEL, Harm.SLURMD_LOST, Harm.STALE_WORD)
-_HARMS = [harm for harm in Harm if harm is not Harm.KEY_CHANGED and harm not in OF_QUEUES]
+OF_QUEUES = (Harm.PREEMPTED, Harm.REQUEUED, Harm.SCANCEL, Harm.SLURMD_LOST, Harm.STALE_WORD, Harm.LATE_WORD)
+ENDLESS = (
+    Harm.STUCK, Harm.STUCK_AND_LOGS, Harm.SPINS, Harm.SLEEPS, Harm.SKIPS, Harm.ELSEWHERE, Harm.LOCKED_OUT,
+)  # fmt: skip
+INNOCENT = (Harm.EVALUATES, Harm.EVALUATES_AND_LOGS, Harm.SAVES, Harm.NAPS, Harm.LONG_STEP, Harm.QUEUES)
+"""Ways in which a rank makes no step while its process lives: for ever, or for a while."""
+
+OUT_OF_STEP = (Harm.SKIPS_ONE, Harm.ADDS_ONE)
+
+_RARE = (Harm.KEY_CHANGED, Harm.STARVES, *OF_QUEUES, *ENDLESS, *INNOCENT, *OUT_OF_STEP)
+_HARMS = [harm for harm in Harm if harm not in _RARE]
 """What may befall any job."""
 
 
@@ -173,7 +203,7 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
         setup_s=rng.choice((0.3, 0.3, 3.0, 20.0)), launch_fails=rng.choice((0,) * 24 + (1, 2, 9)),
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
-    night = _on_hosts(_named_otherwise(night))
+    night = _out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))
     return _in_queue(night) if queues else night
 
 
@@ -214,6 +244,45 @@ def _on_hosts(night: Night) -> Night:
     return dataclasses.replace(
         night, nodes=nodes, hosts=hosts, faults=tuple(faults), asks=asks, calm_s=max(night.calm_s, hosts.calm_s),
         naming=night.naming if night.naming in names else Naming.STEP,
+    )  # fmt: skip
+
+
+def _judged_by_looks(night: Night) -> Night:
+    """Let a third of the nights be those of a job whose silence is judged by what it has shown, with ranks that stand
+    still in all the ways there are. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x4A96)
+    if rng.random() > 0.34 or night.limits.hang_s_max is None:
+        return night
+    size = night.nodes * night.ranks
+    still = [
+        Fault(rng.choice(ENDLESS), rng.uniform(5.0, 120.0), 0, rng.randrange(size))
+        for _ in range(rng.choice((0, 1, 1, 2)))
+    ]
+    pauses = [
+        Fault(rng.choice(INNOCENT), rng.uniform(5.0, 100.0), 0, rng.randrange(size), rng.uniform(1.0, 50.0))
+        for _ in range(rng.choice((0, 1, 2, 3)))
+    ]
+    limits = dataclasses.replace(night.limits, hang_s_max=0.0, hang_s_ceiling=rng.choice((120.0, 600.0)))
+    return dataclasses.replace(
+        night, limits=limits, faults=(*night.faults, *still, *pauses), calm_s=max(night.calm_s, 180.0),
+        stays_rank=rng.choice((-1, -1, -1, rng.randrange(size))),
+    )  # fmt: skip
+
+
+def _out_of_step(night: Night) -> Night:
+    """Let ranks of some nights skip or add a collective. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0xDE5C)
+    if rng.random() > 0.12:
+        return night
+    size = night.nodes * night.ranks
+    odd = [
+        Fault(rng.choice(OUT_OF_STEP), rng.uniform(10.0, 80.0), 0, rng.randrange(size))
+        for _ in range(rng.choice((1, 1, 2)))
+    ]
+    limits = dataclasses.replace(night.limits, on_desync=rng.choice(("fail", "fail", "notify")))
+    return dataclasses.replace(
+        night, limits=limits, faults=(*night.faults, *odd), steps=rng.choice((night.steps, 60)),
+        save_steps=rng.choice((4, 7, 10)), calm_s=max(night.calm_s, 100.0),
     )  # fmt: skip
 
 

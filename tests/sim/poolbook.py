@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 TRIES_MAX = 3
 """So often a host that has never been up may fail in passing before it counts for nothing in this attempt."""
 
+HANGS_MAX = 2
+"""After so many hangs on one host the job does without it."""
+
 REASONS_MAX = 8
 """So many hosts a verdict names."""
 
@@ -49,6 +52,7 @@ class PoolBook:
         self.leaving: set[str] = set()
         self.been_up: set[str] = set()
         self.barred: dict[str, str] = {}  # refused for good, unfit, or not to be reached by its peers
+        self.hung: dict[str, int] = {}  # how often ranks have hung on each host
         self.fails: dict[str, int] = {}
         self.busy: set[str] = set()
         self.asked: set[str] = set()  # launched in this attempt
@@ -102,6 +106,7 @@ class PoolBook:
                     self.barred[news.node] = "unfit"
             case e.ResumeAsked() if self.ledger.end is not None:
                 self.barred.clear()
+                self.hung.clear()
                 self.fails.clear()
                 self.busy.clear()
                 self.placed_first_s = None
@@ -179,7 +184,7 @@ class PoolBook:
         for name in names:
             self._must(self._is_there(name), f"{name} is not there: {place}")
         for index, name in enumerate(self.last[: self.nodes]):
-            stays = names[index] == name or not self._is_there(name)
+            stays = names[index] == name or not self._is_there(name) or self._hung_twice(name)
             self._must(stays, f"rank {index * each} was on {name}, which is there: {place}")
         self.placed = {plan.name: plan.ranks for plan in place.nodes}
         self.last = tuple(names)
@@ -188,6 +193,12 @@ class PoolBook:
 
     def _is_there(self, name: str) -> bool:
         return name in self.up and name in self.names and name not in self.leaving and name not in self.barred
+
+    def _hung_twice(self, name: str) -> bool:
+        """Tell whether ranks hung on a host in two attempts, the last one among them: others may take its place."""
+        verdicts = [one.verdict for one in self.ledger.tries[self.ledger.forgiven :]]
+        hung = [v is not None and v.kind is d.Kind.HANG and v.node == name for v in verdicts]
+        return sum(hung) >= 2
 
     def starts(self, order: d.Start, prepared: dict[str, tuple[str, int]]) -> None:
         """All are ready, and all others have reached the first one where they are told to meet."""
@@ -216,8 +227,17 @@ class PoolBook:
             self._must(ran_s >= limits.time_s_max, f"it had its hosts for {ran_s:.0f} s: {verdict}")
         if verdict.signature.startswith("rendezvous between "):
             self._apart(verdict)
+        if verdict.kind is d.Kind.HANG and verdict.node:
+            self._hung(verdict.node)
         if verdict.signature.endswith(" placement"):
             self._hopeless(verdict, waited_s)
+
+    def _hung(self, name: str) -> None:
+        """A host on which ranks have hung twice is not used again where there is another."""
+        self.hung[name] = self.hung.get(name, 0) + 1
+        usable = [one for one in self.names if one not in self.barred]
+        if self.hung[name] >= HANGS_MAX and len(usable) > self.nodes:
+            self.barred[name] = "ranks hung on it twice"
 
     def _apart(self, verdict: d.Verdict) -> None:
         _, *others = self.placed

@@ -37,6 +37,7 @@ class QueueBook:
         self.ledger = ledger
         self.world = world
         self.allocation = ""
+        self.past: set[str] = set()
         self.ending: e.AllocationEnding | None = None
         self.is_over = False
         self.resting = self.judged = self.placed = False
@@ -58,6 +59,7 @@ class QueueBook:
         match news:
             case e.AllocationBegan():
                 self._must(news.allocation != self.allocation, f"it is known: {news}")
+                self.past.add(self.allocation)
                 self.allocation, self.ending, self.is_over = news.allocation, None, False
                 self.resting, self.entered = False, self.placed or self.judged
             case e.AllocationEnding():
@@ -65,7 +67,7 @@ class QueueBook:
                 self.heard.add(news.cause)
                 self._cancelled(news.cause)
             case e.AllocationEnded():
-                if not self.up and self.ledger.end is None:
+                if not self.up and self.ledger.end is None and news.allocation not in self.past:
                     self.is_over = True
                     self.heard.add(news.cause)
                     self._cancelled(news.cause)
@@ -109,6 +111,8 @@ class QueueBook:
                 self._requeues(news)
             case d.EndJob():
                 self.resting = False
+                by_word = news.why.startswith("allocation ")
+                self._must(self.is_over or not by_word, f"nobody has said so of {self.allocation}: {news}")
             case _:
                 pass
 
@@ -138,6 +142,10 @@ class QueueBook:
             self._must(stop.grace_s == lease.grace_s, f"the grace is {lease.grace_s}: {stop}")
         if ends_at is not None and not self.entered:
             least_s = self.world.night.limits.break_grace_s
+            most_s = min(lease.grace_s, max(least_s, ends_at - stop.at))
+            by_itself = self.ending is not None and self.ending.cause is Cause.REQUEUED
+            whole_s = not here or not by_itself or abs(stop.grace_s - most_s) < ROUNDING_S
+            self._must(whole_s, f"{most_s:.1f} s, since the queue puts it back by itself: {stop}")
             self._must(stop.grace_s <= max(least_s, ends_at - stop.at), f"until {ends_at:.1f}: {stop}")
 
     def _requeues(self, decision: d.Requeue) -> None:

@@ -46,6 +46,8 @@ class Slurm:
         self.given = 0  # so many allocations
         self.pending = self.over = False
         self.warned: Boss | None = None  # who heard of the time limit
+        self.late_word = ""  # the allocation of which it is said too late that it is over
+        self.claimed = ""  # the allocation that the job folder names
 
     @property
     def allocation(self) -> str:
@@ -88,6 +90,9 @@ class Slurm:
             warn_s = max(1.0, self.lease.stay_s - self.lease.grace_s - SIGNAL_S - 2.0)
             world.after(warn_s, self._warn, self.given)
             world.after(self.lease.stay_s, self._limit, self.given)
+        if self.late_word not in ("", self.allocation):
+            world.requests.append(e.AllocationEnded(0.0, 0, self.late_word, Cause.FAILED, "not in the queue"))
+            self.late_word = ""
         self._bring_boss(Boss(world))
 
     def _bring_boss(self, boss: Boss) -> None:
@@ -116,9 +121,11 @@ class Slurm:
         """Let what a queue does befall the job, if it has nodes or waits for some."""
         match fault.harm:
             case Harm.PREEMPTED if self.nodes:
-                self._signal(Cause.PREEMPTED, "by a job of higher priority", self._requeue)
+                self._signal(
+                    Cause.PREEMPTED, "by a job of higher priority", lambda: self._requeue(self.given)
+                )
             case Harm.REQUEUED if self.nodes:
-                self._signal(Cause.REQUEUED, "by root", self._requeue)
+                self._signal(Cause.REQUEUED, "by root", lambda: self._requeue(self.given))
             case Harm.SCANCEL if self.nodes:
                 self._signal(Cause.CANCELLED, "by root", lambda: self._finish("CANCELLED", Cause.CANCELLED))
             case Harm.SCANCEL if self.pending:
@@ -127,6 +134,8 @@ class Slurm:
                 self.world.request(
                     e.AllocationEnded(0.0, 0, self.allocation, Cause.FAILED, "not in the queue")
                 )
+            case Harm.LATE_WORD if self.nodes:
+                self.late_word = self.allocation
             case Harm.SLURMD_LOST:
                 self._lose(fault.node, fault.lasts_s)
             case _:
@@ -170,10 +179,11 @@ class Slurm:
         world = self.world
         world.ledger.note(f"queue: n{index} is taken for lost")
         world.changed()
-        if self.nodes and index == self.lent[0]:
-            self._requeue()
-        elif index in self.nodes:
+        is_first, had = bool(self.nodes) and index == self.lent[0], self.given
+        if index in self.nodes:
             self.nodes.remove(index)
+        if is_first:
+            self._requeue(had)
         self.lost.add(index)
         if lasts_s < float("inf"):
             world.after(lasts_s, self.back, index)
@@ -192,8 +202,8 @@ class Slurm:
         self.avoided |= {int(name[1:]) for name in decision.avoid}
         self.world.after(self.world.rng.uniform(0.05, 1.5), self._requeue, self.given)
 
-    def _requeue(self, given: int | None = None) -> None:
-        if not self.nodes or given not in (None, self.given):
+    def _requeue(self, given: int) -> None:
+        if self.pending or self.over or given != self.given:
             return
         self._take("requeued")
         self.restarts += 1
@@ -219,11 +229,8 @@ class Slurm:
         world.changed()
         world.end_boss()
         self.nodes, nodes = [], self.nodes
-        for host in [world.hosts[index] for index in self.lent]:
-            # A gang that is whole behind its cut would never fence itself; its agent sees whose the folder is.
-            alone = all(len(host.living()) == rank.gang.size for rank in host.living())
-            if host.index in nodes or alone:
-                host.lose_agent(keeper=True)
+        for host in [world.hosts[index] for index in nodes]:
+            host.lose_agent(keeper=True)
 
     def ended(self) -> None:
         """The supervisor of an ended job leaves, and the allocation with it."""

@@ -6,21 +6,29 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 import pytest
 
 from .clean import check_clean, clean_night
+from .clean_desync import CASES as DESYNC_CASES
+from .clean_desync import check_desync, desync_night
+from .clean_hang import CASES, hang_night
 from .clean_pool import check_pool, pool_night
 from .clean_queue import check_queue, queue_night
 from .named import NAMED
-from .night import random_night
+from .night import Night, random_night
 from .tale import LINES_MAX, tale
 from .world import World
+
+X = TypeVar("X")
 
 NIGHTS = int(os.environ.get("ORCH_NIGHTS", "1000"))
 SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(NIGHTS))
 CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(24 * 10, NIGHTS // 4)]
-QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(35 * 3, NIGHTS // 8)]
+QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(38 * 3, NIGHTS // 8)]
+HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES * 5, NIGHTS // 8)]
+DESYNC_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(DESYNC_CASES * 5, NIGHTS // 8)]
 POOL_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(42 * 3, NIGHTS // 8)]
 
 
@@ -34,30 +42,39 @@ def _live(world: World, seed: int, test: str, check: Callable[[], None] = lambda
         pytest.fail(f"night {seed}: {type(err).__name__}: {err}\n  replay: {replay}\n{lines}", pytrace=False)
 
 
+def _live_each(
+    seeds: list[int], test: str, draw: Callable[[int], tuple[Night, X]], check: Callable[[World, X], None]
+) -> None:
+    """Play the night that each seed draws, and check what comes of it against what is expected."""
+    for seed in seeds:
+        night, expected = draw(seed)
+        world = World(night)
+        _live(world, seed, test, functools.partial(check, world, expected))
+
+
 def test_random_nights_break_no_oracle() -> None:
     for seed in SEEDS:
         _live(World(random_night(seed)), seed, "test_random_nights")
 
 
 def test_one_fault_is_judged_as_what_it_was_and_a_harmless_one_not_at_all() -> None:
-    for seed in CLEAN_SEEDS:
-        night, expected = clean_night(seed)
-        world = World(night)
-        _live(world, seed, "test_one_fault", functools.partial(check_clean, world, expected))
+    _live_each(CLEAN_SEEDS, "test_one_fault", clean_night, check_clean)
+
+
+def test_a_rank_that_stands_still_is_judged_in_time_and_by_name_and_one_that_pauses_is_not() -> None:
+    _live_each(HANG_SEEDS, "test_a_rank_that_stands_still", hang_night, check_clean)
+
+
+def test_a_rank_out_of_step_is_named_in_time_and_nothing_starts_from_what_came_after() -> None:
+    _live_each(DESYNC_SEEDS, "test_a_rank_out_of_step", desync_night, check_desync)
 
 
 def test_one_thing_wrong_with_hosts_is_named_and_got_around_where_others_are() -> None:
-    for seed in POOL_SEEDS:
-        night, expected = pool_night(seed)
-        world = World(night)
-        _live(world, seed, "test_one_thing_wrong", functools.partial(check_pool, world, expected))
+    _live_each(POOL_SEEDS, "test_one_thing_wrong", pool_night, check_pool)
 
 
 def test_one_thing_that_befalls_a_job_in_a_queue_is_told_apart_from_all_others() -> None:
-    for seed in QUEUE_SEEDS:
-        night, expected = queue_night(seed)
-        world = World(night)
-        _live(world, seed, "test_one_thing_that_befalls", functools.partial(check_queue, world, expected))
+    _live_each(QUEUE_SEEDS, "test_one_thing_that_befalls", queue_night, check_queue)
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))

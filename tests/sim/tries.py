@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.brain import decisions as d
@@ -34,3 +35,14 @@ def fault(attempt: Try) -> tuple[str, int] | None:
         return None
     count = attempt.counts.get(verdict.ranks[0], 0)
     return (verdict.signature, count) if count else None
+
+
+def goes_round(past: Sequence[Try]) -> bool:
+    """Tell whether the last attempts of a script that ignores its checkpoint ended alike: the last two that are known
+    to have begun anew, or the last four that were told to resume."""
+    if past[-1].verdict is None or not fault(past[-1]):
+        return False
+    alike = [fault(one) == fault(past[-1]) for one in past]
+    known = len(past) >= 2 and alike[-2] and past[-2].anew and past[-1].judged_anew
+    told = [one.begun.resume is not None and same for one, same in zip(past, alike, strict=True)]
+    return known or (len(past) >= 4 and all(told[-4:]))

@@ -21,7 +21,7 @@ from .gang import Gang, harm_rank
 from .host import Host
 from .journal import Journal
 from .ledger import Ledger, Violation
-from .night import OF_QUEUES, Ask, Fault, Harm, Naming, Night
+from .night import ENDLESS, INNOCENT, OF_QUEUES, OUT_OF_STEP, Ask, Fault, Harm, Naming, Night
 from .slurm import Slurm
 
 HOSTS_MAX = 9
@@ -29,7 +29,10 @@ EVENTS_MAX = 200_000
 LINGER_S = 8.0
 """How long after the job's end a night goes on: what must not happen any more has time to."""
 
-_RANK_HARMS = (Harm.CRASH, Harm.SIGNAL, Harm.OOM, Harm.EXIT_EARLY, Harm.STOPPED, Harm.HANG, Harm.IMMORTAL)
+_RANK_HARMS = (
+    Harm.CRASH, Harm.SIGNAL, Harm.OOM, Harm.EXIT_EARLY, Harm.STOPPED, Harm.HANG, Harm.IMMORTAL, Harm.STARVES, *ENDLESS, *INNOCENT,
+    *OUT_OF_STEP,
+)  # fmt: skip
 
 
 class World:
@@ -46,12 +49,15 @@ class World:
         self.boss_away_s = 0.0
         self.struck_s: float | None = None
         self.saved: dict[str, int] = {}
+        self.tainted: dict[str, int] = {}  # what an attempt wrote out of step
         self.counts: dict[tuple[int, str], int] = {}  # of what an attempt wrote and has reported
         self.home: dict[str, int] = {}  # what has come home, and its step
+        self.look_rng = random.Random(night.seed ^ 0x100C)
         self.named_rng = random.Random(night.seed ^ 0x71C5)
         self.gangs: dict[int, Gang] = {}
         self.requests: list[Ask | e.AllocationEnded] = []
         self.asks_left = len(night.asks)
+        self.asked_s = 0.0
         self.step_faults = [fault for fault in night.faults if fault.step]
         self.journal = Journal()
         self.ledger = Ledger(self)
@@ -164,7 +170,9 @@ class World:
         if self.slurm is not None and self.slurm.pending:
             return False
         ended_s = self.ledger.ended_s
-        return ended_s is not None and not self.asks_left and self.heap[0][0] > ended_s + LINGER_S
+        if ended_s is None or self.asks_left:
+            return False
+        return self.heap[0][0] > max(ended_s, self.asked_s) + LINGER_S
 
     def _guarded(self, act: Callable[..., None], args: tuple[Any, ...]) -> None:
         try:
@@ -196,6 +204,7 @@ class World:
         self.ledger.note("user cancels" if ask.cancel else f"user resumes {ask.path}")
         self.requests.append(ask)
         self.asks_left -= 1
+        self.asked_s = self.now
         self.after(0.1, lambda: self.boss.read_requests())
         if self.slurm is not None:
             self.slurm.cancelled() if ask.cancel else self.slurm.resumed()

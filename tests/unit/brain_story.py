@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
@@ -118,6 +118,12 @@ class Story:
     def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.Beat:
         return e.Beat(0.0, f"n{node}", attempt, (e.RankBeat(node, count, state, 0, 0.0),))
 
+    def looked(self, *looks: e.RankLook, attempt: int = 1) -> list[e.Looked]:
+        """Return the answers to the last look, one a node."""
+        known = self.brain.facts.attempt
+        number = known.look if known is not None else 0
+        return [e.Looked(0.0, f"n{one.rank}", attempt, number, (one,)) for one in looks]
+
     def found(self, count: int, attempt: int = 1) -> e.CheckpointFound:
         return e.CheckpointFound(0.0, "n0", attempt, f"step-{count}", count)
 
@@ -153,3 +159,13 @@ def names(
 
 def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
     return not any(isinstance(decision, kind) for decision in decisions)
+
+
+def look(rank: int, doing: e.Doing = e.Doing.UNSEEN, **more: Any) -> e.RankLook:
+    """Return what a look has found of a rank, with plain values for what is not said."""
+    plain: dict[str, Any] = {
+        "rank": rank, "pid": 100 + rank, "state": "S", "doing": doing, "still_s": 0.0, "where": "", "why": "",
+        "certain": False, "ends_s": None, "phase": "", "stack": (), "collectives": (), "groups": (), "marks": (),
+        "lacks": (),
+    }  # fmt: skip
+    return e.RankLook(**{**plain, **more})

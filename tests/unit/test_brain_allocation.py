@@ -9,6 +9,7 @@ from orchestrator.brain import allocation
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.events import Cause
+from orchestrator.brain.facts import Want
 from orchestrator.journal import Entry
 
 from .brain_story import OWN, Story, names, none_of, only
@@ -79,6 +80,12 @@ def test_the_grace_ends_before_the_nodes_are_taken_away() -> None:
     assert stop.grace_s == 12.0 - allocation.REQUEUE_S
     assert none_of(job.wait(12.0 - allocation.REQUEUE_S - 0.1), d.Requeue)
     only(job.wait(0.2), d.Requeue)
+
+
+def test_a_job_that_was_requeued_by_others_has_its_grace_to_the_very_end() -> None:
+    job = _running()
+    stop = next(one for one in job.hear(_ending(Cause.REQUEUED, 12.0)) if isinstance(one, d.Stop))
+    assert stop.grace_s == 12.0
 
 
 def test_a_rank_that_term_ended_is_not_judged_before_the_queue_could_say_why() -> None:
@@ -163,6 +170,23 @@ def test_the_queues_last_word_ends_the_job(cause: Cause, end: d.JobEnd, kind: d.
 
 def test_the_queues_last_word_is_stale_while_agents_are_connected() -> None:
     assert _running().hear(_over(Cause.FAILED)) == []
+
+
+def test_what_the_queue_says_of_an_allocation_that_was_replaced_does_not_end_the_job() -> None:
+    job = _running()
+    job.lent("7.1", 0, 1)
+    assert none_of(job.hear(_over(Cause.FAILED)), d.EndJob), "7.0 is over, and 7.1 has just begun"
+    job.lent("9.0", 0, 1)
+    assert none_of(job.hear(_over(Cause.CANCELLED, 2)), d.EndJob)
+    assert job.brain.facts.requests == 2 and job.brain.facts.want is Want.RUN
+
+
+@pytest.mark.parametrize("named", ["7.1", "7.2", "7"])
+def test_the_queues_word_on_the_present_allocation_a_later_one_or_the_whole_job_counts(named: str) -> None:
+    job = _running()
+    job.lent("7.1", 0, 1)
+    over = e.AllocationEnded(0.0, 1, named, Cause.FAILED, "says squeue")
+    assert only(job.hear(over), d.EndJob).end is d.JobEnd.FAILED
 
 
 def test_a_job_that_never_began_ends_by_the_queues_word() -> None:

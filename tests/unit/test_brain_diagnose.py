@@ -101,44 +101,6 @@ def test_a_node_whose_ranks_are_done_may_fall_silent() -> None:
     assert not story.hear(story.beat(0, 3))
 
 
-def test_a_hang_takes_stacks_before_its_verdict() -> None:
-    story = _running(hang_s_max=10.0)
-    story.hear(story.beat(0, 4), story.beat(1, 3))
-    story.wait(10.0)
-    stacks = story.hear(story.beat(0, 4), story.beat(1, 3))
-    assert [type(decision) for decision in stacks] == [d.TakeStacks, d.TakeStacks]
-    taken = [e.StacksTaken(0.0, f"n{node}", 1, (f"rank {node}: all_reduce",)) for node in (0, 1)]
-    verdict = only(story.hear(*taken), d.Judge).verdict
-    assert (verdict.kind, verdict.ranks) == (d.Kind.HANG, (1,))
-    assert verdict.evidence == ("rank 0: all_reduce", "rank 1: all_reduce")
-
-
-def test_a_hang_is_not_judged_by_a_node_that_was_not_heard_since() -> None:
-    story = _running(hang_s_max=10.0)
-    story.hear(story.beat(0, 4), story.beat(1, 4))
-    story.wait(11.0)
-    assert not story.hear(story.beat(0, 4)), "n1 has not spoken after the time was over"
-    assert story.hear(story.beat(1, 4))
-
-
-def test_a_pause_of_3_s_in_state_t_is_no_hang_and_one_of_6_s_is() -> None:
-    story = _running()
-    story.hear(story.beat(0, 1, "T"))
-    story.now_s += 3.0
-    assert not story.hear(story.beat(0, 1, "T"))
-    story.now_s += 3.0
-    assert {type(decision) for decision in story.hear(story.beat(0, 1, "T"))} == {d.TakeStacks}
-
-
-def test_notify_tells_of_a_hang_once_and_stops_nothing() -> None:
-    story = _running(on_hang="notify", hang_s_max=10.0)
-    story.wait(10.0)
-    for _ in range(5):
-        story.now_s += 5.0
-        story.hear(story.beat(0, 0), story.beat(1, 0))
-    assert only(story.said, d.Notice).verdict.kind is d.Kind.HANG and none_of(story.said, d.Stop)
-
-
 def test_a_new_supervisor_counts_no_silence_from_before() -> None:
     story = _running()
     story.now_s += 500.0
@@ -167,3 +129,13 @@ def test_an_agent_that_never_started_ends_the_job() -> None:
         story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", e.Trouble.PASSING))
         story.wait(5.0)
     assert only(story.said, d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_the_rank_that_ended_early_stands_before_the_one_that_lost_it() -> None:
+    story = _running()
+    story.hear(story.exited(1, code=0))
+    story.hear(story.exited(0, failure=VICTIM))
+    summary = only(story.wait(2.0), d.Judge).verdict.summary
+    assert summary.startswith(
+        "rank 1 ended with code 0 before the others were done: rank 0 on n0: RuntimeError"
+    )

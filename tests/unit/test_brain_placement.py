@@ -94,6 +94,22 @@ def test_no_host_is_held_while_too_few_are_free() -> None:
     assert placement.is_queued(story.brain.facts)
 
 
+def test_a_job_that_is_queued_for_longer_than_its_user_lets_it_ends_and_says_who_had_the_hosts() -> None:
+    story = Story(hosts=2, queue_s_max=100.0)
+    story.hear(e.QueueSeen(0.0, ("job-1",)))
+    assert none_of(story.wait(99.0), d.Judge)
+    verdict = only(story.wait(2.0), d.Judge).verdict
+    assert (verdict.kind, verdict.retry) == (d.Kind.START_TIMEOUT, False)
+    assert verdict.summary.startswith("queued for 100 s")
+    assert verdict.evidence == ("before it: job-1",)
+
+
+def test_a_job_that_has_its_hosts_is_not_queued_whatever_the_limit() -> None:
+    story = Story(hosts=2, queue_s_max=10.0, hang_s_max=None)
+    story.hear(story.up(0), story.up(1))
+    assert none_of(story.wait(30.0), d.Judge)
+
+
 def test_busy_hosts_are_asked_again_in_one_round() -> None:
     story = Story(hosts=3)
     story.hear(story.refused(0, BUSY), story.refused(1, BUSY))

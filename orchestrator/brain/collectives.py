@@ -1,0 +1,185 @@
+"""Who is missing in the collective that others wait in? Pure: what each rank entered last, in; an answer out.
+
+Rules: only members of one group are compared, by the number of the last collective that they have entered. Who waits
+in one group for somebody else is no culprit of another. That all have entered the same one is only known if all tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .events import Collective, Doing, RankLook
+from .folding import named
+
+UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
+"""Collectives whose members may well give different shapes."""
+
+Key: TypeAlias = "tuple[str, tuple[int, ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """`behind` have not entered what `waiting` wait in, `collective`, and wait for nobody who is behind elsewhere."""
+
+    collective: Collective
+    waiting: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The ranks that are in the same collective, of those that should be."""
+
+    ranks: tuple[int, ...]
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Ranks have entered different collectives as the same number of one group, or wait for each other in several
+    groups; the side with the fewest ranks first."""
+
+    sides: tuple[Side, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All have entered all that others wait in; nobody is missing."""
+
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What they wait in is not known of all."""
+
+
+Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
+
+
+def current(look: RankLook) -> Collective | None:
+    """Return the collective that a waiting rank is in: the one that it has entered last."""
+    if look.doing is not Doing.WAITS or look.phase == "rendezvous" or not look.collectives:
+        return None
+    return min(look.collectives, key=lambda one: (one.entered_s, one.group))
+
+
+def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:
+    """Return what keeps the waiting ranks; `looks` are those of living ranks, `ended` have left for good."""
+    waits = {rank: now for rank, look in sorted(looks.items()) if (now := current(look)) is not None}
+    gaps: list[Missing] = []
+    for key in sorted({_key(now) for now in waits.values()}):
+        sides = _sides(key, waits)
+        if len(sides) > 1:
+            return Mismatch(sides)
+        gap = _gap(key, waits, looks, ended)
+        gaps += [gap] if gap is not None else []
+    if gaps:
+        return _root(gaps, waits)
+    idle = [rank for rank, look in looks.items() if look.doing is Doing.WAITS]
+    if not waits or any(rank not in waits for rank in idle) or ended:
+        return Unknown()
+    known = all(
+        _number(_key(now), member, looks) is not None for now in waits.values() for member in now.ranks
+    )
+    return Whole(next(iter(waits.values()))) if known else Unknown()
+
+
+def _key(one: Collective) -> Key:
+    return one.group, one.ranks
+
+
+def _number(key: Key, rank: int, looks: Mapping[int, RankLook]) -> int | None:
+    """Return how many collectives of a group a rank has entered, None if it does not tell at all."""
+    look = looks.get(rank)
+    if look is None or not look.collectives:
+        return None
+    return max((one.number for one in look.collectives if _key(one) == key), default=0)
+
+
+def _sides(key: Key, waits: Mapping[int, Collective]) -> tuple[Side, ...]:
+    """Return who is in which collective, of those that have come furthest in a group."""
+    here = {rank: now for rank, now in waits.items() if _key(now) == key}
+    top = max(now.number for now in here.values())
+    kinds: dict[tuple[str, str], list[int]] = {}
+    for rank, now in here.items():
+        if now.number == top:
+            kinds.setdefault((now.what, "" if now.what.startswith(UNEVEN) else now.shape), []).append(rank)
+    sides = [Side(tuple(ranks), here[ranks[0]]) for ranks in kinds.values()]
+    return tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0])))
+
+
+def _gap(
+    key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankLook], ended: frozenset[int]
+) -> Missing | None:
+    """Return who is missing in a group's latest collective."""
+    waiting = [rank for rank, now in waits.items() if _key(now) == key]
+    top = max(waiting, key=lambda rank: (waits[rank].number, -rank))
+    number = waits[top].number
+    behind = [rank for rank in key[1] if rank in ended]
+    behind += [rank for rank in key[1] if rank in looks and _is_behind(_number(key, rank, looks), number)]
+    if not behind:
+        return None
+    return Missing(waits[top], tuple(rank for rank in waiting if rank not in behind), tuple(sorted(behind)))
+
+
+def _is_behind(number: int | None, top: int) -> bool:
+    return number is not None and number < top
+
+
+def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
+    """Return the gap whose missing ranks are nobody's victims; where all are, they wait for each other."""
+    victims = {rank for gap in gaps for rank in gap.waiting}
+    for gap in gaps:
+        free = tuple(rank for rank in gap.behind if rank not in victims)
+        if free:
+            return Missing(gap.collective, gap.waiting, free)
+    sides = [Side(gap.waiting, waits[gap.waiting[0]]) for gap in gaps if gap.waiting]
+    return Mismatch(tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0]))))
+
+
+# In words
+
+
+def text(one: Collective) -> str:
+    """Return `all_reduce #9,655 (default group)`."""
+    return f"{one.what} #{one.number:,} ({one.label or one.group})"
+
+
+def shaped(one: Collective) -> str:
+    """Return the same with the shape."""
+    return (
+        f"{one.what} #{one.number:,}"
+        + (f" of {one.shape}" if one.shape else "")
+        + f" ({one.label or one.group})"
+    )
+
+
+def waiting_text(looks: Mapping[int, RankLook], answer: Answer) -> str:
+    """Say what all waiting ranks wait in: `ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago`."""
+    groups: dict[str, list[int]] = {}
+    ages_s: dict[str, float] = {}
+    for rank, look in sorted(looks.items()):
+        if look.doing is not Doing.WAITS:
+            continue
+        now = current(look)
+        said = f"in {text(now)}" if now is not None else _elsewhere(look)
+        groups.setdefault(said, []).append(rank)
+        if now is not None:
+            ages_s[said] = max(ages_s.get(said, 0.0), now.entered_s)
+    lines = [
+        f"{named(ranks)} {said}" + (f", entered {ages_s[said]:.0f} s ago" if said in ages_s else "")
+        for said, ranks in sorted(groups.items(), key=lambda one: -len(one[1]))
+    ]
+    if isinstance(answer, Missing):
+        lines.append(f"{named(answer.behind)} never entered it")
+    return "; ".join(lines)
+
+
+def _elsewhere(look: RankLook) -> str:
+    """Say where a rank waits for others that is in no collective."""
+    if look.phase == "rendezvous":
+        return "at the rendezvous"
+    return (look.why or "wait for others") + (f", {look.where}" if look.where else "")

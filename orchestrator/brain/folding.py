@@ -1,0 +1,63 @@
+"""How do stacks of many ranks read in a few lines? Ranks that stand alike are one line, the user's frame first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .events import RankLook
+
+LINES_MAX = 12
+"""So many groups of ranks are shown; of what stands in ever so many places the rest is only counted."""
+
+FRAMES_MAX = 6
+"""Frames shown of each, beside the user's own."""
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as people write them: `0,1,3-7`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in runs)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return `rank 2`, or `ranks 0,1,3-7`."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {ranks_text(ranks)}"
+
+
+def alike(looks: Iterable[RankLook]) -> list[tuple[tuple[int, ...], RankLook]]:
+    """Return the ranks that stand alike, with the look of the first of them: smallest groups first, as it is the odd
+    one that one looks for."""
+    groups: dict[tuple[object, ...], list[RankLook]] = {}
+    for look in looks:
+        groups.setdefault((look.doing, look.where, look.why, look.stack), []).append(look)
+    folded = [(tuple(sorted(one.rank for one in group)), group[0]) for group in groups.values()]
+    return sorted(folded, key=lambda one: (len(one[0]), one[0]))
+
+
+def frames(look: RankLook) -> tuple[str, ...]:
+    """Return the frames of a rank's main thread: the user's innermost one, then all others from the innermost on."""
+    if not look.where or look.where not in look.stack:
+        return look.stack
+    at = look.stack.index(look.where)
+    return (look.where, *look.stack[:at], *look.stack[at + 1 :])
+
+
+def lines(looks: Iterable[RankLook]) -> tuple[str, ...]:
+    """Return one line for each group of ranks that stand alike: `ranks 0-5,7 wait, in all_reduce: frame < frame`."""
+    groups = alike(looks)
+    shown = tuple(_line(ranks, look) for ranks, look in groups[:LINES_MAX])
+    rest = sum(len(ranks) for ranks, _ in groups[LINES_MAX:])
+    return (*shown, f"{rest} more ranks, each elsewhere") if rest else shown
+
+
+def _line(ranks: tuple[int, ...], look: RankLook) -> str:
+    said = ", ".join(text for text in (look.doing.value, look.why) if text)
+    chosen = frames(look)
+    cut = " < …" if len(chosen) > FRAMES_MAX else ""
+    stack = " < ".join(chosen[:FRAMES_MAX]) + cut if chosen else "no stack"
+    return f"{named(ranks)} (state {look.state or '?'}; {said}): {stack}"

@@ -1,0 +1,344 @@
+"""Does the gang hang, and whose fault is it? Pure: what the last looks have found, and the time, in; a verdict out.
+
+Rules: nothing is judged while any rank moves, nor by fewer than two looks in a row. A rank that cannot go on by itself,
+whatever others do, is a proof; so is a collective that somebody will never enter, since all others wait. Whoever merely
+stands in one place (a loop, a long operation, a lock) has time: unsure never kills early. A limit that the user has
+fixed is the end of all patience, but not of looking twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import collectives, folding, hang_words, looks, suspicion
+from .collectives import Mismatch, Missing, Unknown, Whole
+from .decisions import Kind, Verdict
+from .events import Doing
+from .facts import AttemptFacts, Facts, Link, Phase, RankFacts
+from .folding import named
+from .verdicts import verdict
+from .watch import Watch
+
+STOPPED_S_MAX = 5.0
+"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s harms nobody."""
+
+ZOMBIE_S_MAX = 2.0
+"""The same in state Z, its main thread gone and others not: on a busy machine the end of a process takes a moment."""
+
+EXIT_S_MAX = 10.0
+"""How long a rank may live after its last word."""
+
+EXIT_BUSY_S_MAX = 60.0
+"""The same while it is busy: freeing much memory takes a while."""
+
+APART_STEPS = 3
+"""Ranks that make steps together are never so many apart: all wait for each other in each of them."""
+
+IDLE_S = 2.0
+"""Ranks that have used no processor for so long before a look send nothing to each other."""
+
+
+def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `watch`."""
+    if attempt.phase is not Phase.RUN:
+        return None
+    standing = _stands_still(facts)
+    if standing is not None or attempt.running_at is None or not looks.living(facts):
+        return standing
+    if not looks.all_heard(facts):
+        return None  # what a silent node does is not known; that is another question
+    late = _no_first_step(facts, attempt, watch) or _never_came(facts, attempt, watch)
+    if late is not None or suspicion.suspect_s(facts) is None:
+        return late
+    return _never_left(facts) or _verified(facts, attempt, watch)
+
+
+# What needs no second look
+
+
+def _stands_still(facts: Facts) -> Verdict | None:
+    """A stopped process (T) hangs the gang for sure, and one whose main thread is a zombie (Z) never comes back."""
+    for rank in looks.living(facts):
+        if facts.nodes[rank.node].link is not Link.UP:
+            continue
+        who = f"rank {rank.rank} on {rank.node}"
+        if rank.state == "Z" and rank.beat_at >= rank.state_at + ZOMBIE_S_MAX:
+            return _of_one(facts, rank, f"{who} is a zombie (state Z)", rank.state_at)
+        if rank.state == "T" and rank.beat_at >= rank.state_at + STOPPED_S_MAX:
+            still_s = rank.beat_at - rank.state_at
+            return _of_one(facts, rank, f"{who} is stopped (state T) for {still_s:.0f} s", rank.state_at)
+    return None
+
+
+def _never_left(facts: Facts) -> Verdict | None:
+    """A rank that has said its last word has nothing to do but to end; a destructor may never do so."""
+    for rank in looks.living(facts):
+        if not rank.left:
+            continue
+        here_s = rank.beat_at - rank.left_at
+        if here_s >= EXIT_S_MAX and (here_s >= EXIT_BUSY_S_MAX or rank.busy_at < rank.beat_at - IDLE_S):
+            summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
+            return _of_one(facts, rank, summary, rank.left_at)
+    return None
+
+
+def _of_one(facts: Facts, rank: RankFacts, summary: str, since_s: float) -> Verdict:
+    """Return the verdict on a rank whose state alone says enough."""
+    attempt = facts.attempt
+    assert attempt is not None
+    place = "has left" if rank.left else "stopped"
+    at = f", {rank.look.where}" if rank.look is not None and rank.look.where else ""
+    return _hang(
+        facts, attempt, [rank], summary, Unknown(), culprit=summary + at, since_s=since_s,
+        signature=f"hang {place} rank {rank.rank}",
+    )  # fmt: skip
+
+
+def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    assert facts.limits is not None
+    limit_s = facts.limits.first_step_s_max
+    due_s = suspicion.limit_at(facts, attempt, limit_s)
+    if due_s is None or not watch.passed(due_s):
+        return None
+    summary = f"no first step within {limit_s:g} s (monitor.first_step_timeout)"
+    culprits = [rank for rank in looks.living(facts) if not _waits(attempt, rank)]
+    return _hang(
+        facts, attempt, culprits, summary, _study(facts, attempt), since_s=due_s,
+        culprit=hang_words.who(attempt, culprits), signature=f"hang first step {hang_words.places(attempt, culprits)}",
+    )  # fmt: skip
+
+
+def _never_came(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Ranks that wait at the rendezvous do so for the user's limit, then it is told who has come and who has not."""
+    assert facts.limits is not None
+    limit_s = facts.limits.rendezvous_s_max
+    due_s = suspicion.limit_at(facts, attempt, limit_s)
+    if due_s is None:
+        return None
+    seen = (attempt.look_at or 0.0) >= due_s and looks.is_answered(facts, attempt, watch)
+    came = [rank for rank in looks.living(facts) if _is_at_rendezvous(attempt, rank)] if seen else []
+    if not came or not watch.passed(due_s):
+        return None
+    missing = [rank for rank in facts.ranks.values() if rank not in came]
+    those = folding.ranks_text(rank.rank for rank in missing)
+    who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
+    summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
+    return verdict(
+        facts, Kind.RENDEZVOUS, summary, ranks=tuple(rank.rank for rank in missing), node=hang_words.node_of(missing),
+        culprit=hang_words.who(attempt, missing), waiting=f"{named([rank.rank for rank in came])} at the rendezvous",
+        evidence=hang_words.evidence(facts, attempt), since_s=due_s,
+        signature=f"rendezvous {hang_words.places(attempt, missing)}",
+    )  # fmt: skip
+
+
+def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
+    look = looks.found(attempt, rank)
+    return look is not None and look.phase == "rendezvous" and look.doing is not Doing.WORKS
+
+
+# What two looks prove
+
+
+def _verified(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Return what the looks of the present silence prove, if all ranks have stood still in them."""
+    if looks.in_round(facts, attempt) < looks.LOOKS_MIN or not looks.is_answered(facts, attempt, watch):
+        return None
+    silence_s = suspicion.suspect_s(facts)
+    if silence_s is None or not watch.passed(suspicion.quiet_since(facts, attempt) + silence_s):
+        return None
+    alive = looks.living(facts)
+    if any(facts.nodes[rank.node].contact_at < (attempt.look_at or 0.0) for rank in alive):
+        return None  # each node must have been heard since, still without progress
+    moving = [rank for rank in alive if looks.moves(attempt, rank)]
+    if moving:
+        return _moves_in_vain(facts, attempt, moving)
+    known = {rank.rank: looks.still_s(facts, attempt, rank) for rank in alive}
+    if any(still is not None and still < looks.STILL_S for still in known.values()):
+        return None
+    return _still(facts, attempt, alive)
+
+
+def _still(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> Verdict | None:
+    """Judge a gang of which nobody moves: by proofs, or when all patience is over."""
+    answer = _study(facts, attempt)
+    alive = [rank for rank in alive if not _is_apart(facts, rank)] or alive
+    certain = _proved(facts, attempt, alive, answer)
+    if certain:
+        return _silence(facts, attempt, answer, certain)
+    unsure = [rank for rank in alive if not _waits(attempt, rank)]
+    if unsure:
+        behind = answer.behind if isinstance(answer, Missing) else ()
+        late = [rank for rank in unsure if rank.rank in behind] or unsure
+        return (
+            _silence(facts, attempt, answer, _likely(late, facts)) if _is_over(facts, attempt, late) else None
+        )
+    match answer:
+        case Missing(behind=behind) if _is_idle(attempt, alive) or any(
+            facts.ranks[rank].ended_well for rank in behind
+        ):
+            return _silence(facts, attempt, answer, [facts.ranks[rank] for rank in behind])
+        case Mismatch(sides=sides):
+            equal = len(sides[0].ranks) == len(sides[-1].ranks)  # then nobody knows which side is wrong
+            odd = [rank for side in (sides if equal else sides[:1]) for rank in side.ranks]
+            return _silence(facts, attempt, answer, [facts.ranks[rank] for rank in sorted(odd)])
+        case Whole() if _is_idle(attempt, alive):
+            return _silence(facts, attempt, answer, [])
+        case Missing() | Whole() | Unknown():
+            ended = [rank for rank in facts.ranks.values() if rank.ended_well]
+            if ended and isinstance(answer, Unknown):
+                return _silence(facts, attempt, answer, ended)
+            return (
+                _silence(facts, attempt, answer, _likely(alive, facts))
+                if _is_over(facts, attempt, alive)
+                else None
+            )
+
+
+def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
+    """Tell whether nobody has used a processor lately: large tensors take their time, but not without one."""
+    since_s = (attempt.look_at or 0.0) - IDLE_S
+    return all(rank.busy_at < since_s for rank in alive)
+
+
+def _proved(
+    facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
+) -> list[RankFacts]:
+    """Return who is proved to keep the gang. Where nobody is seen to wait for others, all may do so in loops of their own,
+    which look endless: then only those count that are behind in steps."""
+    certain = [
+        rank for rank in alive if _is_certain(facts, attempt, rank) or _is_in_circle(attempt, rank, answer)
+    ]
+    if any(_waits(attempt, rank) for rank in alive):
+        return certain
+    behind = _likely(alive, facts) or alive
+    return [rank for rank in certain if rank in behind]
+
+
+def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
+    """Tell whether the rank can never go on by itself, whatever the others do. A sleep that ends soon is none."""
+    look = looks.found(attempt, rank)
+    if look is None or look.doing is Doing.WAITS:
+        return False
+    if look.doing is Doing.STOPPED:
+        seen_s = rank.looked_at - rank.state_at if rank.state in ("T", "t") else 0.0
+        return max(seen_s, looks.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
+    soon = look.ends_s is not None and look.ends_s <= max(suspicion.patience_s(facts), suspicion.PATIENCE_S)
+    return look.certain and not soon
+
+
+def _is_apart(facts: Facts, rank: RankFacts) -> bool:
+    """Tell whether others have made steps without this rank, such as one that serves them: nobody waits for its steps."""
+    return rank.count == 0 and max(other.count for other in facts.ranks.values()) >= APART_STEPS
+
+
+def _is_in_circle(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer) -> bool:
+    """Tell whether the rank waits for a lock on a file, and the rank that holds it waits for this one in a collective."""
+    look = looks.found(attempt, rank)
+    if look is None or look.holder is None or look.doing is not Doing.BLOCKED:
+        return False
+    return isinstance(answer, Missing) and rank.rank in answer.behind and look.holder in answer.waiting
+
+
+def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
+    """Tell whether ranks have stood in one place for longer than such a thing may take."""
+    assert facts.limits is not None
+    heard_s = max(rank.looked_at for rank in facts.ranks.values())
+    waited_for = any(_waits(attempt, rank) for rank in looks.living(facts))
+    silent_s = heard_s - suspicion.silent_since(facts, attempt)
+    for rank in ranks:
+        look, still_s = looks.found(attempt, rank), looks.still_s(facts, attempt, rank)
+        spins = look is not None and look.doing is Doing.SPINS
+        if spins and not waited_for and not suspicion.has_stepped(facts) and not suspicion.is_fixed(facts):
+            return False  # a program without steps may compute for as long as it likes
+        # What all ranks stand in at once comes from outside, such as a file system, and mostly passes.
+        phase = look.phase if look is not None else ""
+        patience_s = suspicion.patience_s(facts, phase, longer=spins or not waited_for)
+        if still_s is None:
+            blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_s_ceiling, patience_s)
+            patience_s, still_s = blind_s, silent_s
+        elif look is not None:  # on a busy machine everything takes longer, but not for ever
+            still_s -= min(look.starved_s, still_s / 2)
+        # What stood before the first look was not seen to; it is as good as the silence that led to it.
+        if silent_s < patience_s or still_s + (suspicion.suspect_s(facts) or 0.0) < patience_s:
+            return False
+    return True
+
+
+def _moves_in_vain(facts: Facts, attempt: AttemptFacts, moving: list[RankFacts]) -> Verdict | None:
+    """Whoever moves, works; only that others wait for it for so long without any sign is no work any more."""
+    limit_s = suspicion.works_s(facts)
+    if limit_s is None or any(rank.collective_at >= rank.looked_at for rank in moving):
+        return None
+    since_s = max(
+        suspicion.silent_since(facts, attempt), *(rank.collective_at for rank in facts.ranks.values())
+    )
+    others = [rank for rank in looks.living(facts) if rank not in moving]
+    waited_s = [looks.still_s(facts, attempt, rank) or 0.0 for rank in others if _waits(attempt, rank)]
+    heard_s = max(rank.looked_at for rank in moving)
+    if heard_s - since_s < limit_s or not waited_s or max(waited_s) < limit_s / 2:
+        return None
+    return _silence(facts, attempt, _study(facts, attempt), moving)
+
+
+def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
+    look = looks.found(attempt, rank)
+    return look is not None and look.doing is Doing.WAITS
+
+
+def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
+    """Return whom to name of ranks that stand still: those in a state that cannot run, else those with fewer steps
+    than the rest; nobody where all are alike."""
+    if len(ranks) < len(facts.ranks):
+        return ranks
+    stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]
+    if stuck:
+        return stuck
+    most = max(rank.count for rank in ranks)
+    late = [rank for rank in ranks if rank.count < most]
+    return late if len(late) < len(ranks) else []
+
+
+# In words
+
+
+def _study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
+    ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
+    return collectives.study(looks.seen(facts, attempt), ended)
+
+
+def _silence(
+    facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts]
+) -> Verdict:
+    """Return the verdict on a gang that stands still."""
+    since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
+    quiet = facts.progress_at <= since_s or not stepped
+    since_s = since_s if stepped else max(since_s, facts.progress_at)
+    heard_s = max((rank.looked_at for rank in facts.ranks.values()), default=since_s)
+    culprit = hang_words.who(attempt, culprits, answer)
+    if not culprits and isinstance(answer, Whole):
+        culprit = f"nobody is missing: {hang_words.nothing_flows(facts)}"
+    silent = f"no {'sign of progress' if quiet else 'step'} for {max(heard_s - since_s, 0.0):.0f} s"
+    summary = f"{silent}: {culprit}" if culprit else f"{silent} from any rank"
+    where = "network" if isinstance(answer, Whole) and not culprits else hang_words.places(attempt, culprits)
+    return _hang(
+        facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, signature=f"hang {where}"
+    )
+
+
+def _hang(
+    facts: Facts, attempt: AttemptFacts, culprits: Sequence[RankFacts], summary: str, answer: collectives.Answer,
+    **more: object,
+) -> Verdict:  # fmt: skip
+    assert facts.limits is not None
+    alive = looks.seen(facts, attempt)
+    numbers = {rank.rank for rank in culprits}
+    waiting = collectives.waiting_text({r: look for r, look in alive.items() if r not in numbers}, answer)
+    sides = answer.sides if isinstance(answer, Mismatch) else ()
+    beside = tuple(
+        f"{named(side.ranks)}: {collectives.shaped(side.collective)}{hang_words.at_place(alive, side.ranks)}"
+        for side in sides
+    )
+    return verdict(
+        facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
+        node=hang_words.node_of(culprits), evidence=(*beside, *hang_words.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
+    )  # fmt: skip

@@ -1,0 +1,135 @@
+"""What do NCCL, gloo and the store mean by what they say as they give up? Texts in, a plain sentence out.
+
+Such a message stands in the log of a rank that waited: it is a victim, and whoever it waited for is not named in it.
+The forms are those of torch 2.6 to 2.13 and NCCL 2.19 to 2.27.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+TEXT_CHARS_MAX = 20_000
+
+_WATCHDOG = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<what>\w+)"
+    r"(?:.*?Timeout\(ms\)=(?P<limit_ms>\d+))?"
+)
+_GLOO = re.compile(r"Timed out waiting (?P<limit_ms>\d+)ms for (?P<what>send|recv) operation to complete")
+_STORE_JOIN = re.compile(
+    r"Timed out after (?P<limit_s>\d+) seconds waiting for clients\. (?P<came>\d+)/(?P<all>\d+) clients joined"
+)
+_STORE_KEY = re.compile(r"wait timeout after (?P<limit_ms>\d+)ms, keys: (?P<keys>[^\s]+)")
+_GLOO_GONE = re.compile(r"gloo.*Connection (closed|reset) by peer")
+_HEARTBEAT = re.compile(r"heartbeat monitor|HeartbeatMonitor|has not updated its heartbeat", re.IGNORECASE)
+_SYSTEM = re.compile(r"ncclSystemError|unhandled system error")
+_REMOTE = re.compile(r"ncclRemoteError|remote process exited or there was a network error")
+_MONITORED = re.compile(r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier in (?P<limit_ms>\d+) ?ms")
+_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes\. (?P<sent>\d+) vs (?P<wanted>\d+)")
+_CUDA_GONE = re.compile(
+    r"device-side assert triggered|an illegal memory access was encountered|unspecified launch failure"
+)
+
+
+def explain(text: str) -> str:
+    """Return in one sentence what a library's message means; empty for a text that is of none of them."""
+    tail = text[-TEXT_CHARS_MAX:]
+    for pattern, said in _MEANINGS:
+        found = pattern.search(tail)
+        if found is not None:
+            return said(found)
+    return ""
+
+
+def _watchdog(found: re.Match[str]) -> str:
+    what, limit = found["what"].lower(), _limit(found["limit_ms"])
+    return (
+        f"NCCL gave up {what} #{int(found['number']):,}{limit}: this rank waited in it, and is a victim; the culprit is a "
+        "rank that never entered it, or a link between GPUs that went dead"
+    )
+
+
+def _gloo(found: re.Match[str]) -> str:
+    way = "a word from" if found["what"] == "recv" else "a way to"
+    return (
+        f"gloo gave up waiting for {way} another rank{_limit(found['limit_ms'])}: this rank is a victim of one that "
+        "did not come, or of the network between them"
+    )
+
+
+def _mismatch(found: re.Match[str]) -> str:
+    return (
+        f"gloo received {int(found['sent']):,} bytes where {int(found['wanted']):,} were expected, and aborted this rank: "
+        "ranks have entered different collectives, or the same with different shapes, and any of them may be at fault"
+    )
+
+
+def _store_join(found: re.Match[str]) -> str:
+    missing = int(found["all"]) - int(found["came"])
+    return (
+        f"only {found['came']} of {found['all']} ranks came to the store within {found['limit_s']} s: {missing} never "
+        "called init_process_group, or could not reach MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def _store_key(found: re.Match[str]) -> str:
+    return (
+        f"a rank waited{_limit(found['limit_ms'], ' ')} for another to write {found['keys'][:100]} into the store: the other "
+        "one did not come to the same place in the script"
+    )
+
+
+def _monitored(found: re.Match[str]) -> str:
+    ranks = ", ".join(found["ranks"].replace(",", " ").split())
+    return (
+        f"monitored_barrier names the culprits itself: ranks {ranks} did not come{_limit(found['limit_ms'])}"
+    )
+
+
+def _limit(limit_ms: str | None, word: str = " after ") -> str:
+    return f"{word}{int(limit_ms) / 1000:g} s" if limit_ms else ""
+
+
+def _always(sentence: str) -> Callable[[re.Match[str]], str]:
+    return lambda found: sentence
+
+
+_MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = (
+    (_WATCHDOG, _watchdog),
+    (_MONITORED, _monitored),
+    (_GLOO, _gloo),
+    (_MISMATCH, _mismatch),
+    (
+        _GLOO_GONE,
+        _always(
+            "gloo lost its connection to another rank: its process ended or the network broke, and this rank is the victim"
+        ),
+    ),
+    (_STORE_JOIN, _store_join),
+    (_STORE_KEY, _store_key),
+    (
+        _CUDA_GONE,
+        _always(
+            "a kernel on this rank's GPU failed, and CUDA tells it late: CUDA_LAUNCH_BLOCKING=1 shows the true line"
+        ),
+    ),
+    (
+        _REMOTE,
+        _always(
+            "NCCL lost a peer: its process ended or the network broke, and this rank is the victim of it"
+        ),
+    ),
+    (
+        _SYSTEM,
+        _always(
+            "NCCL failed in a call of the system, mostly on sockets or shared memory: NCCL_DEBUG=INFO names it; look at "
+            "/dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
+        ),
+    ),
+    (
+        _HEARTBEAT,
+        _always(
+            "NCCL's own watchdog thread stood still and ended the process: it was blocked in CUDA or by Python's lock"
+        ),
+    ),
+)

@@ -1,0 +1,109 @@
+"""What must become of a job whose silence is judged by what it has shown when one rank stands still? One night for each
+way to hang, with its culprit and its limit, and one for each innocent pause."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from orchestrator.brain.decisions import Kind
+
+from .clean import Expected
+from .night import ENDLESS, INNOCENT, Fault, Harm, Night, limits_of
+
+SURE_S = 14.0
+"""From a hang to its verdict where that can be proved: 5 s of silence, a second look 2 s later, beats each 2 s, and
+answers that take up to 1.5 s."""
+
+UNSURE_S = 130.0
+"""The same where a rank only stands in one place."""
+
+COMPUTES_S = 340.0
+"""The same where it computes all the time."""
+
+SLOW_STEP_S = 4.0
+CASES = 27
+
+
+def hang_night(seed: int) -> tuple[Night, Expected]:
+    """Return a night with one fault, or one pause, and what the verdict must be."""
+    rng = random.Random(seed)
+    nodes, ranks = rng.choice(((2, 1), (2, 2), (3, 2), (4, 1)))
+    rank, step = rng.randrange(nodes * ranks), rng.choice([step for step in range(12, 29) if step % 10])
+    plain = Night(
+        seed, nodes, ranks, limits_of(hang_s_max=0.0), steps=40, start_s=(2.0, 4.0), says_ended=rng.random() < 0.5,
+        calm_s=300.0,
+    )  # fmt: skip
+    lasts_s = rng.uniform(1.0, 50.0)
+    cases = [*_endless(plain, step, rank), *_pauses(plain, step, rank, lasts_s), *_others(plain, step, rank)]
+    assert len(cases) == CASES
+    return cases[seed % CASES]
+
+
+def _endless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
+    node = f"n{rank // plain.ranks}"
+    if plain.nodes * plain.ranks == 2:  # of two that differ nobody knows which one is wrong
+        plain = dataclasses.replace(plain, nodes=3)
+    sure = Expected(Kind.HANG, rank, node, SURE_S)
+    return [
+        (
+            _with(plain, harm, step, rank),
+            dataclasses.replace(sure, within_s=COMPUTES_S if harm is Harm.SPINS else SURE_S),
+        )
+        for harm in ENDLESS
+        if harm is not Harm.STUCK_AND_LOGS
+    ] + [
+        (_with(plain, Harm.STUCK_AND_LOGS, step, rank), dataclasses.replace(sure, within_s=SURE_S + 30.0)),
+        (_with(plain, Harm.HANG, step, rank), dataclasses.replace(sure, within_s=UNSURE_S)),
+    ]
+
+
+def _pauses(plain: Night, step: int, rank: int, lasts_s: float) -> list[tuple[Night, Expected]]:
+    """What ends by itself is never judged; it may last longer where it can be seen for what it is."""
+    short = [(_with(plain, harm, step, rank, lasts_s), Expected(None)) for harm in INNOCENT]
+    long = [
+        (_with(plain, Harm.EVALUATES, step, rank, 550.0), Expected(None)),
+        (_with(plain, Harm.EVALUATES_AND_LOGS, step, rank, 900.0), Expected(None)),
+        (_with(plain, Harm.SAVES, step, rank, 250.0), Expected(None)),
+    ]
+    slow = dataclasses.replace(
+        plain, start_s=(100.0, 200.0), limits=limits_of(hang_s_max=0.0, start_s_max=300.0)
+    )
+    return [
+        *short,
+        *long,
+        (slow, Expected(None)),
+        (_with(plain, Harm.STOPPED, step, rank, 4.0), Expected(None)),
+    ]
+
+
+def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
+    node = f"n{rank // plain.ranks}"
+    slow = dataclasses.replace(_with(plain, Harm.STUCK, step, rank), step_s=SLOW_STEP_S)
+    cut = Expected(Kind.HANG, None, "", SURE_S, nobody=True)
+    return [
+        (slow, Expected(Kind.HANG, rank, node, 3 * SLOW_STEP_S + SURE_S)),
+        (_with(plain, Harm.CUT_GANG, step, rank, 40.0), cut),
+        (
+            dataclasses.replace(plain, stays_rank=rank),
+            Expected(Kind.HANG, rank, node, says="and never left"),
+        ),
+        (
+            dataclasses.replace(_with(plain, Harm.EXIT_EARLY, step, rank), peers_hang=1.0),
+            Expected(Kind.HANG, rank, node, SURE_S + 5.0),
+        ),
+        (_with(plain, Harm.STOPPED, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
+        (_served(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
+        (_served(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
+        (_with(plain, Harm.STARVES, step, rank, 100.0), Expected(None)),
+    ]
+
+
+def _served(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = float("inf")) -> Night:
+    """Return a night in which the next rank does nothing but wait for what the others ask of it."""
+    night = _with(plain, harm, step, rank, lasts_s)
+    return dataclasses.replace(night, serves_rank=(rank + 1) % (plain.nodes * plain.ranks))
+
+
+def _with(night: Night, harm: Harm, step: int, rank: int, lasts_s: float = float("inf")) -> Night:
+    return dataclasses.replace(night, faults=(Fault(harm, 0.0, rank // night.ranks, rank, lasts_s, step),))

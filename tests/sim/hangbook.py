@@ -1,0 +1,87 @@
+"""What must never be taken for a hang, and what must be taken back? The oracles of looks and of verdicts on gangs that
+stand still."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain.facts import Facts
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
+AT_ONCE = (" stopped ", " has left ")
+"""What signatures say of hangs that need no second look: the state of the process says enough."""
+
+
+class HangBook:
+    """What was looked at and noticed in the present attempt."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.looked_s: dict[int, float] = {}  # when each look was ordered
+        self.heard = 0  # steps
+        self.noticed: int | None = None  # the same when a hang was noticed that still stands
+        self.others = False  # there are hosts that could take another's place
+
+    def looked(self, facts: Facts, decisions: list[d.Decision]) -> None:
+        """Whatever was noticed is taken back before anything else once the job moves."""
+        self.heard = max((rank.count for rank in facts.ranks.values()), default=0)
+        usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
+        self.others = facts.pool is not None and len(usable) > facts.pool.nodes
+        if self.noticed is not None and not decisions:
+            self.ledger.must(self.heard <= self.noticed, "the job moves, and what was noticed still stands")
+
+    def decided(self, decision: d.Decision) -> None:
+        must = self.ledger.must
+        match decision:
+            case d.BeginAttempt() | d.Judge() | d.Finish():
+                self.noticed = None
+            case d.Look():
+                self.looked_s.setdefault(decision.look, self.ledger.world.now)
+            case d.Notice() if decision.verdict.kind is not d.Kind.DESYNC:
+                must(self.noticed is None, f"what stands is said again: {decision}")
+                self._hangs(decision.verdict)
+                self.noticed = self.heard
+            case d.Withdraw():
+                must(self.noticed is not None, f"nothing was noticed: {decision}")
+                self.noticed = None
+            case _:
+                pass
+        if isinstance(decision, d.Judge):
+            self._hangs(decision.verdict)
+            self._no_progress(decision.verdict)
+        if isinstance(decision, d.BeginAttempt):
+            self.looked_s = {}
+
+    def _hangs(self, verdict: d.Verdict) -> None:
+        """Ranks were looked at twice; and where silence is judged by what the job has shown, whoever goes on by itself
+        is never taken for a hang, and no innocent is blamed."""
+        world, must = self.ledger.world, self.ledger.must
+        gang = world.gangs.get(self.ledger.tries[-1].number)
+        if not verdict.signature.startswith("hang") or gang is None:
+            return
+        if not any(word in verdict.signature for word in AT_ONCE):
+            looks = [number for number, at_s in self.looked_s.items() if at_s >= gang.stepped_s]
+            must(len(looks) >= 2, f"{len(looks)} looks are too few: {verdict}")
+        if world.night.limits.hang_s_max != 0:
+            return
+        must(gang.is_stuck, f"it would have gone on by itself: {verdict}")
+        culprits = [rank for number, rank in gang.ranks.items() if number in verdict.ranks]
+        guilty = [rank for rank in gang.ranks.values() if not rank.alive or rank.is_stuck]
+        hit = not culprits or any(rank in guilty for rank in culprits)
+        must(hit, f"{[rank.number for rank in guilty]} are to blame: {verdict}")
+
+    def _no_progress(self, verdict: d.Verdict) -> None:
+        """While only one host has hung, it may be that host's fault, and another one shows it."""
+        tries = self.ledger.tries
+        before = tries[-2].verdict if len(tries) > 1 else None
+        again = verdict.kind is d.Kind.NO_PROGRESS and verdict.signature.startswith("hang")
+        if (
+            again
+            and "again at" in verdict.summary
+            and before is not None
+            and before.node == verdict.node != ""
+        ):
+            self.ledger.must(not self.others, f"another host was not tried: {verdict}")

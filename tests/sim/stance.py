@@ -1,0 +1,102 @@
+"""What does a virtual rank do, and what would a look find of it? And what a node remembers from one look to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from orchestrator.brain import events as e
+
+from . import counts
+
+if TYPE_CHECKING:
+    from .gang import Rank
+
+SLEEP_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stance:
+    """How a rank stands that makes no step. `cpu`: the share of a processor it uses; `logs`: it writes a line each
+    second; `what`: the collective it is in instead of its peers'; `elsewhere`: it waits for others, but not in theirs;
+    `starved`: the share of time in which it could run and may not; `locked_out`: the next rank holds the lock that it waits for."""
+
+    doing: e.Doing
+    where: str
+    why: str = ""
+    certain: bool = False
+    ends_at: float | None = None
+    phase: str = "train"
+    cpu: float = 0.0
+    logs: bool = False
+    what: str = ""
+    elsewhere: bool = False
+    locked_out: bool = False
+    starved: float = 0.0
+    since_s: float = 0.0
+
+
+@dataclass(slots=True)
+class Eyes:
+    """What one agent remembers: since when each of its ranks has looked the same."""
+
+    before: dict[int, tuple[object, float]] = field(default_factory=dict)
+
+    def look(self, rank: Rank) -> e.RankLook:
+        """Look at a rank, and compare with the look before."""
+        found = _found(rank)
+        same = dataclasses.replace(
+            found, ends_s=None, collectives=tuple(_ageless(one) for one in found.collectives)
+        )
+        key, now_s = (rank.pid, rank.gang.count, same), rank.gang.world.now
+        known = self.before.get(rank.number)
+        if known is None or known[0] != key or found.doing is e.Doing.WORKS:
+            self.before[rank.number] = (key, now_s)
+            first = known is None or found.doing is not e.Doing.WORKS
+            return dataclasses.replace(found, doing=e.Doing.UNSEEN, certain=False) if first else found
+        starved_s = rank.stance.starved * (now_s - known[1]) if rank.stance is not None else 0.0
+        return dataclasses.replace(found, still_s=now_s - known[1], starved_s=starved_s)
+
+
+def _ageless(one: e.Collective) -> e.Collective:
+    return dataclasses.replace(one, entered_s=0.0)
+
+
+def _found(rank: Rank) -> e.RankLook:
+    """Return what can be seen of a rank now."""
+    gang = rank.gang
+    world = gang.world
+    gang.settle()
+    stance = rank.stance or _plain(rank)
+    members = tuple(number for number in range(gang.size) if number != world.night.serves_rank)
+    waits = stance.doing is e.Doing.WAITS
+    number = counts.COLLECTIVES_A_STEP * gang.count + (2 if waits and not stance.elsewhere else 1)
+    entered_s = max(0.0, world.now - max(gang.stepped_s, rank.ready_s))
+    one = e.Collective(
+        "0", "default group", members, number, stance.what or "all_reduce", "float32[10]", entered_s
+    )
+    ends_s = None if stance.ends_at is None else stance.ends_at - world.now
+    there = world.now >= rank.ready_s and not rank.serves
+    holder = (rank.number + 1) % gang.size if stance.locked_out else None
+    return e.RankLook(
+        rank.number, rank.pid, rank.state, stance.doing, 0.0, stance.where, stance.why, stance.certain, ends_s,
+        stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
+        holder,
+    )  # fmt: skip
+
+
+def _plain(rank: Rank) -> Stance:
+    """Return what a rank does that nothing has befallen: it imports, trains, or waits for others."""
+    gang = rank.gang
+    if rank.state == "T":
+        return Stance(e.Doing.STOPPED, "train.py:9 step", "stopped by a signal", certain=True)
+    if gang.world.now < rank.ready_s:
+        return Stance(e.Doing.WORKS, "train.py:1 <module>", phase="import")
+    if rank.serves:
+        return Stance(
+            e.Doing.SLEEPS, "train.py:5 serve", "in a loop that nothing in it can leave", certain=True
+        )
+    if gang.stepping:
+        return Stance(e.Doing.WORKS, "train.py:9 step")
+    return Stance(e.Doing.WAITS, "train.py:9 step")

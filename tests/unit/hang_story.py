@@ -1,0 +1,76 @@
+"""A short way to tell the brain what looks find of a gang that stands still. For the tests of its rules."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .brain_story import Story, look, only
+
+WAITS, WORKS, SPINS, BLOCKED, SLEEPS = (
+    e.Doing.WAITS, e.Doing.WORKS, e.Doing.SPINS, e.Doing.BLOCKED, e.Doing.SLEEPS,
+)  # fmt: skip
+ALL = (0, 1, 2, 3)
+
+
+def gang_of(nodes: int = 4, *, steps: int = 9, **limits: object) -> Story:
+    """Return a job whose silence is judged by what it has shown, and which has made some steps."""
+    story = Story(nodes, **{"hang_s_max": 0.0, "node_silent_s_max": 5000.0, **limits})  # type: ignore[arg-type]
+    story.run()
+    if steps:
+        beats(story, steps)
+    return story
+
+
+def beats(story: Story, count: int, **more: Any) -> list[d.Decision]:
+    return story.hear(*(beat(rank, count, **more) for rank in story.brain.facts.ranks))
+
+
+def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Beat:
+    fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, "usual_s": 0.1 if count else None, **more}
+    return e.Beat(0.0, f"n{rank}", 1, (e.RankBeat(rank, count, state, **fields),))
+
+
+def entered(
+    rank: int, number: int, what: str = "all_reduce", shape: str = "float32[10]", members: tuple[int, ...] = ALL,
+    group: str = "0", where: str = "train.py:9 step", doing: e.Doing = WAITS, entered_s: float = 5.0, **more: object,
+) -> e.RankLook:  # fmt: skip
+    """Return the look of a rank that has entered so many collectives of a group."""
+    one = e.Collective(
+        group, "default group" if group == "0" else "", members, number, what, shape, entered_s
+    )
+    return look(rank, doing, where=where, stack=(where,), collectives=(one,), **more)
+
+
+def silence(story: Story, *found: e.RankLook, for_s: float = 9.0) -> list[d.Decision]:
+    """Let nothing be heard for a while but what looks find, always the same."""
+    first_s: float | None = None
+    began = len(story.said)
+    for _ in range(int(for_s * 2)):
+        if any(isinstance(one, d.Look) for one in story.wait(0.5)):
+            first_s = story.now_s if first_s is None else first_s
+            stood_s = story.now_s - first_s
+            moved = [
+                stood(one, stood_s)
+                for one in found
+                if story.brain.facts.ranks[one.rank].life.value == "alive"
+            ]
+            story.hear(*story.looked(*moved))
+        if any(isinstance(one, d.Judge | d.Notice) for one in story.said[began:]):
+            break
+    return story.said[began:]
+
+
+def stood(one: e.RankLook, stood_s: float) -> e.RankLook:
+    if one.doing is WORKS:
+        return one
+    if not stood_s:  # a first look cannot tell
+        return dataclasses.replace(one, doing=e.Doing.UNSEEN, certain=False)
+    return dataclasses.replace(one, still_s=stood_s)
+
+
+def judged(story: Story, *found: e.RankLook, for_s: float = 9.0) -> d.Verdict:
+    return only(silence(story, *found, for_s=for_s), d.Judge).verdict

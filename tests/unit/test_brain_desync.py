@@ -1,0 +1,184 @@
+"""Are ranks that run other collectives than their peers found, and only those?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .brain_story import Story, look, only
+
+GROUP = "00c0ffee"
+EVERY_BEAT_STEPS = 8
+Counts = Callable[[int, int], int]
+
+
+def running(ranks: int = 4, **limits: Any) -> Story:
+    story = Story(ranks, **limits)
+    story.run()
+    return story
+
+
+def train(
+    story: Story, first: int, last: int, counts: Counts, groups: tuple[str, ...] = (GROUP,)
+) -> list[d.Decision]:
+    """Let a beat a second tell of every second step; `counts` says what a rank has run after a step."""
+    ranks, said = len(story.brain.facts.ranks), []
+    for begin in range(first, last, EVERY_BEAT_STEPS):
+        story.now_s += 1.0
+        steps = range(begin, min(begin + EVERY_BEAT_STEPS, last + 1), 2)
+        for rank in range(ranks):
+            marks = tuple(e.Mark(step, tuple(counts(rank, step) for _ in groups)) for step in steps)
+            beat = e.RankBeat(rank, steps[-1], "S", 0, 0.0, groups=groups, marks=marks)
+            said += story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
+    return said
+
+
+def looked(story: Story, began: int = 0, odd: int = 2) -> list[d.Decision]:
+    """Let every rank answer the look; the odd one's counts changed at `began`."""
+    number = story.brain.facts.attempt.look  # type: ignore[union-attr]
+    said = []
+    for rank in range(len(story.brain.facts.ranks)):
+        marks = (e.Mark(began, (0,)),) if began and rank == odd else ()
+        last = e.Collective("0", "default group", (0, 1, 2, 3), 90 + rank, "all_reduce", "float32[1000]", 0.1)
+        found = look(rank, e.Doing.WORKS, marks=marks, collectives=(last,), where="train.py:9 step")
+        said += story.hear(e.Looked(0.0, f"n{rank}", 1, number, (found,)))
+    return said
+
+
+def three_a_step(rank: int, step: int) -> int:
+    return 3 * step
+
+
+def skips(rank: int, step: int) -> int:
+    return 3 * step - (1 if rank == 2 and step >= 41 else 0)
+
+
+def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> None:
+    story = running()
+    assert not train(story, 2, 40, skips)
+    said = train(story, 42, 64, skips)
+    assert {type(one) for one in said} == {d.Look}
+    verdict = only(looked(story, began=41), d.Judge).verdict
+    assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.DESYNC, (2,), "n2", 41)
+    assert verdict.culprit == (
+        "rank 2 on n2 entered 1 collective fewer than ranks 0,1,3 in default group, from step 41 on"
+    )
+    assert not verdict.retry
+
+
+def test_it_is_known_within_a_few_steps_even_if_no_node_answers_the_look() -> None:
+    story = running()
+    train(story, 2, 40, skips)
+    train(story, 42, 64, skips)
+    said = story.wait(7.0)
+    assert only(said, d.Judge).verdict.step == 41
+
+
+def test_an_added_collective_is_told_as_one_more() -> None:
+    story = running()
+    said = train(story, 2, 64, lambda rank, step: 3 * step + (1 if rank == 1 and step >= 30 else 0))
+    assert said
+    verdict = only(looked(story, began=30, odd=1), d.Judge).verdict
+    assert verdict.culprit.startswith("rank 1 on n1 entered 1 collective more than ranks 0,2,3")
+
+
+def test_ranks_that_agree_are_left_alone() -> None:
+    assert not train(running(), 2, 200, three_a_step)
+
+
+def test_a_group_whose_counts_never_agreed_is_not_judged() -> None:
+    """The stages of a pipeline send and receive unequal numbers of times."""
+    assert not train(running(), 2, 200, lambda rank, step: (3 + rank) * step)
+
+
+def test_a_difference_that_vanishes_is_none() -> None:
+    """A thread that saves a checkpoint enters its collectives at other steps on each rank."""
+    late = running()
+    assert not train(late, 2, 200, lambda rank, step: step // 100 if rank else (step + 12) // 100)
+
+
+def a_thread_lags(rank: int, step: int) -> int:
+    """Return the count of a group that runs once in 200 steps, six later on odd ranks."""
+    return max(0, step - 6 * (rank % 2)) // 200
+
+
+def test_a_difference_that_passed_is_not_held_against_the_next() -> None:
+    story = running()
+    assert not train(story, 2, 700, a_thread_lags)
+    assert not story.brain.facts.odd_at
+
+
+def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
+    story = running()
+    train(story, 2, 204, a_thread_lags)
+    assert story.brain.facts.odd_at
+    for rank in range(4):
+        beat = e.RankBeat(rank, 204, "S", 0, 0.0, usual_s=0.1, groups=(GROUP,))
+        story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
+    story.now_s += 25.0  # an evaluation, for instance
+    assert not train(story, 206, 400, a_thread_lags)
+
+
+def test_a_rank_that_counts_anew_is_not_judged() -> None:
+    story = running()
+    assert not train(story, 2, 20, lambda rank, step: 3 * step + 1000 * rank)
+
+
+def test_only_members_of_a_group_are_compared() -> None:
+    story = running()
+    for begin in range(2, 60, 8):
+        story.now_s += 1.0
+        for rank in range(4):
+            marks = tuple(
+                e.Mark(step, (3 * step, (rank // 2 + 1) * step)) for step in range(begin, begin + 8, 2)
+            )
+            beat = e.RankBeat(rank, begin + 6, "S", 0, 0.0, groups=(GROUP, f"part{rank // 2}"), marks=marks)
+            assert not story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
+
+
+def test_on_desync_notify_says_it_once_and_lets_the_job_go_on() -> None:
+    story = running(on_desync="notify")
+    train(story, 2, 64, skips)
+    assert only(looked(story, began=41), d.Notice).verdict.kind is d.Kind.DESYNC
+    assert not train(story, 66, 120, skips)
+
+
+def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile() -> None:
+    story = running(on_desync="notify", on_hang="notify")
+    train(story, 2, 64, skips)
+    looked(story, began=41)
+    facts = story.brain.facts
+    assert facts.attempt is not None and facts.attempt.desynced is not None
+    hang = d.Verdict(d.Kind.HANG, (), "", "no step for 60 s", (), "hang network", 64, story.now_s, True)
+    story.brain.learn(d.Notice(story.now_s, "hang", 1, hang))
+    said = train(story, 66, 120, skips)
+    assert [type(one) for one in said] == [d.Withdraw]
+    assert facts.attempt.noticed is None and facts.attempt.desynced is not None
+
+
+def test_a_checkpoint_written_after_it_began_is_not_adopted() -> None:
+    story = running()
+    train(story, 2, 40, skips)
+    story.hear(story.found(40))
+    train(story, 42, 56, skips)
+    story.hear(story.found(50))
+    train(story, 58, 64, skips)
+    only(looked(story, began=41), d.Judge)
+    facts = story.brain.facts
+    assert facts.checkpoint == d.Checkpoint("step-40", 40)
+    story.hear(story.found(60))
+    assert facts.checkpoint == d.Checkpoint("step-40", 40)
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_a_new_supervisor_does_not_judge_what_it_has_not_seen_agree() -> None:
+    story = running()
+    train(story, 2, 40, skips)
+    story.hear(
+        e.SupervisorStarted(0.0, 2), *(dataclasses.replace(story.up(node, running=1)) for node in range(4))
+    )
+    assert not train(story, 42, 100, skips)

@@ -1,0 +1,266 @@
+"""What states, last words and limits say of a hang, what follows from it, and how it reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain import folding
+
+from .brain_story import Story, look, none_of, only
+from .hang_story import (
+    ALL,
+    BLOCKED,
+    SLEEPS,
+    SPINS,
+    WAITS,
+    WORKS,
+    beat,
+    beats,
+    entered,
+    gang_of,
+    judged,
+    silence,
+    stood,
+)
+
+# States, ends, limits
+
+
+def test_a_pause_of_3_s_in_state_t_is_no_hang_and_one_of_6_s_is() -> None:
+    story = gang_of(2, hang_s_max=30.0)
+    story.hear(beat(0, 9, "T"))
+    story.now_s += 3.0
+    assert {type(decision) for decision in story.hear(beat(0, 9, "T"))} == {d.Look}
+    answers = story.looked(look(0, e.Doing.STOPPED, state="T"), look(1, WAITS))
+    assert none_of(story.hear(*answers), d.Judge)
+    story.now_s += 3.0
+    verdict = only(story.hear(beat(0, 9, "T")), d.Judge).verdict
+    assert verdict.culprit == "rank 0 on n0 is stopped (state T) for 6 s" and verdict.ranks == (0,)
+
+
+def test_what_others_wait_in_is_known_before_a_stopped_rank_is_judged() -> None:
+    story = gang_of(2, hang_s_max=30.0)
+    looks = []
+    for _ in range(5):
+        looks += [one for one in story.hear(beat(0, 9, "T")) if isinstance(one, d.Look)]
+        story.hear(*story.looked(look(0, e.Doing.STOPPED, state="T"), look(1, WAITS)))
+        story.now_s += 1.0
+    assert [one.look for one in looks if one.node == "n1"] == [1, 2]
+    assert only(story.hear(beat(0, 9, "T")), d.Judge).verdict.ranks == (0,)
+
+
+def test_a_stopped_rank_is_a_hang_even_where_silence_is_none() -> None:
+    story = gang_of(2, hang_s_max=None)
+    story.hear(beat(0, 9, "T"))
+    story.now_s += 6.0
+    assert not none_of(story.hear(beat(0, 9, "T")), d.Look)
+
+
+def test_a_rank_that_alone_is_left_behind_is_named() -> None:
+    story = gang_of(2, hang_s_max=20.0)
+    story.hear(story.exited(1, 0, None, count=9), beat(0, 9))
+    verdict = judged(story, look(0, BLOCKED, why="waits for its other threads to end"), for_s=30.0)
+    assert (verdict.ranks, verdict.culprit) == ((0,), "rank 0 on n0: waits for its other threads to end")
+
+
+def _left(here_s: float, busy: bool = False) -> Story:
+    """Return a job one of whose ranks has said its last word and is still there."""
+    story = gang_of(2)
+    story.hear(story.exited(1, 0, None, count=9), beat(0, 9, left=True))
+    for second in range(1, int(here_s) + 1):
+        story.now_s += 1.0
+        story.hear(beat(0, 9, left=True, cpu_s=second * 0.9 if busy else 0.0))
+    return story
+
+
+def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_10_s() -> None:
+    assert none_of(_left(9.0).said, d.Look)
+    story = _left(10.0)
+    assert not none_of(story.said, d.Look)
+    verdict = only(story.hear(*story.looked(look(0, e.Doing.LEAVING))), d.Judge).verdict
+    assert verdict.summary == "rank 0 on n0 said its last word 10 s ago and never left"
+
+
+def test_a_rank_that_is_busy_with_leaving_has_a_minute() -> None:
+    def _said(story: Story) -> bool:
+        return any("last word" in one.why for one in story.said if isinstance(one, d.Judge))
+
+    assert not _said(_left(59.0, busy=True)) and _said(_left(61.0, busy=True))
+
+
+def test_no_first_step_within_the_users_limit_is_a_hang_whatever_the_ranks_do() -> None:
+    story = gang_of(2, steps=0, first_step_s_max=100.0)
+    found = [look(0, WAITS), look(1, WORKS, where="train.py:3 build")]
+    assert none_of(silence(story, *found, for_s=99.0), d.Judge)
+    said = story.wait(1.5)
+    judged = only(story.hear(*story.looked(*found)) + said, d.Judge).verdict
+    assert "no first step within 100 s" in judged.summary and judged.ranks == (1,)
+
+
+def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> None:
+    story = gang_of(steps=0, rendezvous_s_max=100.0)
+    came = [look(rank, WAITS, phase="rendezvous") for rank in (0, 1, 3)]
+    late = look(2, SPINS, phase="import", where="train.py:1 <module>")
+    assert none_of(silence(story, *came, late, for_s=99.0), d.Judge)
+    verdict = judged(story, *came, late, for_s=8.0)
+    assert verdict.kind is d.Kind.RENDEZVOUS and verdict.ranks == (2,)
+    assert verdict.waiting == "ranks 0,1,3 at the rendezvous" and "train.py:1 <module>" in verdict.culprit
+
+
+def test_a_rank_that_never_comes_to_the_rendezvous_is_judged_at_once_when_that_is_certain() -> None:
+    story = gang_of(steps=0)
+    came = [look(rank, WAITS, phase="rendezvous") for rank in (0, 1, 3)]
+    late = look(2, SLEEPS, phase="import", where="slow.py:2 <module>", certain=True, ends_s=3570.0)
+    verdict = judged(story, *came, late, for_s=40.0)
+    assert verdict.ranks == (2,) and verdict.waiting == "ranks 0,1,3 at the rendezvous"
+
+
+def test_long_after_the_rendezvous_its_limit_is_no_matter() -> None:
+    story = gang_of(steps=0, rendezvous_s_max=100.0)
+    found = [look(rank, WORKS, phase="train") for rank in ALL]
+    assert none_of(silence(story, *found, for_s=400.0), d.Judge)
+
+
+# What follows
+
+
+def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_job_moves() -> None:
+    story = gang_of(2, on_hang="notify")
+    found = [look(0, WAITS), look(1, BLOCKED, certain=True, where="train.py:5 f")]
+    assert not none_of(silence(story, *found), d.Notice)
+    looks = len([one for one in story.said if isinstance(one, d.Look)])
+    said = []
+    for _ in range(100):
+        said += story.wait(0.5)
+    assert none_of(said, d.Notice) and none_of(story.said, d.Stop)
+    assert len([one for one in story.said if isinstance(one, d.Look)]) > looks
+    withdrawn = only(beats(story, 10), d.Withdraw)
+    assert withdrawn.why == "the job moves again"
+    assert not none_of(silence(story, *found), d.Notice), "another hang is told anew"
+
+
+def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_again_and_again() -> None:
+    story = gang_of(2, on_hang="notify")
+    found = [look(0, WAITS), look(1, BLOCKED, certain=True, where="train.py:5 f")]
+    for second in range(1, 300):
+        story.hear(beat(0, 9, log_bytes=second))
+        story.wait(1.0)
+        orders = [one for one in story.said if isinstance(one, d.Look)]
+        if orders:
+            story.hear(*story.looked(*(stood(one, story.now_s - orders[0].at) for one in found)))
+    assert len([one for one in story.said if isinstance(one, d.Notice)]) == 1
+    assert none_of(story.said, d.Withdraw)
+
+
+def test_fail_ends_the_job() -> None:
+    story = gang_of(2, on_hang="fail")
+    judged(story, look(0, WAITS), look(1, BLOCKED, certain=True))
+    assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
+
+
+def test_a_hang_that_returns_at_the_same_step_and_place_is_no_progress_whichever_rank_it_befalls() -> None:
+    story = gang_of(2)
+    judged(story, look(0, WAITS), look(1, BLOCKED, certain=True, where="train.py:5 f"))
+    story.stop_all()
+    story.run(2)
+    story.hear(
+        *(e.Beat(0.0, f"n{rank}", 2, (e.RankBeat(rank, 9, "S", 0, 0.0, usual_s=0.1),)) for rank in (0, 1))
+    )
+    kinds: list[d.Kind] = []
+    for stood_s in (0.0, 3.0):
+        while none_of(story.wait(0.5), d.Look):
+            pass
+        found = (
+            look(0, BLOCKED, certain=True, where="train.py:5 f", still_s=stood_s),
+            look(1, WAITS, still_s=stood_s),
+        )
+        said = story.hear(*story.looked(*found, attempt=2))
+        kinds += [one.verdict.kind for one in said if isinstance(one, d.Judge)]
+    assert kinds == [d.Kind.NO_PROGRESS]
+
+
+LOOK_WAITS_MAX = 200
+"""So many half seconds without a look mean that there will be none."""
+
+
+def hang_of_rank_1(story: Story, attempt: int, step: int, *nodes: int) -> d.Verdict:
+    """Let two ranks run on these nodes, rank 1 hang after a step, and all stop until the next attempt is placed."""
+    story.run_on(*nodes, attempt=attempt)
+    for rank, node in enumerate(nodes):
+        made = e.RankBeat(rank, step, "S", 0, 0.0, usual_s=0.1)
+        story.hear(e.Beat(0.0, f"n{node}", attempt, (made,)))
+    said: list[d.Decision] = []
+    for stood_s in (0.0, 3.0):
+        assert any(not none_of(story.wait(0.5), d.Look) for _ in range(LOOK_WAITS_MAX))
+        waits = look(0, WAITS, still_s=stood_s)
+        blocked = look(1, BLOCKED, certain=True, where="a.py:1 f", still_s=stood_s)
+        looked = story.looked(waits, blocked, attempt=attempt)
+        said += story.hear(*(replace(one, node=f"n{node}") for one, node in zip(looked, nodes, strict=True)))
+    story.hear(*(story.stopped(node, attempt) for node in nodes))
+    story.wait(20.0)
+    away = [name for name, node in story.brain.facts.nodes.items() if node.link.value != "up"]
+    story.hear(*(story.up(int(name[1:])) for name in away))
+    return only([one for one in said if isinstance(one, d.Judge)], d.Judge).verdict
+
+
+@pytest.mark.parametrize("later", [9, 18])
+def test_a_host_on_which_ranks_hung_twice_is_set_aside_where_there_is_another(later: int) -> None:
+    story = Story(2, hosts=3, spares=1, hang_s_max=0.0, node_silent_s_max=5000.0)
+    story.hear(story.up(0), story.up(1), story.up(2))
+    verdicts = [hang_of_rank_1(story, 1, 9, 0, 1), hang_of_rank_1(story, 2, later, 0, 1)]
+    assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.HANG]
+    assert story.brain.facts.nodes["n1"].excluded == "set aside: ranks hung on it in attempts 1 and 2"
+    places = [one for one in story.said if isinstance(one, d.Place)]
+    assert [plan.name for plan in places[-1].nodes] == ["n0", "n2"]
+
+
+def test_a_hang_that_returns_on_the_host_that_took_over_is_no_progress() -> None:
+    story = Story(2, hosts=4, spares=1, hang_s_max=0.0, node_silent_s_max=5000.0)
+    story.hear(*(story.up(node) for node in range(4)))
+    verdicts = [hang_of_rank_1(story, number, 9, 0, 1 if number < 3 else 2) for number in (1, 2, 3)]
+    assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.HANG, d.Kind.NO_PROGRESS]
+
+
+def test_a_hang_that_returns_on_the_same_host_is_no_progress_where_there_is_no_other() -> None:
+    story = Story(2, hosts=2, hang_s_max=0.0, node_silent_s_max=5000.0)
+    story.hear(story.up(0), story.up(1))
+    verdicts = [hang_of_rank_1(story, number, 9, 0, 1) for number in (1, 2)]
+    assert [one.kind for one in verdicts] == [d.Kind.HANG, d.Kind.NO_PROGRESS]
+
+
+# In words
+
+
+def test_ranks_are_written_as_people_do() -> None:
+    assert folding.ranks_text([7, 0, 1, 3, 4, 5, 6]) == "0,1,3-7"
+    assert folding.named([2]) == "rank 2" and folding.named([1, 2]) == "ranks 1,2"
+
+
+def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> None:
+    alike = [
+        look(rank, WAITS, where="t.py:9 step", stack=("c10d.py:5 all_reduce", "t.py:9 step"))
+        for rank in range(7)
+    ]
+    odd = look(
+        7, BLOCKED, why="in read()", where="t.py:3 load", stack=("t.py:3 load", "t.py:9 step"), state="D"
+    )
+    assert folding.lines([*alike, odd]) == (
+        "rank 7 (state D; blocked, in read()): t.py:3 load < t.py:9 step",
+        "ranks 0-6 (state S; waits): t.py:9 step < c10d.py:5 all_reduce",
+    )
+
+
+def test_many_different_stacks_are_cut() -> None:
+    many = [look(rank, BLOCKED, stack=(f"t.py:{rank} f",)) for rank in range(100)]
+    lines = folding.lines(many)
+    assert len(lines) == folding.LINES_MAX + 1 and lines[-1] == "88 more ranks, each elsewhere"
+
+
+def test_what_could_not_be_looked_at_is_said() -> None:
+    lack = "no py-spy there"
+    found = [entered(rank, 7, lacks=(lack,)) for rank in ALL]
+    assert f"not looked at (ranks 0-3): {lack}" in judged(gang_of(), *found).evidence

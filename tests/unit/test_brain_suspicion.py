@@ -1,0 +1,254 @@
+"""Events in, looks out: the rules of `brain/suspicion.py` and `brain/looks.py`."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain import looks, suspicion
+
+from .brain_story import Story, look, none_of
+
+WAITS = e.Doing.WAITS
+
+
+def _auto(nodes: int = 2, **limits: object) -> Story:
+    """Return a running job whose silence is judged by what it has shown."""
+    story = Story(nodes, **{"hang_s_max": 0.0, "node_silent_s_max": 5000.0, **limits})  # type: ignore[arg-type]
+    story.run()
+    return story
+
+
+def _beat(rank: int, count: int = 0, **more: Any) -> e.Beat:
+    fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, **more}
+    return e.Beat(0.0, f"n{rank}", 1, (e.RankBeat(rank, count, "S", **fields),))
+
+
+def _step(story: Story, count: int, usual_s: float = 0.1) -> None:
+    story.hear(*(_beat(rank, count, usual_s=usual_s) for rank in range(len(story.brain.facts.nodes))))
+
+
+def _looks(decisions: list[d.Decision]) -> list[d.Look]:
+    return [one for one in decisions if isinstance(one, d.Look)]
+
+
+def _first_look_s(story: Story, until_s: float = 1000.0) -> float | None:
+    """Return after how long a silence the first look comes."""
+    began_s = story.now_s
+    while story.now_s < began_s + until_s:
+        if _looks(story.wait(0.5)):
+            return story.now_s - began_s
+    return None
+
+
+@pytest.mark.parametrize(("usual_s", "wanted_s"), [(0.01, 5.0), (1.0, 5.0), (4.0, 12.0), (1000.0, 600.0)])
+def test_three_usual_steps_of_silence_are_suspicious_within_floor_and_ceiling(
+    usual_s: float, wanted_s: float
+) -> None:
+    story = _auto()
+    _step(story, 9, usual_s)
+    assert _first_look_s(story) == pytest.approx(wanted_s, abs=0.5)
+
+
+def test_the_user_sets_floor_and_ceiling() -> None:
+    story = _auto(hang_s_floor=20.0)
+    _step(story, 9)
+    assert _first_look_s(story) == pytest.approx(20.0, abs=0.5)
+    story = _auto(hang_s_ceiling=9.0)
+    _step(story, 9, usual_s=60.0)
+    assert _first_look_s(story) == pytest.approx(9.0, abs=0.5)
+
+
+def test_the_slowest_rank_tells_what_is_usual() -> None:
+    story = _auto()
+    story.hear(_beat(0, 9, usual_s=0.1), _beat(1, 9, usual_s=10.0))
+    assert _first_look_s(story) == pytest.approx(30.0, abs=0.5)
+
+
+def test_before_step_times_are_known_half_a_minute_of_silence_is_suspicious() -> None:
+    assert _first_look_s(_auto()) == pytest.approx(30.0, abs=0.5)
+
+
+def test_processor_time_counts_before_the_first_step_and_not_after_it() -> None:
+    story = _auto()
+    for second in range(60):
+        story.now_s += 1.0
+        assert not story.hear(_beat(0, cpu_s=float(second)), _beat(1, cpu_s=float(second)))
+    story = _auto()
+    _step(story, 9)
+    looked: list[d.Look] = []
+    for second in range(10):
+        story.now_s += 1.0
+        looked += _looks(story.hear(_beat(0, 9, cpu_s=float(second), usual_s=0.1), _beat(1, 9, usual_s=0.1)))
+    assert looked
+
+
+def test_when_some_have_ended_well_the_others_have_ten_seconds() -> None:
+    story = _auto()
+    _step(story, 9, usual_s=30.0)
+    story.hear(story.exited(1, 0, None, count=9))
+    assert _first_look_s(story) == pytest.approx(10.0, abs=0.5)
+
+
+@pytest.mark.parametrize("sign", ["log_bytes", "io_bytes"])
+def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(sign: str) -> None:
+    story = _auto()
+    _step(story, 9)
+    began_s, first_s = story.now_s, 0.0
+    for second in range(1, 100):
+        story.now_s += 1.0
+        if _looks(story.hear(_beat(0, 9, usual_s=0.1, **{sign: second * 100_000}), _beat(1, 9, usual_s=0.1))):
+            first_s = first_s or story.now_s - began_s
+    assert first_s == pytest.approx(6 * 5.0 + 5.0, abs=1.0)
+
+
+def test_a_little_input_and_output_is_no_sign() -> None:
+    story = _auto()
+    _step(story, 9)
+    looked: list[d.Look] = []
+    for second in range(1, 8):
+        story.now_s += 1.0
+        looked += _looks(
+            story.hear(_beat(0, 9, usual_s=0.1, io_bytes=second * 10_000), _beat(1, 9, usual_s=0.1))
+        )
+    assert looked
+
+
+def test_after_the_first_look_the_next_ones_follow_with_growing_pauses() -> None:
+    story = _auto()
+    _step(story, 9)
+    times: list[float] = []
+    for _ in range(400):
+        if _looks(story.wait(0.5)):
+            times.append(story.now_s)
+            still_s = story.now_s - times[0]
+            story.hear(*story.looked(*(look(rank, WAITS, still_s=still_s) for rank in (0, 1))))
+    pauses = [after - before for before, after in itertools.pairwise(times)]
+    assert pauses[:5] == pytest.approx([2.0, 4.0, 8.0, 16.0, 30.0], abs=0.6)
+    assert pauses[5:] == pytest.approx([30.0] * len(pauses[5:]), abs=0.6)
+
+
+def test_whoever_has_just_come_to_stand_is_looked_at_again_soon() -> None:
+    story = _auto()
+    _step(story, 9)
+    times: list[float] = []
+    for _ in range(200):
+        if _looks(story.wait(0.5)):
+            times.append(story.now_s)
+            doing, still_s = (e.Doing.WORKS, 0.0) if len(times) < 6 else (WAITS, 0.0)
+            story.hear(*story.looked(look(0, doing, still_s=still_s), look(1, WAITS, still_s=50.0)))
+    assert times[5] - times[4] == pytest.approx(30.0, abs=0.6) and times[6] - times[5] == pytest.approx(
+        2.0, abs=0.6
+    )
+
+
+def test_a_step_voids_what_was_found_before() -> None:
+    story = _auto()
+    _step(story, 9)
+    story.wait(8.0)
+    assert len(_looks(story.said)) == 2 and "look 2" not in _looks(story.said)[0].why
+    story.said.clear()
+    _step(story, 10)
+    story.wait(4.0)
+    assert none_of(story.said, d.Look)
+    story.wait(2.0)
+    assert "look 2" not in _looks(story.said)[0].why
+
+
+def test_no_look_is_ordered_while_the_last_one_is_still_to_be_answered() -> None:
+    story = _auto()
+    _step(story, 9)
+    story.wait(5.0 + looks.LOOK_S_MAX - 0.5)
+    assert {one.look for one in _looks(story.said)} == {1}
+    story.wait(1.0)
+    assert {one.look for one in _looks(story.said)} == {1, 2}
+
+
+def test_a_silent_node_is_not_looked_at() -> None:
+    story = _auto()
+    _step(story, 9)
+    story.hear(e.AgentSilent(0.0, "n1"))
+    assert _first_look_s(story, 60.0) is None
+
+
+def test_off_means_that_no_silence_is_suspicious() -> None:
+    story = _auto(hang_s_max=None)
+    _step(story, 9)
+    assert _first_look_s(story, 60.0) is None and suspicion.text(story.brain.facts, story.now_s) == ""
+
+
+def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothing() -> None:
+    story = _auto()
+    _step(story, 9)
+    asked = story.hear(e.LookAsked(0.0, 1))
+    assert [(type(one), one.node) for one in asked if isinstance(one, d.Look)] == [
+        (d.Look, "n0"),
+        (d.Look, "n1"),
+    ]
+    assert story.brain.facts.look_answered == 1
+    assert not story.hear(*story.looked(look(0, WAITS, still_s=99.0), look(1, e.Doing.BLOCKED, certain=True)))
+    assert not story.hear(_beat(0, 10), _beat(1, 10))
+
+
+def test_a_supervisor_that_comes_back_holds_nothing_against_what_nobody_watched() -> None:
+    story = _auto()
+    _step(story, 9)
+    story.wait(8.0)
+    story.said.clear()
+    story.hear(e.SupervisorStarted(0.0, 7), *(story.up(node, running=1) for node in (0, 1)))
+    assert _first_look_s(story) == pytest.approx(5.0, abs=0.5)
+    assert "look 2" not in _looks(story.said)[0].why
+
+
+def test_what_is_suspected_is_said_in_one_line() -> None:
+    story = _auto()
+    _step(story, 9, usual_s=0.3)
+    assert suspicion.text(story.brain.facts, story.now_s) == ""
+    story.now_s += 2.0
+    story.hear(story.beat(1, 9, "T"))
+    assert suspicion.text(story.brain.facts, story.now_s + 2.0) == "rank 1 on n1 is stopped (state T) for 2 s"
+    story.hear(_beat(1, 9, usual_s=0.3))
+    story.wait(10.0)
+    assert suspicion.text(story.brain.facts, story.now_s) == "no step for 12 s (usual: 0.3 s): looking"
+    story.hear(*story.looked(look(0, WAITS), look(1, e.Doing.SLEEPS, where="train.py:7 load")))
+    assert suspicion.text(story.brain.facts, story.now_s).endswith("rank 1 sleeps at train.py:7 load")
+    told = [
+        look(rank, e.Doing.SLEEPS, where="train.py:7 load", why=f"in sleep(), {rank} s to go")
+        for rank in (0, 1)
+    ]
+    story.hear(*story.looked(look(0, WAITS), told[1]))
+    assert suspicion.text(story.brain.facts, story.now_s).endswith(
+        "at train.py:7 load (in sleep(), 1 s to go)"
+    )
+    story.hear(*story.looked(*told))
+    assert suspicion.text(story.brain.facts, story.now_s).endswith("ranks 0,1 sleeps at train.py:7 load")
+
+
+def test_before_the_first_step_the_line_tells_of_silence() -> None:
+    story = _auto()
+    story.wait(31.0)
+    assert suspicion.text(story.brain.facts, story.now_s) == "nothing heard for 31 s: looking"
+
+
+def test_patience_grows_with_the_steps_with_pauses_that_were_seen_and_with_the_phase() -> None:
+    story = _auto()
+    assert suspicion.patience_s(story.brain.facts) == 600.0
+    _step(story, 1, usual_s=0.1)
+    assert suspicion.patience_s(story.brain.facts) == 60.0
+    assert suspicion.patience_s(story.brain.facts, "evaluate") == 300.0
+    story.now_s += 50.0
+    story.hear(_beat(0, 2, usual_s=0.1), _beat(1, 2, usual_s=4.0))
+    assert suspicion.patience_s(story.brain.facts) == 100.0  # twice the pause is more than 20 steps
+    story.now_s += 900.0
+    story.hear(_beat(0, 3, usual_s=0.1), _beat(1, 3, usual_s=4.0))
+    assert suspicion.patience_s(story.brain.facts) == 600.0
+
+
+def test_every_sign_has_a_name_and_a_weight() -> None:
+    assert len({sign.name for sign in suspicion.SIGNS}) == len(suspicion.SIGNS) >= 6
+    told_by_looks = [sign.name for sign in suspicion.SIGNS if sign.shows is None]
+    assert told_by_looks == ["collective", "stack", "GPU"]

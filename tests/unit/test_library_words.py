@@ -1,0 +1,51 @@
+"""Is what NCCL, gloo and the store say as they give up told in plain words?"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.brain.library_words import explain
+
+NCCL = (
+    "[rank3]:[E1121 02:14:07.312345678 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=9655, OpType=ALLREDUCE, NumelIn=1048576, NumelOut=1048576, Timeout(ms)=600000) ran for "
+    "600069 milliseconds before timing out."
+)
+GLOO = (
+    "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation "
+    "to complete"
+)
+STORE = (
+    "torch.distributed.DistStoreError: Timed out after 301 seconds waiting for clients. 3/4 clients joined."
+)
+KEYS = "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/rank_3"
+MONITORED = "Rank 0: Ranks 2, 3 failed to pass monitoredBarrier in 30000 ms"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (NCCL, "NCCL gave up allreduce #9,655 after 600 s: this rank waited in it, and is a victim"),
+        (GLOO, "gloo gave up waiting for a word from another rank after 1800 s"),
+        (STORE, "only 3 of 4 ranks came to the store within 301 s: 1 never called init_process_group"),
+        (KEYS, "a rank waited 300 s for another to write /default_pg/0//cpu//0/rank_3"),
+        (MONITORED, "ranks 2, 3 did not come after 30 s"),
+        (
+            "what():  [enforce fail] op.preamble.length <= op.nbytes. 100 vs 52. Received data size doesn't match",
+            "gloo received 100 bytes where 52 were expected, and aborted this rank: ranks have entered different",
+        ),
+        (
+            "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:4495.",
+            "gloo lost its connection to another rank: its process ended or the network broke",
+        ),
+        ("ncclRemoteError: A call failed possibly due to a network error", "NCCL lost a peer"),
+        ("torch.distributed.DistBackendError: NCCL error ..., unhandled system error", "/dev/shm"),
+        ("RuntimeError: CUDA error: device-side assert triggered", "CUDA_LAUNCH_BLOCKING=1"),
+    ],
+)
+def test_a_message_of_a_library_is_told_in_plain_words(text: str, words: str) -> None:
+    assert words in explain(f"some lines\n{text}\nmore")
+
+
+def test_a_text_of_the_script_is_not_explained() -> None:
+    assert explain("ValueError: loss is nan") == ""

@@ -1,0 +1,209 @@
+"""Does `orch stacks` ask once, wait for those that were asked and no longer, and show who stands where? The supervisor
+is a thread that writes the journal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import looks, show, stackview
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.job import Job
+from orchestrator.journal import Journal, read, tail
+from orchestrator.requests import Requests
+from orchestrator.wire.paths import JobDir
+from tests import golden
+from tests.golden import folders, jobs
+
+RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
+WAIT_S_MAX = 20.0
+GROUP = e.Collective("default_pg", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0)
+WAITS = ("c10d_logger.py:81 wrapper", "train.py:97 train_step", "train.py:120 main")
+READS = ("dataset.py:31 read", "train.py:88 load_batch", "train.py:120 main")
+
+Answer = Callable[[int, int], list[News]]
+
+
+def _look(rank: int, doing: e.Doing, **more: Any) -> e.RankLook:
+    plain: dict[str, Any] = {
+        "rank": rank, "pid": 5000 + rank, "state": "S", "doing": doing, "still_s": 3.04, "where": "train.py:97 train_step",
+        "why": "in all_reduce #9,655 (default group)", "certain": False, "ends_s": None, "phase": "train", "stack": WAITS,
+        "collectives": (GROUP,), "groups": (), "marks": (), "lacks": ("py-spy is not installed: no native frames",),
+    }  # fmt: skip
+    return e.RankLook(**{**plain, **more})
+
+
+READER = _look(
+    2, e.Doing.BLOCKED, where="train.py:88 load_batch", why="in read() of data/shard-17.bin, a FIFO that nobody writes",
+    certain=True, stack=READS, collectives=(),
+)  # fmt: skip
+
+
+def _looked(look: int, *nodes: int, doing: e.Doing = e.Doing.WAITS) -> list[News]:
+    """Both nodes were asked for a look, and these have answered."""
+    told: list[News] = [d.Look(20.0, "somebody asked", 1, f"node-{n}", look) for n in (0, 1)]
+    ranks = {0: (_look(0, doing), _look(1, doing)), 1: (READER, _look(3, doing))}
+    return [*told, *(e.Looked(20.5, f"node-{n}", 1, look, ranks[n]) for n in nodes)]
+
+
+@contextmanager
+def _supervised(job: JobDir, answer: Answer) -> Iterator[list[int]]:
+    """Answer requests as a supervisor does; yield the numbers of those that came."""
+    asked: list[int] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        entries = list(read(job.journal))
+        journal = Journal(job.journal, "boot", entries[-1].n)
+        folder = Requests(job.requests)
+        while not stop.is_set():
+            for one in folder.since(asked[-1] if asked else 0, 20.0):
+                asked.append(one.request)
+                for news in answer(one.request, len(asked)):
+                    journal.write(news)
+            time.sleep(0.01)
+        journal.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        stop.set()
+        thread.join(WAIT_S_MAX)
+
+
+def _status(job: JobDir) -> dict[str, Any]:
+    return Job(job).last_status()
+
+
+def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_path: Path) -> None:
+    job = folders.make(tmp_path, RUNNING)
+    with _supervised(job, lambda number, n: [e.LookAsked(20.0, number), *_looked(n, 1, 0)]) as asked:
+        taken = looks.stacks(job, _status(job))
+    assert asked == [1], "one look tells, where it tells what ranks do"
+    assert [rank["rank"] for rank in taken["ranks"]] == [0, 1, 2, 3]
+    assert (taken["attempt"], taken["looks"], taken["unanswered"]) == (1, 1, [])
+    assert taken["pages"] == str(job.evidence(1))
+    assert taken["ranks"][2]["where"] == "train.py:88 load_batch"
+    assert taken["ranks"][0]["collectives"][0]["number"] == 9655
+
+
+def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(tmp_path: Path) -> None:
+    job = folders.make(tmp_path, RUNNING)
+
+    def answer(number: int, n: int) -> list[News]:
+        seen = e.Doing.UNSEEN if n == 1 else e.Doing.WAITS
+        return [e.LookAsked(20.0, number), *_looked(n, 0, 1, doing=seen)]
+
+    with _supervised(job, answer) as asked:
+        taken = looks.stacks(job, _status(job))
+    assert asked == [1, 2]
+    assert (taken["looks"], taken["ranks"][0]["doing"]) == (2, "waits")
+    assert taken["apart_s"] >= looks.APART_S
+
+
+def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
+    job = folders.make(tmp_path, [*RUNNING, *_looked(1, 0, 1)])
+    late = [e.Looked(20.5, "node-0", 1, 1, ())]
+    with (
+        _supervised(job, lambda number, n: [*late, e.LookAsked(20.0, number), *late]),
+        pytest.raises(ClusterError, match="no rank of it was left to look at"),
+    ):
+        looks.stacks(job, _status(job), 0.5)
+
+
+def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_path: Path) -> None:
+    job = folders.make(tmp_path, RUNNING)
+    with _supervised(job, lambda number, n: [e.LookAsked(20.0, number), *_looked(n, 0)]):
+        taken = looks.stacks(job, _status(job), 0.5)
+    assert (taken["unanswered"], [rank["rank"] for rank in taken["ranks"]]) == (["node-1"], [0, 1])
+    assert "no answer from node-1" in show.plain(stackview.stacks(taken))
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ([], "its supervisor did not hear the request within 0.5 s"),
+        (_looked(1), "node-0, node-1 did not answer within 0.5 s"),
+    ],
+)
+def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: str) -> None:
+    job = folders.make(tmp_path, RUNNING)
+
+    def answer(number: int, n: int) -> list[News]:
+        return [e.LookAsked(20.0, number), *said] if said else []
+
+    with _supervised(job, answer), pytest.raises(ClusterError, match=what) as told:
+        looks.stacks(job, _status(job), 0.5)
+    assert told.value.exit_code == 3
+    assert told.value.fix
+
+
+def test_a_job_that_has_ended_or_not_begun_has_no_stacks(tmp_path: Path) -> None:
+    ended = folders.failed(tmp_path)
+    with pytest.raises(UserError, match="the job has ended: FAILED") as told:
+        Job(ended).stacks()
+    assert told.value.fix.startswith("orch why ")
+    begun = folders.make(tmp_path, jobs.submitted())
+    with pytest.raises(UserError, match="none of its ranks runs: it is STARTING"):
+        looks.stacks(begun, _status(begun))
+    assert not list(begun.requests.iterdir())
+
+
+def test_a_line_of_the_journal_that_is_still_being_written_is_read_later(tmp_path: Path) -> None:
+    job = folders.make(tmp_path, RUNNING)
+    whole = job.journal.read_bytes()
+    first = whole.index(b"\n") + 1
+    job.journal.write_bytes(whole[: first + 20])
+    entries, offset = tail(job.journal, 0)
+    assert ([entry.n for entry in entries], offset) == ([1], first)
+    job.journal.write_bytes(whole)
+    entries, offset = tail(job.journal, offset)
+    assert entries[0].n == 2
+    assert offset == len(whole)
+
+
+# How they look
+
+
+def _taken() -> dict[str, Any]:
+    ranks: list[e.RankLook] = [*(_look(rank, e.Doing.WAITS) for rank in (0, 1, 3, 4, 5, 6, 7)), READER]
+    nodes = {rank: f"gpu{rank // 4:02d}" for rank in range(8)}
+    return {
+        "id": jobs.ID, "name": "gpt", "state": "RUNNING", "attempt": 1, "step": 1204, "dir": jobs.ROOT, "looks": 2,
+        "apart_s": 1.1, "ranks": [looks.rank_json(one, nodes[one.rank]) for one in sorted(ranks, key=lambda r: r.rank)],
+        "unanswered": [], "pages": f"{jobs.ROOT}/evidence/attempt-001",
+    }  # fmt: skip
+
+
+def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
+    golden.check("stacks.txt", show.plain(stackview.stacks(_taken())))
+
+
+def test_only_the_wanted_ranks_are_shown() -> None:
+    text = show.plain(stackview.stacks(_taken(), (2,)))
+    assert "1 rank looked at" in text and "load_batch" in text and "train_step" not in text
+
+
+def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
+    works = _look(0, e.Doing.WORKS, why="", where="", stack=(), collectives=(), lacks=(), still_s=0.0)
+    taken = {**_taken(), "ranks": [looks.rank_json(works, "gpu00")]}
+    assert "rank 0 on gpu00: working\n" in show.plain(stackview.stacks(taken))
+
+
+def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
+    one, other = (_look(rank, e.Doing.WAITS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05)))
+    alike = {**_taken(), "ranks": [looks.rank_json(one, "gpu00"), looks.rank_json(one, "gpu00")]}
+    assert ", GPU 100% busy\n" in show.plain(stackview.stacks(alike))
+    both = {**_taken(), "ranks": [looks.rank_json(one, "gpu00"), looks.rank_json(other, "gpu00")]}
+    assert ", GPUs 5% to 100% busy\n" in show.plain(stackview.stacks(both))
