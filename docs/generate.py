@@ -20,6 +20,7 @@ import click
 from orchestrator import spec, story
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.facts import Facts
+from orchestrator.brain.suspicion import SIGNS
 from orchestrator.cli import cli
 from tests.sim.night import random_night
 from tests.sim.world import World
@@ -91,6 +92,15 @@ def _table(found: Iterable[spec.FieldDoc]) -> str:
         default = one.default if one.default in ("none", "required") else _code(one.default)
         lines.append(_row(_code(one.name), one.description, one.type, default))
     return "\n".join(lines)
+
+
+# The signs of life
+
+
+def signs() -> str:
+    """Return the table of the signs of life and their weights, as the brain has it."""
+    lines = ["| sign | what it is | what it is worth |", "|---|---|---|"]
+    return "\n".join([*lines, *(_row(one.name, one.told, one.weight.value) for one in SIGNS)])
 
 
 # The states
@@ -170,6 +180,7 @@ def drawn(text: str) -> set[Step]:
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"verbs": verbs, "fields": fields},
+    "docs/hangs.md": {"signs": signs},
     "docs/architecture.md": {"states": diagrams},
 }
 

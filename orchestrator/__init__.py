@@ -8,18 +8,21 @@ The map of the code, in the order of a job's life; imports point from later to e
     submit     how does a job begin?               submission.py, credentials.py, snapshot.py, bundle.py, provenance.py,
                                                    home.py, slurm/submitting.py
     supervise  what happens, and what is done?     supervise.py, journal.py, joblock.py, requests.py, tickets.py,
-                                                   links.py, orders.py, deeds.py, memory.py, stay.py
+                                                   links.py, orders.py, deeds.py, notify.py, memory.py, stay.py
       ferry.py   what travels?                     intake.py, carry.py, shelf.py
       brain/     what does it mean?                pure: events in, decisions out
       backends/  how does an agent get there?      thin, no decisions
       wire/      what both ends share              messages, codec, lines, paths, durable files
-      node/      what runs on a node               landing, keeper, agent, ranks, hook, stacks, checkpoints
+      node/      what runs on a node               landing, keeper, agent, ranks, hook, checkpoints; looks:
+                                                   evidence, stacks, frames, loops, kernel, flight, sight,
+                                                   examine
     story      how is it?                          story.py, statefile.py
     collect    what came of it?                    collect.py, logs.py, logcut.py
     postmortem what went wrong?                    postmortem.py
-    show       how does it look?                   show.py, whyview.py, listview.py, logview.py, follow.py, terminal.py
+    show       how does it look?                   show.py, whyview.py, stackview.py, listview.py, logview.py, follow.py,
+                                                   terminal.py
       queued.py  and in Slurm's queue?             slurm/: sbatch, squeue, sacct
-    job, cli   what can one do with it?            job.py, preflight.py, cli.py, params.py
+    job, cli   what can one do with it?            job.py, looks.py, preflight.py, cli.py, params.py
 
 Standard library only, and travelling to the nodes as one zip: brain, wire, node, supervise and what they use.
 """

@@ -29,8 +29,9 @@ def main(argv: list[str]) -> int:
             return keeper.main(agent.run_agent)
         case ["supervise", folder]:
             from orchestrator import supervise
+            from orchestrator.node import stepenv
 
-            return supervise.main(Path(folder), _backend)
+            return supervise.main(Path(folder), _backend, stepenv.allocation(os.environ))
         case ["--selftest"]:
             return _selftest()
         case _:
@@ -44,10 +45,10 @@ def _backend(job: JobDir, plan: Plan) -> Backend:
         from orchestrator.backends.ssh.backend import SshBackend
 
         return SshBackend(job, plan)
-    if plan.backend == "slurm":
+    if plan.slurm is not None:
         from orchestrator.backends.slurm.backend import of_environment
 
-        return of_environment(job, os.environ)
+        return of_environment(job, os.environ, plan.slurm.options)
     from orchestrator.backends.local import LocalBackend
 
     return LocalBackend(job)

@@ -83,12 +83,23 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
     else:
         click.echo(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
         if job.slurm_id:
-            click.echo(f"  queue   Slurm job {job.slurm_id}")
+            _print_queue(job)
     if follow:
         return _follow(job, as_json=as_json)
     if not as_json:
         click.echo(f"  watch   orch logs -f {job.id}\n  stop    orch cancel {job.id}")
     return 0
+
+
+def _print_queue(job: Job) -> None:
+    """Print Slurm's id of a new job, and what would keep it from ever starting, where Slurm knows that at once."""
+    from orchestrator import show
+
+    told = job.last_status().get("queue") or {"said": ""}
+    what, fix = show.with_fix(told["said"])
+    click.echo(f"  queue   {what if fix else f'Slurm job {job.slurm_id}'}")
+    if fix:
+        click.echo(f"          fix: {fix}")
 
 
 @cli.command()
@@ -244,6 +255,30 @@ def why(job: str | None, as_json: bool) -> int:
 
 @cli.command()
 @JOB
+@click.option(
+    "--rank", "ranks", multiple=True, type=click.IntRange(0), metavar="N", help="Only this rank; repeatable."
+)
+@AS_JSON
+def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
+    """Show what every rank of a running job is doing right now.
+
+    Looks twice, and changes nothing: stacks by faulthandler's signal, the kernel's view, and the collectives that ranks are in. Ranks with equal frames stand together; the pages with all threads are in the job's evidence folder.
+    """
+    from orchestrator import stackview, terminal
+
+    found = _find(job)
+    _ranks_wanted(found, ranks, (), None)
+    taken = found.stacks()
+    if as_json:
+        shown = [rank for rank in taken["ranks"] if not ranks or rank["rank"] in ranks]
+        _print_json({**taken, "ranks": shown})
+    else:
+        terminal.write(stackview.stacks(taken, ranks))
+    return CLUSTER_CANNOT if taken["unanswered"] else 0
+
+
+@cli.command()
+@JOB
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped (the default).")
 def cancel(job: str | None, wait: bool) -> int:
     """Stop a job for good.
@@ -284,6 +319,8 @@ def resume(job: str | None, checkpoint: str, overrides: tuple[str, ...], follow:
     found = _find(job)
     found.resume(checkpoint, overrides)
     click.echo(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
+    if found.slurm_id:
+        _print_queue(found)
     return _follow(found) if follow else 0
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from orchestrator import home, leftovers, postmortem, statefile
 from orchestrator.backends import LaunchError
-from orchestrator.errors import ClusterError, OrchError, UserError
+from orchestrator.errors import ClusterError, OrchError, UserError, counted
 from orchestrator.job import POLL_S, Job
 from orchestrator.node import keeper
 from orchestrator.node.checkpoints import CheckpointWatch, Wholeness, look, wholeness
@@ -113,8 +113,8 @@ def tidy(jobs: Sequence[Job]) -> str:
     old = [path for path in drafts if time.time() - path.lstat().st_mtime > DRAFT_S_MAX]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
-    parts = [f"tidied {_counted(tidied, 'ended job')}"] if tidied else []
-    parts += [f"removed {_counted(len(old), 'cut off submit')}"] if old else []
+    parts = [f"tidied {counted(tidied, 'ended job')}"] if tidied else []
+    parts += [f"removed {counted(len(old), 'cut off submit')}"] if old else []
     return ", ".join(parts)
 
 
@@ -124,7 +124,7 @@ def swept(accounts: Sequence[leftovers.Account]) -> str:
     if not cleaned:
         return ""
     hosts = sum(len(account.clean) for account in cleaned)
-    text = f"cleaned {_counted(hosts, 'host')} of {_counted(len(cleaned), 'job')}"
+    text = f"cleaned {counted(hosts, 'host')} of {counted(len(cleaned), 'job')}"
     brought = leftovers.summary(cleaned)
     return f"{text}; {brought}" if brought else text
 
@@ -144,10 +144,6 @@ def sweep_hosts(jobs: Sequence[Job], ask: Callable[[str], str | None] | None) ->
     return accounts
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 DRAFT_S_MAX = 3600.0
 """A submit takes seconds; a draft older than that belongs to one that was cut off."""
 
@@ -165,6 +161,6 @@ def delete(jobs: Sequence[Job]) -> str:
         shutil.rmtree(job.folder.root, ignore_errors=True)
     left = [job.id for job in jobs if job.folder.root.exists()]
     if left:
-        return f"deleted {_counted(len(jobs) - len(left), 'job')}; these could not be: {', '.join(left)}"
+        return f"deleted {counted(len(jobs) - len(left), 'job')}; these could not be: {', '.join(left)}"
     names = sorted({home.name_of(job.id) for job in jobs})
-    return f"deleted {_counted(len(jobs), 'job')} ({', '.join(names)})"
+    return f"deleted {counted(len(jobs), 'job')} ({', '.join(names)})"

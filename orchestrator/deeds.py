@@ -59,15 +59,23 @@ class Deeds:
                 )
             case d.Stop():
                 self._links.send(decision.node, orders.stop(self._plan, decision))
-            case d.TakeStacks(node=node, attempt=attempt):
-                self._links.send(node, m.TakeStacks(attempt))
+            case d.Look(node=node, attempt=attempt, look=look):
+                self._links.send(node, m.Look(attempt, look))
             case d.Dismiss(node=node):
                 self._links.send(node, m.Leave())
                 self._backend.attend(
                     self._config(node)
                 )  # what is being launched there is not wanted any more
             case (
-                d.BeginAttempt() | d.Place() | d.Judge() | d.Notice() | d.Finish() | d.EndJob() | d.Requeue()
+                d.BeginAttempt()
+                | d.Place()
+                | d.Judge()
+                | d.Notice()
+                | d.Withdraw()
+                | d.Remark()
+                | d.Finish()
+                | d.EndJob()
+                | d.Requeue()
             ):
                 pass
         return []

@@ -32,3 +32,8 @@ class ClusterError(OrchError):
     """A machine, a queue or a network refused or did not answer."""
 
     exit_code = 3
+
+
+def counted(number: int, what: str) -> str:
+    """Return `1 host`, or `3 hosts`, for what is told to people."""
+    return f"{number} {what}{'s' if number != 1 else ''}"

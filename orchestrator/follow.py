@@ -7,6 +7,7 @@ Leaving (Ctrl-C) leaves the job alone.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -60,16 +61,22 @@ def watch(job: Job) -> Json:
 
 
 def changes(job: Job) -> Json:
-    """Print the status, a JSON object in a line, whenever state, attempt or reason change; return the last one."""
+    """Print the status, a JSON object in a line, whenever state, attempt, reason or suspicion change; return the
+    last one."""
     last: list[object] = []
 
     def refresh(status: Json) -> None:
-        now = [status["state"], status["attempt"], status["reason"]]
+        now = [status["state"], status["attempt"], status["reason"], _suspected(status)]
         if now != last:
             last[:] = now
             print_line(json.dumps(status))
 
     return _until_ended(job, refresh)
+
+
+def _suspected(status: Json) -> str:
+    """Return what the job is suspected of; that the same suspicion grows older is no change."""
+    return re.sub(r"[0-9]+[.0-9]* s\b", "", status.get("suspicion") or "")
 
 
 def _until_ended(job: Job, refresh: Refresh) -> Json:
@@ -129,10 +136,13 @@ def _changes(*, with_end: bool) -> Refresh:
     last: list[object] = []
 
     def refresh(status: Json) -> None:
-        now = [status["state"], status["attempt"], status["reason"] if status["state"] == "QUEUED" else ""]
+        queued = status["reason"] if status["state"] == "QUEUED" else ""
+        now = [status["state"], status["attempt"], queued, _suspected(status)]
         if now != last and (with_end or status["state"] not in statefile.ENDED):
+            goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
+            said = "it goes on" if goes_on else status.get("suspicion") or show.reason(status)
             last[:] = now
-            why = f"  {show.reason(status)}" if status["reason"] else ""
+            why = f"  {said}" if said else ""
             print_line(f"── {show.plain([show.line(*show.headline(status), why)]).strip()}")
 
     return refresh
@@ -166,6 +176,8 @@ def _footer(status: Json, reason_chars: int) -> list[show.Line]:
         lines.append(show.line(show.Cell(show.cut(show.reason(status), reason_chars), "dim")))
     if status["state"] not in ("STARTING", "RUNNING", "RESTARTING") or status.get("queue", {}).get("silent"):
         lines += show.queue(status)
+    if status.get("suspicion"):
+        lines.append(show.line(show.Cell(show.cut(status["suspicion"], reason_chars), "yellow")))
     if "supervisor" in status:
         lines.append(show.line(show.Cell(show.unheard(status), "bold red")))
     lines.append(show.line(show.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim")))

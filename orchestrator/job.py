@@ -181,7 +181,9 @@ class Job:
         if self.is_slurm:
             from orchestrator import queued
 
-            queued.begin_again(self.folder, before)
+            plan = self.plan()  # the new one, where there were overrides
+            sizes = {"world_size": plan.world_size, "total_steps": plan.total_steps}
+            queued.begin_again(self.folder, {**before, **sizes})
         else:
             self._await_news(before)
 
@@ -199,7 +201,25 @@ class Job:
         from orchestrator import journal, postmortem
 
         told = postmortem.tell(journal.read(self.folder.journal))
-        return {**postmortem.why(self.plan(), told), "dir": str(self.folder.root)}
+        suspicion = self._suspicion() if told.facts.end is None else None
+        return {**postmortem.why(self.plan(), told), "suspicion": suspicion, "dir": str(self.folder.root)}
+
+    def _suspicion(self) -> str | None:
+        """Return what looks like a hang now, as far as a supervisor that is alive has said so."""
+        try:
+            known = self._last_words()
+        except FileNotFoundError:
+            return None
+        return None if "supervisor" in known else known.get("suspicion")
+
+    def stacks(self) -> Json:
+        """Look at what every rank is doing right now and return what `orch stacks --json` prints; changes nothing.
+
+        Raises UserError when no rank of the job runs, and ClusterError when its supervisor or its nodes do not answer.
+        """
+        from orchestrator import looks
+
+        return looks.stacks(self.folder, self.status())
 
     def plan(self) -> Plan:
         """Return what was decided at submit. Raises ClusterError when the plan is missing or damaged."""

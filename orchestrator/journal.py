@@ -44,15 +44,26 @@ def read(path: Path) -> Iterator[Entry]:
     if not path.exists():
         return
     for number, text in enumerate(read_lines(path), start=1):
-        try:
-            yield _entry(codec.loads_plain(text))
-        except (codec.CodecError, KeyError, TypeError) as err:
-            fix = (
-                "restore the file from a backup, or submit the job anew and resume from its newest checkpoint"
-            )
-            raise JournalError(
-                f"this line of the journal is damaged: {err}", f"{path}:{number}", fix
-            ) from err
+        yield _parsed(text, f"{path}:{number}")
+
+
+def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
+    """Return the entries of the whole lines from byte `offset` on, and the offset of what comes next. Raises
+    JournalError when one cannot be read."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    lines = whole.decode("utf-8", "surrogateescape").split("\n")[:-1]
+    return [_parsed(text, f"{path}, after byte {offset}") for text in lines], offset + len(whole)
+
+
+def _parsed(text: str, where: str) -> Entry:
+    try:
+        return _entry(codec.loads_plain(text))
+    except (codec.CodecError, KeyError, TypeError) as err:
+        fix = "restore the file from a backup, or submit the job anew and resume from its newest checkpoint"
+        raise JournalError(f"this line of the journal is damaged: {err}", where, fix) from err
 
 
 def _entry(data: dict[str, Any]) -> Entry:

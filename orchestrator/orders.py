@@ -27,7 +27,7 @@ from orchestrator.wire.paths import JobDir
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.StacksTaken, e.CheckpointFound,
+        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Looked, e.CheckpointFound,
         e.CheckpointSpoiled,
     )
 }  # fmt: skip
@@ -70,8 +70,13 @@ def planned(plan: Plan, at: float) -> e.Planned:
         at,
         tuple(e.NodePlan(node.name, node.ranks) for node in plan.nodes),
         e.Limits(
+            queue_s_max=limits.queue_s,
             start_s_max=limits.start_s,
+            rendezvous_s_max=limits.rendezvous_s,
+            first_step_s_max=limits.first_step_s,
             hang_s_max=limits.hang_s,
+            hang_s_floor=limits.hang_floor_s,
+            hang_s_ceiling=limits.hang_ceiling_s,
             node_silent_s_max=limits.node_silent_s,
             stop_grace_s=limits.stop_grace_s,
             break_grace_s=limits.break_grace_s,
@@ -81,6 +86,7 @@ def planned(plan: Plan, at: float) -> e.Planned:
             never_on_exit_codes=limits.never_on_exit_codes,
             time_s_max=limits.time_s,
             on_hang=limits.on_hang,
+            on_desync=limits.on_desync,
         ),
         _pool(plan),
     )
@@ -107,7 +113,13 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
 
 def beat(node: str, said: m.Beat, at: float) -> e.Beat:
     """Return a heartbeat as the brain's event."""
-    ranks = tuple(e.RankBeat(r.rank, r.count, r.state, r.log_bytes, r.cpu_s) for r in said.ranks)
+    ranks = tuple(
+        e.RankBeat(
+            r.rank, r.count, r.state, r.log_bytes, r.cpu_s, r.io_bytes, r.usual_s, r.own_s, r.left, r.groups,
+            tuple(e.Mark(mark.step, mark.counts) for mark in r.marks),
+        )
+        for r in said.ranks
+    )  # fmt: skip
     return e.Beat(at, node, said.attempt, ranks)
 
 

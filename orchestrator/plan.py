@@ -67,7 +67,10 @@ class PlannedSlurm:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLimits:
-    """Every limit of the job, in seconds unless named otherwise; None is no limit."""
+    """Every limit of the job, in seconds unless named otherwise; None is no limit.
+
+    `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`.
+    """
 
     start_s: float
     hang_s: float | None
@@ -81,6 +84,21 @@ class PlannedLimits:
     never_on_exit_codes: tuple[int, ...]
     time_s: float | None
     on_hang: str
+    on_desync: str = "fail"
+    rendezvous_s: float | None = None
+    first_step_s: float | None = None
+    hang_floor_s: float = 5.0
+    hang_ceiling_s: float = 600.0
+    queue_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNotify:
+    """Whom to tell of what happens: a command (argv), a webhook, and of which occasions; see `notify`."""
+
+    command: tuple[str, ...]
+    url: str | None
+    occasions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +127,7 @@ class Plan:
     ssh: PlannedSsh | None = None
     slurm: PlannedSlurm | None = None
     programs: tuple[str, ...] = ()
+    notify: PlannedNotify | None = None
 
     @property
     def world_size(self) -> int:

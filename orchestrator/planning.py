@@ -12,8 +12,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from orchestrator import sbatch
-from orchestrator.errors import UserError
-from orchestrator.plan import Plan, PlannedLimits, PlannedNode, PlannedPool, PlannedSlurm, PlannedSsh
+from orchestrator.errors import UserError, counted
+from orchestrator.plan import (
+    Plan,
+    PlannedLimits,
+    PlannedNode,
+    PlannedNotify,
+    PlannedPool,
+    PlannedSlurm,
+    PlannedSsh,
+)
 
 if TYPE_CHECKING:
     from orchestrator.spec import JobSpec, SpecFile
@@ -71,7 +79,17 @@ def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         ssh=ssh_of(spec) if over_ssh else None,
         slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
         programs=_programs(spec, inventory) if over_ssh else (),
+        notify=_notify(spec),
     )
+
+
+def _notify(spec: JobSpec) -> PlannedNotify | None:
+    """Return who is told, None where nobody is named."""
+    told = spec.notify
+    if (told.command is None and told.url is None) or not told.on:
+        return None
+    command = () if told.command is None else tuple(told.command.args) or ("sh", "-c", told.command.target)
+    return PlannedNotify(command, told.url, tuple(told.on))
 
 
 def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
@@ -151,22 +169,18 @@ def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
         if (host.gpus is None or host.gpus >= pool.gpus_each) and (host.slots is None or host.slots >= cores)
     ]
     if len(fit) < wanted:
-        asked = _counted(spec.nodes, "node")
-        asked += f" and {_counted(spec.spares, 'spare')}" if spec.spares else ""
+        asked = counted(spec.nodes, "node")
+        asked += f" and {counted(spec.spares, 'spare')}" if spec.spares else ""
         small = (
             f", {len(file.hosts) - len(fit)} more have too few GPUs or slots"
             if len(fit) < len(file.hosts)
             else ""
         )
         labels = f" with the labels {', '.join(spec.ssh.labels)}" if spec.ssh.labels else ""
-        what = f"{_counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
+        what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
         fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
         raise UserError(what, file.where("ssh.hosts"), fix)
     return tuple(PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit)
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def ssh_of(spec: JobSpec) -> PlannedSsh:
@@ -211,8 +225,13 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
 def _limits(spec: JobSpec) -> PlannedLimits:
     monitor, restart = spec.monitor, spec.restart
     return PlannedLimits(
+        queue_s=monitor.queue_timeout,
         start_s=monitor.start_timeout,
-        hang_s=monitor.hang_timeout,
+        rendezvous_s=monitor.rendezvous_timeout,
+        first_step_s=monitor.first_step_timeout,
+        hang_s=0.0 if monitor.hang_timeout == "auto" else monitor.hang_timeout,
+        hang_floor_s=monitor.hang_floor,
+        hang_ceiling_s=monitor.hang_ceiling,
         node_silent_s=monitor.node_timeout,
         fence_s=monitor.node_timeout * FENCE_SHARE,
         stop_grace_s=monitor.stop_grace,
@@ -223,6 +242,7 @@ def _limits(spec: JobSpec) -> PlannedLimits:
         never_on_exit_codes=tuple(restart.never_on_exit_codes),
         time_s=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps that one itself
         on_hang=monitor.on_hang,
+        on_desync=monitor.on_desync,
     )
 
 
@@ -234,9 +254,23 @@ def _chosen_env(spec: JobSpec) -> dict[str, str]:
     return env
 
 
+TORCH_TRACE = {
+    # The flight recorder on, and as long as it is by default: older releases come with it switched off. Both names.
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    # A Python stack for each entry is taken under Python's lock, and dumping them may wait for ever for that lock.
+    "TORCH_INCLUDE_STACK_TRACE": "0",
+    # By default torch's own watchdog aborts a rank after 480 s of a stuck watchdog thread: before a person who asked
+    # only to be notified has looked. The 600 s and 1,800 s of collectives are arguments in the script, not ours to set.
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
+}
+"""What looking into a hang needs of torch in the ranks, and that torch does not end the rank before us."""
+
+
 def _defaults(spec: JobSpec) -> dict[str, str]:
     """Return the settings that hold only where the user, the setup lines or the machine have not set them."""
     defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun sets them
+    defaults.update(TORCH_TRACE)
     if spec.logs.unbuffered:
         defaults["PYTHONUNBUFFERED"] = "1"
     if spec.backend == "local":

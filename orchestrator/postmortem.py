@@ -42,6 +42,8 @@ class AttemptStory:
     requeued_at: float | None = None
     queued_s: float | None = None
     notices: list[str] = field(default_factory=list)
+    told: list[Json] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     job_end: str | None = None
 
     @property
@@ -82,6 +84,17 @@ def _note(attempts: list[AttemptStory], entry: Entry) -> None:
             attempts[-1].verdict, attempts[-1].judged_at = verdict, at
         case d.Notice(verdict=verdict):
             attempts[-1].notices.append(verdict.summary)
+            words = {
+                "what": "noticed",
+                "kind": verdict.kind.value,
+                "text": verdict.culprit or verdict.summary,
+            }
+            attempts[-1].told.append({**words, "at": iso(entry.wall_s)})
+        case d.Withdraw(why=why) if attempts:
+            words = {"what": "withdrawn", "kind": "", "text": why}
+            attempts[-1].told.append({**words, "at": iso(entry.wall_s)})
+        case d.Remark(why=why) if attempts:
+            attempts[-1].remarks.append(why)
         case d.Requeue(at=at):
             attempts[-1].requeued_at = at
         case e.AllocationBegan(at=at) if attempts and attempts[-1].requeued_at is not None:
@@ -146,23 +159,16 @@ def _attempt(attempt: AttemptStory, after: AttemptStory | None, going: bool) -> 
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated(attempt, after),
         "notices": attempt.notices,
+        "told": attempt.told,
+        "remarks": attempt.remarks,
         "job_end": attempt.job_end,
     }
 
 
 def _verdict(attempt: AttemptStory) -> Json | None:
-    verdict, judged_at = attempt.verdict, attempt.judged_at
-    if verdict is None or judged_at is None:
+    if attempt.verdict is None or attempt.judged_at is None:
         return None
-    return {
-        "kind": verdict.kind.value,
-        "ranks": list(verdict.ranks),
-        "node": verdict.node,
-        "step": verdict.step,
-        "summary": verdict.summary,
-        "evidence": list(verdict.evidence),
-        "detected_s": round(max(0.0, judged_at - verdict.since_s), 3),
-    }
+    return story.verdict(attempt.verdict, attempt.judged_at)
 
 
 def _restart_s(attempt: AttemptStory, after: AttemptStory | None) -> float | None:

@@ -13,7 +13,7 @@ from orchestrator.brain import events as e
 from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_text, sync_folder
 
-Request: TypeAlias = e.CancelAsked | e.ResumeAsked | e.AllocationEnded
+Request: TypeAlias = e.CancelAsked | e.ResumeAsked | e.LookAsked | e.AllocationEnded
 
 NUMBER_MAX = 1_000_000
 
@@ -55,6 +55,8 @@ def _read(path: Path, at: float) -> Request | None:
     match data.get("ask"):
         case "cancel":
             return e.CancelAsked(at, _number(path))
+        case "look":
+            return e.LookAsked(at, _number(path))
         case "resume":
             return e.ResumeAsked(at, _number(path), str(data.get("path", "")))
         case "allocation_ended":

@@ -33,6 +33,7 @@ HOSTS_SHOWN_MAX = 64
 NAMES_SHOWN_MAX = 4
 NOTES_SHOWN_MAX = 16
 TRAVELS_SHOWN_MAX = 4
+STRAGGLERS_SHOWN_MAX = 4
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -77,6 +78,13 @@ def duration(seconds: float | None) -> str:
     if whole < 86400:
         return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def span(seconds: float) -> str:
+    """Return a short time in a sentence: 3.1 s, 9 s, 42 s; longer ones as `duration` has them."""
+    if seconds >= 59.5:
+        return duration(seconds)
+    return f"{seconds:.1f}".removesuffix(".0") + " s" if seconds < 9.95 else f"{seconds:.0f} s"
 
 
 def columns(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
@@ -141,10 +149,13 @@ def job(status: Json) -> list[Line]:
         line(Cell(status["id"], "bold"), f"  {ranks_there}{_count(nodes, has_pool)}, {status['backend']}"),
         headline(status),
     ]
-    if status["reason"] and not _is_of_queue(status):
+    if status["reason"] and not status.get("suspicion") and not _is_of_queue(status):
         why = without_notes(reason(status), nodes) if has_pool else reason(status)
         lines.append(line(Cell(why, "dim" if status["state"] == "SUCCEEDED" else "")))
     lines += queue(status)
+    if status.get("suspicion"):
+        lines.append(line("suspicion   ", Cell(status["suspicion"], "yellow")))
+    lines += _stragglers(status.get("stragglers", ()))
     if "supervisor" in status:
         lines.append(line(Cell(unheard(status), "bold red")))
     if status["checkpoint"]:
@@ -152,11 +163,8 @@ def job(status: Json) -> list[Line]:
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {status['checkpoint']['path']}{at}"))
     lines += [] if over else _travels(status.get("travels", ()))
-    lines += (
-        []
-        if has_pool and not nodes
-        else [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
-    )
+    if nodes or not has_pool:
+        lines += [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
     if ranks:
         lines += [(), *columns([_rank_row(rank) for rank in ranks[:RANKS_SHOWN_MAX]], _RANK_HEADS)]
     if len(ranks) > RANKS_SHOWN_MAX:
@@ -231,6 +239,18 @@ def _travels(travels: Sequence[Json]) -> list[Line]:
         lines.append(line(f"copying     {one['name']} {way} {one['node']}, {done}{size(one['bytes'])}"))
     if len(travels) > TRAVELS_SHOWN_MAX:
         lines.append(line(f"            and {len(travels) - TRAVELS_SHOWN_MAX} more: --json shows all"))
+    return lines
+
+
+def _stragglers(stragglers: Sequence[Json]) -> list[Line]:
+    """Return the ranks that hold up their peers: how much slower each is by itself, and since when."""
+    lines: list[Line] = []
+    for one in stragglers[:STRAGGLERS_SHOWN_MAX]:
+        times = f"{one['factor']:.1f} x its peers"
+        text = f"rank {one['rank']} on {one['node']}, {times} since step {one['since_step']:,}"
+        lines.append(line(f"{'' if lines else 'slow:':<12}", Cell(text, "yellow")))
+    if len(stragglers) > STRAGGLERS_SHOWN_MAX:
+        lines.append(line(f"            and {len(stragglers) - STRAGGLERS_SHOWN_MAX} more: --json shows all"))
     return lines
 
 

@@ -22,6 +22,7 @@ from orchestrator.specfile import shown
 MACHINES_MAX = 4096
 BEATS_PER_NODE_TIMEOUT = 5
 HOSTS_CHARS_MAX = 65_536
+DEFAULT_OCCASIONS = ("hang", "notice", "withdrawn", "failed")
 GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
 
@@ -56,12 +57,19 @@ def _bare_signal(value: object) -> object:
 
 Backend: TypeAlias = Literal["local", "ssh", "slurm"]
 Hang: TypeAlias = Literal["restart", "notify", "fail"]
+Desync: TypeAlias = Literal["fail", "notify"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 LimitAction: TypeAlias = Literal["fail", "requeue"]
+Occasion: TypeAlias = Literal[
+    "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"
+]
 Signal: TypeAlias = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
 BackendWord: TypeAlias = Annotated[Backend, rules.choice(*get_args(Backend))]
 HangWord: TypeAlias = Annotated[Hang, rules.choice(*get_args(Hang))]
+DesyncWord: TypeAlias = Annotated[Desync, rules.choice(*get_args(Desync))]
 HostKeysWord: TypeAlias = Annotated[HostKeys, rules.choice(*get_args(HostKeys))]
+OccasionWord: TypeAlias = Annotated[Occasion, rules.choice(*get_args(Occasion))]
+Occasions: TypeAlias = Annotated[tuple[OccasionWord, ...], BeforeValidator(_listed)]
 LimitActionWord: TypeAlias = Annotated[LimitAction, rules.choice(*get_args(LimitAction))]
 SignalWord: TypeAlias = Annotated[Signal, rules.choice(*get_args(Signal)), BeforeValidator(_bare_signal)]
 Grace: TypeAlias = Annotated[float, rules.duration(0.0, GRACE_S_MAX)]
@@ -114,14 +122,33 @@ class Monitor(Part):
     """When silence becomes a verdict, and what follows."""
 
     heartbeat_s: Heartbeat = about(1.0, "Time between two heartbeats of a node.")
+    queue_timeout: rules.SecondsOrOff = about(
+        "off",
+        "Backend ssh: longest wait for hosts that others use; or off. Slurm keeps its own queue.",
+    )
     start_timeout: rules.Seconds = about(
         600.0, "Longest time from an attempt's start until all its ranks run (not the first step)."
     )
-    hang_timeout: rules.SecondsOrOff = about(600.0, "Longest time without progress of a live job; or off.")
+    rendezvous_timeout: rules.SecondsOrOff = about(
+        600.0, "Longest time that ranks may wait for one another before their first step; or off."
+    )
+    first_step_timeout: rules.SecondsOrOff = about(
+        "off", "Longest time from the start of all ranks to the first step; or off."
+    )
+    hang_timeout: rules.SilenceOrOff = about(
+        "auto",
+        "Silence that makes a live job suspicious: `auto`, as its own step times tell; a time, after which unmoving "
+        "ranks are a hang without further patience; or off.",
+    )
+    hang_floor: rules.Seconds = about(5.0, "Shortest silence that `hang_timeout: auto` finds suspicious.")
+    hang_ceiling: rules.Seconds = about(600.0, "Longest silence that `hang_timeout: auto` finds innocent.")
     node_timeout: NodeSilence = about(
         60.0, "Longest silence of a node, at least 5 heartbeats; then it is lost."
     )
     on_hang: HangWord = about("restart", "What follows a hang: a restart, a word to the user, or failure.")
+    on_desync: DesyncWord = about(
+        "fail", "What follows when ranks silently run different collectives: failure, or a word to the user."
+    )
     stop_grace: rules.Pause = about(15.0, "Time from TERM to KILL when user or time limit stop the job.")
 
     @pydantic.field_validator("node_timeout")
@@ -129,6 +156,21 @@ class Monitor(Part):
     def _spans_heartbeats(cls, value: float, info: ValidationInfo) -> float:
         least_s = BEATS_PER_NODE_TIMEOUT * info.data.get("heartbeat_s", 0.0)
         return _at_least(value, least_s, f"{BEATS_PER_NODE_TIMEOUT} heartbeats")
+
+    @pydantic.field_validator("hang_ceiling")
+    @classmethod
+    def _is_above_floor(cls, value: float, info: ValidationInfo) -> float:
+        return _at_least(value, info.data.get("hang_floor", 0.0), "monitor.hang_floor")
+
+
+class Notify(Part):
+    """Whom to tell of what happens."""
+
+    command: rules.OptionalCommand = about(
+        None, "Command that is told: JSON on standard input, ORCH_NOTIFY_EVENT and more in its environment."
+    )
+    url: rules.OptionalUrl = about(None, "Webhook that is told: the same JSON, by POST.")
+    on: Occasions = about(DEFAULT_OCCASIONS, f"Of what: {', '.join(get_args(Occasion))}.")
 
 
 class Restart(Part):
@@ -272,6 +314,7 @@ class JobSpec(Part):
     rendezvous: Rendezvous = about(Rendezvous(), "Where the ranks of an attempt meet.")
     nccl: Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
     monitor: Monitor = about(Monitor(), "When silence becomes a verdict, and what follows.")
+    notify: Notify = about(Notify(), "Whom to tell of what happens.")
     restart: Restart = about(Restart(), "How often and how fast a failed attempt is followed by another.")
     checkpoint: Checkpoint = about(Checkpoint(), "What a checkpoint is, and how a script is given one.")
     logs: Logs = about(Logs(), "How ranks write their logs.")

@@ -144,10 +144,10 @@ def line(says: str, pattern: str = r".+") -> Rule:
     return Rule(says, read, {"type": "string", "pattern": f"^(?:{pattern})$"})
 
 
-def duration_text(seconds: float | None) -> str:
-    """Return `1h30m` for 5400 seconds and `off` for None."""
-    if seconds is None:
-        return "off"
+def duration_text(seconds: float | str | None) -> str:
+    """Return `1h30m` for 5400 seconds, `off` for None, and a word as it is."""
+    if seconds is None or isinstance(seconds, str):
+        return seconds or "off"
     left_ms = round(seconds * 1000)
     parts = []
     for unit, unit_s in _UNITS_S:
@@ -223,6 +223,10 @@ def _seconds_or_off(value: object) -> float | None:
     if value is False or (isinstance(value, str) and value.lower() == "off"):
         return None
     return float(_SECONDS_RULE.read(value))
+
+
+def _silence(value: object) -> float | str | None:
+    return "auto" if value == "auto" else _seconds_or_off(value)
 
 
 def _name(value: object) -> str:
@@ -352,6 +356,7 @@ _COUNT = whole(1)
 _SECONDS_RULE = duration()
 _LINE = line("one line of text")
 _OFF: Schema = {"anyOf": [_SECONDS_RULE.schema, {"const": "off"}, {"const": False}]}
+_SILENCE: Schema = {"anyOf": [{"const": "auto"}, *_OFF["anyOf"]]}
 _VARIABLE = "a variable name of letters, digits and underscores, no digit first"
 _NAME_SAYS = f"1 to {NAME_CHARS_MAX} letters, digits, dots, dashes or underscores, a letter or digit first"
 _SETTING = "the name of an NCCL setting, such as debug"
@@ -396,4 +401,9 @@ Pause: TypeAlias = Annotated[float, duration(0.0)]
 OptionalSeconds: TypeAlias = Annotated[float | None, _SECONDS_RULE.or_none()]
 SecondsOrOff: TypeAlias = Annotated[
     float | None, Rule(f"{_SECONDS_RULE.says}, or the word off", _seconds_or_off, _OFF, duration_text)
+]
+_SILENCE_RULE = Rule(f"auto, {_SECONDS_RULE.says}, or the word off", _silence, _SILENCE, duration_text)
+SilenceOrOff: TypeAlias = Annotated[float | Literal["auto"] | None, _SILENCE_RULE]
+OptionalUrl: TypeAlias = Annotated[
+    str | None, line("a URL such as https://…", r"https?://[^\s/@]\S*").or_none()
 ]

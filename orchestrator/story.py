@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from orchestrator.brain import decisions as d
-from orchestrator.brain import placement
+from orchestrator.brain import placement, stragglers, suspicion
 from orchestrator.brain.facts import Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
 from orchestrator.plan import Plan
 from orchestrator.statefile import ENDED, iso
@@ -89,6 +89,8 @@ def status(
         "total_steps": plan.total_steps,
         "world_size": plan.world_size,
         "reason": reason(facts),
+        "suspicion": (suspicion.text(facts, now.job_s) if facts.end is None else "") or None,
+        "stragglers": _stragglers(facts),
         "created_at": iso(plan.created_at),
         "started_at": now.iso(facts.run_began_at),
         "ended_at": now.iso(facts.ended_at),
@@ -131,6 +133,21 @@ def reason(facts: Facts) -> str:
     return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
 
 
+def verdict(given: d.Verdict, judged_at: float) -> Json:
+    """Return a verdict as `orch why --json` and notifications tell it; `judged_at` is the job clock."""
+    return {
+        "kind": given.kind.value,
+        "ranks": list(given.ranks),
+        "node": given.node,
+        "step": given.step,
+        "summary": given.summary,
+        "culprit": given.culprit,
+        "waiting": given.waiting,
+        "evidence": list(given.evidence),
+        "detected_s": round(max(0.0, judged_at - given.since_s), 3),
+    }
+
+
 def _queue(facts: Facts) -> str:
     """Say what a job that has no hosts waits for."""
     if facts.ahead:
@@ -141,6 +158,25 @@ def _queue(facts: Facts) -> str:
     more = len(busy) - MISSING_SHOWN
     first = ", ".join(busy[:MISSING_SHOWN])
     return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
+
+
+def _stragglers(facts: Facts) -> list[Json]:
+    """Return the ranks of a running attempt whose own work holds up their peers, the slowest first."""
+    attempt = facts.attempt
+    if facts.end is not None or attempt is None or attempt.phase is not Phase.RUN:
+        return []
+    return [
+        {
+            "rank": rank.rank,
+            "node": rank.node,
+            "factor": round(rank.slow.factor, 2),
+            "own_s": round(rank.slow.own_s, 4),
+            "peers_s": round(rank.slow.peers_s, 4),
+            "since_step": attempt.base_step + rank.slow.step,
+        }
+        for rank in stragglers.found(facts)
+        if rank.slow is not None
+    ]
 
 
 def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:

@@ -229,7 +229,10 @@ def _keep_hosts_file(job: JobDir, file: SpecFile) -> None:
         shutil.copyfile(hosts.file_path(file.folder, named), job.hosts_file)
 
 
-SUPERVISOR_ENV = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR")
+SUPERVISOR_ENV = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
 SSH_ENV = ("SSH_AUTH_SOCK",)
 """What a supervisor needs of the environment, and what one that uses SSH needs beside."""
 

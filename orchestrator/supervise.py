@@ -29,6 +29,7 @@ from orchestrator.joblock import locked
 from orchestrator.journal import Sleep
 from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
 from orchestrator.memory import Memory
+from orchestrator.notify import Notifier
 from orchestrator.plan import Plan
 from orchestrator.requests import Requests
 from orchestrator.tickets import Queue
@@ -70,10 +71,13 @@ class Supervisor:
         self._links = Links(plan.id, private.token, self._nodes)
         self._allocation = backend.allocation
         self.requeue: d.Requeue | None = None  # the nodes are to be given back
+        self._replaced = ""  # by the allocation in which the job is now
         self._wake_s = self._chore_due_s = 0.0
         self._ferry = Ferry(job, plan, backend.carrier, self._checkpoint)
         self._deeds = Deeds(job, plan, private, backend, self._links, self._ferry)
         self._queue = Queue(job, [node.host for node in plan.nodes], plan.created_at) if plan.ssh else None
+        env = {**private.outer, **plan.env, **private.secrets}
+        self._notifier = Notifier(plan, job.root, env, self._mask)
         self._slept = Sleep(SLEPT_S)
         self._seeks = False  # hosts that could not be dismissed
         backend.stir = self._ferry.stir = self._links.stir
@@ -97,7 +101,7 @@ class Supervisor:
             if self._is_idle():
                 break
             self._act()
-            if self.requeue is not None or self._is_over():
+            if self.requeue is not None or self._replaced or self._is_over():
                 break
             due_s = min(self._wake_s, self._chore_due_s)
             words = await self._links.hear(due_s - self._memory.now_s())
@@ -109,6 +113,7 @@ class Supervisor:
                 self._links.send(node, got)
             if self._memory.now_s() >= self._chore_due_s:
                 self._chores()
+        self._notifier.close()
         self._chores()  # what came last is still learned, and shown
         self._show(durable=True)
         await self._links.close()
@@ -151,8 +156,8 @@ class Supervisor:
             return False
         if self._requests.since(facts.requests, now_s):
             return True
-        connected = any(self._links.connected(node) for node in self._nodes)
-        if not ending.is_done(facts.ended_at, self._ferry.moved_at, connected, now_s):
+        busy = self._notifier.is_busy or any(self._links.connected(node) for node in self._nodes)
+        if not ending.is_done(facts.ended_at, self._ferry.moved_at, busy, now_s):
             return False
         left = ending.unreached(facts, now_s)
         if not left or not self._job.plan.exists():
@@ -306,7 +311,7 @@ class Supervisor:
             case d.Judge(verdict=verdict):
                 self._turning_point(decision)
                 self._deeds.judged(verdict, self._memory.facts, self._memory.now_s())
-            case d.BeginAttempt() | d.Place() | d.Notice() | d.Finish() | d.EndJob():
+            case d.BeginAttempt() | d.Place() | d.Notice() | d.Withdraw() | d.Finish() | d.EndJob():
                 self._turning_point(decision)
             case d.Requeue():
                 self._turning_point(decision)
@@ -319,6 +324,7 @@ class Supervisor:
     def _turning_point(self, decision: d.Decision) -> None:
         self._rates.clear()
         print(f"{story.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
+        self._notifier.tell(decision, self._memory.facts, story.iso(time.time()))
         self._show(durable=True)
 
     # Chores
@@ -326,11 +332,14 @@ class Supervisor:
     def _chores(self) -> None:
         now_s = self._memory.now_s()
         self._chore_due_s = now_s + CHORE_S
+        self._replaced = stay.replaced(self._job, self._allocation.id) if self._allocation is not None else ""
         if self._memory.facts.end is None:  # a resume may come with a new plan, see main()
             self._take_requests(now_s)
             self._look_at_queue(now_s)
         for event in self._deeds.look(self._memory.facts, now_s):
             self._memory.learn(event)
+        for words in self._notifier.said():
+            print(f"{story.iso(time.time())} {words}", flush=True)
         self._deeds.go_on(self._gang, now_s)
         mute_s = max(MUTE_S_MIN, MUTE_BEATS * self._plan.heartbeat_s)
         for node in self._memory.facts.every_node():
@@ -363,21 +372,22 @@ class Supervisor:
             replace_text(self._job.state, text, durable=durable)
 
 
-def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend]) -> int:
+def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:
     """Be the supervisor of the job at `root`; return the exit code (0 also when another one is at work).
 
-    In an allocation the code is for the batch script, see `stay`.
+    In an allocation, which is named, the code is for the batch script, see `stay`.
     """
     job = JobDir(root)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     with locked(job) as mine:
         if not mine:
             print("another supervisor is at work", file=sys.stderr)
-            return stay.BUSY if codec.loads(Plan, job.plan.read_bytes()).slurm is not None else 0
+            return stay.knock(job, allocation)
         while True:  # each round takes at least one request
             plan = codec.loads(Plan, job.plan.read_bytes())
             try:
                 backend = backend_of(job, plan)
+                stay.claim(job, backend.allocation.id if backend.allocation is not None else "")
             except NotOursError as err:
                 print(err, file=sys.stderr)
                 return stay.OVER

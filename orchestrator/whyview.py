@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.show import STYLES, Cell, Json, Line, cut, duration, line, named, short, with_fix
+from orchestrator.show import STYLES, Cell, Json, Line, cut, duration, line, named, short, span, with_fix
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""
@@ -26,9 +26,19 @@ LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 1000
 """A line of a traceback may be cut; evidence of one line is written for people, with commands to copy."""
 
+SHORT_CHARS_MAX = 60
+"""Evidence of fewer characters shares its line with other such, as `/proc state · GPU use`."""
+
+FOLDS_MAX = 16
+"""How many groups of ranks with equal frames are shown as evidence."""
+
+REMARKS_MAX = 4
+"""How many remarks on ranks are shown of an attempt."""
+
 _PAD = "  "
 _RANKS = re.compile(r" \(ranks? [0-9, ]+\)")
 _MARKS = re.compile(r"[ ^~]+")
+_FOLD = re.compile(r"ranks? [0-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,8 @@ def post_mortem(why: Json) -> list[Line]:
     body = [*_earlier(attempts[:last], folder)] if judged else []
     for attempt in attempts[last:]:
         body += ((), *_attempt(attempt, folder))
+    if why.get("suspicion"):
+        body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
     return [*lines, *body, *_hint(attempts), *_next(why)]
 
 
@@ -85,7 +97,8 @@ def _in_short(run: _Run) -> str:
     steps = [one["verdict"]["step"] for one in run.attempts if one["verdict"]["step"] is not None]
     at = f" at {_span(steps[0], steps[-1])}" if steps else ""
     cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
-    return f"{verdict['kind']}{at}{cost}: {with_fix(_summary(verdict))[0]}"
+    what = verdict.get("culprit") or with_fix(_summary(verdict))[0]
+    return f"{verdict['kind']}{at}{cost}: {what}"
 
 
 def _costs(run: _Run) -> str:
@@ -101,7 +114,13 @@ def _cost(attempt: Json) -> str:
     repeated = f", {again:,} step{'s' if again != 1 else ''} repeated" if again else ""
     waited_s = attempt.get("queued_s")
     queued = f" ({duration(waited_s)} of it in the queue)" if waited_s else ""
-    return f", restarted in {duration(attempt['restart_s'])}{queued}{repeated}"
+    took = (span if _has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
+    return f", restarted in {took}{queued}{repeated}"
+
+
+def _has_culprit(verdict: Json | None) -> bool:
+    """Tell whether a verdict says who waits for whom, and is shown in labelled lines."""
+    return verdict is not None and bool(verdict.get("culprit") or verdict.get("waiting"))
 
 
 def _when(began: str, ended: str | None) -> str:
@@ -125,6 +144,8 @@ def _attempt(attempt: Json, folder: str) -> Iterator[Line]:
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
         yield line(name, f"{_PAD}{_course(attempt)}{_steps(attempt)}")
+    elif _has_culprit(verdict):
+        yield from _with_culprit(attempt, folder)
     else:
         at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
         found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
@@ -132,20 +153,78 @@ def _attempt(attempt: Json, folder: str) -> Iterator[Line]:
         yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
     source = short(attempt["resumed_from"] or "the beginning", folder)
     yield line(f"{_PAD}from {source}, {_when(attempt['started_at'], attempt['ended_at'])}")
-    for notice in attempt.get("notices", ()):
-        yield line(f"{_PAD}noticed: {short(notice, folder)}")
-    if verdict is not None:
+    for told in attempt.get("told", ()):
+        kind = f"{told['kind']}: " if told["kind"] else ""
+        what = f"{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}"
+        yield line(f"{_PAD}{what}")
+    yield from _remarks(attempt.get("remarks", ()))
+    if verdict is not None and not _has_culprit(verdict):
         for piece in _folded(verdict["evidence"]):
             if piece == _RANKS.sub("", verdict["summary"]):
                 continue  # it stands above
             yield from _piece(short(piece, folder))
 
 
+def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
+    """Yield what was said of single ranks that harmed nothing, such as that one is slow."""
+    yield from (line(_PAD, Cell(one, "yellow")) for one in remarks[:REMARKS_MAX])
+    if len(remarks) > REMARKS_MAX:
+        yield line(Cell(f"{_PAD}… {len(remarks) - REMARKS_MAX} more, all in --json …", "dim"))
+
+
+def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
+    """Yield a verdict that says who waits for whom: the head, then culprit, waiting and evidence, a label each."""
+    verdict = attempt["verdict"]
+    at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
+    since = "it began" if verdict["kind"] == "desync" else "the last step" if at else "the last sign of life"
+    found = f", found {span(verdict['detected_s'])} after {since}{_cost(attempt)}"
+    yield line(
+        Cell(f"attempt {attempt['attempt']}", "bold"),
+        _PAD,
+        " ",
+        Cell(f"{verdict['kind']}{at}", "bold red"),
+        found,
+    )
+    if verdict["kind"] not in ("hang", "desync"):
+        yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
+    for label in ("culprit", "waiting"):
+        if verdict.get(label):
+            yield _labelled(label, short(verdict[label], folder), "red" if label == "culprit" else "")
+    pieces = [short(one, folder) for one in verdict["evidence"]]
+    brief = [one for one in pieces if _is_brief(one)]
+    if brief:
+        yield _labelled("evidence", " · ".join(brief))
+    longer = [one for one in pieces if not _is_brief(one)]
+    for number, piece in enumerate(longer[:FOLDS_MAX]):
+        label = "" if brief or number else "evidence"
+        rows = [one for one in piece.rstrip().splitlines() if not _MARKS.fullmatch(one)]
+        yield from (_labelled(label if not row else "", one, "dim") for row, one in enumerate(rows))
+    if len(longer) > FOLDS_MAX:
+        yield _labelled("", f"… {len(longer) - FOLDS_MAX} more, all in --json …", "dim")
+
+
+def _is_brief(piece: str) -> bool:
+    """Tell whether a piece of evidence may share its line: it is short, or a list of such already."""
+    if "\n" in piece or _FOLD.match(piece):
+        return False
+    return " · " in piece or len(piece) <= SHORT_CHARS_MAX
+
+
+def _labelled(label: str, text: str, style: str = "") -> Line:
+    return line(f"{_PAD}{label:<10}", Cell(cut(text, SENTENCE_CHARS_MAX), style))
+
+
 def _summary(verdict: Json) -> str:
     """Return what went wrong, less a piece of evidence at its end: that stands below."""
     text = str(verdict["summary"])
     return next(
-        (text.removesuffix(f"; {one}") for one in verdict["evidence"] if text.endswith(f"; {one}")), text
+        (
+            text[: -len(end)]
+            for one in verdict["evidence"]
+            for end in (f"; {one}", f": {one}")
+            if text.endswith(end)
+        ),
+        text,
     )
 
 
@@ -248,7 +327,7 @@ def _look_closer(why: Json) -> Iterator[tuple[str, str]]:
         yield "look", f"orch status {why['id']}"  # no host printed anything
     elif verdict["kind"] not in ("time_limit", "preempted"):
         yield "look", f"orch logs {why['id']} {of}"
-    if verdict["kind"] == "hang" and why.get("dir"):
+    if (verdict["kind"] in ("hang", "desync") or _has_culprit(verdict)) and why.get("dir"):
         yield "stacks", f"ls {why['dir']}/evidence/attempt-{number:03d}"
 
 
@@ -259,5 +338,7 @@ def _go_on(why: Json) -> Iterator[tuple[str, str]]:
         case "FAILED" | "CANCELLED":
             yield "go on", f"orch resume {why['id']}"
         case _:
+            if why.get("suspicion"):
+                yield "stacks", f"orch stacks {why['id']}"
             yield "watch", f"orch status --watch {why['id']}"
             yield "stop", f"orch cancel {why['id']}"

@@ -32,12 +32,12 @@ LAYERS = (
     ("journal", "joblock", "requests", "tickets", "links", "orders", "snapshot", "provenance", "credentials"),
     ("statefile", "story", "postmortem"),
     ("backends", "slurm"),
-    ("versions", "shelf", "trips", "carry", "intake", "ferry", "deeds", "ending", "memory", "stay"),
+    ("versions", "shelf", "trips", "carry", "intake", "ferry", "deeds", "ending", "memory", "stay", "notify"),
     ("supervise", "fleet", "submission"),
     ("__main__",),
-    ("logcut", "logs", "queued", "job"),
+    ("logcut", "logs", "queued", "looks", "job"),
     ("leftovers", "collect", "preflight"),
-    ("show", "whyview", "listview", "terminal", "logview", "follow"),
+    ("show", "whyview", "stackview", "listview", "terminal", "logview", "follow"),
     ("params", "cli"),
 )
 """Who may import whom: a module or subpackage only its own layer and earlier ones, and never in a circle."""
@@ -59,6 +59,11 @@ LONG_FILES = {
     "orchestrator/brain/events.py": "one list of all that the brain can hear",
     "orchestrator/cli.py": "one function for each verb",
     "orchestrator/node/hook.py": "one file is what is copied into every rank",
+    "orchestrator/spec_model.py": "one table of all that a job file may say",
+    "orchestrator/spec_rules.py": "one list of all that a value may be",
+    "orchestrator/wire/messages.py": "one list of all that supervisor and agents say",
+    "tests/sim/mutations.py": "one list of all mutations, each with its night",
+    "tests/hangs/gallery.py": "the gallery: one case after the other, and nothing else",
 }
 """Files of more than `FILE_LINES_MAX` lines, and why."""
 

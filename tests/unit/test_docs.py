@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import click
 import pytest
@@ -19,15 +20,23 @@ from orchestrator.cli import INTERRUPTED, JOB_FAILED, cli
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.journal import Entry
 from orchestrator.plan import Plan, PlannedLimits, PlannedNode, Seat, rank_env
+from orchestrator.slurm import words
+from orchestrator.slurm.words import QueueJob
+from orchestrator.spec_model import Occasion
 from orchestrator.wire.paths import JobDir
 
 ROOT = Path(brain.__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 SSH = (ROOT / "docs" / "ssh.md").read_text()
+SLURM = (ROOT / "docs" / "slurm.md").read_text()
 STAGES = (
     "config", "connect", "host key", "auth", "shell", "python", "folder", "copy", "lease", "agent", "forward",
 )  # fmt: skip
+CHOSEN_BY_USERS = ("partition", "account", "constraint", "exclude", "mem", "comment", "licenses", "nice")
+"""Options of the golden batch script that say what its job file says."""
+
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
+HANGS = (ROOT / "docs" / "hangs.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
@@ -71,6 +80,23 @@ def _first_cells(text: str, heading: str) -> list[str]:
 def test_the_reference_is_the_code_s_own(part: str) -> None:
     made = GENERATE.PARTS["README.md"][part]()
     assert GENERATE.replaced(README, part, made) == README, "stale: run `make docs`"
+
+
+def test_the_signs_of_life_and_their_weights_are_those_of_the_code() -> None:
+    assert GENERATE.replaced(HANGS, "signs", GENERATE.signs()) == HANGS, "stale: run `make docs`"
+
+
+def test_every_word_of_notify_on_is_explained() -> None:
+    rows = HANGS.partition("\n| word of `notify.on` |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`[,|\s]", rows)) >= set(get_args(Occasion))
+
+
+def test_every_limit_of_a_phase_is_explained_with_its_default() -> None:
+    rows = dict(re.findall(r"^\|[^|]*\| `([a-z_.]+)` \| ([^|]+) \|", HANGS, re.MULTILINE))
+    defaults = {doc.name: doc.default for doc in spec.fields()}
+    limits = [name for name in defaults if re.fullmatch(r"monitor\.\w+_timeout|monitor\.stop_grace", name)]
+    assert set(limits) - {"monitor.node_timeout"} <= set(rows)
+    assert {name: text.replace(" ", "") for name, text in rows.items()} == {n: defaults[n] for n in rows}
 
 
 def test_every_verb_and_option_is_in_the_readme_with_help() -> None:
@@ -125,8 +151,8 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-@pytest.mark.parametrize("text", _blocks(README, "yaml"))
-def test_job_files_in_the_readme_load(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", _blocks(README, "yaml") + _blocks(SLURM, "yaml"))
+def test_job_files_in_the_documents_load(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(text)
     assert spec.load(tmp_path / "job.yaml").spec.name
@@ -208,6 +234,28 @@ def test_reasons_why_a_host_is_refused_exist_with_their_stages() -> None:
     for row in rows:
         if "permission denied" not in row:  # what the system says
             _assert_said(row.partition(": ")[2], sources)
+
+
+def test_messages_of_slurm_jobs_that_are_explained_exist() -> None:
+    paths = [*(ROOT / "orchestrator").rglob("*.py"), *(ROOT / "templates").glob("*.j2")]
+    sources = "\n".join(path.read_text() for path in sorted(paths))
+    for message in _first_cells(SLURM, "message"):
+        _assert_said(message, sources)
+
+
+def test_reasons_why_a_job_waits_that_are_explained_are_told_with_a_fix() -> None:
+    for reason in _first_cells(SLURM, "reason"):
+        assert "; fix: " in words.say(QueueJob("7", "PENDING", reason)), reason
+
+
+def test_what_slurm_is_said_to_be_asked_for_is_what_it_is_asked_for() -> None:
+    batch = (ROOT / "tests" / "golden" / "slurm-gpus.sh").read_text()
+    named = [option.partition("…")[0] for option in _first_cells(SLURM, "option")]
+    assert [option for option in named if f"#SBATCH {option}" not in batch] == []
+    told = set(re.findall(r"`(--[a-z-]+)", SLURM))
+    own = [line.split()[1].partition("=")[0] for line in batch.splitlines() if line.startswith("#SBATCH --")]
+    chosen = {"--job-name", "--open-mode", *(f"--{word}" for word in CHOSEN_BY_USERS)}
+    assert sorted(set(own) - chosen - told) == []
 
 
 def test_the_stages_of_a_launch_are_told_in_their_order() -> None:

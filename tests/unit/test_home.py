@@ -79,7 +79,7 @@ def test_a_job_is_found_by_id_by_name_by_a_part_and_by_nothing(tmp_path: Path) -
     assert home.find(folder, first).id == first
     assert home.find(folder, "gpt").id == second
     assert home.find(folder, None).id == other
-    assert home.find(folder, "bert").id == home.find(folder, other[-6:]).id == other
+    assert home.find(folder, "bert").id == home.find(folder, other[-9:]).id == other
 
 
 def test_a_name_that_is_part_of_another_name_means_itself(tmp_path: Path) -> None:

@@ -45,7 +45,14 @@ def test_what_is_there_is_never_written_again(job: JobDir) -> None:
 
 def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
     first = Intake(job)
-    for path in (LOG, "logs/attempt-001/rank-00002.idx", "evidence/attempt-001/rank-00002-stacks.txt"):
+    pages = "evidence/attempt-001"
+    for path in (
+        LOG,
+        "logs/attempt-001/rank-00002.idx",
+        f"{pages}/rank-00002-stacks.txt",
+        f"{pages}/rank-00002-flight.jsonl",
+        f"{pages}/node-n0-gpus.txt",
+    ):
         first.take("n0", m.Chunk(path, 0), b"12345678")
     first.take("n0", m.Chunk("logs/attempt-001/node-n0.log", 0), b"note")
     first.take("n0", m.Chunk("nodes/n0/agent.log", 0), b"word")
@@ -56,7 +63,9 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
         {
             LOG: 8,
             "logs/attempt-001/rank-00002.idx": 8,
-            "evidence/attempt-001/rank-00002-stacks.txt": 8,
+            f"{pages}/rank-00002-stacks.txt": 8,
+            f"{pages}/rank-00002-flight.jsonl": 8,
+            f"{pages}/node-n0-gpus.txt": 8,
             "logs/attempt-001/node-n0.log": 4,
             "nodes/n0/agent.log": 4,
         }
@@ -85,6 +94,8 @@ def test_a_new_connection_counts_from_zero(job: JobDir) -> None:
         "logs/attempt-001/rank-00002.txt",
         "logs/attempt-1/rank-00002.log",
         "logs/attempt-001/node-n1.log",
+        "evidence/attempt-001/node-n1-gpus.txt",
+        "evidence/attempt-001/rank-00002-flight.json",
         "logs//attempt-001/rank-00002.log",
         "./logs/attempt-001/rank-00002.log",
         "logs/attempt-٠٠١/rank-00002.log",

@@ -107,7 +107,7 @@ def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
 def test_defaults_are_those_of_torchrun_and_of_one_machine() -> None:
     assert jobs.plan().defaults == {
         "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
+        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **planning.TORCH_TRACE,
     }  # fmt: skip
     assert "PYTHONUNBUFFERED" not in jobs.plan(logs={"unbuffered": "no"}).defaults
 

@@ -9,15 +9,25 @@ import pytest
 
 from orchestrator.preflight import Finding, check
 from orchestrator.specfile import SpecError
+from tests.unit import slurm_commands
 
 SPEC = "name: gpt\nprocs_per_node: 2\nentrypoint: train.py\npython: ./python\n"
 ANSWER = '{"python": "3.11.7", "torch": "2.13.0", "gpus": 0}'
 
 
+PARTITIONS = """PartitionName=main Default=YES MaxNodes=UNLIMITED MaxTime=1-00:00:00 MinNodes=0 State=UP TotalNodes=4
+PartitionName=small Default=NO MaxNodes=1 MaxTime=00:10:00 MinNodes=1 State=UP TotalNodes=4
+"""
+
+
 def _found(
-    tmp_path: Path, *overrides: str, python: str = "", script: str = "print(1)\n"
+    tmp_path: Path,
+    *overrides: str,
+    python: str = "",
+    script: str = "print(1)\n",
+    path: str = "/usr/bin:/bin",
 ) -> dict[str, Finding]:
-    """Run a preflight of a small job; `python` is the text of its interpreter."""
+    """Run a preflight of a small job; `python` is the text of its interpreter, `path` where commands are."""
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "train.py").write_text(script)
@@ -25,7 +35,7 @@ def _found(
     interpreter = work / "python"
     interpreter.write_text(python or f"#!/bin/sh\necho a banner\necho '{ANSWER}'\n")
     interpreter.chmod(0o755)
-    environ = {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")}
+    environ = {"PATH": path, "ORCH_HOME": str(tmp_path / "home")}
     found = check(work / "job.yaml", None, overrides, environ)
     assert not (tmp_path / "home").exists(), "a preflight starts nothing"
     assert all(one.ok != bool(one.fix) and (one.ok or one.exit_code) for one in found), (
@@ -123,3 +133,40 @@ def test_a_torch_that_sees_too_few_gpus_is_a_fault(tmp_path: Path) -> None:
     environ = {"PATH": f"{tools}:/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")}
     fault = next(one for one in check(tmp_path / "job.yaml", None, (), environ) if one.what == "gpus")
     assert (fault.ok, fault.found) == (False, "torch 2.13.0 sees 0 of 2 GPUs")
+
+
+def _on_slurm(tmp_path: Path, *overrides: str) -> dict[str, Finding]:
+    """Run a preflight of two nodes where sbatch takes every job."""
+    slurm = slurm_commands.make(tmp_path / "bin")
+    (tmp_path / "partitions").write_text(PARTITIONS)
+    (slurm.folder / "scontrol").write_text(f"#!/bin/sh\ncat '{tmp_path / 'partitions'}'\n")
+    (slurm.folder / "scontrol").chmod(0o755)
+    return _found(tmp_path, "backend=slurm", "nodes=2", *overrides, path=slurm.environ["PATH"])
+
+
+def test_on_slurm_the_limits_of_the_partition_are_told(tmp_path: Path) -> None:
+    found = _on_slurm(tmp_path, "time_limit=24h")
+    assert found["queue"].ok and found["limits"] == Finding("limits", True, "main: 4 nodes, at most 1d")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "where", "said"),
+    [
+        (("spares=3",), "nodes", "5 nodes asked, and a job in partition main gets 4 at most"),
+        (("time_limit=25h",), "time_limit", "1d1h asked, and partition main allows 1d at most"),
+        (("slurm.partition=small",), "nodes", "2 nodes asked, and a job in partition small gets 1 at most"),
+    ],
+)
+def test_a_job_that_slurm_would_take_and_never_start_is_a_fault(
+    tmp_path: Path, overrides: tuple[str, ...], where: str, said: str
+) -> None:
+    found = _on_slurm(tmp_path, *overrides)
+    assert found["queue"].ok
+    assert not found["limits"].ok and found["limits"].exit_code == 2
+    assert where in found["limits"].found and found["limits"].found.endswith(said)
+
+
+def test_a_partition_that_fits_is_enough_and_one_that_nobody_knows_is_left_to_sbatch(tmp_path: Path) -> None:
+    assert _on_slurm(tmp_path, "slurm.partition='small,main'")["limits"].ok
+    (tmp_path / "other").mkdir()
+    assert "limits" not in _on_slurm(tmp_path / "other", "slurm.partition=elsewhere")

@@ -82,11 +82,15 @@ def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship)
     ship.write("00003.idx", b"i" * 40, 1)
     ship.write("00001.log", b"b", 2)
     ship.write("evidence/attempt-001/rank-00003-stacks.txt", b"s")
+    ship.write("evidence/attempt-001/rank-00003-flight.jsonl", b"f")
+    ship.write("evidence/attempt-001/node-n0-gpus.txt", b"u")
     ship.write("logs/attempt-002/node-n0.log", b"n")
     ship.write("nodes/n0/agent.log", b"g")
     for name in (
         "logs/attempt-001/rank-00009.log",
         "evidence/attempt-001/rank-00009-stacks.txt",
+        "evidence/attempt-001/rank-00009-flight.jsonl",
+        "evidence/attempt-001/node-n1-gpus.txt",
         "logs/attempt-001/node-n1.log",
         "nodes/n1/agent.log",
         "nodes/n1/attempt-001/rank-00009/beat",
@@ -99,6 +103,8 @@ def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship)
         "logs/attempt-001/rank-00003.log": b"a",
         "logs/attempt-001/rank-00003.idx": b"i" * 32,  # whole records
         "evidence/attempt-001/rank-00003-stacks.txt": b"s",
+        "evidence/attempt-001/rank-00003-flight.jsonl": b"f",
+        "evidence/attempt-001/node-n0-gpus.txt": b"u",
         "logs/attempt-002/rank-00001.log": b"b",
         "logs/attempt-002/node-n0.log": b"n",
         "nodes/n0/agent.log": b"g",

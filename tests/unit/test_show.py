@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -23,6 +24,27 @@ LONG_TRACEBACK = "Traceback (most recent call last):\n" + "".join(
 HANG = d.Verdict(
     d.Kind.HANG, (2,), "node-1", "no sign of progress from any rank for 61 s; ranks 2 are behind",
     ("rank 0: main thread in all_reduce, train.py:31", "rank 2: main thread in load, data.py:7"), "hang 2", 23, 5.0, True,
+)  # fmt: skip
+FOUND = d.Verdict(
+    d.Kind.HANG, (2,), "gpu03", "no sign of progress for 9 s: rank 2 on gpu03: in read() of data/shard-17.bin",
+    (
+        "stacks of 8 ranks, twice, 3 s apart, unchanged · collective sequence numbers · /proc state · GPU use",
+        "rank 2 (state S; blocked, in read() of data/shard-17.bin): train.py:88 load_batch < train.py:120 main",
+        "ranks 0,1,3-7 (state S; waits, in all_reduce #9,655): train.py:97 train_step < train.py:120 main",
+        "not looked at (ranks 0-7): py-spy is not installed: no native frames",
+    ),
+    "hang at train.py:88 load_batch", 1204, 57.0, True,
+    culprit="rank 2 on gpu03: in read() of data/shard-17.bin, train.py:88 load_batch (DataLoader of the main thread)",
+    waiting="ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago; rank 2 never entered it",
+)  # fmt: skip
+BEFORE = dataclasses.replace(FOUND, since_s=20.0)
+GONE_ON = d.Withdraw(40.0, "step 1,201 was made", 1)
+AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, d.Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
+DESYNC = d.Verdict(
+    d.Kind.DESYNC, (2,), "node-1", "rank 2 on node-1 entered 1 collective fewer than its peers from step 41 on",
+    ("collectives of the default group by now: rank 0: 90, rank 1: 90, rank 2: 89, rank 3: 90; equal up to step 40",),
+    "desync ranks 2", 41, 63.0, False,
+    culprit="rank 2 on node-1 entered 1 collective fewer than ranks 0,1,3 in the default group, from step 41 on",
 )  # fmt: skip
 SETUP = d.Verdict(
     d.Kind.LAUNCH, (), "node-1", "node-1: the setup lines ended with code 1",
@@ -61,6 +83,14 @@ WHY: dict[str, list[News]] = {
     "failed": [*OVER, jobs.end(2, 13.0, d.JobEnd.FAILED, REASON)],
     "failed-often": [*_crashes(30), jobs.end(31, 500.0, d.JobEnd.FAILED, REASON)],
     "hang": [*RUNNING, d.Judge(66.0, HANG.summary, 1, HANG), *jobs.stopped(1, 66.1)],
+    "hang-found": [
+        *RUNNING,
+        d.Notice(30.0, BEFORE.summary, 1, BEFORE),
+        GONE_ON,
+        d.Judge(66.0, FOUND.summary, 1, FOUND),
+        *AFTER,
+    ],
+    "desync": [*RUNNING, d.Judge(66.0, DESYNC.summary, 1, DESYNC), jobs.end(1, 67.0, d.JobEnd.FAILED, f"desync: {DESYNC.summary}")],
     "setup-failed": [
         *jobs.submitted(),
         d.Judge(2.0, SETUP.summary, 1, SETUP),
@@ -109,6 +139,15 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
     assert lines[-2].strip().startswith("look    orch status")
 
 
+def test_why_an_allocation_was_taken_away_is_said_once() -> None:
+    why, what = "it was put back into the queue", "allocation 69.0 is requeued from outside"
+    verdict = d.Verdict(d.Kind.PREEMPTED, (), "", f"{what}: {why}", (why,), "preempted", None, 1.0, True)
+    text = show.plain(
+        whyview.post_mortem(jobs.told([*jobs.submitted(), d.Judge(2.0, verdict.summary, 1, verdict)]))
+    )
+    assert f"  {what}\n" in text and f"  {why}" in text and f"{what}: {why}" not in text
+
+
 def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
     news = [*RUNNING, e.CancelAsked(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")]
     news += [e.ResumeAsked(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
@@ -132,6 +171,47 @@ def test_a_script_that_seems_to_start_anew_each_time_is_suspected() -> None:
 def test_the_end_of_a_long_traceback_is_what_is_kept() -> None:
     text = show.plain(whyview.post_mortem(jobs.told(WHY["failed"])))
     assert "part_39.py" in text and "part_20.py" not in text and "lines, all in --json" in text
+
+
+def test_a_suspicion_has_a_line_of_its_own_in_place_of_the_reason() -> None:
+    said = "rank 2 on node-1 is stopped (state T) for 3 s"
+    suspected = _status(RUNNING, 6.0, suspicion=said, reason="rank 2 stands still (state T or Z)")
+    text = show.plain(show.job(suspected))
+    assert f"\nsuspicion   {said}\n" in text
+    assert "stands still" not in text
+
+
+def test_a_slow_rank_has_a_line_with_its_factor_and_its_host() -> None:
+    slow = {"rank": 5, "node": "gpu02", "factor": 1.8, "own_s": 0.18, "peers_s": 0.1, "since_step": 1300}
+    text = show.plain(show.job(_status(RUNNING, 6.0, stragglers=[slow] * 6)))
+    assert (
+        "\nslow:       rank 5 on gpu02, 1.8 x its peers since step 1,300\n            rank 5 on gpu02" in text
+    )
+    assert "\n            and 2 more: --json shows all\n" in text
+
+
+def test_remarks_stand_in_their_attempt() -> None:
+    said = "slow: rank 1 on node-0, 1.8 x its peers (180 ms a step) since step 12"
+    told = jobs.told([*RUNNING, d.Remark(5.0, said, 1, 1), *jobs.crash(1, 6.0, 23, 23)])
+    assert told["attempts"][0]["remarks"] == [said]
+    lines = show.plain(whyview.post_mortem(told)).splitlines()
+    assert f"  {said}" in lines
+    many = [{**told["attempts"][0], "remarks": [said] * 6}]
+    text = show.plain(whyview.post_mortem({**told, "attempts": many}))
+    assert text.count("slow: ") == 4 and "\n  … 2 more, all in --json …\n" in text
+
+
+def test_earlier_hangs_are_told_in_short_by_their_culprit() -> None:
+    lines = show.plain(
+        whyview.post_mortem(jobs.told([*WHY["hang-found"], *jobs.crash(2, 80.0, 3, 23)]))
+    ).splitlines()
+    assert lines[2] == f"attempt 1  hang at step 1,204, restarted in 4.1 s: {FOUND.culprit}"
+
+
+def test_times_in_a_sentence_are_short() -> None:
+    assert [show.span(s) for s in (0.04, 3.1, 9.0, 9.96, 42.4, 61.0)] == [
+        "0 s", "3.1 s", "9 s", "10 s", "42 s", "1m01s",
+    ]  # fmt: skip
 
 
 STATUS = {
@@ -237,3 +317,11 @@ def test_words_from_afar_cannot_command_the_terminal() -> None:
     told = jobs.told(WHY["restarted"])
     told["attempts"][0]["verdict"]["summary"] = told["attempts"][0]["verdict"]["evidence"][0] = evil
     assert not any(char in show.plain(whyview.post_mortem(told)) for char in "\x1b\x07\x9b\r")
+
+
+def test_what_is_suspected_of_a_running_job_is_part_of_why() -> None:
+    told = jobs.told(RUNNING) | {
+        "suspicion": "no step for 12 s (usual: 0.3 s): rank 2 blocked at train.py:88 load"
+    }
+    text = show.plain(whyview.post_mortem(told))
+    assert "suspicion   no step for 12 s" in text and f"orch stacks {told['id']}" in text

@@ -49,6 +49,7 @@ monitor:
   node_timeout: 30s
   on_hang: notify
   stop_grace: 0
+notify: {command: "mail me", url: "https://x.example/y", on: [hang, failed]}
 restart: {max: 0, backoff: 500ms, backoff_max: 1h30m, never_on_exit_codes: [2, 77]}
 checkpoint: {path: "step-*.pt", keep: 3, resume_args: "--resume {path}"}
 logs: {unbuffered: no}
@@ -91,7 +92,7 @@ def test_the_least_file_has_the_defaults(folder: Path) -> None:
     spec = file.spec
     assert (spec.backend, spec.nodes, spec.spares) == ("local", 1, 0)
     assert (spec.gpus_per_node, spec.procs_per_node) == ("auto", None)
-    assert (spec.monitor.hang_timeout, spec.restart.max, spec.checkpoint.path) == (600.0, 3, "*")
+    assert (spec.monitor.hang_timeout, spec.restart.max, spec.checkpoint.path) == ("auto", 3, "*")
     assert (file.folder, file.workdir, file.text) == (folder, folder, HEAD)
 
 
@@ -247,7 +248,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
     said = fault(folder, f"{HEAD}monitor:\n  hang_timeout:\n")
     assert (
         said
-        == "job.yaml:4: monitor.hang_timeout: must be a duration such as 90s, 10m or 1h30m, or the word off, not empty"
+        == "job.yaml:4: monitor.hang_timeout: must be auto, a duration such as 90s, 10m or 1h30m, or the word off, not empty"
     )
 
 
@@ -379,7 +380,7 @@ def test_the_schema_describes_every_field() -> None:
 def test_the_reference_has_every_field_with_type_default_and_description() -> None:
     docs = {doc.name: doc for doc in fields()}
     assert docs["name"].default == "required"
-    assert docs["monitor.hang_timeout"].default == "10m"
+    assert docs["monitor.hang_timeout"].default == "auto"
     assert docs["slurm"].type == "section"
     assert docs["restart.never_on_exit_codes"].type == "a list, each a whole number from 1 to 255"
     assert all(doc.type and doc.description for doc in docs.values())

@@ -170,6 +170,27 @@ def test_a_suspicion_that_nothing_was_done_about_is_told() -> None:
     assert told["attempts"][0]["notices"] == ["no progress for 60 s"]
 
 
+def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
+    facts = Facts()
+    for one in [*jobs.submitted(), *jobs.running(1, 1.0, 20)]:
+        fold(facts, one)
+    assert story.status(jobs.plan(), facts, jobs.moment(5.0), {})["stragglers"] == []
+    for number in range(1, 5):
+        for node in (0, 1):
+            beats = tuple(
+                e.RankBeat(r, 20 + number, "S", 0, 0.0, own_s=(0.18 if r == 3 else 0.1) + number * 1e-6)
+                for r in (2 * node, 2 * node + 1)
+            )
+            fold(facts, e.Beat(10.0 * number, f"node-{node}", 1, beats))
+    slow = story.status(jobs.plan(), facts, jobs.moment(41.0), {})["stragglers"]
+    assert [(one["rank"], one["node"], one["factor"], one["since_step"]) for one in slow] == [
+        (3, "node-1", 1.8, 21)
+    ]
+    assert (slow[0]["own_s"], slow[0]["peers_s"]) == (0.18, 0.1)
+    fold(facts, jobs.end(1, 42.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0"))
+    assert story.status(jobs.plan(), facts, jobs.moment(43.0), {})["stragglers"] == []
+
+
 def test_a_replay_gives_the_facts_that_checkpoints_are_listed_by() -> None:
     facts = postmortem.tell(jobs.entries(jobs.crashed_once())).facts
     assert facts.known_steps == {jobs.CKPT: 20}

@@ -1,0 +1,68 @@
+"""Is whoever watches a job on a pipe told of a suspicion once, and of its end? The supervisor is a thread."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import follow
+from orchestrator.job import Job
+from orchestrator.wire.durable import replace_text
+from orchestrator.wire.paths import JobDir
+from tests.golden import folders, jobs
+
+RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
+SHOWN_S = 1.2
+"""Each status stays for so long: more than two looks of whoever watches."""
+
+STAGES = (
+    {"suspicion": None},
+    {"suspicion": "rank 2 on node-1 is stopped (state T) for 1 s"},
+    {"suspicion": "rank 2 on node-1 is stopped (state T) for 3 s"},
+    {"suspicion": None},
+    {"suspicion": None, "state": "SUCCEEDED"},
+)
+
+
+def _play(job: JobDir) -> None:
+    """Hold the job's lock as a supervisor does, and write one status after the other."""
+    known = json.loads(job.state.read_text())
+    for stage in STAGES:
+        replace_text(job.state, json.dumps({**known, **stage}))
+        time.sleep(SHOWN_S)
+
+
+def _watched(folder: Path, watch: Callable[[Job], object], capsys: pytest.CaptureFixture[str]) -> list[str]:
+    job = folders.make(folder, RUNNING)
+    with job.lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        thread = threading.Thread(target=_play, args=(job,))
+        thread.start()
+        watch(Job(job))
+        thread.join()
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_suspicion_is_told_once_and_so_is_its_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = _watched(tmp_path, follow.watch, capsys)
+    said = [line.rpartition("  ")[2] for line in lines]
+    assert len(lines) == 4
+    assert said[1] == "rank 2 on node-1 is stopped (state T) for 1 s"
+    assert said[2] == "it goes on"
+    assert "SUCCEEDED" in lines[3]
+
+
+def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = _watched(tmp_path, follow.changes, capsys)
+    told = [(one["state"], bool(one["suspicion"])) for one in map(json.loads, lines)]
+    assert told == [("RUNNING", False), ("RUNNING", True), ("RUNNING", False), ("SUCCEEDED", False)]

@@ -1,0 +1,304 @@
+"""Is the user told of what he asked to be told of, and does nothing that goes wrong there reach the job?"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import notify
+from orchestrator.brain import decisions as d
+from orchestrator.brain.brain import Brain
+from orchestrator.brain.facts import Facts
+from orchestrator.notify import Courier, Notifier, post, run_command
+from orchestrator.wire.mask import Mask
+from tests.golden import jobs
+
+SECRET = "hf_0123456789abcdef"
+AT = "2026-11-20T22:46:05.123Z"
+ENV = {"PATH": os.environ["PATH"]}
+WAIT_S_MAX = 20.0
+HANG = d.Verdict(
+    d.Kind.HANG, (2,), "node-1", "rank 2 on node-1 stands still", (f"the token is {SECRET}",), "hang", 23, 4.0, True,
+    "rank 2 on node-1: in read() of data/shard-17.bin, train.py:88 load_batch", "ranks 0,1,3 in all_reduce #12",
+)  # fmt: skip
+NOTE: dict[str, Any] = {
+    "event": "hang",
+    "text": "gpt: hang",
+    "attempt": 1,
+    "job": {"id": "gpt-1", "name": "gpt"},
+}
+
+
+class Hook(BaseHTTPRequestHandler):
+    """A webhook that answers with the codes it is given, in turn, and keeps what it was told."""
+
+    codes: list[int]
+    told: list[dict[str, Any]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.told.append(json.loads(body))
+        code = self.codes.pop(0) if self.codes else 200
+        self.send_response(code)
+        self.end_headers()
+        self.wfile.write(b"ok")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def hook() -> Iterator[tuple[str, type[Hook]]]:
+    """Serve a webhook on this machine; yield its URL and what it was told."""
+    kind = type("OneHook", (Hook,), {"codes": [], "told": []})
+    server = HTTPServer(("127.0.0.1", 0), kind)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/hook?room=7", kind
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _until(condition: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + WAIT_S_MAX
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited {WAIT_S_MAX:g} s for {what}"
+        time.sleep(0.01)
+
+
+def _facts() -> Facts:
+    brain = Brain()
+    for one in [*jobs.submitted(), *jobs.running(1, 1.0, 23)]:
+        brain.learn(one)
+    return brain.facts
+
+
+def _notifier(folder: Path, **told: Any) -> Notifier:
+    return Notifier(jobs.plan(notify=told), folder, {**ENV, "HF_TOKEN": SECRET}, Mask([SECRET]))
+
+
+def _judge() -> d.Judge:
+    return d.Judge(13.0, HANG.summary, 1, HANG)
+
+
+# What is told
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (_judge(), ("hang", "verdict")),
+        (d.Notice(13.0, "why", 1, HANG), ("notice",)),
+        (d.Withdraw(13.0, "it moves", 1), ("withdrawn",)),
+        (d.BeginAttempt(0.0, "submitted", 1, None), ()),
+        (d.BeginAttempt(0.0, "restart after crash", 2, None), ("restart",)),
+        (d.EndJob(0.0, "why", 1, d.JobEnd.FAILED), ("failed",)),
+        (d.EndJob(0.0, "why", 1, d.JobEnd.SUCCEEDED), ("succeeded",)),
+        (d.EndJob(0.0, "why", 1, d.JobEnd.CANCELLED), ("cancelled",)),
+        (d.Launch(0.0, "why", 1, "node-0"), ()),
+    ],
+)
+def test_a_decision_goes_by_the_words_of_the_job_file(decision: d.Decision, words: tuple[str, ...]) -> None:
+    assert notify.occasions(decision) == words
+
+
+def test_what_is_told_of_a_hang_names_job_attempt_and_culprit_in_one_line_and_has_the_verdict() -> None:
+    told = notify.message("hang", _judge(), jobs.plan(), _facts(), AT, jobs.ROOT)
+    assert told["text"] == f"{jobs.ID}: hang in attempt 1: {HANG.culprit}"
+    assert told["job"] == {
+        "id": jobs.ID, "name": "gpt", "backend": "local", "state": "RUNNING", "step": 23, "dir": jobs.ROOT,
+    }  # fmt: skip
+    assert (told["event"], told["time"], told["attempt"]) == ("hang", AT, 1)
+    assert told["verdict"]["culprit"] == HANG.culprit
+    assert told["verdict"]["waiting"] == HANG.waiting
+    assert told["verdict"]["detected_s"] == 9.0
+
+
+def test_secrets_are_masked_in_all_that_is_told(tmp_path: Path, hook: tuple[str, type[Hook]]) -> None:
+    url, served = hook
+    _notifier(tmp_path, url=url).tell(_judge(), _facts(), AT)
+    _until(lambda: served.told, "the webhook")
+    assert served.told[0]["verdict"]["evidence"] == ["the token is ***"]
+    assert SECRET not in json.dumps(served.told)
+
+
+# The command
+
+
+def test_a_command_gets_json_on_standard_input_and_the_event_in_its_environment(tmp_path: Path) -> None:
+    out = tmp_path / "told"
+    line = f'cat > {out}.json; echo "$ORCH_NOTIFY_EVENT $ORCH_JOB_NAME $ORCH_ATTEMPT $HF_TOKEN" > {out}.env'
+    notifier = _notifier(tmp_path, command=line)
+    notifier.tell(_judge(), _facts(), AT)
+    _until(lambda: not notifier.is_busy, "the command")
+    assert json.loads((tmp_path / "told.json").read_text())["event"] == "hang"
+    assert (tmp_path / "told.env").read_text() == f"hang gpt 1 {SECRET}\n"
+    assert notifier.said() == []
+
+
+def test_a_command_as_a_list_is_run_without_a_shell(tmp_path: Path) -> None:
+    notifier = _notifier(tmp_path, command=["touch", str(tmp_path / "a $HOME b")])
+    notifier.tell(_judge(), _facts(), AT)
+    _until((tmp_path / "a $HOME b").exists, "the file")
+
+
+def test_only_the_occasions_that_were_asked_for_are_told(tmp_path: Path) -> None:
+    out = tmp_path / "told"
+    notifier = _notifier(tmp_path, command=f"echo $ORCH_NOTIFY_EVENT >> {out}", on=["failed", "verdict"])
+    for decision in (
+        _judge(), d.Notice(13.0, "why", 1, HANG), d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED),
+    ):  # fmt: skip
+        notifier.tell(decision, _facts(), AT)
+    _until(lambda: not notifier.is_busy, "the command")
+    assert out.read_text().split() == ["verdict", "failed"]
+
+
+def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets(tmp_path: Path) -> None:
+    notifier = _notifier(tmp_path, command='echo "no route for $HF_TOKEN" >&2; exit 7')
+    notifier.tell(_judge(), _facts(), AT)
+    _until(lambda: not notifier.is_busy, "the command")
+    assert notifier.said() == [
+        "notify.command was not told of hang: it ended with code 7; it said: no route for ***"
+    ]
+
+
+def test_a_command_that_does_not_exist_is_told_of(tmp_path: Path) -> None:
+    assert run_command(("no-such-program",), NOTE, ENV, tmp_path) == (
+        "no-such-program cannot be run: No such file or directory"
+    )
+
+
+def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    fault = run_command(
+        ("sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; echo started; wait"), NOTE, ENV, tmp_path, 1.0
+    )
+    assert fault == "it ran for more than 1 s and was killed; it said: started"
+    assert time.monotonic() - began_s < 10
+    pid = int((tmp_path / "pid").read_text())
+    _until(lambda: not _runs(pid), "the end of what the command had started")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_command_that_prints_without_end_is_read_and_only_its_end_is_kept(tmp_path: Path) -> None:
+    fault = run_command(("sh", "-c", "yes | head -c 20000000; exit 3"), NOTE, ENV, tmp_path)
+    assert fault.startswith("it ended with code 3; it said: y | y")
+    assert len(fault) < 3 * notify.OUTPUT_BYTES_MAX
+
+
+def test_a_command_that_leaves_something_behind_is_not_waited_for(tmp_path: Path) -> None:
+    began_s = time.monotonic()
+    assert run_command(("sh", "-c", "sleep 5 & exit 0"), NOTE, ENV, tmp_path, 20.0) == ""
+    assert time.monotonic() - began_s < 4
+
+
+# The webhook
+
+
+def test_a_webhook_that_fails_is_tried_again(hook: tuple[str, type[Hook]]) -> None:
+    url, served = hook
+    served.codes[:] = [503, 500]
+    assert post(url, NOTE, pauses_s=(0.01, 0.01)) == ""
+    assert served.told == [NOTE, NOTE, NOTE]
+
+
+def test_a_webhook_that_refuses_is_not_asked_again(hook: tuple[str, type[Hook]]) -> None:
+    url, served = hook
+    served.codes[:] = [404]
+    assert post(url, NOTE, pauses_s=(0.01,)) == "HTTP 404 Not Found"
+    assert len(served.told) == 1
+
+
+def test_a_webhook_where_nobody_listens_is_told_of() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    fault = post(f"http://127.0.0.1:{port}/", NOTE, pauses_s=(0.01,))
+    assert "Connection refused" in fault
+    assert fault.endswith("(2 tries)")
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_webhook_that_never_answers_is_given_up(drips: bool) -> None:
+    stop = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            heard = []
+            while not stop.is_set():
+                try:
+                    heard.append(server.accept()[0])
+                except TimeoutError:
+                    for one in heard if drips else ():
+                        one.send(b"H")
+
+        server.settimeout(0.1)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        began_s = time.monotonic()
+        fault = post(f"http://127.0.0.1:{server.getsockname()[1]}/", NOTE, 0.5, (0.01,))
+        took_s = time.monotonic() - began_s
+        stop.set()
+        thread.join()
+    assert fault.endswith("(2 tries)")
+    assert 0.9 < took_s < 5
+
+
+# Neither holds anybody up
+
+
+def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() -> None:
+    go, said = threading.Event(), list[str]()
+
+    def deliver(note: dict[str, Any]) -> str:
+        go.wait(WAIT_S_MAX)
+        return ""
+
+    courier = Courier("url", deliver, said.append)
+    began_s = time.monotonic()
+    for _ in range(notify.WAITING_MAX + 5):
+        courier.take(NOTE)
+    assert time.monotonic() - began_s < 2
+    assert set(said) == {"notify.url is too slow: hang was not told"}
+    assert courier.is_busy
+    go.set()
+    _until(lambda: not courier.is_busy, "the deliveries")
+
+
+def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> None:
+    said, tried = list[str](), list[str]()
+
+    def deliver(note: dict[str, Any]) -> str:
+        tried.append(note["event"])
+        raise ZeroDivisionError("oops")
+
+    courier = Courier("url", deliver, said.append)
+    courier.take(NOTE)
+    courier.take(NOTE)
+    _until(lambda: not courier.is_busy, "the deliveries")
+    assert tried == ["hang", "hang"]
+    assert said == ["notify.url was not told of hang: ZeroDivisionError: oops"] * 2
+
+
+def test_nobody_is_told_where_nobody_is_named(tmp_path: Path) -> None:
+    assert jobs.plan().notify is None
+    notifier = Notifier(jobs.plan(), tmp_path, ENV, Mask([]))
+    notifier.tell(_judge(), _facts(), AT)
+    assert not notifier.is_busy
+    notifier.close()
