@@ -13,7 +13,7 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-ssh bench-slurm docs clean
+.PHONY: help demo test check bench bench-ssh bench-slurm bench-hangs docs clean
 
 help: ## say what one can type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,6 +31,8 @@ check: $(DEV_STAMP) ## ruff, ruff format and mypy
 
 bench: $(DEV_STAMP) ## measure what the design promises, as ratios; wants a quiet machine
 	$(BIN)/python bench/run.py
+	$(BIN)/python -m bench.eyes
+	$(BIN)/python -m bench.hang_rule
 	$(BIN)/python -m bench.ssh
 	$(BIN)/python -m bench.slurm
 
@@ -39,6 +41,9 @@ bench-ssh: $(DEV_STAMP) ## the part of it on a cluster in a box of up to 128 hos
 
 bench-slurm: $(DEV_STAMP) ## the part of it on a Slurm cluster in a box; needs root
 	$(BIN)/python -m bench.slurm
+
+bench-hangs: $(DEV_STAMP) ## how soon each hang of the gallery is found, one by one (half an hour)
+	$(BIN)/python -m bench.hang_gallery
 
 docs: $(DEV_STAMP) ## write the generated parts of README.md and docs/ anew
 	$(BIN)/python docs/generate.py

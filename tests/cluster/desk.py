@@ -187,7 +187,7 @@ class Job:
             )
         ]
         for path in (self.folder.supervisor_log, *sorted(self.folder.logs.glob("attempt-*/*"))):
-            if path.suffix == ".log":
+            if path.suffix == ".log" and path.exists():  # a job in Slurm's queue has none yet
                 parts.append(f"--- {path.name}\n{_tail(path)}")
         return "\n".join(parts)
 

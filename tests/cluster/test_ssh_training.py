@@ -1,44 +1,22 @@
 """Does real training on hosts over SSH end as if nothing had happened? With torch and gloo, whatever breaks between.
 
-Weights are compared bit for bit: `jobs/tiny_gpt.py` prints the sha256 of what it has learnt. Every rank logs every
-step, so that a line that is lost or doubled on its way home is seen.
+Weights are compared bit for bit, and lines that are lost or doubled on their way home are seen: see `gpt.py`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 
+from . import gpt
 from .box import REPOSITORY, Box
 from .desk import Desk, Job
+from .gpt import digest
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 STEPS = 120
-GPT = (REPOSITORY / "jobs/tiny_gpt.py").read_text()
-TRAIN = """
-import os
-import tiny_gpt
-from torch.optim.optimizer import register_optimizer_step_post_hook
-
-tiny_gpt.LOG_EVERY_STEPS = 1
-tiny_gpt.VALIDATE_EVERY_STEPS = 1000
-steps = 0
-
-
-def say(optimizer, *_):
-    global steps
-    steps += 1
-    os.write(1, f"rank {os.environ['RANK']} made step {steps} of its own\\n".encode())
-
-
-register_optimizer_step_post_hook(say)
-tiny_gpt.main()
-"""
-FILES = {"train.py": TRAIN, "tiny_gpt.py": GPT}
-ENTRY = f"train.py --steps {STEPS} --checkpoint-every 10 --width 32 --layers 1"
 
 _DIGESTS: dict[int, str] = {}
 """The weights of undisturbed runs, by the number of hosts."""
@@ -46,18 +24,12 @@ _DIGESTS: dict[int, str] = {}
 
 def train(desk: Desk, nodes: int, hosts: str, **spec: Any) -> Job:
     """Submit the training with two ranks on each of so many hosts."""
-    checkpoint = {"path": "step-*.pt", "keep": 3}
-    return desk.submit(
-        FILES, nodes=nodes, entrypoint=ENTRY, ssh={"hosts": hosts}, checkpoint=checkpoint, **spec
-    )
+    return gpt.train(desk, STEPS, nodes=nodes, ssh={"hosts": hosts}, **spec)
 
 
-def digest(job: Job) -> str:
-    """Return the sha256 of the weights that a job ended with."""
-    attempt = job.status()["attempt"]
-    found = re.search(r"final weights sha256 (\w{64})", job.log(0, attempt))
-    assert found, job.story()
-    return found.group(1)
+def assert_logged_once(job: Job, ranks: int) -> None:
+    """Every rank's log at home has every step of the only attempt once, in order."""
+    gpt.assert_logged_once(job, ranks, STEPS)
 
 
 def undisturbed(desk: Desk, nodes: int) -> str:
@@ -68,15 +40,6 @@ def undisturbed(desk: Desk, nodes: int) -> str:
         assert_logged_once(job, nodes * 2)
         _DIGESTS[nodes] = digest(job)
     return _DIGESTS[nodes]
-
-
-def assert_logged_once(job: Job, ranks: int) -> None:
-    """Every rank's log at home has every step of the only attempt once, in order."""
-    for rank in range(ranks):
-        made = re.findall(r"^rank (\d+) made step (\d+) of its own$", job.log(rank), re.MULTILINE)
-        assert made == [(str(rank), str(step)) for step in range(1, STEPS + 1)]
-    losses = re.findall(r"^step (\d+) loss", job.log(0), re.MULTILINE)
-    assert losses == [str(step) for step in range(1, STEPS + 1)]
 
 
 def test_a_gpt_trains_on_four_hosts_with_two_ranks_each(desk: Desk) -> None:

@@ -62,9 +62,8 @@ def test_a_stopped_rank_is_a_hang_within_seconds(desk: Desk) -> None:
     assert list(stacks) == [f"rank-{rank:05d}-stacks.txt" for rank in range(4)]
     assert "state T" in stacks["rank-00002-stacks.txt"]
     assert all("in run" in stacks[f"rank-{rank:05d}-stacks.txt"] for rank in (0, 1, 3))
-    assert [line.partition(" (pid")[0] for line in verdict["evidence"]] == [
-        f"rank {rank}" for rank in range(4)
-    ]
+    assert verdict["evidence"][0].startswith("stacks of 4 ranks")
+    assert any(line.startswith("rank 2 (state T; stopped") for line in verdict["evidence"])
 
 
 def test_a_rank_that_sleeps_for_ever_is_named_and_its_stack_says_where(desk: Desk) -> None:
@@ -77,9 +76,12 @@ def test_a_rank_that_sleeps_for_ever_is_named_and_its_stack_says_where(desk: Des
     assert (verdict["ranks"], verdict["node"]) == ([3], "node-1")
     assert "sleep_for_ever" in _stacks(job)["rank-00003-stacks.txt"]
     assert "wait_for_peers" in _stacks(job)["rank-00000-stacks.txt"]
-    assert any("sleep_for_ever train.py" in line for line in verdict["evidence"])
-    kinds = [type(one) for one in job.news(e.StacksTaken, d.Judge, d.Stop)]
-    assert kinds[:3] == [e.StacksTaken, e.StacksTaken, d.Judge]
+    assert any("sleep_for_ever" in line for line in verdict["evidence"])
+    kinds = [type(one) for one in job.news(e.Looked, d.Judge, d.Stop)]
+    looked = kinds[: kinds.index(d.Judge)]
+    assert len(looked) >= 4 and set(looked) == {e.Looked}, (
+        "both nodes were looked at twice before the verdict"
+    )
 
 
 def test_on_hang_fail_ends_the_job(desk: Desk) -> None:
@@ -92,7 +94,7 @@ def test_on_hang_fail_ends_the_job(desk: Desk) -> None:
 
 
 def test_on_hang_notify_says_so_and_lets_the_job_go_on(desk: Desk) -> None:
-    script = "import time; time.sleep(4); print('awake')"
+    script = "import time; time.sleep(12); print('awake')"
     job = desk.submit(
         {"train.py": script}, procs_per_node=1, entrypoint="train.py",
         monitor={"hang_timeout": 2, "on_hang": "notify"},

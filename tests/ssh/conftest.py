@@ -28,6 +28,7 @@ WAIT_S = 20.0
 START_S_MAX = 30.0
 END_S_MAX = 20.0
 SERVER = "/usr/sbin/sshd"
+PRIVILEGE_FOLDER = Path("/run/sshd")
 LOOPBACK = "127.0.0.1"
 
 needs_sshd = pytest.mark.skipif(
@@ -59,6 +60,12 @@ class Sshd:
     def sessions(self) -> list[int]:
         """The pids of what serves its connections; a keeper that has just landed may still be beneath them."""
         return [pid for pid in self.family()[1:] if _name(pid).startswith("sshd")]
+
+    def cut_off(self) -> None:
+        """Kill all that it started; one of those may go with another."""
+        for pid in self.family()[1:]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
         """End it and what serves its connections."""
@@ -209,6 +216,10 @@ def start_sshd(folder: Path, host_keys: list[Path], authorized: str, settings: s
     ]
     config += ["PermitRootLogin yes", "MaxStartups 500", "Subsystem sftp /usr/lib/openssh/sftp-server"]
     (folder / "sshd_config").write_text("\n".join(config) + "\n")
+    if os.geteuid() == 0:
+        PRIVILEGE_FOLDER.mkdir(
+            mode=0o755, exist_ok=True
+        )  # made at boot, as a rule, and only where sshd is a service
     argv = [SERVER, "-D", "-e", "-f", str(folder / "sshd_config")]
     process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     server = Sshd(process, port, folder, host_keys, getpass.getuser())

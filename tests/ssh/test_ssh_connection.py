@@ -95,8 +95,7 @@ def test_the_known_type_of_key_is_asked_for(desk: Desk, jumps: Jumps, tmp_path: 
 
 
 def test_a_killed_session_is_noticed(server: Sshd, connection: Connection) -> None:
-    for pid in server.family()[1:]:
-        os.kill(pid, signal.SIGKILL)
+    server.cut_off()
     assert connection.ended.wait(WAIT_S)
     assert not connection.is_alive(WAIT_S)
 
@@ -281,8 +280,7 @@ def test_nothing_is_said_on_standard_error(
     desk: Desk, jumps: Jumps, server: Sshd, capfd: pytest.CaptureFixture[str]
 ) -> None:
     connection = enter(server, jumps)
-    for pid in server.family()[1:]:
-        os.kill(pid, signal.SIGKILL)
+    server.cut_off()
     assert connection.ended.wait(WAIT_S)
     refused(target_of(free_port()), jumps, "connect")
     assert capfd.readouterr() == ("", "")

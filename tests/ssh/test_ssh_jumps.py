@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -81,8 +79,7 @@ def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: Jumps) ->
     desk.know(bastion, inner)
     target = replace(target_of(inner.port), jump=target_of(bastion.port))
     first = Connection.open(target, host_keys="strict", jumps=jumps)
-    for pid in bastion.family()[1:]:
-        os.kill(pid, signal.SIGKILL)
+    bastion.cut_off()
     assert first.ended.wait(WAIT_S)
     Connection.open(target, host_keys="strict", jumps=jumps).close()
 

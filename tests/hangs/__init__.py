@@ -1,0 +1,1 @@
+"""Is every hang seen, proved, named and answered, and is every innocent left alone?"""

@@ -1,0 +1,74 @@
+"""Is every hang of the gallery found in time, with the right culprit, at the right line, and is the job well again?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from tests.integration.conftest import Sight
+
+from .conftest import as_params, desk_at, selected
+from .gallery import CASES, Case
+from .runs import Runs
+
+pytestmark = pytest.mark.integration
+
+SIDE_BY_SIDE = 3
+
+END_S_MAX = 120.0
+"""What a job may take besides being found to hang, on a machine that is busy with other things."""
+
+LOADED_S = 15.0
+"""What a busy machine may add to the time in which a hang is found; `bench/hangs.py` tells the figures of a quiet one."""
+
+
+@pytest.fixture(scope="module")
+def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Give the jobs of all cases that are to be tested."""
+    with desk_at(tmp_path_factory.mktemp("hangs")) as desk:
+        yield Runs(desk, selected(request, CASES), SIDE_BY_SIDE, lambda case: case.found_s_max + END_S_MAX)
+
+
+@pytest.mark.parametrize("entry", as_params(CASES))
+def test_a_hang_is_found_in_time_and_its_culprit_named(gallery: Runs, entry: Case) -> None:
+    job = gallery.result(entry.name)
+    _assert_judged(job, entry)
+    ends = {"SUCCEEDED": [entry.kind, None], "FAILED": [entry.kind]}
+    assert (job.seen()["state"], job.kinds()) == (entry.ends, ends[entry.ends])
+
+
+def _assert_judged(job: Sight, case: Case) -> None:
+    """The first attempt's verdict is as the case says."""
+    judged = job.news(d.Judge)
+    assert judged, f"{case.name}: no verdict; {job.seen()}"
+    verdict: d.Verdict = judged[0].verdict
+    print(f"{case.name}: found after {judged[0].at - verdict.since_s:.1f} s\n{_told(verdict)}")
+    assert verdict.kind.value == case.kind, _told(verdict)
+    if case.ranks is not None:
+        assert verdict.ranks == case.ranks, _told(verdict)
+    words = f"{verdict.summary}\n{verdict.culprit}"
+    if case.kind == "crash":
+        words += "\n".join(verdict.evidence)
+    assert not [text for text in (*case.says, case.line) if text not in words], _told(verdict)
+    assert not [text for text in case.waits if text not in verdict.waiting], _told(verdict)
+    if case.kind == "hang":
+        _assert_seen_before_it_was_killed(job)
+    assert judged[0].at - verdict.since_s < case.found_s_max + LOADED_S, _told(verdict)
+
+
+def _assert_seen_before_it_was_killed(job: Sight) -> None:
+    """Looks at every rank came before the verdict, and their pages are there."""
+    news = job.news(e.Looked, d.Judge)
+    before = news[: next(at for at, one in enumerate(news) if isinstance(one, d.Judge))]
+    assert {one.node for one in before if isinstance(one, e.Looked)} == {"node-0", "node-1"}
+    looked = {f"rank-{look.rank:05d}" for one in before if isinstance(one, e.Looked) for look in one.ranks}
+    pages = {path.name[:10] for path in job.job.folder.evidence(1).glob("rank-*")}
+    assert looked and pages >= looked, (looked, pages)  # one that has ended leaves none
+
+
+def _told(verdict: d.Verdict) -> str:
+    lines = [verdict.kind.value, verdict.summary, f"culprit {verdict.culprit}", f"waiting {verdict.waiting}"]
+    return "\n  ".join([*lines, *verdict.evidence])

@@ -1,0 +1,63 @@
+"""Is a rank whose own work holds up the others named while the job runs, with its factor and its host?"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from orchestrator.brain import decisions as d
+from orchestrator.cli import cli
+
+from .conftest import Desk, Sight, wait_until
+
+pytestmark = pytest.mark.integration
+
+SLOW_RANK = 2
+SLOW_S = 0.06
+NAMED_S_MAX = 90.0
+"""From the first step on: three reports, ten seconds apart, and the noise of a busy machine."""
+
+READY_S_MAX = 240.0  # four imports of torch on a busy machine
+
+TRAINS = f"""
+import os, time, torch
+import torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.02 + ({SLOW_S} if rank == {SLOW_RANK} else 0))
+        return super().forward(x)
+model = torch.nn.parallel.DistributedDataParallel(Net(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
+while True:
+    optimizer.zero_grad()
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+"""
+
+
+def _stragglers(job: Sight) -> list[dict[str, object]]:
+    """Return what `orch status --json` says of slow ranks."""
+    shown = CliRunner().invoke(cli, ["status", job.job.id, "--json"], env=dict(job.environ))
+    assert shown.exit_code == 0, shown.output
+    found: list[dict[str, object]] = json.loads(shown.stdout)[0]["stragglers"]
+    return found
+
+
+def test_a_rank_that_is_slow_by_itself_is_named_and_those_that_wait_for_it_are_not(desk: Desk) -> None:
+    job = desk.submit({"train.py": TRAINS}, nodes=2, entrypoint="train.py")
+    wait_until(lambda: job.seen()["step"], "a step", READY_S_MAX)
+    found = wait_until(lambda: _stragglers(job), "a straggler", NAMED_S_MAX)
+    assert [(one["rank"], one["node"]) for one in found] == [(SLOW_RANK, "node-1")]
+    assert float(str(found[0]["factor"])) >= 1.5
+    assert float(str(found[0]["own_s"])) >= SLOW_S
+    remark = wait_until(lambda: job.news(d.Remark), "the remark")[0]
+    assert (remark.attempt, remark.rank) == (1, SLOW_RANK)
+    assert [one["remarks"] for one in job.attempts()] == [[remark.why]]
+    text = CliRunner().invoke(cli, ["status", job.job.id], env=dict(job.environ)).stdout
+    assert f"slow:       rank {SLOW_RANK} on node-1, " in text
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"

@@ -1,0 +1,92 @@
+"""Is a person told what a job does: stacks on demand, a suspicion in the status, notifications of its turning points?"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator import show, stackview
+from orchestrator.brain import decisions as d
+
+from .conftest import FAKE_TORCH, STEPPER, Desk, kill, wait_until
+
+pytestmark = pytest.mark.integration
+
+STEPS = STEPPER + "run(1000000 if attempt == 1 else 10)"
+WAITER = (
+    STEPPER
+    + """
+def sleep_in_vain(step):
+    if rank == 1 and step == 5:
+        time.sleep(3600)
+
+
+run(1000000, at_step=sleep_in_vain)
+"""
+)
+
+
+def test_stacks_of_a_running_job_are_taken_and_nothing_is_changed(desk: Desk) -> None:
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": WAITER}, nodes=2, procs_per_node=1, entrypoint="train.py", monitor={"hang_timeout": "off"}
+    )  # fmt: skip
+    job.wait_for_step(20)
+    before = job.rank_procs()
+    taken = job.job.stacks()
+    assert [(one["rank"], one["node"], one["pid"]) for one in taken["ranks"]] == [
+        (rank, f"node-{rank}", before[rank].pid) for rank in (0, 1)
+    ]
+    assert any("sleep_in_vain" in frame for frame in taken["ranks"][1]["stack"])
+    text = show.plain(stackview.stacks(taken))
+    assert "sleep_in_vain" in text and "rank 1 on node-1" in text
+    assert Path(taken["pages"]).is_dir()
+    step = job.seen()["step"]
+    job.wait_for_step(step + 5)
+    assert job.rank_procs() == before
+    assert job.seen()["state"] == "RUNNING"
+    assert not job.news(d.Judge, d.Notice)
+    job.job.cancel()
+    job.wait()
+
+
+def test_a_stopped_rank_is_a_suspicion_within_seconds_and_none_once_it_goes_on(desk: Desk) -> None:
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": STEPS}, nodes=2, procs_per_node=1, entrypoint="train.py", monitor={"on_hang": "notify"}
+    )  # fmt: skip
+    job.wait_for_step(5)
+    procs = job.rank_procs()
+    began_s = time.monotonic()
+    kill(procs[1], signal.SIGSTOP)
+    said = wait_until(lambda: job.job.last_status()["suspicion"], "a suspicion")
+    assert time.monotonic() - began_s < 20  # 2 s on a quiet machine
+    assert "rank 1 on node-1 is stopped (state T)" in said
+    assert "suspicion   rank 1" in show.plain(show.job(job.job.last_status()))
+    kill(procs[1], signal.SIGCONT)
+    wait_until(lambda: job.job.last_status()["suspicion"] is None, "the end of the suspicion")
+    job.job.cancel()
+    job.wait()
+
+
+def test_a_hang_a_restart_and_the_end_are_told_in_their_order(desk: Desk, tmp_path: Path) -> None:
+    told = tmp_path / "told.jsonl"
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": STEPS}, nodes=2, procs_per_node=1, entrypoint="train.py",
+        notify={"command": f"(cat; echo) >> {told}; [ $ORCH_NOTIFY_EVENT != restart ] || exit 9", "on": ["hang", "restart", "succeeded"]},
+    )  # fmt: skip
+    job.wait_for_step(5)
+    kill(job.rank_procs()[1], signal.SIGSTOP)
+    assert job.wait()["state"] == "SUCCEEDED"
+    wait_until(job.job.folder.ended.exists, "the end of the supervisor's work")
+    notes = [json.loads(line) for line in told.read_text().splitlines()]
+    assert [(note["event"], note["attempt"]) for note in notes] == [
+        ("hang", 1), ("restart", 2), ("succeeded", 2),
+    ]  # fmt: skip
+    assert notes[0]["verdict"]["ranks"] == [1]
+    assert notes[0]["verdict"]["kind"] == notes[1]["verdict"]["kind"] == "hang"
+    assert notes[2]["verdict"] is None
+    log = job.job.folder.supervisor_log.read_text()
+    assert "notify.command was not told of restart: it ended with code 9" in log
