@@ -125,7 +125,7 @@ class Agent:
         beats = []
         for rank in self.host.processes:
             rank.gang.settle()
-            count = 0 if rank.serves else rank.gang.count
+            count = rank.count
             cpu_s = 0.4 * (min(self.world.now, rank.ready_s) - self.started_s) + 0.5 * count
             state, usual_s = (
                 rank.state if rank.alive else "Z",
@@ -140,8 +140,8 @@ class Agent:
                     cpu_s + rank.burnt_s,
                     usual_s=usual_s,
                     left=rank.left,
-                    groups=() if rank.serves else counts.GROUPS,
-                    marks=() if rank.serves else counts.marks(rank),
+                    groups=() if rank.is_silent else counts.GROUPS,
+                    marks=() if rank.is_silent else counts.marks(rank),
                 )
             )
         if not line.black_down and not self.host.cut_down:

@@ -22,7 +22,7 @@ COMPUTES_S = 340.0
 """The same where it computes all the time."""
 
 SLOW_STEP_S = 4.0
-CASES = 27
+CASES = 30
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -96,6 +96,9 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_served(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
         (_served(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
         (_with(plain, Harm.STARVES, step, rank, 100.0), Expected(None)),
+        (_polled(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
+        (_polled(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
+        (_polled(plain, Harm.HANG, step, rank), Expected(Kind.HANG, rank, node, COMPUTES_S)),
     ]
 
 
@@ -103,6 +106,11 @@ def _served(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = flo
     """Return a night in which the next rank does nothing but wait for what the others ask of it."""
     night = _with(plain, harm, step, rank, lasts_s)
     return dataclasses.replace(night, serves_rank=(rank + 1) % (plain.nodes * plain.ranks))
+
+
+def _polled(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = float("inf")) -> Night:
+    """Return a night in which ranks wait for each other in loops of their own."""
+    return dataclasses.replace(_with(plain, harm, step, rank, lasts_s), polls=True)
 
 
 def _with(night: Night, harm: Harm, step: int, rank: int, lasts_s: float = float("inf")) -> Night:

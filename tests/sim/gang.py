@@ -37,6 +37,7 @@ class Rank:
     immortal_until_s: float = 0.0
     stance: Stance | None = None
     left: bool = False  # it has said its last word
+    polled: int = 0  # the steps of one that waits for others in a loop of its own: it has ended the one they are in
     counted: Counted = field(default_factory=Counted)
 
     @property
@@ -47,6 +48,16 @@ class Rank:
     def serves(self) -> bool:
         """Tell whether it makes no steps, and the others do not need it for theirs."""
         return self.number == self.gang.world.night.serves_rank
+
+    @property
+    def is_silent(self) -> bool:
+        """Tell whether it has no collectives."""
+        return self.serves or self.gang.world.night.polls
+
+    @property
+    def count(self) -> int:
+        """Its steps."""
+        return 0 if self.serves else max(self.polled, self.gang.count)
 
     @property
     def is_stuck(self) -> bool:
@@ -113,6 +124,9 @@ class Gang:
             self.since_s = self.world.now
         self.stepping = able
         self.version += 1
+        if self.world.night.polls and self.count and any(rank.stands for rank in self.ranks.values()):
+            for rank in self.ranks.values():
+                rank.polled = rank.polled if rank.stands else self.count + 1
         if able:
             next_count = min(self._milestones())
             at_s = self.since_s + (next_count - self.count) * self.world.night.step_s

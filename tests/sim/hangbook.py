@@ -72,6 +72,8 @@ class HangBook:
         guilty = [rank for rank in gang.ranks.values() if not rank.alive or rank.is_stuck]
         hit = not culprits or any(rank in guilty for rank in culprits)
         must(hit, f"{[rank.number for rank in guilty]} are to blame: {verdict}")
+        if world.night.polls:  # all others look as guilty
+            must(all(rank in guilty for rank in culprits), f"innocents are blamed: {verdict}")
 
     def _no_progress(self, verdict: d.Verdict) -> None:
         """While only one host has hung, it may be that host's fault, and another one shows it."""

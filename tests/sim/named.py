@@ -37,6 +37,8 @@ NAMED = {
     "hang-in-different-collectives": _auto(Fault(Harm.SKIPS, rank=2, step=14)),
     "hang-on-a-lock-that-a-waiting-rank-holds": _auto(Fault(Harm.LOCKED_OUT, rank=2, step=14)),
     "no-hang-beside-a-rank-that-serves": _auto(Fault(Harm.NAPS, rank=0, step=14, lasts_s=30.0), serves_rank=3),
+    "no-hang-but-ranks-that-poll-for-one": _auto(Fault(Harm.NAPS, rank=2, step=14, lasts_s=30.0), polls=True),
+    "hang-while-others-poll": _auto(Fault(Harm.STUCK, rank=2, step=14), polls=True),
     "hang-of-the-network": _auto(Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=30.0)),
     "hang-after-the-last-word": _auto(stays_rank=2),
     "hang-again-at-the-same-place": _auto(*(Fault(Harm.STUCK, at_s, rank=3) for at_s in range(5, 120)), save_steps=99),

@@ -77,7 +77,7 @@ def _found(rank: Rank) -> e.RankLook:
         "0", "default group", members, number, stance.what or "all_reduce", "float32[10]", entered_s
     )
     ends_s = None if stance.ends_at is None else stance.ends_at - world.now
-    there = world.now >= rank.ready_s and not rank.serves
+    there = world.now >= rank.ready_s and not rank.is_silent
     holder = (rank.number + 1) % gang.size if stance.locked_out else None
     return e.RankLook(
         rank.number, rank.pid, rank.state, stance.doing, 0.0, stance.where, stance.why, stance.certain, ends_s,
@@ -99,4 +99,8 @@ def _plain(rank: Rank) -> Stance:
         )
     if gang.stepping:
         return Stance(e.Doing.WORKS, "train.py:9 step")
+    if gang.world.night.polls:
+        return Stance(
+            e.Doing.SLEEPS, "train.py:6 meet", "in a loop that nothing in it can leave", certain=True
+        )
     return Stance(e.Doing.WAITS, "train.py:9 step")
