@@ -29,6 +29,12 @@ def named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) != 1 else ''} {ranks_text(ranks)}"
 
 
+def function(look: RankLook) -> str:
+    """Return where a rank is without the line, `train.py step`: in a loop that changes all the time."""
+    file, _, place = look.where.partition(":")
+    return f"{file} {place.partition(' ')[2]}"
+
+
 def alike(looks: Iterable[RankLook]) -> list[tuple[tuple[int, ...], RankLook]]:
     """Return the ranks that stand alike, with the look of the first of them: smallest groups first, as it is the odd
     one that one looks for."""

@@ -204,14 +204,24 @@ def _proved(
     facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
 ) -> list[RankFacts]:
     """Return who is proved to keep the gang. Where nobody is seen to wait for others, all may do so in loops of their own,
-    which look endless: then only those count that are behind in steps."""
+    which look endless: then only those count that are behind in steps. Where all sleep together, nobody keeps anybody."""
     certain = [
         rank for rank in alive if _is_certain(facts, attempt, rank) or _is_in_circle(attempt, rank, answer)
     ]
     if any(_waits(attempt, rank) for rank in alive):
         return certain
+    if _go_together(facts, attempt, alive):
+        endless = suspicion.has_stepped(facts)  # without steps, that may be all that the program is to do
+        return [rank for rank in certain if endless and rank.look is not None and rank.look.ends_s is None]
     behind = _likely(alive, facts) or alive
     return [rank for rank in certain if rank in behind]
+
+
+def _go_together(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
+    """Tell whether all ranks sleep, or go round, in one and the same function: a restart would bring them there again."""
+    found = [look for rank in alive if (look := looks.found(attempt, rank)) is not None]
+    own = all(look.doing in (Doing.SLEEPS, Doing.SPINS) for look in found) and len(found) == len(facts.ranks)
+    return own and len({folding.function(look) for look in found}) == 1 and not _likely(alive, facts)
 
 
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
@@ -245,11 +255,13 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     heard_s = max(rank.looked_at for rank in facts.ranks.values())
     waited_for = any(_waits(attempt, rank) for rank in looks.living(facts))
     silent_s = heard_s - suspicion.silent_since(facts, attempt)
+    together = _go_together(facts, attempt, looks.living(facts))
+    is_free = not waited_for and not suspicion.has_stepped(facts) and not suspicion.is_fixed(facts)
     for rank in ranks:
         look, still_s = looks.found(attempt, rank), looks.still_s(facts, attempt, rank)
         spins = look is not None and look.doing is Doing.SPINS
-        if spins and not waited_for and not suspicion.has_stepped(facts) and not suspicion.is_fixed(facts):
-            return False  # a program without steps may compute for as long as it likes
+        if (spins or together) and is_free:
+            return False  # a program without steps may compute, or sleep, for as long as it likes
         # What all ranks stand in at once comes from outside, such as a file system, and mostly passes.
         phase = look.phase if look is not None else ""
         patience_s = suspicion.patience_s(facts, phase, longer=spins or not waited_for)

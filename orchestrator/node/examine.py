@@ -101,7 +101,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
         state=sight.state,
         doing=found.doing,
         still_s=round(now_s - since_s, 1),
-        where=frames.place(stack),
+        where=frames.place(stack[_loops_at(sight, found) :]),
         why=found.why,
         certain=found.certain,
         ends_s=ends_s if _has_end(found, ends_at_s, now_s) else None,
@@ -164,7 +164,9 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     then = earlier.sight
     if sight.pid != then.pid or sight.state in "TtZX" or then.state in "TtZX":
         return "" if (sight.pid, sight.state) == (then.pid, then.state) else "it goes on"
-    if sight.main is not None and then.main is not None:
+    if _is_in_endless(sight, then):
+        pass  # whatever it calls there comes back
+    elif sight.main is not None and then.main is not None:
         if sight.main.chain != then.main.chain or sight.main.callers != then.main.callers:
             return "its stack moves"
     elif sight.wait != then.wait and (sight.wait.call, sight.wait.target) != (
@@ -173,7 +175,7 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     ):
         return "it goes from one system call to another"
     io_bytes = sight.before.io_bytes - then.after.io_bytes
-    if io_bytes > IO_BYTES:
+    if io_bytes > IO_BYTES and not _is_in_endless(sight, then):
         return f"it reads and writes ({io_bytes >> 10:,} KiB since the look before)"
     if _reads_on(sight) and _reads_on(then) and sight.before.wakes - then.after.wakes >= WAKES:
         return f"it reads little by little, {sight_words.in_words(sight)}"
@@ -238,7 +240,7 @@ def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Findin
     """Say what a rank is in of which nothing has moved."""
     if burns(sight.before, earlier.sight.after):
         return _burning(sight, word, earlier)
-    if _is_endless(sight) and _is_endless(earlier.sight) and sight.alone and not sight.children:
+    if _is_in_endless(sight, earlier.sight) and sight.alone and not sight.children:
         doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.SPINS
         return Finding(doing, ENDLESS, certain=True, goes_on=False)
     proof = _proof(sight, earlier, still_s)
@@ -288,7 +290,7 @@ def _burning(sight: Sight, word: Word, earlier: Earlier) -> Finding:
         return Finding(m.Doing.WAITS, f"in {awaited}")
     if _awaits_device(sight, word):
         return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
-    if _is_endless(sight) and _is_endless(earlier.sight):
+    if _is_in_endless(sight, earlier.sight):
         return Finding(m.Doing.SPINS, ENDLESS, certain=True)
     if word.gil_held:
         # No proof, however long: a sort, a parser or the garbage collector ends, and on a busy machine late. But no
@@ -299,9 +301,18 @@ def _burning(sight: Sight, word: Word, earlier: Earlier) -> Finding:
     return Finding(m.Doing.SPINS, "computes at one place")
 
 
-def _is_endless(sight: Sight) -> bool:
-    """Tell whether the main thread is in a loop that neither itself nor another Python thread can end."""
-    return sight.line.ending is Ending.NEVER or (sight.line.ending is Ending.BY_OTHERS and sight.alone)
+def _is_in_endless(*sights: Sight) -> bool:
+    """Tell whether the main thread is each time in a loop that neither itself nor another Python thread can end."""
+    loops = [sight.loop for sight in sights if sight.loop is not None]
+    alone = all(sight.alone for sight in sights)
+    return len(loops) == len(sights) and (alone or all(loop.ending is Ending.NEVER for loop in loops))
+
+
+def _loops_at(sight: Sight, found: Finding) -> int:
+    """Return the index of the frame whose loop has no end, where that is what was found."""
+    if found.why != ENDLESS or sight.loop is None or sight.main is None:
+        return 0
+    return sight.main.frames.index(sight.loop.frame)
 
 
 def _awaits_device(sight: Sight, word: Word) -> bool:

@@ -1,16 +1,19 @@
 """Can the loop around a line end? Pure: source text in, what can be read off it out.
 
 Rules: only what is plain to see counts. A loop never ends when all of it is known to be harmless: plain statements, and
-calls of functions that return and leave nothing (`HARMLESS_CALLS`), under the names that Python and the imports give
-them. Whatever else is called could raise, and so leave the loop: of such a loop nothing is known.
+calls of functions that return and leave nothing: `HARMLESS_CALLS`, under the names that Python and the imports give them,
+and the module's own functions that are as harmless. Whatever else is called could raise, and so leave the loop: of such a
+loop nothing is known.
 """
 
 from __future__ import annotations
 
 import ast
+import collections
 import enum
+import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 
@@ -26,9 +29,10 @@ class Ending(enum.Enum):
 _HARMLESS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Pass, ast.If, ast.Continue, ast.Expr, ast.Name, ast.Constant,
     ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.IfExp, ast.expr_context, ast.boolop, ast.unaryop, ast.cmpop,
-    ast.operator, ast.While, ast.Tuple, ast.List,
+    ast.operator, ast.While, ast.Tuple, ast.List, ast.Attribute, ast.JoinedStr, ast.FormattedValue,
+    ast.Global, ast.Nonlocal,
 )  # fmt: skip
-"""What a loop may consist of, for it to be known that nothing in it leaves it, calls aside: no attributes, no indices."""
+"""What a loop may consist of, for it to be known that nothing in it leaves it, calls aside: no indices."""
 
 _CAN_RAISE = (ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
 _DIVISIONS = (ast.Div, ast.FloorDiv, ast.Mod)
@@ -43,9 +47,9 @@ _CONSUMERS = _of("builtins", "list max min set sorted sum tuple") | {"collection
 HARMLESS_CALLS = (
     _of(
         "builtins",
-        "abs bool divmod enumerate float hash id int isinstance len list max min range round set sorted str sum",
+        "abs all any bool divmod enumerate float hash id int isinstance len list max min range round set sorted str",
     )
-    | _of("builtins", "tuple type zip")
+    | _of("builtins", "sum tuple type zip")
     | _of(
         "torch",
         "add arange bmm cos empty exp eye full log matmul mean mm mul ones rand randint randn relu sigmoid sin",
@@ -59,15 +63,33 @@ HARMLESS_CALLS = (
 _HARMLESS_MODULES = ("math.", "random.")
 _LEAVES = (ast.Break, ast.Return, ast.Raise)
 
+ENDLESS = 10**11
+"""Whatever goes over so many items takes more than 10 minutes at the 6 ns that Python's fastest loops have for each."""
+
+POWER_MAX = 64
+_FOLDED: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__,
+    ast.Pow: lambda number, by: number**by if 0 <= by <= POWER_MAX else 0,
+    ast.LShift: lambda number, by: number << by if 0 <= by <= POWER_MAX else 0,
+}  # fmt: skip
+
+TREES = 4
+
 
 def ending(text: str, row: int) -> Ending:
     """Say what is known of the end of the loop around line `row` of a module, 1 being its first."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Python has told the script's own log what it thinks of it
-            return _ending(ast.parse(text), row)
+        return _ending(_parsed(text), row)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Ending.UNKNOWN
+
+
+@functools.lru_cache(TREES)
+def _parsed(text: str) -> ast.Module:
+    """Parse a module; the frames of a stack, and the ranks of a node, mostly are in the same few."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python has told the script's own log what it thinks of it
+        return ast.parse(text)
 
 
 def _ending(tree: ast.Module, row: int) -> Ending:
@@ -96,18 +118,20 @@ def _innermost_ends(module: _Module, loop: ast.While | ast.For, around: list[ast
 @dataclass(frozen=True, slots=True)
 class _Module:
     """The names of a module. `imports`: what each imported name stands for; `bound`: names with a meaning of its own
-    somewhere in it; `shared`: those that functions rebind for others; `all_known`: no name comes from a `*`."""
+    somewhere in it; `shared`: those that functions rebind for others; `functions`: those that are its functions, and
+    nothing else anywhere; `all_known`: no name comes from a `*`."""
 
     imports: dict[str, str]
     bound: frozenset[str]
     shared: frozenset[str]
+    functions: Mapping[str, ast.FunctionDef]
     all_known: bool
 
     @classmethod
     def of(cls, tree: ast.Module) -> _Module:
         """Read the names off a module."""
         imports: dict[str, str] = {}
-        bound: set[str] = set()
+        bound: collections.Counter[str] = collections.Counter()
         shared: set[str] = set()
         for node in ast.walk(tree):
             match node:
@@ -116,12 +140,20 @@ class _Module:
                 case ast.ImportFrom(module=source, names=names):
                     imports |= {(one.asname or one.name): f"{source}.{one.name}" for one in names}
                 case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                    bound.add(name)
+                    bound[name] += 1
                 case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                    bound.add(name)
+                    bound[name] += 1
                 case ast.Global(names=shared_names) | ast.Nonlocal(names=shared_names):
                     shared |= set(shared_names)
-        return cls(imports, frozenset(bound), frozenset(shared), "*" not in imports)
+        functions = {
+            node.name: node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef)
+            and not node.decorator_list
+            and bound[node.name] == 1
+            and node.name not in imports
+        }
+        return cls(imports, frozenset(bound), frozenset(shared), functions, "*" not in imports)
 
     def called(self, func: ast.expr) -> str:
         """Return the full name of what is called, `time.sleep`; empty where that is not plain to see."""
@@ -138,20 +170,20 @@ class _Module:
             endless = self.is_endless(loop.iter)
         else:
             endless = isinstance(loop.test, ast.Constant) and bool(loop.test.value)
-        return endless and all(self._is_harmless(statement) for statement in loop.body)
+        return endless and self._stays(loop)
 
     def stands(self, loop: ast.While | ast.For) -> bool:
         """Tell whether a loop that was entered goes on for ever unless another thread changes what it looks at."""
-        if isinstance(loop, ast.For) or not all(self._is_harmless(node) for node in (loop.test, *loop.body)):
+        if isinstance(loop, ast.For) or not self._is_harmless(loop.test) or not self._stays(loop):
             return False
         looked_at = set(_names(loop.test, ast.Load))
         own = self.bound - self.shared - set(self.imports)
-        calls = any(isinstance(node, ast.Call) for node in ast.walk(loop.test))
-        return bool(looked_at) and not calls and looked_at <= own - set(_names(loop, ast.Store))
+        elsewhere = any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(loop.test))
+        return bool(looked_at) and not elsewhere and looked_at <= own - set(_names(loop, ast.Store))
 
     def takes_for_ever(self, statement: ast.stmt) -> bool:
         """Tell whether a statement is one call that takes all of what never ends: `sum(itertools.repeat(1))`."""
-        if not isinstance(statement, ast.Expr | ast.Assign | ast.Return):
+        if not isinstance(statement, ast.Expr | ast.Assign | ast.AugAssign | ast.Return):
             return False
         match statement.value:
             case ast.Call(func=func, args=[taken, *_]):
@@ -171,8 +203,12 @@ class _Module:
                         and isinstance(ends_at, ast.Constant)
                         and bool(ends_at.value)
                     )
-                once = len(args) == 1 and not keywords
-                return name in ("itertools.count", "itertools.cycle") or (name == "itertools.repeat" and once)
+                if name == "itertools.repeat":
+                    counted = [*args[1:], *(word.value for word in keywords)]
+                    return not counted or _number(counted[0]) >= ENDLESS
+                if name == "builtins.range":
+                    return _items(args) >= ENDLESS
+                return name in ("itertools.count", "itertools.cycle")
             case ast.GeneratorExp(elt=elt, generators=[ast.comprehension(iter=inner, ifs=ifs, is_async=0)]):
                 return self.is_endless(inner) and all(self._is_harmless(node) for node in (elt, *ifs))
         return False
@@ -190,32 +226,89 @@ class _Module:
         calls = (node for one in compared for node in ast.walk(one) if isinstance(node, ast.Call))
         return any(self.called(call.func) in _CLOCKS for call in calls)
 
-    def _is_harmless(self, node: ast.AST) -> bool:
+    def _stays(self, loop: ast.While | ast.For) -> bool:
+        """Tell whether nothing in the body of a loop leaves it."""
+        return all(self._is_harmless(one) for one in loop.body) and not any(_breaks(one) for one in loop.body)
+
+    def _is_harmless(self, node: ast.AST, within: tuple[str, ...] = ()) -> bool:
+        """`within`: the module's own functions that are being read, the outermost first."""
         match node:
             case ast.Call(func=func, args=args, keywords=keywords):
-                name = self.called(func)
-                known = name in HARMLESS_CALLS or name.startswith(_HARMLESS_MODULES)
-                return known and all(
-                    self._is_harmless(one) for one in (*args, *(word.value for word in keywords))
+                given = (*args, *(word.value for word in keywords))
+                return self._returns(func, within) and self._are_harmless(given, within)
+            case ast.For():
+                return self._ends(node.iter) and self._are_harmless(
+                    (node.iter, node.target, *node.body, *node.orelse), within
                 )
-            case ast.For(iter=ast.Call(func=func)):
-                inner = (node.iter, node.target, *node.body, *node.orelse)
-                return self.called(func) == "builtins.range" and all(self._is_harmless(one) for one in inner)
-            case ast.BinOp(op=op, right=by) if isinstance(op, _CAN_RAISE):
+            case ast.GeneratorExp() | ast.ListComp() | ast.SetComp():
+                parts = [part for one in node.generators for part in (one.iter, one.target, *one.ifs)]
+                over = all(self._ends(one.iter) and not one.is_async for one in node.generators)
+                return over and self._are_harmless((node.elt, *parts), within)
+            case ast.BinOp(op=op, right=by) | ast.AugAssign(op=op, value=by) if isinstance(op, _CAN_RAISE):
                 if not _divides(op, by):
                     return False
-            case ast.AugAssign(op=op, value=by) if isinstance(op, _CAN_RAISE):
-                if not _divides(op, by):
-                    return False
-        return isinstance(node, _HARMLESS) and all(
-            self._is_harmless(child) for child in ast.iter_child_nodes(node)
+            case ast.Return(value=value):
+                return bool(within) and (value is None or self._is_harmless(value, within))
+            case ast.Break():
+                return True  # see `_breaks`
+        return isinstance(node, _HARMLESS) and self._are_harmless(ast.iter_child_nodes(node), within)
+
+    def _are_harmless(self, nodes: Iterable[ast.AST], within: tuple[str, ...]) -> bool:
+        return all(self._is_harmless(node, within) for node in nodes)
+
+    def _ends(self, taken: ast.expr) -> bool:
+        """Tell whether going over an iterable comes to its end, and raises nothing on the way."""
+        return isinstance(taken, ast.Tuple | ast.List) or (
+            isinstance(taken, ast.Call) and self.called(taken.func) == "builtins.range"
         )
+
+    def _returns(self, func: ast.expr, within: tuple[str, ...]) -> bool:
+        """Tell whether a function that is called returns, whatever happens. One that calls itself is taken to."""
+        name = self.called(func)
+        if name in HARMLESS_CALLS or name.startswith(_HARMLESS_MODULES):
+            return True
+        own = self.functions.get(func.id) if isinstance(func, ast.Name) else None
+        if own is None or own.name in within:
+            return own is not None
+        return self._are_harmless(own.body, (*within, own.name))
+
+
+def _breaks(node: ast.AST) -> bool:
+    """Tell whether a `break` in a statement of a loop leaves that loop, and not one inside it."""
+    if isinstance(node, ast.While | ast.For):
+        return any(_breaks(one) for one in node.orelse)
+    return isinstance(node, ast.Break) or any(_breaks(one) for one in ast.iter_child_nodes(node))
 
 
 def _divides(op: ast.operator, by: ast.expr) -> bool:
-    """Tell whether it is a division by a number that is written there, and not 0."""
+    """Tell whether it is a division by a number that is written there, and not 0; or a small power."""
     number = by.value if isinstance(by, ast.Constant) else None
+    if isinstance(op, ast.Pow):
+        return isinstance(number, int) and 0 <= number <= POWER_MAX
     return isinstance(op, _DIVISIONS) and isinstance(number, int | float) and bool(number)
+
+
+def _items(args: list[ast.expr]) -> int:
+    """Return how many items a `range` has whose limits are written there; 0 when that is not plain to see."""
+    numbers = [_number(one) for one in args]
+    plain = all(isinstance(one, ast.Constant) or number for one, number in zip(args, numbers, strict=True))
+    try:
+        counted = range(*numbers) if plain else range(0)
+    except (TypeError, ValueError):
+        return 0
+    return max(0, (counted.stop - counted.start) // counted.step)  # `len` has a limit
+
+
+def _number(node: ast.expr) -> int:
+    """Return the whole number that is written there, such as `10**12`; 0 for anything else."""
+    match node:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _FOLDED:
+            sides = _number(left), _number(right)
+            small = all(abs(side).bit_length() <= POWER_MAX for side in sides)
+            return _FOLDED[type(op)](*sides) if small else 0
+    return 0
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> Iterator[str]:

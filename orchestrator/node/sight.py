@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator.node import frames, kernel, openfiles, procfs, source, traffic
 from orchestrator.node.frames import Frame, Thread
 from orchestrator.node.kernel import Wait
-from orchestrator.node.source import Line
+from orchestrator.node.source import Line, Loop
 from orchestrator.node.stacks import RankStack
 
 CHILDREN_MAX = 64
@@ -72,7 +72,7 @@ class Child:
 class Sight:
     """One rank at one moment. `pid`: of the process that trains; `why_no_stack`: empty when there is one.
 
-    `line`: the source of the innermost frame, empty unless it is the user's; `writers`: who could write into the pipe
+    `line`: the source of the innermost frame, empty unless it is the user's; `loop`: one that does not end; `writers`: who could write into the pipe
     that the main thread reads, None when it reads none or nobody knows; `locked`: all of its Python threads wait for
     locks without a time limit; `alone`: it has no other Python thread, but such as only watch; `holder`: the process
     that holds the lock on a file that the main thread waits for; `before` and `after`: measured before the signal for
@@ -86,6 +86,7 @@ class Sight:
     others: tuple[Thread, ...]
     why_no_stack: str
     line: Line
+    loop: Loop | None
     wait: Wait
     children: tuple[Child, ...]
     writers: tuple[int, ...] | None
@@ -121,10 +122,11 @@ def take(rank: int, found: list[RankStack], before: Effort, trainer_pid: int) ->
     started_s = _started_s(own.pid)
     innermost = _innermost(main)
     line = source.line_at(own.pid, innermost, started_s) if innermost is not None else source.NO_LINE
+    loop = source.loop_at(own.pid, main.frames, started_s) if main is not None else None
     children = tuple(_child(one) for one in _children(found, own.pid))
     why = "" if main is not None else (own.text.strip().splitlines() or ["gone"])[0][:200]
     return Sight(
-        rank, own.pid, own.state, main, others, why, line, wait, children, _writers(own.pid, wait),
+        rank, own.pid, own.state, main, others, why, line, loop, wait, children, _writers(own.pid, wait),
         main is not None and _is_locked(own.pid, main, others, wait, line, started_s) and not children,
         all(_watches(thread) for thread in others),
         openfiles.lock_holder(own.pid) if wait.call in kernel.LOCKS else None, openfiles.uses_gpu(own.pid), before, after,

@@ -28,12 +28,34 @@ class Line:
 
 NO_LINE = Line("", Ending.UNKNOWN)
 
+LOOP_FRAMES_MAX = 16
+"""So many of the user's frames are looked at for a loop, the innermost first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop around the line of a frame that does not end, or only by another thread's doing."""
+
+    frame: Frame
+    ending: Ending
+
 
 def line_at(pid: int, frame: Frame, started_s: float) -> Line:
     """Return the line of a frame of process `pid`; empty when it cannot be had. `started_s`: Unix time of its start."""
     text = _source(pid, frame.file, started_s)
     said = _line(text, frame.line)
     return NO_LINE if said is None else Line(said, ending(text, frame.line))
+
+
+def loop_at(pid: int, stack: tuple[Frame, ...], started_s: float) -> Loop | None:
+    """Return the loop without an end that a stack is in, whatever its body has called by now; None without one."""
+    mine = [frame for frame in stack if frame.is_users][:LOOP_FRAMES_MAX]
+    found = [Loop(frame, ending(_source(pid, frame.file, started_s), frame.line)) for frame in mine]
+    for wanted in (Ending.NEVER, Ending.BY_OTHERS):
+        for loop in found:
+            if loop.ending is wanted:
+                return loop
+    return None
 
 
 def text_at(pid: int, frame: Frame, started_s: float) -> str:

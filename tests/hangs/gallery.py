@@ -100,6 +100,22 @@ def misbehave():
         (2,), ("nothing in it can leave", "misbehave"), ALL_REDUCE,
     ),
     Case(
+        "endless_loop_that_calls",
+        training("""
+def turn(number):
+    for _ in range(1000):
+        number = number * 31 % 1000003
+    return number
+
+
+def misbehave():
+    number = 1
+    while rank == 3:
+        number = turn(number)  # here
+"""),
+        (3,), ("nothing in it can leave", "misbehave"), ALL_REDUCE,
+    ),
+    Case(
         "endless_loop_with_calls",
         training("""
 def is_ready(path):

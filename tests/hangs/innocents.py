@@ -98,6 +98,14 @@ def arrive():
         46,
     ),
     Innocent(
+        "all_ranks_sleep_for_75_s",
+        training("""
+def misbehave():
+    time.sleep(75)
+"""),
+        81,
+    ),
+    Innocent(
         "sleeps_for_25_s_before_the_first_step",
         training("""
 def arrive():

@@ -22,7 +22,7 @@ COMPUTES_S = 340.0
 """The same where it computes all the time."""
 
 SLOW_STEP_S = 4.0
-CASES = 30
+CASES = 31
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -98,6 +98,7 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_with(plain, Harm.STARVES, step, rank, 100.0), Expected(None)),
         (_polled(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
         (_polled(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
+        (_all_nap(plain, step, 90.0), Expected(None)),
         (_polled(plain, Harm.HANG, step, rank), Expected(Kind.HANG, rank, node, COMPUTES_S)),
     ]
 
@@ -106,6 +107,14 @@ def _served(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = flo
     """Return a night in which the next rank does nothing but wait for what the others ask of it."""
     night = _with(plain, harm, step, rank, lasts_s)
     return dataclasses.replace(night, serves_rank=(rank + 1) % (plain.nodes * plain.ranks))
+
+
+def _all_nap(night: Night, step: int, lasts_s: float) -> Night:
+    """Return a night in which all ranks sleep at once: nobody waits for another."""
+    naps = (
+        Fault(Harm.NAPS, 0.0, n // night.ranks, n, lasts_s, step) for n in range(night.nodes * night.ranks)
+    )
+    return dataclasses.replace(night, faults=tuple(naps))
 
 
 def _polled(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = float("inf")) -> Night:

@@ -37,7 +37,9 @@ class Rank:
     immortal_until_s: float = 0.0
     stance: Stance | None = None
     left: bool = False  # it has said its last word
-    polled: int = 0  # the steps of one that waits for others in a loop of its own: it has ended the one they are in
+    polled: int = (
+        0  # the steps of one that waits for others in a loop of its own: it has ended the one they are in
+    )
     counted: Counted = field(default_factory=Counted)
 
     @property

@@ -149,6 +149,7 @@ MUTATIONS = (
     Mutation("whoever holds a lock waits", "hang._is_in_circle", "look.holder in answer.waiting", "True"),
     Mutation("a busy machine costs ranks their time", "hang._is_over", "look.starved_s", "0.0"),
     Mutation("whoever looks endless hangs", "hang._proved", "if any(_waits(attempt, rank) for rank in alive):", "if True:"),
+    Mutation("whoever sleeps with all others hangs", "hang._go_together", "return own and", "return False and"),
     Mutation("a rank that serves hangs", "hang._is_apart", "rank.count == 0 and", "False and"),
     Mutation("a nap is for ever", "hang._is_certain", "look.certain and not soon", "look.certain"),
     Mutation("who has not entered a collective is not missed", "collectives._is_behind", "number is not None and number < top", "False"),

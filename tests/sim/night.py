@@ -120,7 +120,9 @@ class Night:
     begins_anew: bool = False  # the script does not read where it is to resume from
     stays_rank: int = -1  # this rank says its last word in the first attempt and never leaves
     serves_rank: int = -1  # this rank makes no steps, and nobody waits for it
-    polls: bool = False  # ranks wait for each other in loops of their own, which look endless: nobody is seen to wait
+    polls: bool = (
+        False  # ranks wait for each other in loops of their own, which look endless: nobody is seen to wait
+    )
     look_s: tuple[float, float] = (0.1, 1.5)  # how long a look takes
     thread_saves_steps: int = 16  # how often a thread runs collectives of its own
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken

@@ -109,6 +109,19 @@ def test_where_nobody_is_seen_to_wait_the_one_that_is_behind_is_to_blame() -> No
     assert judged(gang_of(), *polls, alike).ranks == ALL
 
 
+def test_all_ranks_may_sleep_together_for_as_long_as_they_sleep() -> None:
+    def asleep(rank: int, ends_s: float | None, line: int = 12) -> e.RankLook:
+        return look(rank, doing=SLEEPS, where=f"train.py:{line} nap", certain=True, ends_s=ends_s)
+
+    assert none_of(silence(gang_of(), *(asleep(rank, 90.0) for rank in ALL), for_s=90.0), d.Judge)
+    odd = [asleep(0, 3600.0), *(look(rank, doing=SLEEPS, where="train.py:3 poll") for rank in ALL[1:])]
+    assert judged(gang_of(), *odd).ranks == (0,)
+    endless = [asleep(rank, None, line=12 + rank % 2) for rank in ALL]
+    assert judged(gang_of(), *endless).ranks == ALL, "it made steps, and never will again"
+    without_steps = gang_of(steps=0)
+    assert none_of(silence(without_steps, *endless, for_s=900.0), d.Judge), "it may be all there is to do"
+
+
 def test_the_use_of_gpus_is_part_of_the_evidence() -> None:
     found = [entered(rank, 9655, gpu_use=1.0) for rank in (0, 1, 3)]
     stuck = entered(2, 9654, doing=BLOCKED, where="train.py:88 load", certain=True, gpu_use=0.0)

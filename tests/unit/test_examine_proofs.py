@@ -29,6 +29,24 @@ def test_a_loop_without_a_way_out_is_proof(tmp_path: Path) -> None:
         assert found.why == "in a loop that nothing in it can leave"
 
 
+def test_what_an_endless_loop_calls_does_not_hide_it(tmp_path: Path) -> None:
+    script = f"""{GO}def turn(number):
+    for _ in range(1000):
+        number = number * 31 % 1000003
+    return number
+def spin():
+    number = 1
+    while True:
+        number = turn(number)
+spin()
+"""
+    with watching(tmp_path, script) as watch:
+        found = watch.until_doing(Doing.SPINS, certain=True)
+        assert found.where in ("train.py:8 spin", "train.py:9 spin"), "the loop, and not what it calls"
+        assert found.why == "in a loop that nothing in it can leave"
+        assert watch.until(lambda one: one.still_s > found.still_s + 1).certain
+
+
 def test_a_loop_that_sleeps_and_cannot_be_left_is_proof_unless_another_thread_lives(tmp_path: Path) -> None:
     script = f"{GO}import time\ndef park():\n    while True:\n        time.sleep(20)\npark()\n"
     with watching(tmp_path / "alone", script) as watch:
