@@ -95,33 +95,6 @@ def test_a_busy_machine_is_no_excuse_for_ever() -> None:
     assert 100.0 < story.now_s < 150.0, "twice the patience of 60 s"
 
 
-def test_where_nobody_is_seen_to_wait_the_one_that_is_behind_is_to_blame() -> None:
-    def polled(story: Story) -> Story:
-        story.hear(*(beat(rank, 9 if rank != 3 else 8) for rank in ALL))
-        return story
-
-    polls = [look(rank, doing=SLEEPS, where="train.py:20 wait_for_peers", certain=True) for rank in (0, 1, 2)]
-    sleeps = look(3, doing=SLEEPS, where="train.py:12 nap", certain=True)
-    assert judged(polled(gang_of(steps=0)), *polls, sleeps).ranks == (3,)
-    reads = look(3, doing=BLOCKED, where="train.py:88 load")
-    assert none_of(silence(polled(gang_of(steps=0)), *polls, reads, for_s=50.0), d.Judge)
-    alike = look(3, doing=SLEEPS, where="train.py:20 wait_for_peers", certain=True)
-    assert judged(gang_of(), *polls, alike).ranks == ALL
-
-
-def test_all_ranks_may_sleep_together_for_as_long_as_they_sleep() -> None:
-    def asleep(rank: int, ends_s: float | None, line: int = 12) -> e.RankLook:
-        return look(rank, doing=SLEEPS, where=f"train.py:{line} nap", certain=True, ends_s=ends_s)
-
-    assert none_of(silence(gang_of(), *(asleep(rank, 90.0) for rank in ALL), for_s=90.0), d.Judge)
-    odd = [asleep(0, 3600.0), *(look(rank, doing=SLEEPS, where="train.py:3 poll") for rank in ALL[1:])]
-    assert judged(gang_of(), *odd).ranks == (0,)
-    endless = [asleep(rank, None, line=12 + rank % 2) for rank in ALL]
-    assert judged(gang_of(), *endless).ranks == ALL, "it made steps, and never will again"
-    without_steps = gang_of(steps=0)
-    assert none_of(silence(without_steps, *endless, for_s=900.0), d.Judge), "it may be all there is to do"
-
-
 def test_the_use_of_gpus_is_part_of_the_evidence() -> None:
     found = [entered(rank, 9655, gpu_use=1.0) for rank in (0, 1, 3)]
     stuck = entered(2, 9654, doing=BLOCKED, where="train.py:88 load", certain=True, gpu_use=0.0)
