@@ -18,6 +18,7 @@ class Deed(enum.Enum):
 
     NOTHING = "nothing"
     STOP_SUPERVISOR = "stop_supervisor"  # and let it go on after 15 s
+    SET_CLOCK_BACK = "set_clock_back"  # by an hour, for every process of the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,21 @@ def arrive():
         compile(text, "made.py", "exec")
 """),
         46,
+    ),
+    Innocent(
+        "the_clock_is_set_back_by_an_hour",
+        training("""
+def misbehave():
+    began, until_s, back = time.time(), time.monotonic() + 90, torch.zeros(1)
+    print("clock", flush=True)
+    while not back.item():
+        assert time.monotonic() < until_s, "the clock is not set back"
+        train(5)
+        back.fill_(time.time() < began - 3000)
+        dist.all_reduce(back, dist.ReduceOp.MIN)
+    train(250)
+"""),
+        25, Deed.SET_CLOCK_BACK,
     ),
     Innocent(
         "all_ranks_sleep_for_75_s",
@@ -264,21 +280,6 @@ def misbehave():
             child.wait()
 """),
         30,
-    ),
-    Innocent(
-        "the_clock_is_set_back_by_an_hour",  # every clock of the day that Python code in the ranks reads
-        training("""
-def misbehave():
-    import gc
-    now, now_ns = time.time, time.time_ns
-    time.time = lambda: now() - 3600
-    time.time_ns = lambda: now_ns() - 3600 * 10**9
-    for one in gc.get_objects():
-        if type(one).__name__ == "Steps" and hasattr(one, "_time_ns"):
-            one._time_ns = time.time_ns
-    train(200)
-"""),
-        22,
     ),
     Innocent(
         "the_supervisor_is_stopped_for_15_s",

@@ -6,10 +6,13 @@ its limit is left to the desk, which kills it.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
+from unittest import mock
 
 from orchestrator import story
 from tests.integration.conftest import Desk, Sight
@@ -49,6 +52,9 @@ class Runs:
     side_by_side: int
     limit_s: Callable[[Any], float]
     tend: Mapping[str, Callable[[Sight], None]] = field(default_factory=dict)
+    pythons: Mapping[str, Path] = field(
+        default_factory=dict
+    )  # which Python runs a job, its supervisor and agents
     begun: dict[str, Run] = field(default_factory=dict)
 
     def result(self, name: str) -> Sight:
@@ -69,6 +75,7 @@ class Runs:
     def _begin(self, entry: Entry) -> None:
         files = {"train.py": entry.script, **(entry.files if isinstance(entry, Case) else {})}
         spec = {**SPEC, **entry.spec, "monitor": {**SPEC["monitor"], **entry.spec.get("monitor", {})}}
-        sight = self.desk.submit(files, entrypoint="train.py", **spec)
+        with mock.patch.object(sys, "executable", str(self.pythons.get(entry.name, sys.executable))):
+            sight = self.desk.submit(files, entrypoint="train.py", **spec)
         tend = self.tend.get(entry.name, lambda _: None)
         self.begun[entry.name] = Run(sight, time.monotonic(), self.limit_s(entry), tend)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +29,7 @@ END_S_MAX = 180.0
 """What a job may take more than on a quiet machine."""
 
 STOPPED_S = 15.0
+CC_S_MAX = 60.0
 
 
 def stop_its_supervisor() -> Callable[[Sight], None]:
@@ -40,16 +46,56 @@ def stop_its_supervisor() -> Callable[[Sight], None]:
     return tend
 
 
-DEEDS = {Deed.STOP_SUPERVISOR: stop_its_supervisor}
+BACK = "CLOCK_BACK"
+"""Names the file that sets the clock back; see `clock.c`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A clock that `back`, once it is there, sets back by an hour for all processes that `python` begins."""
+
+    python: Path
+    back: Path
+
+    def set_back(self, job: Sight) -> None:
+        """Do so once the ranks are warm."""
+        if not self.back.exists() and (job.seen()["step"] or 0) > 100:
+            see = [
+                BACK.encode() in Path(f"/proc/{proc.pid}/environ").read_bytes() for proc in job.processes()
+            ]
+            assert len(see) >= 7 and all(see), (
+                "supervisor, two agents and four ranks, none with the true clock"
+            )
+            self.back.touch()
 
 
 @pytest.fixture(scope="module")
-def gallery(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
+    """Give a clock that can be set back."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler (cc) to make a clock that can be set back")
+    folder = tmp_path_factory.mktemp("clock")
+    library, python, back = folder / "clock.so", folder / "python", folder / "back"
+    source = Path(__file__).with_name("clock.c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True, timeout=CC_S_MAX)
+    python.write_text(
+        f'#!/bin/sh\nexport LD_PRELOAD="{library}" {BACK}="{back}"\nexec "{sys.executable}" "$@"\n'
+    )
+    python.chmod(0o755)
+    return Clock(python, back)
+
+
+@pytest.fixture(scope="module")
+def gallery(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, clock: Clock
+) -> Iterator[Runs]:
     """Give the jobs of all innocents that are to be tested."""
-    tend = {one.name: DEEDS[one.deed]() for one in INNOCENTS if one.deed in DEEDS}
+    deeds = {Deed.STOP_SUPERVISOR: stop_its_supervisor(), Deed.SET_CLOCK_BACK: clock.set_back}
+    tend = {one.name: deeds[one.deed] for one in INNOCENTS if one.deed in deeds}
+    pythons = {one.name: clock.python for one in INNOCENTS if one.deed is Deed.SET_CLOCK_BACK}
     with desk_at(tmp_path_factory.mktemp("innocents")) as desk:
         entries = selected(request, INNOCENTS)
-        yield Runs(desk, entries, SIDE_BY_SIDE, lambda one: one.lasts_s + END_S_MAX, tend)
+        yield Runs(desk, entries, SIDE_BY_SIDE, lambda one: one.lasts_s + END_S_MAX, tend, pythons)
 
 
 @pytest.mark.parametrize("entry", as_params(INNOCENTS))
