@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import dataclasses
 import enum
 import functools
 import warnings
@@ -73,27 +74,32 @@ _FOLDED: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.LShift: lambda number, by: number << by if 0 <= by <= POWER_MAX else 0,
 }  # fmt: skip
 
-TREES = 4
+MODULES_KEPT = 4
+PLACES_KEPT = 64
+
+ROUNDS_MAX = 8
+"""Functions that call each other deeper than this, down to one that may not return, are not followed."""
 
 
+@functools.lru_cache(PLACES_KEPT)
 def ending(text: str, row: int) -> Ending:
     """Say what is known of the end of the loop around line `row` of a module, 1 being its first."""
     try:
-        return _ending(_parsed(text), row)
+        return _ending(*_parsed(text), row)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Ending.UNKNOWN
 
 
-@functools.lru_cache(TREES)
-def _parsed(text: str) -> ast.Module:
-    """Parse a module; the frames of a stack, and the ranks of a node, mostly are in the same few."""
+@functools.lru_cache(MODULES_KEPT)
+def _parsed(text: str) -> tuple[ast.Module, _Module]:
+    """Read a module; the frames of a stack, and the ranks of a node, mostly are in the same few."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Python has told the script's own log what it thinks of it
-        return ast.parse(text)
+        tree = ast.parse(text)
+    return tree, _Module.of(tree)
 
 
-def _ending(tree: ast.Module, row: int) -> Ending:
-    module = _Module.of(tree)
+def _ending(tree: ast.Module, module: _Module, row: int) -> Ending:
     around = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and _covers(node, row)]
     loops = [node for node in around if isinstance(node, ast.While | ast.For)]
     if any(module.never_ends(loop) for loop in loops) or any(module.takes_for_ever(one) for one in around):
@@ -118,13 +124,13 @@ def _innermost_ends(module: _Module, loop: ast.While | ast.For, around: list[ast
 @dataclass(frozen=True, slots=True)
 class _Module:
     """The names of a module. `imports`: what each imported name stands for; `bound`: names with a meaning of its own
-    somewhere in it; `shared`: those that functions rebind for others; `functions`: those that are its functions, and
-    nothing else anywhere; `all_known`: no name comes from a `*`."""
+    somewhere in it; `shared`: those that functions rebind for others; `functions`: its own that return, whatever
+    happens; `all_known`: no name comes from a `*`."""
 
     imports: dict[str, str]
     bound: frozenset[str]
     shared: frozenset[str]
-    functions: Mapping[str, ast.FunctionDef]
+    functions: frozenset[str]
     all_known: bool
 
     @classmethod
@@ -153,7 +159,20 @@ class _Module:
             and bound[node.name] == 1
             and node.name not in imports
         }
-        return cls(imports, frozenset(bound), frozenset(shared), functions, "*" not in imports)
+        module = cls(imports, frozenset(bound), frozenset(shared), frozenset(functions), "*" not in imports)
+        return module._with_those_that_return(functions)
+
+    def _with_those_that_return(self, functions: Mapping[str, ast.FunctionDef]) -> _Module:
+        """Take them all to return, and then leave out those that do not if the others do, until that says no more."""
+        module = self
+        for _ in range(ROUNDS_MAX):
+            left = [
+                name for name in module.functions if module._are_harmless(functions[name].body, inside=True)
+            ]
+            if len(left) == len(module.functions):
+                return module
+            module = dataclasses.replace(module, functions=frozenset(left))
+        return dataclasses.replace(module, functions=frozenset())
 
     def called(self, func: ast.expr) -> str:
         """Return the full name of what is called, `time.sleep`; empty where that is not plain to see."""
@@ -230,31 +249,30 @@ class _Module:
         """Tell whether nothing in the body of a loop leaves it."""
         return all(self._is_harmless(one) for one in loop.body) and not any(_breaks(one) for one in loop.body)
 
-    def _is_harmless(self, node: ast.AST, within: tuple[str, ...] = ()) -> bool:
-        """`within`: the module's own functions that are being read, the outermost first."""
+    def _is_harmless(self, node: ast.AST, inside: bool = False) -> bool:
+        """`inside`: of a function, which `return` leaves, and no loop around its call."""
         match node:
             case ast.Call(func=func, args=args, keywords=keywords):
                 given = (*args, *(word.value for word in keywords))
-                return self._returns(func, within) and self._are_harmless(given, within)
+                return self._returns(func) and self._are_harmless(given, inside)
             case ast.For():
-                return self._ends(node.iter) and self._are_harmless(
-                    (node.iter, node.target, *node.body, *node.orelse), within
-                )
+                parts = (node.iter, node.target, *node.body, *node.orelse)
+                return self._ends(node.iter) and self._are_harmless(parts, inside)
             case ast.GeneratorExp() | ast.ListComp() | ast.SetComp():
-                parts = [part for one in node.generators for part in (one.iter, one.target, *one.ifs)]
                 over = all(self._ends(one.iter) and not one.is_async for one in node.generators)
-                return over and self._are_harmless((node.elt, *parts), within)
+                parts = (node.elt, *(part for one in node.generators for part in (one.iter, *one.ifs)))
+                return over and self._are_harmless(parts, inside)
             case ast.BinOp(op=op, right=by) | ast.AugAssign(op=op, value=by) if isinstance(op, _CAN_RAISE):
                 if not _divides(op, by):
                     return False
             case ast.Return(value=value):
-                return bool(within) and (value is None or self._is_harmless(value, within))
+                return inside and (value is None or self._is_harmless(value))
             case ast.Break():
                 return True  # see `_breaks`
-        return isinstance(node, _HARMLESS) and self._are_harmless(ast.iter_child_nodes(node), within)
+        return isinstance(node, _HARMLESS) and self._are_harmless(ast.iter_child_nodes(node), inside)
 
-    def _are_harmless(self, nodes: Iterable[ast.AST], within: tuple[str, ...]) -> bool:
-        return all(self._is_harmless(node, within) for node in nodes)
+    def _are_harmless(self, nodes: Iterable[ast.AST], inside: bool) -> bool:
+        return all(self._is_harmless(node, inside) for node in nodes)
 
     def _ends(self, taken: ast.expr) -> bool:
         """Tell whether going over an iterable comes to its end, and raises nothing on the way."""
@@ -262,15 +280,11 @@ class _Module:
             isinstance(taken, ast.Call) and self.called(taken.func) == "builtins.range"
         )
 
-    def _returns(self, func: ast.expr, within: tuple[str, ...]) -> bool:
-        """Tell whether a function that is called returns, whatever happens. One that calls itself is taken to."""
+    def _returns(self, func: ast.expr) -> bool:
+        """Tell whether a function that is called returns, whatever happens."""
         name = self.called(func)
-        if name in HARMLESS_CALLS or name.startswith(_HARMLESS_MODULES):
-            return True
-        own = self.functions.get(func.id) if isinstance(func, ast.Name) else None
-        if own is None or own.name in within:
-            return own is not None
-        return self._are_harmless(own.body, (*within, own.name))
+        own = isinstance(func, ast.Name) and func.id in self.functions
+        return own or name in HARMLESS_CALLS or name.startswith(_HARMLESS_MODULES)
 
 
 def _breaks(node: ast.AST) -> bool:

@@ -64,6 +64,7 @@ UNKNOWN = [
     ("def f():\n    pass\nf = g\nwhile True:\n    f()\n", 5),
     ("class C:\n    def f(self):\n        pass\nwhile True:\n    f()\n", 5),
     ("def f():\n    yield 1\nwhile True:\n    f()\n", 4),
+    ("def f():\n    g()\ndef g():\n    h()\ndef h():\n    work()\nwhile True:\n    f()\n", 8),
     ("while True:\n    print(x)\n", 2),
     ("while True:\n    for i in (1, 2, 3):\n        pass\n    else:\n        break\n", 1),
     ("while True:\n    for i in y:\n        pass\n", 1),
@@ -135,6 +136,12 @@ def test_a_text_that_python_does_not_read_says_nothing() -> None:
     assert ending("(" * 5000, 1) is Ending.UNKNOWN
     assert ending("x = '\0'", 1) is Ending.UNKNOWN
     assert ending(f"while True:\n    x = {'1 + ' * 900}1\n", 2) is Ending.UNKNOWN, "deeper than Python goes"
+
+
+def test_functions_that_call_each_other_without_end_are_not_followed() -> None:
+    chain = "".join(f"def f{i}():\n    f{i + 1}(); f{i + 1}()\n" for i in range(300))
+    assert ending(f"{chain}while True:\n    f0()\n", 602) is Ending.UNKNOWN
+    assert ending(f"{chain}def f300():\n    pass\nwhile True:\n    f0()\n", 604) is Ending.NEVER
 
 
 def test_what_python_thinks_of_a_script_is_not_said_again() -> None:
