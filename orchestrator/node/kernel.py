@@ -88,19 +88,37 @@ def wait_of(pid: int, tid: int) -> Wait:
     wchan = procfs.text(task / "wchan").strip()
     wchan = "" if wchan == "0" else wchan
     try:
-        words = (task / "syscall").read_text().split()
+        (task / "syscall").read_bytes()
     except FileNotFoundError:
         lack = "" if not task.exists() else f"{task}/syscall: this kernel does not have it"
         return Wait("", "", (), None, False, wchan, lack)
     except OSError as err:
         return Wait("", "", (), None, False, wchan, f"{task}/syscall: {(err.strerror or str(err)).lower()}")
+    call, args = _call(pid, tid)
+    return _decoded(pid, call, args, wchan) if call else Wait("", "", (), None, False, wchan, "")
+
+
+def is_frail(pid: int, tid: int) -> bool:
+    """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a sleep or pause of C code.
+    Python's own begin anew (PEP 475), and are other calls: an absolute time, or `select` before Python 3.11."""
+    call, args = _call(pid, tid)
+    relative = call == "clock_nanosleep" and not args[1] & _TIMER_ABSTIME
+    return relative or call in ("nanosleep", "pause", "rt_sigsuspend")
+
+
+def is_on_futex(pid: int, tid: int) -> bool:
+    """Tell whether a thread waits for another one: such a wait goes on after a signal."""
+    return _call(pid, tid)[0] == "futex"
+
+
+def _call(pid: int, tid: int) -> tuple[str, list[int]]:
+    """Return the system call that a thread is in, and its arguments; empty when it is in none, or nobody may know."""
+    words = procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "syscall").split()
     if not words or words[0] in ("running", "-1"):
-        return Wait("", "", (), None, False, wchan, "")
+        return "", []
     number = int(words[0])
     names = CALLS.get(platform.machine(), {})
-    call = names.get(number, f"system call {number}")
-    args = [int(word, 16) for word in words[1:7]]
-    return _decoded(pid, call, args, wchan)
+    return names.get(number, f"system call {number}"), [int(word, 16) for word in words[1:7]]
 
 
 def in_words(wait: Wait) -> str:
@@ -138,7 +156,9 @@ def _decoded(pid: int, call: str, args: list[int], wchan: str) -> Wait:
         target = openfiles.shortened(pid, path)
     elif fds:
         target = ", ".join(dict.fromkeys(openfiles.described(pid, fd) for fd in fds))
-    asleep = call in ("nanosleep", "clock_nanosleep") or (call in ("select", "pselect6") and args[0] == 0)
+    asleep = call in ("nanosleep", "clock_nanosleep") or (
+        call in ("select", "pselect6") and args[0] == 0 and limited
+    )
     if limited and ends_s is None:
         # A limit there is, and it cannot be read: not without end, and nobody knows how long.
         ends_s = 0.0

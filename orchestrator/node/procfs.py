@@ -120,13 +120,13 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def blocks(pid: int, signum: int) -> bool:
-    """Tell whether the main thread holds the signal back, as it does while it is in the signal's own handler."""
+    """Tell whether the main thread, or that of this id, holds the signal back, as it does while it is in its handler."""
     return _in_mask(pid, b"SigBlk", signum)
 
 
 def has_pending(pid: int, signum: int) -> bool:
-    """Tell whether the signal was sent to the process and is not yet delivered."""
-    return _in_mask(pid, b"ShdPnd", signum)
+    """Tell whether the signal was sent to the process, or to this thread of it, and is not yet delivered."""
+    return _in_mask(pid, b"ShdPnd", signum) or _in_mask(pid, b"SigPnd", signum)
 
 
 def text(path: Path) -> str:

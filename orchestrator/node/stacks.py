@@ -2,11 +2,13 @@
 
 `ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all
 its ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler
-for it, since its default action kills.
+for it, since its default action kills; and not to a main thread that it would wake from a sleep of C code: then another
+thread takes it, and dumps all of them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -14,13 +16,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.node import procfs
+from orchestrator.node import kernel, procfs
 from orchestrator.node.hook import ERROR_FILE, STACKS_FILE, STACKS_MEMFD
 from orchestrator.node.procfs import Proc
 
 PROCESSES_MAX = 256
 TEXT_BYTES_MAX = 1 << 20
 FDS_MAX = 4096
+THREADS_MAX = 1024
 POLL_S = 0.02
 
 
@@ -48,9 +51,11 @@ class RankError:
 
 @dataclass(slots=True)
 class _Dump:
-    """One process that was asked: its answer is what stands in `file` after `start_bytes`."""
+    """One process that was asked: its answer is what stands in `file` after `start_bytes`. `tid`: the thread that was
+    sent the signal."""
 
     proc: Proc
+    tid: int
     file: Path
     start_bytes: int
     blocked: bool
@@ -140,15 +145,37 @@ def _ask_one(pid: int, folder: Path, signum: int) -> _Dump | None:
     if file is None:
         return None
     start_bytes = _size_bytes(file)
-    dump = _Dump(Proc(pid, stat.start_ticks), file, start_bytes, procfs.blocks(pid, signum), start_bytes)
+    tid = _listener(pid, signum)
+    if tid is None:
+        return None
+    dump = _Dump(Proc(pid, stat.start_ticks), tid, file, start_bytes, procfs.blocks(tid, signum), start_bytes)
     # Again, with nothing in between: the pid may be another's by now, or have become a program without a handler.
     if not procfs.alive(dump.proc) or not procfs.catches(pid, signum):
         return None
+    return dump if _is_sent(pid, tid, signum) else None
+
+
+def _listener(pid: int, signum: int) -> int | None:
+    """Return the thread that is to take the signal, the main one if that does no harm; None when there is none."""
+    if not kernel.is_frail(pid, pid):
+        return pid
     try:
-        os.kill(pid, signum)
-    except ProcessLookupError:
+        tids = sorted(int(task.name) for task in (procfs.PROC / str(pid) / "task").iterdir())[:THREADS_MAX]
+    except OSError:
         return None
-    return dump
+    fit = (tid for tid in tids if kernel.is_on_futex(pid, tid) and not procfs.blocks(tid, signum))
+    return next(fit, None)
+
+
+def _is_sent(pid: int, tid: int, signum: int) -> bool:
+    """Send a signal to a process, or to one of its threads that is not the main one; tell whether it was there."""
+    try:
+        if tid == pid:
+            os.kill(pid, signum)
+            return True
+        return bool(ctypes.CDLL(None).tgkill(pid, tid, signum) == 0)
+    except (ProcessLookupError, AttributeError):  # this libc is older than tgkill
+        return False
 
 
 def _stacks_file(pid: int, folder: Path) -> Path | None:
@@ -172,12 +199,12 @@ def _is_done(dump: _Dump, signum: int) -> bool:
 
     `faulthandler` writes no end mark; but while it writes, the kernel blocks the signal in that thread.
     """
-    pid, size_bytes = dump.proc.pid, _size_bytes(dump.file)
+    tid, size_bytes = dump.tid, _size_bytes(dump.file)
     still = dump.start_bytes < size_bytes == dump.seen_bytes
     dump.seen_bytes = size_bytes
     if not procfs.alive(dump.proc):
         return True
-    return still and not procfs.has_pending(pid, signum) and procfs.blocks(pid, signum) == dump.blocked
+    return still and not procfs.has_pending(tid, signum) and procfs.blocks(tid, signum) == dump.blocked
 
 
 def _new_text(dump: _Dump) -> str:
@@ -198,6 +225,8 @@ def _why_none(pid: int, state: str, asked: bool) -> str:
         reason = "waits in the kernel and takes no signal (state D)"
     elif asked:
         reason = f"did not answer the stack signal (state {state})"
+    elif kernel.is_frail(pid, pid):
+        reason = f"asleep in C code, which the stack signal would wake (state {state})"
     else:
         reason = f"no Python stack to be had (state {state})"
     return f"{reason}\n{procfs.kernel_stack(pid)}".rstrip() + "\n"

@@ -162,6 +162,16 @@ def misbehave():
         (2,), ("sleep", "misbehave"), ALL_REDUCE,
     ),
     Case(
+        "asleep_in_c_code_holding_the_gil",
+        training("""
+def misbehave():
+    if rank == 1:
+        import ctypes
+        ctypes.PyDLL(None).sleep(3600)  # here
+"""),
+        (1,), ("in sleep()", "misbehave"), ALL_REDUCE,
+    ),
+    Case(
         "deadlock_on_a_lock",
         training("""
 lock = threading.Lock()

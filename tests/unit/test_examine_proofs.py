@@ -71,6 +71,23 @@ def test_c_code_that_takes_what_never_ends_is_proof_though_it_keeps_the_gil(tmp_
         assert watch.until_doing(Doing.SPINS, certain=True).where == "train.py:4 count"
 
 
+@pytest.mark.parametrize(
+    "call", ["ctypes.PyDLL(None).sleep(3600)", "ctypes.CDLL(None).pause()", "signal.pause()"]
+)
+def test_a_look_does_not_wake_what_sleeps_in_c_code(tmp_path: Path, call: str) -> None:
+    script = f"import ctypes, signal, threading\n{GO}{call}\nopen('woken', 'w')\n"
+    other = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    with watching(tmp_path / "alone", script) as watch:
+        found = watch.until(lambda one: one.still_s > 2)
+        assert (found.where, found.stack, found.certain) == ("", (), False)
+        assert found.why == ("in pause()" if "pause" in call else "in sleep(), 3,600 s to go")
+        assert not (watch.job.code / "woken").exists()
+    with watching(tmp_path / "beside", other + script) as watch:
+        found = watch.until(lambda one: one.still_s > 2)
+        assert (found.where, found.certain) == ("train.py:4 <module>", "sleep" in call)
+        assert not (watch.job.code / "woken").exists()
+
+
 def test_one_that_sleeps_in_a_loop_with_an_end_tries_again(tmp_path: Path) -> None:
     script = f"{GO}import time\nfor number in range(8):\n    time.sleep(0.7)\ntime.sleep(600)\n"
     with watching(tmp_path, script) as watch:

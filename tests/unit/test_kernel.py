@@ -152,6 +152,22 @@ time.sleep(99)
             assert openfiles.writers(str(tmp_path / "shard.bin")) == known
 
 
+def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> None:
+    for code, frail in (
+        ("import ctypes; ctypes.CDLL(None).sleep(50)", True),
+        ("import signal; signal.pause()", True),
+        ("import time; time.sleep(50)", False),
+        ("import threading; threading.Event().wait()", False),
+    ):
+        with running(code) as pid:
+            until(pid, lambda wait: wait.asleep or wait.call in ("pause", "futex"))
+            assert kernel.is_frail(pid, pid) is frail
+            assert kernel.is_on_futex(pid, pid) is ("Event" in code)
+    with running("import select; select.select([], [], [])") as pid:
+        found = until(pid, lambda wait: "select" in wait.call)
+        assert (found.asleep, found.for_ever, kernel.in_words(found)) == (False, True, "in select()")
+
+
 def test_waiting_for_a_child_and_running_are_told_apart() -> None:
     code = "import os, time\nif os.fork() == 0: time.sleep(99)\nos.wait()"
     with running(code) as pid:
