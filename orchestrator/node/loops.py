@@ -90,6 +90,14 @@ def ending(text: str, row: int) -> Ending:
         return Ending.UNKNOWN
 
 
+def returns(text: str, function: str) -> bool:
+    """Tell whether a function of a module is known to return, whatever happens; so are generators within a call."""
+    try:
+        return function in ("<genexpr>", "<listcomp>", "<setcomp>") or function in _parsed(text)[1].functions
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+
+
 @functools.lru_cache(MODULES_KEPT)
 def _parsed(text: str) -> tuple[ast.Module, _Module]:
     """Read a module; the frames of a stack, and the ranks of a node, mostly are in the same few."""

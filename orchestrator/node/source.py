@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.node.frames import Frame
-from orchestrator.node.loops import Ending, ending
+from orchestrator.node.loops import Ending, ending, returns
 
 SOURCE_BYTES_MAX = 2 << 20
 LINE_CHARS_MAX = 300
@@ -48,9 +48,14 @@ def line_at(pid: int, frame: Frame, started_s: float) -> Line:
 
 
 def loop_at(pid: int, stack: tuple[Frame, ...], started_s: float) -> Loop | None:
-    """Return the loop without an end that a stack is in, whatever its body has called by now; None without one."""
-    mine = [frame for frame in stack if frame.is_users][:LOOP_FRAMES_MAX]
-    found = [Loop(frame, ending(_source(pid, frame.file, started_s), frame.line)) for frame in mine]
+    """Return the loop without an end that a stack is in, whatever its body has called by now; None without one. Where
+    it is interrupted, as by a handler of a signal, it is not what the stack is in."""
+    found = []
+    for frame in [frame for frame in stack if frame.is_users][:LOOP_FRAMES_MAX]:
+        text = _source(pid, frame.file, started_s)
+        found.append(Loop(frame, ending(text, frame.line)))
+        if not returns(text, frame.function):
+            break
     for wanted in (Ending.NEVER, Ending.BY_OTHERS):
         for loop in found:
             if loop.ending is wanted:

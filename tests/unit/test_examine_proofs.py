@@ -71,6 +71,24 @@ def test_c_code_that_takes_what_never_ends_is_proof_though_it_keeps_the_gil(tmp_
         assert watch.until_doing(Doing.SPINS, certain=True).where == "train.py:4 count"
 
 
+def test_a_handler_that_interrupts_an_endless_loop_is_not_that_loop(tmp_path: Path) -> None:
+    script = f"""{GO}import signal, time
+def handler(signum, frame):
+    time.sleep(5)
+    os._exit(0)
+signal.signal(signal.SIGALRM, handler)
+signal.alarm(4)
+while True:
+    time.sleep(0.1)
+"""
+    with watching(tmp_path, script) as watch:
+        assert watch.until_doing(Doing.SLEEPS, certain=True).where in (
+            "train.py:8 <module>",
+            "train.py:9 <module>",
+        )
+        assert not watch.until(lambda one: one.where == "train.py:4 handler").certain
+
+
 @pytest.mark.parametrize(
     "call", ["ctypes.PyDLL(None).sleep(3600)", "ctypes.CDLL(None).pause()", "signal.pause()"]
 )
