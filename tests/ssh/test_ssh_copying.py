@@ -21,7 +21,11 @@ from orchestrator.backends.ssh.copying import Copies
 from orchestrator.wire.messages import Piece
 from tests.ssh.conftest import LOOPBACK, Desk, Sshd, needs_sshd
 
-pytestmark = [needs_sshd, pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync")]
+pytestmark = [
+    needs_sshd,
+    pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync"),
+    pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
+]
 
 END_S_MAX = 60.0
 NAMES = (

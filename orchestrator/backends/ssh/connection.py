@@ -298,10 +298,27 @@ def _on_bastion(jump: Target, err: LaunchError) -> LaunchError:
     return LaunchError(err.stage, f"the bastion {jump.host}: {err.reason}", err.fix, err.trouble)
 
 
+class _Files(paramiko.SFTPClient):
+    """Files on a host. Reading ahead ends quietly when the line is closed under it: paramiko's own thread would say so
+    with a traceback on stderr, and whoever reads is told anyway."""
+
+    def open(self, filename: str | bytes, mode: str = "r", bufsize: int = -1) -> paramiko.SFTPFile:
+        """Open a file, as paramiko does."""
+        file = super().open(filename, mode, bufsize)
+        ahead = file._prefetch_thread  # type: ignore[attr-defined]
+
+        def quietly(*given: object) -> None:
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                ahead(*given)
+
+        file._prefetch_thread = quietly  # type: ignore[attr-defined]
+        return file
+
+
 def _sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
     channel.settimeout(SFTP_S_MAX)
     try:
-        client = paramiko.SFTPClient(channel)
+        client = _Files(channel)
     except (paramiko.SFTPError, paramiko.SSHException, EOFError, OSError) as err:
         channel.close()
         raise _NoSftp(str(err) or "it ended") from err
