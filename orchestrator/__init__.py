@@ -21,7 +21,7 @@ The map of the code, in the order of a job's life; imports point from later to e
     postmortem what went wrong?                    postmortem.py
     show       how does it look?                   show.py, whyview.py, stackview.py, listview.py, logview.py, follow.py,
                                                    terminal.py
-      queued.py  and in Slurm's queue?             slurm/: sbatch, squeue, sacct
+      queued.py  and in Slurm's queue?             slurm/: sbatch, squeue, sacct; closing.py
     job, cli   what can one do with it?            job.py, looks.py, preflight.py, cli.py, params.py
 
 Standard library only, and travelling to the nodes as one zip: brain, wire, node, supervise and what they use.

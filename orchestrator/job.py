@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from orchestrator import home, statefile
-from orchestrator.errors import ClusterError, UserError
+from orchestrator.errors import ClusterError, OrchError, UserError
 from orchestrator.wire.paths import JobDir
 
 if TYPE_CHECKING:
@@ -202,7 +202,16 @@ class Job:
 
         told = postmortem.tell(journal.read(self.folder.journal))
         suspicion = self._suspicion() if told.facts.end is None else None
-        return {**postmortem.why(self.plan(), told), "suspicion": suspicion, "dir": str(self.folder.root)}
+        why = {**postmortem.why(self.plan(), told), "suspicion": suspicion, "dir": str(self.folder.root)}
+        return {**why, **self._in_queue()} if told.facts.end is None and self.is_slurm else why
+
+    def _in_queue(self) -> Json:
+        """Return of a job's status what the queue has a word in: where its supervisor is not there, it alone knows."""
+        try:
+            known = self.last_status()
+        except OrchError:
+            return {}
+        return {key: known[key] for key in ("state", "reason", "queue") if key in known}
 
     def _suspicion(self) -> str | None:
         """Return what looks like a hang now, as far as a supervisor that is alive has said so."""

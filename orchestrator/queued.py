@@ -9,14 +9,14 @@ not answer is never taken for a no.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
-from orchestrator import home, requests, statefile
+from orchestrator import closing, home, requests, statefile
 from orchestrator.brain.events import Cause
 from orchestrator.errors import ClusterError
 from orchestrator.plan import Plan
@@ -36,11 +36,6 @@ HANDED_S_MAX = 300.0
 
 STILL_S = 1.5
 """A living supervisor writes its status every half second; one that does not for so long is not there."""
-
-CLOSE_S_MAX = 30.0
-"""How long it may take until a job that is over is closed."""
-
-POLL_S = 0.02
 
 SILENT_CANCEL_S = 30.0
 """How long a supervisor that says nothing has to stop a cancelled job, before Slurm is asked to."""
@@ -107,7 +102,7 @@ def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
         "expected_start": told.expected_start,
         "nodes": told.nodes,
         "by": told.by,
-        "said": words.say(told),
+        "said": words.say(told, job.id),
         "silent": told.silent,
         "heard_s": told.heard_s,
     }
@@ -116,13 +111,15 @@ def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
 
 def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], Plan]) -> Json:
     stage = told.stage
+    if known is not None and told.silent and known.get("written_s", 0.0) <= told.heard_s:
+        return known  # its word is the later one
     if known is not None and (stage is not Stage.WAITING or known["state"] in statefile.ENDED):
         return known
     cancelled = _cancel_age_s(job) is not None
     if known is not None:
         is_told = known["state"] == "QUEUED" and known["reason"]
         bare = {key: value for key, value in known.items() if key not in ("supervisor", "written_s")}
-        reason = known["reason"] if is_told else words.say(told)
+        reason = known["reason"] if is_told else words.say(told, job.id)
         state = "STOPPING" if cancelled else "QUEUED"
         return {**bare, "state": state, "reason": reason, **RESTS}
     state = "STOPPING" if cancelled else "STARTING" if stage in (Stage.RUNNING, Stage.LEAVING) else "QUEUED"
@@ -133,14 +130,14 @@ def _beginning(job: JobDir, told: QueueJob) -> str:
     """Say how it stands with a job that no supervisor has said anything of."""
     match told.stage:
         case Stage.WAITING:
-            return words.say(told)
+            return words.say(told, job.id)
         case Stage.RUNNING | Stage.LEAVING:
             said = _batch_words(job)
             where = f" on {told.nodes}" if told.nodes else ""
             head = f"Slurm job {told.id} is {told.state}{where}, and its supervisor has not come up yet"
             return f"{head}; its batch script says: {said}" if said else head
         case Stage.UNHEARD | Stage.OVER | Stage.FORGOTTEN:
-            return words.say(told)
+            return words.say(told, job.id)
 
 
 def from_plan(plan: Plan, state: str, reason: str) -> Json:
@@ -157,6 +154,7 @@ def from_plan(plan: Plan, state: str, reason: str) -> Json:
         "total_steps": plan.total_steps,
         "world_size": plan.world_size,
         "reason": reason,
+        "suspicion": None,
         "stragglers": [],
         "created_at": statefile.iso(plan.created_at),
         "started_at": None,
@@ -164,6 +162,8 @@ def from_plan(plan: Plan, state: str, reason: str) -> Json:
         "checkpoint": None,
         "nodes": [],
         "ranks": [],
+        "travels": [],
+        "written_at": statefile.iso(time.time()),
     }
 
 
@@ -172,11 +172,24 @@ def _told(job: JobDir, age_s_max: float = float("inf")) -> QueueJob | None:
     job_id = present(job)
     if job_id is None:
         return None
-    told = QUEUE.look([job_id], age_s_max)[job_id]
+    told = _remembered(job, QUEUE.look([job_id], age_s_max)[job_id])
     at_home, here = _home_cluster(job), QUEUE.cluster_name
     if at_home and here and here != at_home:
         silent = f"it is in the queue of cluster {at_home}, and this machine's Slurm is cluster {here}"
         return QueueJob(job_id, "UNKNOWN", silent=silent)
+    return told
+
+
+def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
+    """Keep in the job's folder what Slurm says, for when it does not answer; then return what it said last, and its age."""
+    if told.state == "UNKNOWN":
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            last = QueueJob(**json.loads(job.queue_said.read_bytes()))
+            age_s = round(max(0.0, time.time() - job.queue_said.stat().st_mtime), 1)
+            return replace(last, silent=told.silent, heard_s=age_s) if last.id == told.id else told
+    elif not told.silent and home.is_ours(job) and not job.ended.exists():
+        with contextlib.suppress(OSError):
+            replace_text(job.queue_said, json.dumps(asdict(replace(told, heard_s=0.0))), durable=False)
     return told
 
 
@@ -209,7 +222,7 @@ def settle(job: JobDir) -> None:
     if told is None:
         if time.time() - job.plan.stat().st_mtime > HANDED_S_MAX:
             why = "its submit was cut off before Slurm had it; fix: submit it again"
-            _close(job, "", Cause.FAILED, why)
+            closing.close(job, "", Cause.FAILED, why)
         return
     if told.silent:
         return
@@ -220,7 +233,7 @@ def settle(job: JobDir) -> None:
         told = QUEUE.detail(told)
         if is_over(told):
             stay = told.id if told.restarts is None else f"{told.id}.{told.restarts}"
-            _close(job, stay, told.cause, _end_words(job, told))
+            closing.close(job, stay, told.cause, _end_words(job, told))
 
 
 def cancel(job: JobDir) -> None:
@@ -332,66 +345,3 @@ def _bytes(job: JobDir) -> bytes:
         return job.state.read_bytes()
     except OSError:
         return b""
-
-
-def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
-    """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time."""
-    deadline_s = time.monotonic() + CLOSE_S_MAX
-    while not _has_ended(job):
-        with _turn(job) as is_mine:
-            if is_mine and not _has_ended(job):
-                if not _is_said(job, allocation):
-                    requests.ask(
-                        job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
-                    )
-                _start_supervisor(job)
-                _await_end(job, deadline_s)
-        if time.monotonic() > deadline_s:
-            what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
-            raise ClusterError(what, job.id, f"see {job.supervisor_log}")
-        time.sleep(POLL_S)
-
-
-def _start_supervisor(job: JobDir) -> None:
-    from orchestrator import submission  # it loads much that a status has no use for
-
-    submission.start_supervisor(job)
-
-
-def _await_end(job: JobDir, deadline_s: float) -> None:
-    while not job.ended.exists() and time.monotonic() < deadline_s:
-        time.sleep(POLL_S)
-
-
-def _has_ended(job: JobDir) -> bool:
-    """Tell whether the job has ended; NFS remembers for a minute that a file is not there, but not what a folder holds."""
-    try:
-        return any(path.name == job.ended.name for path in job.root.iterdir())
-    except OSError:
-        return False
-
-
-def _is_said(job: JobDir, allocation: str) -> bool:
-    """Tell whether the latest request says already that this allocation is over."""
-    path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
-    if path is None:
-        return False
-    try:
-        said = json.loads(path.read_bytes())
-        return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-@contextlib.contextmanager
-def _turn(job: JobDir) -> Iterator[bool]:
-    """Hold the right to close a job, or learn that somebody else has it."""
-    fd = os.open(job.queue.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(fd)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from orchestrator.node.hostlist import holds
 from orchestrator.statefile import ENDED, seconds
 
 Json: TypeAlias = Mapping[str, Any]
@@ -110,11 +111,9 @@ def headline(status: Json) -> Line:
         parts.append(Cell(f"  step {status['step']:,}{total}"))
     if status["steps_per_s"]:
         parts.append(Cell(f"  {status['steps_per_s']:.2f} steps/s"))
-    left = eta_s(status)
-    if left is not None:
+    if (left := eta_s(status)) is not None:
         parts.append(Cell(f"  {duration(left)} left"))
-    spent_s = elapsed_s(status)
-    if spent_s is not None:
+    if (spent_s := elapsed_s(status)) is not None:
         over = status["ended_at"] is not None
         parts.append(Cell(f"  in {duration(spent_s)}" if over else f"  {duration(spent_s)} so far"))
     if status["restarts"]:
@@ -174,8 +173,7 @@ def job(status: Json) -> list[Line]:
 
 def queue(status: Json) -> list[Line]:
     """Return what Slurm says of a job that is in its hands, and how to mend what keeps it there."""
-    told = status.get("queue")
-    if not told:
+    if not (told := status.get("queue")):
         return []
     what, fix = with_fix(told["said"])
     if told["expected_start"]:
@@ -214,6 +212,8 @@ def unheard(status: Json) -> str:
     holder = status["supervisor"]
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
     more = "its batch script starts it again" if status.get("queue") else "orch status there tells more"
+    if status.get("queue") and holder and not holds(status["queue"]["nodes"], holder["host"]):
+        more = "that node is lost, and Slurm is asked to put the job back into its queue"
     return f"this is {duration(status['written_s'])} old: no word from {who}; {more}"
 
 

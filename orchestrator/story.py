@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import placement, stragglers, suspicion
-from orchestrator.brain.facts import Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
+from orchestrator.brain.facts import AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
 from orchestrator.plan import Plan
 from orchestrator.statefile import ENDED, iso
 
@@ -109,11 +109,11 @@ def reason(facts: Facts) -> str:
     if facts.want is Want.CANCEL:
         return f"{facts.cancelled}; its ranks are being stopped"
     if facts.requeued_at is not None:
-        return f"waiting in the queue for other nodes; {facts.requeued}"
+        return f"waiting in the queue for nodes again; {facts.requeued}"
     if attempt is None:
         return _queue(facts)
     if attempt.verdict is not None:
-        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}"
+        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}"
     if facts.coming and attempt.phase is Phase.STOP:
         return f"waiting for {', '.join(sorted(facts.coming)[:MISSING_SHOWN])} to come home"
     if placement.is_queued(facts):
@@ -131,6 +131,19 @@ def reason(facts: Facts) -> str:
         return f"waiting for {', '.join(missing[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
     stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
     return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
+
+
+def _fence(facts: Facts, attempt: AttemptFacts) -> str:
+    """Say for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
+    silent = [
+        node.name
+        for node in facts.every_node()
+        if node.link is not Link.UP and not node.is_clear(attempt.number)
+    ]
+    if attempt.phase is not Phase.STOP or not silent or facts.limits is None or facts.broken_at() is None:
+        return ""
+    limit_s = facts.limits.node_silent_s_max
+    return f"; until ranks left on {', '.join(silent[:MISSING_SHOWN])} have surely ended, up to {limit_s:g} s, none is started"
 
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:

@@ -10,7 +10,20 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from orchestrator.show import STYLES, Cell, Json, Line, cut, duration, line, named, short, span, with_fix
+from orchestrator.show import (
+    STYLES,
+    Cell,
+    Json,
+    Line,
+    cut,
+    duration,
+    line,
+    named,
+    reason_lines,
+    short,
+    span,
+    with_fix,
+)
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""
@@ -63,10 +76,10 @@ def post_mortem(why: Json) -> list[Line]:
     lines = [line(Cell(why["id"], "bold"), _PAD, state)]
     last_words = attempts[last]["verdict"]["summary"] if judged else None
     if why["reason"] and not (last_words and why["reason"].endswith(last_words)):
-        lines.append(line(short(why["reason"], folder)))
+        lines += reason_lines(why)
     body = [*_earlier(attempts[:last], folder)] if judged else []
     for attempt in attempts[last:]:
-        body += ((), *_attempt(attempt, folder))
+        body += ((), *_attempt(attempt, folder, why["state"]))
     if why.get("suspicion"):
         body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
     return [*lines, *body, *_hint(attempts), *_next(why)]
@@ -132,18 +145,18 @@ def _when(began: str, ended: str | None) -> str:
     return f"{day} {time} to {until} UTC"
 
 
-def _course(attempt: Json) -> str:
+def _course(attempt: Json, state: str) -> str:
     """Say what became of an attempt that has no verdict; a job that was cancelled may have gone on since."""
     if attempt["ended_at"] is None:
-        return "goes on"
-    return "was stopped by the user" if attempt.get("job_end") == "CANCELLED" else "ended without a fault"
+        return "waits for nodes" if state == "QUEUED" else "goes on"
+    return "was stopped by a cancel" if attempt.get("job_end") == "CANCELLED" else "ended without a fault"
 
 
-def _attempt(attempt: Json, folder: str) -> Iterator[Line]:
+def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     """Yield an attempt in full."""
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
-        yield line(name, f"{_PAD}{_course(attempt)}{_steps(attempt)}")
+        yield line(name, f"{_PAD}{_course(attempt, state)}{_steps(attempt)}")
     elif _has_culprit(verdict):
         yield from _with_culprit(attempt, folder)
     else:
@@ -293,7 +306,7 @@ def _next(why: Json) -> Iterator[Line]:
     if not rows:
         return
     yield ()
-    if why["state"] != "SUCCEEDED":
+    if why["state"] != "SUCCEEDED" and why["attempts"]:
         yield line(_saved(why))
     for label, command in rows:
         yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))

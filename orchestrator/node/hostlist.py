@@ -26,6 +26,14 @@ def expand(text: str) -> tuple[str, ...]:
     return tuple(nodes)
 
 
+def holds(text: str, node: str) -> bool:
+    """Tell whether a host list has a node; one that is empty, or cannot be read, may have any."""
+    try:
+        return not text or node in expand(text)
+    except HostlistError:
+        return True
+
+
 def _words(text: str) -> list[str]:
     """Cut at the commas that stand outside of brackets."""
     words, depth = [""], 0

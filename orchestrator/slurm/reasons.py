@@ -13,13 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Why a job waits: `why` follows on "waits in the queue"; `fix` is how to mend that, empty when it mends itself."""
+    """Why a job waits: `why` follows on "waits in the queue"; `fix` is how to mend that, empty when it mends itself, with
+    `{job}` for the job's name."""
 
     why: str
     fix: str = ""
 
 
-_ANEW = "orch cancel, then orch resume --set"
+_ANEW = "orch cancel {job}, then orch resume {job} --set"
 _LESS = f"{_ANEW} KEY=VALUE for what must change"
 _WAITS = {
     "resources": Wait("until enough nodes are free"),
@@ -45,21 +46,21 @@ _NEVER = (
         "partitionnodelimit",
         Wait(
             "it asks for more nodes than its partition has up or lets a job have",
-            f"{_ANEW} nodes=… (or slurm.partition=…); sinfo -s shows what there is",
+            f"{_ANEW} nodes=… (or slurm.partition=…); scontrol show partition shows its limits",
         ),
     ),
     (
         "partitiontimelimit",
         Wait(
             "it asks for more time than its partition lets a job have",
-            f"{_ANEW} time_limit=… (or slurm.partition=…); sinfo -s shows the limits",
+            f"{_ANEW} time_limit=… (or slurm.partition=…); scontrol show partition shows its limits",
         ),
     ),
     (
         "partitionconfig",
         Wait(
             "it asks for more nodes, cores, GPUs, memory or time than its partition lets a job have",
-            f"{_LESS}; sinfo -o '%P %l %D %c %m %G' shows that",
+            f"{_LESS}; scontrol show partition and sinfo -o '%P %D %c %m %G' show that",
         ),
     ),
     (

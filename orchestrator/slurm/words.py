@@ -177,11 +177,11 @@ def _utc(word: str) -> str | None:
 # What people are told
 
 
-def say(job: QueueJob) -> str:
-    """Say in one line how it stands with a job, and what to do where something must be done."""
+def say(job: QueueJob, name: str) -> str:
+    """Say in one line how it stands with a job, and what to do where something must be done. `name`: what orch calls it."""
     match job.stage:
         case Stage.WAITING:
-            return _waits(job)
+            return _waits(job, name)
         case Stage.RUNNING | Stage.LEAVING:
             return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
         case Stage.OVER | Stage.FORGOTTEN:
@@ -190,7 +190,7 @@ def say(job: QueueJob) -> str:
             return f"Slurm has told nothing of its job {job.id} yet"
 
 
-def _waits(job: QueueJob) -> str:
+def _waits(job: QueueJob, name: str) -> str:
     why = f": {job.reason}" if job.reason else ""
     if job.is_held:
         is_admins = "admin" in job.reason.lower()
@@ -198,7 +198,7 @@ def _waits(job: QueueJob) -> str:
         by = " by an administrator" if is_admins else ""
         return f"Slurm job {job.id} is held{by}{why}; fix: {fix}"
     wait, is_final = reasons.of(job.reason)
-    fix = f"; fix: {wait.fix}" if wait.fix else ""
+    fix = f"; fix: {wait.fix.replace('{job}', name)}" if wait.fix else ""
     if is_final:
         return f"Slurm job {job.id} cannot start as it is, since {wait.why}{why}{fix}"
     return f"Slurm job {job.id} waits in the queue{f' {wait.why}' if wait.why else ''}{why}{fix}"

@@ -134,6 +134,11 @@ class JobDir:
         return self.root / "slurm.json"
 
     @property
+    def queue_said(self) -> Path:
+        """What Slurm said of the job when a command last asked, a JSON object; the latest command's word stands."""
+        return self.root / "queue-said.json"
+
+    @property
     def queue(self) -> Path:
         """Which cluster's queue a job of Slurm is in, a JSON object; written by the submit side."""
         return self.root / "queue.json"

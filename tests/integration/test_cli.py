@@ -191,7 +191,7 @@ def test_cancel_is_quick_and_twice_is_a_mistake(desk: Desk, orch: Type) -> None:
     done = orch("cancel")
     assert (done.returncode, done.stdout) == (0, f"{desk.jobs[0].job.id} CANCELLED\n")
     assert orch("cancel").returncode == 2
-    assert "was stopped by the user" in orch("why").stdout
+    assert "was stopped by a cancel" in orch("why").stdout
 
 
 def test_jobs_and_verbs_are_completed_by_the_shell(desk: Desk, orch: Type) -> None:

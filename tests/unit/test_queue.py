@@ -124,7 +124,7 @@ def test_every_state_has_its_stage_and_says_something_of_its_own(
 ) -> None:
     job = QueueJob("7", state)
     assert (job.stage, job.cause) == (stage, cause)
-    assert "7" in words.say(job)
+    assert "7" in words.say(job, "t-1")
 
 
 def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
@@ -132,9 +132,9 @@ def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
 
 
 def test_a_held_job_is_told_with_what_lets_it_go() -> None:
-    assert words.say(QueueJob("7", "PENDING", "JobHeldUser")).endswith("; fix: scontrol release 7")
-    assert words.say(QueueJob("7", "REQUEUE_HOLD")).endswith("; fix: scontrol release 7")
-    assert words.say(QueueJob("7", "PENDING", "Resources")) == (
+    assert words.say(QueueJob("7", "PENDING", "JobHeldUser"), "t-1").endswith("; fix: scontrol release 7")
+    assert words.say(QueueJob("7", "REQUEUE_HOLD"), "t-1").endswith("; fix: scontrol release 7")
+    assert words.say(QueueJob("7", "PENDING", "Resources"), "t-1") == (
         "Slurm job 7 waits in the queue until enough nodes are free: Resources"
     )
 
@@ -142,7 +142,11 @@ def test_a_held_job_is_told_with_what_lets_it_go() -> None:
 @pytest.mark.parametrize(
     ("reason", "why", "fix"),
     [
-        ("PartitionNodeLimit", "more nodes than its partition has up", "orch resume --set nodes=…"),
+        (
+            "PartitionNodeLimit",
+            "more nodes than its partition has up",
+            "orch cancel t-1, then orch resume t-1 --set nodes=…",
+        ),
         ("PartitionTimeLimit", "more time than its partition lets", "--set time_limit=…"),
         ("PartitionConfig", "more nodes, cores, GPUs, memory or time", "sinfo -o"),
         ("BadConstraints", "no nodes have all that it asks for", "sinfo -o"),
@@ -157,7 +161,7 @@ def test_a_held_job_is_told_with_what_lets_it_go() -> None:
 def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(
     reason: str, why: str, fix: str
 ) -> None:
-    said = words.say(QueueJob("7", "PENDING", reason))
+    said = words.say(QueueJob("7", "PENDING", reason), "t-1")
     assert said.startswith("Slurm job 7 cannot start as it is, since ")
     what, _, how = said.partition("; fix: ")
     assert why in what and what.endswith(f": {reason}") and fix in how
@@ -177,12 +181,12 @@ def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(
     ],
 )
 def test_a_job_whose_turn_may_come_waits(reason: str, why: str) -> None:
-    said = words.say(QueueJob("7", "PENDING", reason))
+    said = words.say(QueueJob("7", "PENDING", reason), "t-1")
     assert said.startswith("Slurm job 7 waits in the queue") and why in said
 
 
 def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None:
-    said = words.say(QueueJob("7", "PENDING", "JobHeldAdmin"))
+    said = words.say(QueueJob("7", "PENDING", "JobHeldAdmin"), "t-1")
     assert "by an administrator" in said and "scontrol release" not in said
 
 

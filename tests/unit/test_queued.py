@@ -111,9 +111,9 @@ def test_a_job_that_began_since_the_last_look_is_not_called_queued(slurm: FakeSl
 def test_why_a_requeued_job_waits_again_is_still_told(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(PENDING.replace("Resources", "BeginTime"))
     folder = job(tmp_path, "7")
-    tell(folder, "QUEUED", reason="waiting in the queue for other nodes; preempted")
+    tell(folder, "QUEUED", reason="waiting in the queue for nodes again; preempted")
     status = Job(folder).status()
-    assert status["reason"] == "waiting in the queue for other nodes; preempted"
+    assert status["reason"] == "waiting in the queue for nodes again; preempted"
     assert "BeginTime" in show.plain(show.job(status))
 
 

@@ -152,7 +152,7 @@ def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since()
     news = [*RUNNING, e.CancelAsked(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")]
     news += [e.ResumeAsked(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
     text = show.plain(whyview.post_mortem(jobs.told(news)))
-    assert "attempt 1  was stopped by the user" in text and "attempt 2  goes on" in text
+    assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
 
 
 def test_a_script_that_seems_to_start_anew_each_time_is_suspected() -> None:

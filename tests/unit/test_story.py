@@ -10,7 +10,7 @@ import pytest
 from orchestrator import postmortem, statefile, story
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-from orchestrator.brain.facts import Facts, News
+from orchestrator.brain.facts import Facts, Link, News
 from orchestrator.brain.fold import fold
 from orchestrator.orders import planned
 from tests.golden import jobs
@@ -135,6 +135,17 @@ def test_a_stopped_rank_is_named_as_the_reason() -> None:
     status = _status([*TALES["RUNNING"], beat])
     assert status["ranks"][1]["state"] == "stopped"
     assert status["reason"] == "rank 1 stands still (state T or Z)"
+
+
+def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
+    facts = Facts()
+    for one in CRASHED[:-1]:  # nothing was heard of what is left on node-1
+        fold(facts, one)
+    assert "none is started" not in story.reason(facts)
+    facts.nodes["node-1"].link = Link.SILENT
+    assert story.reason(facts).endswith(
+        "; until ranks left on node-1 have surely ended, up to 60 s, none is started"
+    )
 
 
 def test_many_missing_nodes_are_counted_and_not_all_named() -> None:

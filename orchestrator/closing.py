@@ -1,0 +1,87 @@
+"""How is a job closed whose end Slurm alone knows? A request says so, and a supervisor without nodes ends the job.
+
+Rules: one command at a time does it, and the others wait for that. Nothing is written but by the supervisor, which is
+started on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+
+from orchestrator import requests
+from orchestrator.brain.events import Cause
+from orchestrator.errors import ClusterError
+from orchestrator.wire.paths import JobDir
+
+CLOSE_S_MAX = 30.0
+"""How long it may take until a job that is over is closed."""
+
+POLL_S = 0.02
+
+
+def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
+    """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time."""
+    deadline_s = time.monotonic() + CLOSE_S_MAX
+    while not _has_ended(job):
+        with _turn(job) as is_mine:
+            if is_mine and not _has_ended(job):
+                if not _is_said(job, allocation):
+                    requests.ask(
+                        job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
+                    )
+                _start_supervisor(job)
+                _await_end(job, deadline_s)
+        if time.monotonic() > deadline_s:
+            what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
+            raise ClusterError(what, job.id, f"see {job.supervisor_log}")
+        time.sleep(POLL_S)
+
+
+def _start_supervisor(job: JobDir) -> None:
+    from orchestrator import submission  # it loads much that a status has no use for
+
+    submission.start_supervisor(job)
+
+
+def _await_end(job: JobDir, deadline_s: float) -> None:
+    while not job.ended.exists() and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def _has_ended(job: JobDir) -> bool:
+    """Tell whether the job has ended; NFS remembers for a minute that a file is not there, but not what a folder holds."""
+    try:
+        return any(path.name == job.ended.name for path in job.root.iterdir())
+    except OSError:
+        return False
+
+
+def _is_said(job: JobDir, allocation: str) -> bool:
+    """Tell whether the latest request says already that this allocation is over."""
+    path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
+    if path is None:
+        return False
+    try:
+        said = json.loads(path.read_bytes())
+        return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+@contextlib.contextmanager
+def _turn(job: JobDir) -> Iterator[bool]:
+    """Hold the right to close a job, or learn that somebody else has it."""
+    fd = os.open(job.queue.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(fd)

@@ -1,0 +1,74 @@
+"""What is told of a job in Slurm's queue while Slurm is silent, or its supervisor is not there?"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from orchestrator import queued, show, whyview
+from orchestrator.job import Job
+from orchestrator.slurm.queue import Queue
+
+from .queue_world import FakeSlurm, installed, job, tell
+
+PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
+RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Return the Slurm of this machine, of which this process knows nothing yet."""
+    return installed(tmp_path, monkeypatch)
+
+
+def test_while_slurm_is_silent_its_last_word_stands_also_for_other_commands(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    folder = job(tmp_path, "7")
+    slurm.queue(RUNNING)
+    Job(folder).status()
+    slurm.down()
+    queued.QUEUE = Queue(lambda: os.environ)  # as another command begins
+    os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
+    told = Job(folder).status()["queue"]
+    assert (told["state"], told["nodes"]) == ("RUNNING", "node[1-2]")
+    assert told["silent"] and 85.0 < told["heard_s"] < 100.0
+
+
+def test_a_supervisors_later_word_counts_more_than_what_slurm_said_before_it_fell_silent(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    folder = job(tmp_path, "7")
+    slurm.queue(PENDING)
+    assert Job(folder).status()["state"] == "QUEUED"
+    slurm.down()
+    queued.QUEUE = Queue(lambda: os.environ)
+    os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
+    tell(folder, "RUNNING", step=12)
+    assert Job(folder).status()["state"] == "RUNNING"
+
+
+def test_the_post_mortem_of_a_queued_job_says_what_it_waits_for(slurm: FakeSlurm, tmp_path: Path) -> None:
+    folder = job(tmp_path, "7")
+    slurm.queue("7|PENDING|N/A|2||PartitionNodeLimit")
+    why = Job(folder).why()
+    assert (why["state"], why["queue"]["reason"]) == ("QUEUED", "PartitionNodeLimit")
+    lines = show.plain(whyview.post_mortem(why)).splitlines()
+    assert lines[0] == f"{folder.id}  QUEUED"
+    assert lines[1].startswith("Slurm job 7 cannot start as it is, since it asks for more nodes")
+    assert lines[2].startswith(f"  fix: orch cancel {folder.id}, then orch resume {folder.id} --set nodes=…")
+    assert not [line for line in lines if "checkpoint" in line], "nothing was lost yet"
+
+
+def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    known = {**Job(folder).status(), "written_s": 70.0}
+    for host, said in (
+        ("node1", "its batch script starts it again"),
+        ("node3", "that node is lost, and Slurm"),
+    ):
+        assert said in show.unheard({**known, "supervisor": {"pid": 8, "host": host}})
