@@ -107,11 +107,20 @@ def _in_short(run: _Run) -> str:
     first, verdict = run.attempts[0], run.attempts[0]["verdict"]
     if verdict is None:
         return "ended without a fault"
-    steps = [one["verdict"]["step"] for one in run.attempts if one["verdict"]["step"] is not None]
+    steps = [step for one in run.attempts if (step := _step(one)) is not None]
     at = f" at {_span(steps[0], steps[-1])}" if steps else ""
     cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
     what = verdict.get("culprit") or with_fix(_summary(verdict))[0]
     return f"{verdict['kind']}{at}{cost}: {what}"
+
+
+def _step(attempt: Json) -> int | None:
+    """Return the step at which an attempt met its end; one whose nodes are taken away goes on for some after that is known."""
+    step: int | None = attempt["verdict"].get("step")
+    last: int | None = attempt.get("last_step")
+    if attempt["verdict"]["kind"] in ("preempted", "time_limit") and step is not None and last is not None:
+        return max(step, last)
+    return step
 
 
 def _costs(run: _Run) -> str:
@@ -160,7 +169,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     elif _has_culprit(verdict):
         yield from _with_culprit(attempt, folder)
     else:
-        at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
+        at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
         found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
         yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))

@@ -106,6 +106,14 @@ def test_the_post_mortem_is_the_one_that_was_looked_at(name: str) -> None:
     golden.check(f"why-{name}.txt", show.plain(whyview.post_mortem(jobs.told(WHY[name]))))
 
 
+def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> None:
+    why = jobs.told(WHY["failed"])
+    last = why["attempts"][-1]
+    last["verdict"] |= {"kind": "preempted", "step": 21, "culprit": "", "waiting": ""}
+    assert last["last_step"] == 25
+    assert "attempt 2  preempted at step 25" in show.plain(whyview.post_mortem(why))
+
+
 @pytest.mark.parametrize("name", WHY)
 def test_the_post_mortem_fits_one_screen(name: str) -> None:
     text = show.plain(whyview.post_mortem(jobs.told(WHY[name])))
