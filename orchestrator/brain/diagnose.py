@@ -185,7 +185,9 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
         evidence.append(f"before it had left in good order: ranks {_ranks_text(left)}")
     meaning = explain(f"{failure.message}\n{failure.traceback}") if failure is not None else ""
     evidence += [meaning] if meaning else []
-    if failure is not None and (failure.traceback or not failure.type):
+    if failure is not None and not failure.type and culprit.code:
+        evidence.append(f"its log ends with: {failure.message}")
+    elif failure is not None and (failure.traceback or not failure.type):
         evidence.append(failure.traceback or failure.message)
     what = (
         f"{failure.type}: {_first_line(failure.message)}"

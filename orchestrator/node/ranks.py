@@ -300,7 +300,7 @@ def _oom_kills() -> int:
 
 
 def _failure(process: RankProcess, exit_code: int) -> m.Failure | None:
-    """Return what the rank said as it died: the hook's word, or the last traceback in its log.
+    """Return what the rank said as it died: the hook's word, or the last traceback in its log, or the last line there.
 
     A script may have caught and logged exceptions, or its workers died of theirs: neither killed a rank that a signal
     did, and an uncaught exception always exits with code 1.
@@ -312,7 +312,8 @@ def _failure(process: RankProcess, exit_code: int) -> m.Failure | None:
         return None
     error = stacks.error_of(process.folder, process.pid)
     if error is None:
-        return traceback_tail.find(process.log) if exit_code == 1 else None
+        found = traceback_tail.find(process.log) if exit_code == 1 else None
+        return found or (traceback_tail.last_words(process.log) if exit_code > 0 else None)
     where = f"{error.file}:{error.line}" if error.file else ""
     if where and error.function:
         where = f"{where} {error.function}"

@@ -1,4 +1,4 @@
-"""What did a rank die of, when the hook was not there to tell? The last traceback in its log, if there is one."""
+"""What did a rank die of, when the hook was not there to tell? The last traceback in its log, or the last line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ _WATCHDOG = re.compile(
     r"Watchdog caught|op\.preamble\.length|heartbeat|Timed out waiting|CUDA error|NCCL error|ncclRemoteError",
     re.IGNORECASE,
 )
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_LIBRARY_WARNING = re.compile(r"\[W\d{3,}")
+"""How torch begins a warning from its C++ part, such as the one of NCCL at an exit without destroy_process_group."""
+
 _LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
 
@@ -29,6 +33,19 @@ def of_a_watchdog(log: Path) -> Failure | None:
     """Return what NCCL or gloo said in `log` before it aborted the process, as a failure without a type, or None."""
     said = [line for line in _tail(log).splitlines() if _WATCHDOG.search(line)]
     return Failure("", said[0][:WORDS_CHARS_MAX], "", "") if said else None
+
+
+def last_words(log: Path) -> Failure | None:
+    """Return the last line in `log` that says something, as a failure without a type, or None.
+
+    What stands before the end of a traceback is not asked: the exception was caught, and a line above it is old.
+    """
+    text = _RANK_PREFIX.sub("", _ESCAPE.sub("", _tail(log)))
+    caught = parse(text)
+    said = text.rpartition(caught.traceback)[2] if caught is not None else text
+    lines = ("".join(filter(str.isprintable, line)).strip() for line in said.splitlines())
+    told = [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
+    return Failure("", told[-1][:WORDS_CHARS_MAX], "", "") if told else None
 
 
 def _tail(log: Path) -> str:

@@ -155,6 +155,15 @@ sys.exit(3)
     assert "restart.max is 0" in status["reason"]
 
 
+def test_a_script_that_refuses_its_arguments_is_told_with_the_last_line_of_its_log(desk: Desk) -> None:
+    script = "import argparse\nargparse.ArgumentParser().parse_args()\n"
+    entry = "train.py --stepz 4"
+    job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint=entry, restart={"max": 0})
+    assert job.wait()["state"] == "FAILED"
+    said = "train.py: error: unrecognized arguments: --stepz 4"
+    assert job.verdict()["evidence"][-1] == f"its log ends with: {said}"
+
+
 def test_a_killed_rank_is_not_blamed_on_an_exception_that_it_had_caught(desk: Desk) -> None:
     script = """
 import multiprocessing, time, traceback

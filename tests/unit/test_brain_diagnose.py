@@ -53,6 +53,14 @@ def test_a_syntax_error_before_the_first_step_is_not_tried_again() -> None:
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
+def test_an_exit_code_without_an_exception_comes_with_the_last_words_of_the_log() -> None:
+    story = _running()
+    said = e.Failure("", "train.py: error: unrecognized arguments: --stepz 4", "", "")
+    verdict = only(story.hear(story.exited(0, 2, failure=said)), d.Judge).verdict
+    assert verdict.summary == "rank 0 on n0: exited with code 2"
+    assert verdict.evidence[-1] == f"its log ends with: {said.message}"
+
+
 def test_a_taken_port_before_the_first_step_is_a_rendezvous_failure() -> None:
     story = _running()
     failure = e.Failure("DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", "")

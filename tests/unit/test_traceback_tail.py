@@ -92,3 +92,32 @@ def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None
     assert "SeqNum=9" in failure.message
     log.write_text("step 7\nterminate called\n")
     assert traceback_tail.of_a_watchdog(log) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --stepz 4\n\n", "train.py: error: unrec"),
+        ("epoch 1\r\x1b[31mno data left\x1b[0m\r\n  \n", "no data left"),
+        ("[rank0]: no data\n[rank0]:[W1121 22:46:05.1 ProcessGroupNCCL.cpp:1496] Warning: leaks\n", "no data"),
+        ("x" * 100_000, "x" * traceback_tail.WORDS_CHARS_MAX),
+    ],
+)  # fmt: skip
+def test_the_last_words_of_a_script_that_gave_up_are_found(tmp_path: Path, text: str, said: str) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text(text)
+    failure = traceback_tail.last_words(log)
+    assert failure is not None and failure.message.startswith(said)
+    assert (failure.type, failure.traceback) == ("", "")
+    assert len(failure.message) <= traceback_tail.WORDS_CHARS_MAX
+
+
+def test_the_last_words_are_not_those_of_an_exception_that_was_caught(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    caught = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
+    log.write_text(f"epoch 1\n{caught}")
+    assert traceback_tail.last_words(log) is None
+    log.write_text(f"{caught}no data left\n")
+    failure = traceback_tail.last_words(log)
+    assert failure is not None and failure.message == "no data left"
+    assert traceback_tail.last_words(tmp_path / "missing.log") is None
