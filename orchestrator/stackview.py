@@ -87,9 +87,8 @@ def _gpu_use(group: Sequence[Json]) -> str:
 
 def _frames(rank: Json) -> Iterator[Line]:
     """Yield the user's innermost frame and its callers, then what it has called."""
-    stack, where = list(rank["stack"]), rank["where"]
-    at = stack.index(where) if where in stack else 0
-    inside, callers = stack[:at], stack[at:]
+    where = rank["where"]
+    inside, callers = folding.split(where, rank["stack"])
     for number, frame in enumerate(callers[:FRAMES_MAX]):
         yield line(
             f"{_PAD}{cut(frame, LINE_CHARS_MAX)}" if number or not where else Cell(f"{_PAD}{frame}", "bold")

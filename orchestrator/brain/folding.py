@@ -47,10 +47,20 @@ def alike(looks: Iterable[RankLook]) -> list[tuple[tuple[int, ...], RankLook]]:
 
 def frames(look: RankLook) -> tuple[str, ...]:
     """Return the frames of a rank's main thread: the user's innermost one, then all others from the innermost on."""
-    if not look.where or look.where not in look.stack:
-        return look.stack
-    at = look.stack.index(look.where)
-    return (look.where, *look.stack[:at], *look.stack[at + 1 :])
+    inside, users = split(look.where, look.stack)
+    return (*users[:1], *inside, *users[1:])
+
+
+def split(where: str, stack: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return what the user's innermost frame has called, and that frame with its callers; innermost first.
+
+    Of a deep stack only the innermost frames were told, and the user's may be beyond them.
+    """
+    if not where:
+        return (), stack
+    told = (n for n, frame in enumerate(stack) if where == frame or where.startswith(f"{frame} ("))
+    at = next(told, len(stack))
+    return stack[:at], (where, *stack[at + 1 :])
 
 
 def lines(looks: Iterable[RankLook]) -> tuple[str, ...]:

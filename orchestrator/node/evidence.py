@@ -325,7 +325,7 @@ def _plain(asking: _Asking) -> m.RankLook:
     stack = main.frames if main is not None else ()
     return m.RankLook(
         process.rank, first.pid, first.state, m.Doing.UNSEEN, 0.0, frames.place(stack), _TOO_LONG, False, None,
-        frames.phase(stack), tuple(str(frame) for frame in stack[: examine.STACK_FRAMES]), (), (), (), (_TOO_LONG,),
+        frames.phase(stack), examine.texts(stack), (), (), (), (_TOO_LONG,),
     )  # fmt: skip
 
 

@@ -106,7 +106,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
         certain=found.certain,
         ends_s=ends_s if _has_end(found, ends_at_s, now_s) else None,
         phase="exit" if word.left else _phase(sight, found),
-        stack=tuple(str(frame) for frame in stack[:STACK_FRAMES]),
+        stack=texts(stack),
         collectives=word.collectives,
         groups=word.groups,
         marks=word.marks,
@@ -116,6 +116,11 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
         starved_s=round(max(sight.after.queue_s - since_queue_s, 0.0), 1),
     )
     return look, Earlier(sight, word, since_s, since_queue_s, ends_at_s)
+
+
+def texts(stack: tuple[frames.Frame, ...]) -> tuple[str, ...]:
+    """Return the frames that are told of a stack, in words."""
+    return tuple(str(frame) for frame in frames.without_imports(stack)[:STACK_FRAMES])
 
 
 def _phase(sight: Sight, found: Finding) -> str:

@@ -139,11 +139,16 @@ def called(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     return tuple(found)
 
 
+def without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return the frames without those of Python's import machinery, or all when there are no others."""
+    return tuple(frame for frame in frames if not _IMPORT.search(frame.file)) or frames
+
+
 def place(frames: tuple[Frame, ...]) -> str:
     """Return the user's innermost frame in words; without one, the innermost frame; empty without frames."""
     mine = users_frame(frames)
     if mine is None:
-        return str(frames[0]) if frames else ""
+        return str(without_imports(frames)[0]) if frames else ""
     outside = frames[frames.index(mine) + 1 :]
     inside_loader = any(_LOADER.search(frame.file) for frame in outside)
     inside_loader = inside_loader and not any(frame.file.endswith("/worker.py") for frame in outside)

@@ -97,11 +97,11 @@ class RankLook:
     `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
     cannot go on by itself, whatever the others do; `ends_s`: a sleep's rest; `phase`: import, rendezvous, evaluate,
     save, exit, train or retry, by its stack and source; `stack`: its main thread's frames, innermost first, as
-    `file:line function`; `groups` and `marks`: see `RankBeat`, here with each step at which a count grew by another
-    number than before; `lacks`: the ways to look that did not work here, and why; `holder`: the rank that holds the
-    lock on a file that it waits for, where that is known; `starved_s`: for so much of `still_s` its main thread was
-    ready to run and had no processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is
-    known.
+    `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
+    which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
+    `holder`: the rank that holds the lock on a file that it waits for, where that is known; `starved_s`: for so much of
+    `still_s` its main thread was ready to run and had no processor; `gpu_use`: the share of time in which its GPU is
+    busy, 0.0 to 1.0, where that is known.
     """
 
     rank: int

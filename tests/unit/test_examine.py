@@ -17,6 +17,9 @@ from .looked import SAY_READY, watching
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 """The same on one line, so that line numbers below can be counted."""
 
+DEPTH = 12
+"""Imports within one another; CPython has five frames of its own for each, and a dump ends after a hundred."""
+
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"
 )
@@ -29,6 +32,19 @@ def test_a_first_look_says_where_a_rank_is_and_judges_nothing(tmp_path: Path) ->
         assert (found.doing, found.still_s, found.certain) == (Doing.UNSEEN, 0.0, False)
         assert (found.where, found.state) == ("train.py:4 rest", "S")
         assert found.stack == ("train.py:4 rest", "train.py:5 <module>")
+
+
+def test_a_rank_deep_in_imports_shows_the_users_line_and_no_import_machinery(tmp_path: Path) -> None:
+    library = tmp_path / "site-packages"
+    library.mkdir()
+    for number in range(DEPTH):
+        (library / f"deep{number}.py").write_text(f"import deep{number + 1}\n")
+    (library / f"deep{DEPTH}.py").write_text(f"import time\n{GO}time.sleep(3600)\n")
+    with watching(tmp_path, "x = 1\nimport deep0\n", PYTHONPATH=str(library)) as watch:
+        found = watch.look()[0]
+        assert (found.where, found.phase) == ("train.py:2 <module>", "import")
+        assert found.stack[-1] == found.where
+        assert len(found.stack) == DEPTH + 2, found.stack
 
 
 def test_a_long_sleep_is_proof_and_a_short_one_says_when_it_ends(tmp_path: Path) -> None:

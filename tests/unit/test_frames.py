@@ -119,6 +119,17 @@ def test_waits_for_other_ranks_are_known_by_what_was_called(
     assert frames.awaits_ranks(stack(*inner, (MINE, "<module>")), line) == awaited
 
 
+def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others() -> None:
+    machinery = (
+        ("<frozen importlib._bootstrap>", "_find_and_load"),
+        ("<frozen importlib._bootstrap>", "_load"),
+    )
+    deep = stack(*machinery, (f"{SITE}/torch/__init__.py", "<module>"), *machinery, (MINE, "<module>"))
+    assert [frame.file for frame in frames.without_imports(deep)] == [f"{SITE}/torch/__init__.py", MINE]
+    assert frames.without_imports(deep[:2]) == deep[:2]
+    assert frames.place(deep[:3]) == str(deep[2])
+
+
 @pytest.mark.parametrize(
     ("places", "phase"),
     [

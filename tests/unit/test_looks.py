@@ -15,6 +15,7 @@ import pytest
 from orchestrator import looks, show, stackview
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
+from orchestrator.brain import folding
 from orchestrator.brain.facts import News
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
@@ -188,6 +189,19 @@ def _taken() -> dict[str, Any]:
 
 def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
     golden.check("stacks.txt", show.plain(stackview.stacks(_taken())))
+
+
+def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
+    deep = tuple(f"lazy.py:{number} load" for number in range(40))
+    look = _look(0, e.Doing.WORKS, where="train.py:3 <module>", stack=deep)
+    assert folding.frames(look) == ("train.py:3 <module>", *deep)
+    text = show.plain(stackview.stacks({**_taken(), "ranks": [looks.rank_json(look, "gpu00")]}))
+    assert "\n  train.py:3 <module>\n  inside: lazy.py:0 load < lazy.py:1 load" in text
+
+
+def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
+    where = f"{READS[1]} (DataLoader of the main thread)"
+    assert folding.frames(_look(0, e.Doing.WORKS, where=where, stack=READS)) == (where, READS[0], READS[2])
 
 
 def test_only_the_wanted_ranks_are_shown() -> None:
