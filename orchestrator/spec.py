@@ -182,7 +182,11 @@ def _meant(path: Sequence[int | str]) -> str:
     word = str(path[-1])
     known = [ours for ours, theirs in _OTHER_WORDS.items() if word.lower() in theirs]
     known += [doc.name for doc in _all_docs() if doc.name.split(".")[-1] == word]
-    return f"; did you mean {known[0]}?" if known else did_you_mean(word, part.model_fields)
+    return (
+        f"; did you mean {known[0]}?"
+        if known
+        else did_you_mean(word, part.model_fields, specfile.dotted(path[:-1]))
+    )
 
 
 def _on_disk(document: Document, folder: Path) -> tuple[Path | None, list[Fault]]:

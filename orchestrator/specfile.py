@@ -200,10 +200,11 @@ def shown(value: object) -> str:
     return text if _PLAIN.fullmatch(text) else f'"{text}"'
 
 
-def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return `; did you mean NAME?` for the nearest of `names`, or nothing when none is near."""
+def did_you_mean(word: str, names: Iterable[str], section: str = "") -> str:
+    """Return `; did you mean NAME?` for the nearest of `names`, or nothing when none is near; with a section the name
+    is told with it, as `--set` takes it."""
     found = difflib.get_close_matches(word[: 2 * ECHO_CHARS_MAX], names, n=1)
-    return f"; did you mean {escaped(found[0])}?" if found else ""
+    return f"; did you mean {f'{section}.' if section else ''}{escaped(found[0])}?" if found else ""
 
 
 def names_in(folder: Path) -> list[str]:

@@ -329,7 +329,7 @@ def test_each_mistake_gets_one_clear_line(folder: Path, text: str, said: str) ->
     [
         ("proc_per_node: 2", "proc_per_node: is no field; did you mean procs_per_node?"),
         ("hang_timeout: 2", "hang_timeout: is no field; did you mean monitor.hang_timeout?"),
-        ("monitor: {hang_timout: 2}", "monitor.hang_timout: is no field; did you mean hang_timeout?"),
+        ("monitor: {hang_timout: 2}", "monitor.hang_timout: is no field; did you mean monitor.hang_timeout?"),
         ("script: a.py", "did you mean entrypoint?"),
         ("gpus: 8", "did you mean gpus_per_node?"),
         ("nnodes: 8", "did you mean nodes?"),

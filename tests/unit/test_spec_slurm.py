@@ -32,3 +32,9 @@ def test_what_slurm_cannot_be_asked_for_is_refused(folder: Path, text: str, faul
 def test_another_turn_at_the_time_limit_needs_a_queue(folder: Path) -> None:
     (found,) = faults(folder, f"{HEAD}time_limit: 1h\ntime_limit_action: requeue\n")
     assert "time_limit_action: requeue needs a queue, and backend local has none" in found
+
+
+def test_a_misspelt_key_is_suggested_as_set_takes_it(folder: Path) -> None:
+    meant = "is no field; did you mean slurm.partition?"
+    assert faults(folder, HEAD, "slurm.partion=low") == [f"--set slurm.partion=low: {meant}"]
+    assert faults(folder, f"{HEAD}slurm: {{partion: low}}\n")[0].endswith(f"slurm.partion: {meant}")
