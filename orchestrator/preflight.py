@@ -59,7 +59,8 @@ print(json.dumps(said))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: `ok`, what was found, and how to mend it when it is not ok."""
+    """One thing that was looked at: `ok`, what was found, and how to mend it when it is not ok. Ok with a fix is a
+    warning: the job may run, and nothing is refused."""
 
     what: str
     ok: bool
@@ -207,6 +208,9 @@ def _loopback() -> Finding:
 def _shared(folder: Path) -> Finding:
     """A disk of this machine may be exported to the nodes, so that it is is no fault."""
     kind = disks.local_kind(folder)
+    if kind in disks.UNSHARED_KINDS:
+        fix = "set ORCH_HOME to a folder that all nodes share"
+        return Finding("shared", True, f"{folder} is on {kind}, which only this machine sees", fix)
     found = f"{folder} is on no disk of this machine alone"
     if kind:
         found = (

@@ -1,7 +1,7 @@
 """Can other machines see this folder? As far as the kind of its file system tells; nobody is asked.
 
-A disk of this machine may still be there on the others, when this machine exports it: so the answer is worth a word,
-and refuses nothing.
+A disk of this machine may still be there on the others, when this machine exports it: so the answer is worth a word, a
+warning where that is not done, and refuses nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,9 @@ LOCAL_KINDS = frozenset(
     ]
 )
 """File systems on a disk or in the memory of one machine."""
+
+UNSHARED_KINDS = frozenset(["tmpfs", "ramfs", "overlay", "aufs"])
+"""Of these the ones in the memory or the container of one machine, which are not exported to others."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 

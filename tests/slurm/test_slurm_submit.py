@@ -247,7 +247,7 @@ def test_a_node_that_can_start_no_more_processes_is_told_by_name(
 def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
     unseen = {"ORCH_HOME": "/tmp/orch"}
     path = desk.write(HELLO)
-    assert "/tmp/orch is on tmpfs" in desk.orch("check", path, env=unseen).stdout
+    assert "warn  shared   /tmp/orch is on tmpfs" in desk.orch("check", path, env=unseen).stdout
     try:
         desk.orch("submit", path, env=unseen)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.preflight import Finding, check
+from orchestrator.slurm import disks
 from orchestrator.specfile import SpecError
 from tests.unit import slurm_commands
 
@@ -26,6 +27,7 @@ def _found(
     python: str = "",
     script: str = "print(1)\n",
     path: str = "/usr/bin:/bin",
+    home: Path | None = None,
 ) -> dict[str, Finding]:
     """Run a preflight of a small job; `python` is the text of its interpreter, `path` where commands are."""
     work = tmp_path / "work"
@@ -35,12 +37,11 @@ def _found(
     interpreter = work / "python"
     interpreter.write_text(python or f"#!/bin/sh\necho a banner\necho '{ANSWER}'\n")
     interpreter.chmod(0o755)
-    environ = {"PATH": path, "ORCH_HOME": str(tmp_path / "home")}
-    found = check(work / "job.yaml", None, overrides, environ)
-    assert not (tmp_path / "home").exists(), "a preflight starts nothing"
-    assert all(one.ok != bool(one.fix) and (one.ok or one.exit_code) for one in found), (
-        "each fault has its fix"
-    )
+    home = home or tmp_path / "home"
+    found = check(work / "job.yaml", None, overrides, {"PATH": path, "ORCH_HOME": str(home)})
+    assert not home.exists(), "a preflight starts nothing"
+    assert all(one.ok or (one.fix and one.exit_code) for one in found), "each fault has its fix"
+    assert not any(one.exit_code for one in found if one.ok), "a warning does not change the exit code"
     return {one.what: one for one in found}
 
 
@@ -135,18 +136,27 @@ def test_a_torch_that_sees_too_few_gpus_is_a_fault(tmp_path: Path) -> None:
     assert (fault.ok, fault.found) == (False, "torch 2.13.0 sees 0 of 2 GPUs")
 
 
-def _on_slurm(tmp_path: Path, *overrides: str) -> dict[str, Finding]:
+def _on_slurm(tmp_path: Path, *overrides: str, home: Path | None = None) -> dict[str, Finding]:
     """Run a preflight of two nodes where sbatch takes every job."""
     slurm = slurm_commands.make(tmp_path / "bin")
     (tmp_path / "partitions").write_text(PARTITIONS)
     (slurm.folder / "scontrol").write_text(f"#!/bin/sh\ncat '{tmp_path / 'partitions'}'\n")
     (slurm.folder / "scontrol").chmod(0o755)
-    return _found(tmp_path, "backend=slurm", "nodes=2", *overrides, path=slurm.environ["PATH"])
+    return _found(tmp_path, "backend=slurm", "nodes=2", *overrides, path=slurm.environ["PATH"], home=home)
 
 
 def test_on_slurm_the_limits_of_the_partition_are_told(tmp_path: Path) -> None:
     found = _on_slurm(tmp_path, "time_limit=24h")
     assert found["queue"].ok and found["limits"] == Finding("limits", True, "main: 4 nodes, at most 1d")
+
+
+def test_a_job_folder_in_the_memory_of_one_machine_is_warned_of_and_refuses_nothing(tmp_path: Path) -> None:
+    home = Path("/dev/shm/orch-that-nobody-makes")
+    if disks.local_kind(home) != "tmpfs":
+        pytest.skip("/dev/shm is no tmpfs here")
+    shared = _on_slurm(tmp_path, home=home)["shared"]
+    assert shared.ok and not shared.exit_code and f"{home} is on tmpfs" in shared.found
+    assert shared.fix == "set ORCH_HOME to a folder that all nodes share"
 
 
 @pytest.mark.parametrize(
