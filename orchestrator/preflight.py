@@ -236,7 +236,7 @@ def _limits(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
         return
     if all(what for what, _ in faults):  # it starts in whichever of them can have it
         what, field = faults[0]
-        fix = "change it, or slurm.partition; see what there is with: sinfo -s"
+        fix = f"change it, or slurm.partition; see the limits with: scontrol show partition {there[0].name}"
         yield Finding("limits", False, f"{file.where(field)}: {what}", fix, UserError.exit_code)
     else:
         fit = [one for one, (what, _) in zip(there, faults, strict=True) if not what]

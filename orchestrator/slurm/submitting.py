@@ -33,6 +33,8 @@ WORDS_CHARS_MAX = 600
 Where = Callable[[str], str]
 """From a key of the spec to its place, such as `job.yaml:7: slurm.partition`."""
 
+_TEST = ("sbatch", "--test-only")
+
 _PASSING = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|standby mode"
     r"|resource temporarily unavailable|connection (refused|timed out|reset)|communication (connection|failure)"
@@ -45,6 +47,9 @@ _LASTING = re.compile(
 )
 _SIZES = r"node count|node configuration|processors"
 _CPUS = r"cpu"
+_LIMIT = r"node count|partition configuration"
+"""What sbatch says of a limit of the partition, which sinfo does not show."""
+
 _SIZED_BY = ("nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "constraint", "nodelist", "exclude")
 """A refusal in the words of `_SIZES` may be about any of these options, and does not say which; and the cores are often
 not what a job file says, but what follows from it."""
@@ -110,9 +115,9 @@ def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
 
 def test(script: str, environ: Mapping[str, str], where: Where) -> str:
     """Ask sbatch whether it would take a batch script, and return what it says. Raises OrchError as `submit` does."""
-    done = _tried(["sbatch", "--test-only"], environ, script)
+    done = _tried(_TEST, environ, script)
     if done.returncode:
-        raise _refused(done, script, where)
+        raise _refused(done, script, where, _too_much(_words(done), script, environ))
     return _words(done) or "sbatch would take it"
 
 
@@ -202,8 +207,35 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     return said[:WORDS_CHARS_MAX] or f"it ended with code {done.returncode}"
 
 
-def _refused(done: subprocess.CompletedProcess[str], script: str, where: Where) -> OrchError:
-    """Return the error for a script that sbatch did not take."""
+def _too_much(said: str, script: str, environ: Mapping[str, str]) -> str:
+    """Return the one option without which sbatch would take a script; nothing where it says itself what is wrong, or
+    takes it on one node.
+
+    Of nodes that are too small a submit says in what (`Memory specification can not be satisfied`), a test does not.
+    """
+    if _about(said, script)[0] != _SIZES:
+        return ""
+    fitting = []
+    for name in _SIZED_BY:
+        less = re.sub(rf"(?m)^#SBATCH --{name}=.*\n", "", script)
+        if less != script and not _run(_TEST, environ, less).returncode:
+            fitting.append(name)
+    return fitting[0] if len(fitting) == 1 and fitting != ["nodes"] else ""
+
+
+def _about(said: str, script: str, too_much: str = "") -> tuple[str, str, str]:
+    """Return the words that a refusal goes by, the option that they are about, and the command that shows what there is."""
+    for pattern, options, shows in _ABOUT:
+        asked = [option for option in options.split() if f"#SBATCH --{option}=" in script]
+        if too_much in asked or (not too_much and asked and re.search(pattern, said, re.IGNORECASE)):
+            return pattern, too_much or asked[0], shows
+    return "", "", ""
+
+
+def _refused(
+    done: subprocess.CompletedProcess[str], script: str, where: Where, too_much: str = ""
+) -> OrchError:
+    """Return the error for a script that sbatch did not take. `too_much`: the option that it would take it without."""
     said = _words(done)
     if _LASTING.search(said):
         fix = "this is between this machine and its Slurm; ask who looks after it"
@@ -212,11 +244,12 @@ def _refused(done: subprocess.CompletedProcess[str], script: str, where: Where) 
     named = re.search(r"(?<![\w-])--([a-z-]+)", said)
     if named is not None and f"#SBATCH --{named[1]}" in script:
         return UserError(what, where(_FIELDS.get(named[1], "slurm.extra")), "see man sbatch")
-    for pattern, options, shows in _ABOUT:
-        asked = [option for option in options.split() if f"#SBATCH --{option}=" in script]
-        if asked and re.search(pattern, said, re.IGNORECASE):
-            more = f" (asked: {_sizes(script)})" if pattern in (_SIZES, _CPUS) else ""
-            return UserError(f"{what}{more}", where(_FIELDS[asked[0]]), f"see what there is with: {shows}")
+    pattern, option, shows = _about(said, script, too_much)
+    if option:
+        more = f" (asked: {_sizes(script)})" if pattern in (_SIZES, _CPUS) else ""
+        more = f" (it would take it without --{too_much})" if too_much else more
+        shows = _shows_limits(script) if re.search(_LIMIT, said, re.IGNORECASE) else shows
+        return UserError(f"{what}{more}", where(_FIELDS[option]), f"see what there is with: {shows}")
     key = "slurm.extra" if re.search("option|licen|depend|switch|wckey", said, re.IGNORECASE) else "slurm"
     return UserError(what, where(key), "change what the job asks for, or ask who looks after the cluster")
 
@@ -225,3 +258,8 @@ def _sizes(script: str) -> str:
     """Return all that a script asks of its nodes, as it says it to sbatch."""
     lines = re.findall(r"(?m)^#SBATCH (--([a-z-]+)=.+)$", script)
     return " ".join(option for option, name in lines if name in _SIZED_BY)
+
+
+def _shows_limits(script: str) -> str:
+    named = re.search(r"(?m)^#SBATCH --partition=([\w.-]+)$", script)
+    return f"scontrol show partition{f' {named[1]}' if named else ''}"

@@ -313,6 +313,7 @@ KILLERS = {
     "whoever holds a lock waits": "hang 13",
     "a busy machine costs ranks their time": "hang 26",
     "whoever looks endless hangs": "hang 27",
+    "whoever sleeps with all others hangs": "hang 29",
     "a rank that serves hangs": "hang 24",
     "a nap is for ever": "hang 11",
     "who has not entered a collective is not missed": "hang 4",

@@ -96,6 +96,12 @@ def test_what_the_cluster_has_not_got_is_refused_in_sbatchs_words_at_the_line(
     assert said in words and place == line
 
 
+def test_a_check_blames_the_same_line_as_a_submit(desk: Desk) -> None:
+    _, place = refused(desk, slurm={"mem": "900G"})
+    checked = desk.orch("check", desk.write(HELLO, slurm={"mem": "900G"}), check=False).stdout
+    assert place == "mem: 900G" and "slurm.mem: sbatch refuses the job: " in checked
+
+
 @pytest.mark.parametrize(
     ("field", "said"), [("account", "Invalid account"), ("qos", "Invalid qos specification")]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -174,6 +175,7 @@ def test_a_job_that_slurm_would_take_and_never_start_is_a_fault(
     assert found["queue"].ok
     assert not found["limits"].ok and found["limits"].exit_code == 2
     assert where in found["limits"].found and found["limits"].found.endswith(said)
+    assert re.search(r"with: scontrol show partition (main|small)$", found["limits"].fix)
 
 
 def test_a_partition_that_fits_is_enough_and_one_that_nobody_knows_is_left_to_sbatch(tmp_path: Path) -> None:

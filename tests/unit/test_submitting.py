@@ -166,6 +166,49 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Com
     assert after == before
 
 
+SCRIPT = """#!/bin/sh
+#SBATCH --nodes=2
+#SBATCH --cpus-per-task=2
+#SBATCH --partition=gpu
+#SBATCH --mem=900G
+"""
+UNLESS = """grep -q -e '{}' "{}/stdin" || exit 0
+echo 'sbatch: error: allocation failure: Requested node configuration is not available' >&2; exit 1
+"""
+
+
+def _test_refusal(slurm: Commands, needed: str) -> UserError:
+    """Ask of a script that sbatch takes only without lines that match `needed`."""
+    (slurm.folder / "say").write_text(UNLESS.format(needed, slurm.folder))
+    with pytest.raises(UserError) as told:
+        submitting.test(SCRIPT, slurm.environ, lambda key: f"job.yaml:1: {key}")
+    return told.value
+
+
+def test_a_check_blames_the_line_of_the_option_without_which_sbatch_would_take_the_job(
+    slurm: Commands,
+) -> None:
+    err = _test_refusal(slurm, "--mem=900G")
+    assert err.where == "job.yaml:1: slurm.mem" and err.fix.endswith("sinfo -o '%20N %m'")
+    assert err.what.endswith("not available (it would take it without --mem)")
+
+
+@pytest.mark.parametrize("needed", ["--nodes=2", "--nodes=2\\|--mem=900G", "#!/bin/sh"])
+def test_a_check_that_finds_no_single_option_to_blame_tells_all_that_was_asked(
+    slurm: Commands, needed: str
+) -> None:
+    err = _test_refusal(slurm, needed)
+    assert err.where == "job.yaml:1: nodes"
+    assert err.what.endswith("(asked: --nodes=2 --cpus-per-task=2 --mem=900G)")
+
+
+def test_a_limit_of_the_partition_is_told_with_the_command_that_shows_it(slurm: Commands) -> None:
+    slurm.answer("", "allocation failure: Node count specification invalid", 1)
+    with pytest.raises(UserError) as told:
+        submitting.test(SCRIPT, slurm.environ, str)
+    assert told.value.fix.endswith("scontrol show partition gpu")
+
+
 def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: Commands) -> None:
     slurm.answer("", "sbatch: Job 8 to start at 2026-11-21T06:35:43 using 4 processors on nodes n[1-2]")
     assert submitting.test("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
