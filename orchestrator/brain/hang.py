@@ -203,16 +203,23 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
 def _proved(
     facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
 ) -> list[RankFacts]:
-    """Return who is proved to keep the gang. Where nobody is seen to wait for others, all may do so in loops of their own,
-    which look endless: then only those count that are behind in steps. Where all sleep together, nobody keeps anybody."""
+    """Return who is proved to keep the gang. What one rank can never do by itself another may yet let it do, as long as
+    it can go on: so all others must wait, or be proved likewise.
+
+    Where nobody is seen to wait for others, all may do so in loops of their own, which look endless: then only those
+    count that are behind in steps. Where all sleep together, nobody keeps anybody; nor where there were never steps.
+    """
     certain = [
         rank for rank in alive if _is_certain(facts, attempt, rank) or _is_in_circle(attempt, rank, answer)
     ]
+    if any(rank not in certain and not _waits(attempt, rank) for rank in alive):
+        return []
     if any(_waits(attempt, rank) for rank in alive):
         return certain
+    if not suspicion.has_stepped(facts) and not any(rank.ended_well for rank in facts.ranks.values()):
+        return []  # each may be all that the program is to do
     if _go_together(facts, attempt, alive):
-        endless = suspicion.has_stepped(facts)  # without steps, that may be all that the program is to do
-        return [rank for rank in certain if endless and rank.look is not None and rank.look.ends_s is None]
+        return [rank for rank in certain if rank.look is not None and rank.look.ends_s is None]
     behind = _likely(alive, facts) or alive
     return [rank for rank in certain if rank in behind]
 
@@ -242,11 +249,12 @@ def _is_apart(facts: Facts, rank: RankFacts) -> bool:
 
 
 def _is_in_circle(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer) -> bool:
-    """Tell whether the rank waits for a lock on a file, and the rank that holds it waits for this one in a collective."""
+    """Tell whether the rank waits for a lock on a file that another rank holds: that one waits as well, see `_proved`,
+    for a collective or for another lock."""
     look = looks.found(attempt, rank)
     if look is None or look.holder is None or look.doing is not Doing.BLOCKED:
         return False
-    return isinstance(answer, Missing) and rank.rank in answer.behind and look.holder in answer.waiting
+    return isinstance(answer, Missing) and rank.rank in answer.behind
 
 
 def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
@@ -255,12 +263,12 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     heard_s = max(rank.looked_at for rank in facts.ranks.values())
     waited_for = any(_waits(attempt, rank) for rank in looks.living(facts))
     silent_s = heard_s - suspicion.silent_since(facts, attempt)
-    together = _go_together(facts, attempt, looks.living(facts))
     is_free = not waited_for and not suspicion.has_stepped(facts) and not suspicion.is_fixed(facts)
+    is_free = is_free and not any(rank.ended_well for rank in facts.ranks.values())
     for rank in ranks:
         look, still_s = looks.found(attempt, rank), looks.still_s(facts, attempt, rank)
         spins = look is not None and look.doing is Doing.SPINS
-        if (spins or together) and is_free:
+        if is_free and look is not None and look.doing in (Doing.SPINS, Doing.SLEEPS):
             return False  # a program without steps may compute, or sleep, for as long as it likes
         # What all ranks stand in at once comes from outside, such as a file system, and mostly passes.
         phase = look.phase if look is not None else ""

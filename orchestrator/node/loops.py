@@ -132,12 +132,14 @@ def _innermost_ends(module: _Module, loop: ast.While | ast.For, around: list[ast
 @dataclass(frozen=True, slots=True)
 class _Module:
     """The names of a module. `imports`: what each imported name stands for; `bound`: names with a meaning of its own
-    somewhere in it; `shared`: those that functions rebind for others; `functions`: its own that return, whatever
+    somewhere in it; `shared`: those that functions rebind for others; `plain`: those that are never anything but numbers,
+    texts, truth values or None, which nobody changes from afar; `functions`: its own that return, whatever
     happens; `all_known`: no name comes from a `*`."""
 
     imports: dict[str, str]
     bound: frozenset[str]
     shared: frozenset[str]
+    plain: frozenset[str]
     functions: frozenset[str]
     all_known: bool
 
@@ -167,7 +169,10 @@ class _Module:
             and bound[node.name] == 1
             and node.name not in imports
         }
-        module = cls(imports, frozenset(bound), frozenset(shared), frozenset(functions), "*" not in imports)
+        plain = _plain(tree, bound)
+        module = cls(
+            imports, frozenset(bound), frozenset(shared), plain, frozenset(functions), "*" not in imports
+        )
         return module._with_those_that_return(functions)
 
     def _with_those_that_return(self, functions: Mapping[str, ast.FunctionDef]) -> _Module:
@@ -204,7 +209,7 @@ class _Module:
         if isinstance(loop, ast.For) or not self._is_harmless(loop.test) or not self._stays(loop):
             return False
         looked_at = set(_names(loop.test, ast.Load))
-        own = self.bound - self.shared - set(self.imports)
+        own = self.plain - self.shared - set(self.imports)
         elsewhere = any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(loop.test))
         return bool(looked_at) and not elsewhere and looked_at <= own - set(_names(loop, ast.Store))
 
@@ -293,6 +298,27 @@ class _Module:
         name = self.called(func)
         own = isinstance(func, ast.Name) and func.id in self.functions
         return own or name in HARMLESS_CALLS or name.startswith(_HARMLESS_MODULES)
+
+
+def _plain(tree: ast.Module, bound: Mapping[str, int]) -> frozenset[str]:
+    """Return the names that only statements like `done = False` or `rank, count = int(text), 0` bind."""
+    found: collections.Counter[str] = collections.Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found.update(name for target in targets for name in _made_plain(target, node.value))
+    return frozenset(name for name, times in found.items() if times == bound[name])
+
+
+def _made_plain(target: ast.expr, value: ast.expr) -> Iterator[str]:
+    match target, value:
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            for one, its in zip(targets, values, strict=True):
+                yield from _made_plain(one, its)
+        case ast.Name(id=name), ast.Constant():
+            yield name
+        case ast.Name(id=name), ast.Call(func=ast.Name(id="int" | "float" | "str" | "bool" | "len")):
+            yield name
 
 
 def _breaks(node: ast.AST) -> bool:

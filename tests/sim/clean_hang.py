@@ -22,7 +22,7 @@ COMPUTES_S = 340.0
 """The same where it computes all the time."""
 
 SLOW_STEP_S = 4.0
-CASES = 31
+CASES = 32
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -100,6 +100,7 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_polled(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
         (_all_nap(plain, step, 90.0), Expected(None)),
         (_polled(plain, Harm.HANG, step, rank), Expected(Kind.HANG, rank, node, COMPUTES_S)),
+        (_helped(plain, step, rank, 25.0), Expected(None)),
     ]
 
 
@@ -115,6 +116,15 @@ def _all_nap(night: Night, step: int, lasts_s: float) -> Night:
         Fault(Harm.NAPS, 0.0, n // night.ranks, n, lasts_s, step) for n in range(night.nodes * night.ranks)
     )
     return dataclasses.replace(night, faults=tuple(naps))
+
+
+def _helped(night: Night, step: int, rank: int, lasts_s: float) -> Night:
+    """Return a night in which a rank reads what nobody writes, until the next rank, which works first, does so."""
+    helper = (rank + 1) % (night.nodes * night.ranks)
+    stuck = Fault(Harm.STUCK, 0.0, rank // night.ranks, rank, lasts_s, step)
+    return dataclasses.replace(
+        night, faults=(stuck, Fault(Harm.NAPS, 0.0, helper // night.ranks, helper, lasts_s, step))
+    )
 
 
 def _polled(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = float("inf")) -> Night:

@@ -61,6 +61,8 @@ def test_a_lock_on_a_file_is_proof_only_if_the_rank_that_holds_it_waits_for_the_
     saves = entered(0, 9654, doing=BLOCKED, where="train.py:70 save")
     found = [saves, entered(1, 9655), locked_out, entered(3, 9655)]
     assert none_of(silence(gang_of(), *found, for_s=50.0), d.Judge)
+    other = entered(0, 9654, doing=BLOCKED, where="train.py:86 cache", why="in flock() of b.lock", holder=2)
+    assert judged(gang_of(), other, entered(1, 9655), locked_out, entered(3, 9655)).ranks == (0, 2)
     unknown = entered(2, 9654, doing=BLOCKED, where="train.py:85 cache")
     found = [entered(0, 9655), entered(1, 9655), unknown, entered(3, 9655)]
     assert none_of(silence(gang_of(), *found, for_s=50.0), d.Judge)
@@ -75,8 +77,9 @@ def test_a_rank_without_steps_among_ranks_with_steps_serves_them_and_is_not_judg
     naps = [look(rank, doing=SLEEPS, where="train.py:61 nap", ends_s=30.0) for rank in (0, 1, 2)]
     serves = look(3, doing=SLEEPS, where="train.py:5 serve", certain=True)
     assert none_of(silence(served(), *naps, serves, for_s=50.0), d.Judge)
-    stuck = look(0, doing=BLOCKED, where="train.py:88 load", certain=True)
-    assert judged(served(), stuck, *naps[1:], serves).ranks == (0,)
+    stuck = entered(0, 6, members=(0, 1, 2), doing=BLOCKED, where="train.py:88 load", certain=True)
+    waits = [entered(rank, 7, members=(0, 1, 2)) for rank in (1, 2)]
+    assert judged(served(), stuck, *waits, serves).ranks == (0,)
 
 
 @pytest.mark.parametrize(("starved_s", "hangs"), [(0.0, True), (40.0, False)])

@@ -104,9 +104,18 @@ UNKNOWN = [
     ("x = []\nwhile not x:\n    if time.time() > last + 30:\n        last = say()\n", 3),
     ("x = 1\n", 1),
 ]
+CHANGED_FROM_AFAR = [
+    ("def f(done):\n    while not done:\n        time.sleep(1)\n", 3),
+    ("go = []\nwhile not go:\n    time.sleep(1)\n", 3),
+    ("now = torch.zeros(1)\nwhile now < 25:\n    advance = torch.add(now, 1)\n", 3),
+    ("flag = torch.from_file(path, shared=True, size=1)\nwhile flag == 0:\n    time.sleep(1)\n", 3),
+    ("done = False\nfor done in y:\n    pass\nwhile not done:\n    pass\n", 5),
+    ("done, go = make()\nwhile not done:\n    pass\n", 3),
+]
 BY_OTHERS = [
     ("done = False\nwhile not done:\n    pass\n", 3),
-    ("def f(done):\n    while not done:\n        time.sleep(1)\n", 3),
+    ("rank, n = int(text), 0\nwhile rank == 3:\n    time.sleep(1)\n", 3),
+    ("def f():\n    done: bool = False\n    while not done:\n        time.sleep(1)\n", 4),
     ("def f():\n    i, n = 0, 10\n    while i < n:\n        x = 2\n", 4),
 ]
 SURE = [
@@ -122,6 +131,7 @@ SURE = [
 CASES = [
     *((text, row, Ending.NEVER) for text, row in NEVER),
     *((text, row, Ending.UNKNOWN) for text, row in UNKNOWN),
+    *((text, row, Ending.UNKNOWN) for text, row in CHANGED_FROM_AFAR),
     *((text, row, Ending.BY_OTHERS) for text, row in BY_OTHERS),
     *((text, row, Ending.SURE) for text, row in SURE),
 ]
