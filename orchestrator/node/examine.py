@@ -248,12 +248,12 @@ def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Findin
     if _is_in_endless(sight, earlier.sight) and sight.alone and not sight.children:
         doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.SPINS
         return Finding(doing, ENDLESS, certain=True, goes_on=False)
-    proof = _proof(sight, earlier, still_s)
+    proof = _proof(sight, word, earlier, still_s)
     if proof:
         doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED
         return Finding(doing, proof, certain=True)
     stack = sight.main.frames if sight.main is not None else ()
-    awaited = frames.awaits_ranks(stack, sight.line.text)
+    awaited = _awaited(sight)
     if _beside_share(sight, earlier) > BURNS_SHARE and not (awaited and frames.is_collective(stack)):
         return Finding(m.Doing.SPINS, "its native threads compute")
     burning = [c for c in sight.children if _child_share(sight, earlier, c.pid) > BURNS_SHARE]
@@ -273,6 +273,19 @@ def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Findin
         m.Doing.SLEEPS,
         f"{sight_words.in_words(sight)}, again and again" if again else sight_words.in_words(sight),
     )
+
+
+def _awaited(sight: Sight) -> str:
+    """Return what other ranks are waited for in. What C code does is told by the user's line alone, and so only where it
+    can be that by the kernel's word, too."""
+    stack = sight.main.frames if sight.main is not None else ()
+    named = frames.awaits_ranks(stack, sight.line.text)
+    if frames.called(stack) or not sight.wait.call:
+        return named
+    at_network = sight.wait.call in kernel.NETWORK
+    if named == frames.STORE or sight.at_store:
+        return frames.STORE if at_network else ""
+    return named if at_network or sight.wait.call == "futex" else ""
 
 
 def _held(sight: Sight, word: Word) -> str:
@@ -325,14 +338,14 @@ def _awaits_device(sight: Sight, word: Word) -> bool:
     return sight.gpu and word.on_device and frames.awaits_device(stack, sight.line.text)
 
 
-def _proof(sight: Sight, earlier: Earlier, still_s: float) -> str:
+def _proof(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> str:
     """Return in words why an idle rank cannot go on by itself; nothing where that is not proved."""
     wait, stack = sight.wait, sight.main.frames if sight.main is not None else ()
     if sight_words.is_at_prompt(sight):
         return sight_words.in_words(sight)
     if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX:
         return sight_words.in_words(sight)
-    if sight.locked and earlier.sight.locked:
+    if sight.locked and earlier.sight.locked and not word.on_device:
         likewise = {0: "", 1: ", and waits likewise"}.get(
             len(sight.others), ", and each other thread waits likewise"
         )

@@ -37,11 +37,13 @@ _PROMPT = re.compile(r"/(pdb|bdb|cmd|code|_pyrepl/\w+|IPython/.+|torch/distribut
 _ATTACH = re.compile(r"/(debugpy|pydevd|_pydevd_bundle|ptvsd)/")
 _IMPORT = re.compile(r"^<frozen importlib")
 _LOCK = re.compile(
-    r"/(threading|queue|multiprocessing/(synchronize|queues|pool)|concurrent/futures/_base)\.py$"
+    r"/(threading|queue|multiprocessing/(synchronize|queues|pool)|concurrent/futures/(_base|thread))\.py$"
 )
 _LOCK_LINE = re.compile(
     r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
 )
+
+STORE = "the store"
 
 _LOCK_TEXTS = {
     ("queue.py", "get"): "in get() of a queue that stays empty",
@@ -163,7 +165,7 @@ def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
     inner = called(frames)
     if not inner:
         if _STORE_LINE.search(line):
-            return "the store"
+            return STORE
         return "wait() of a collective" if _WAIT_LINE.search(line) else ""
     if "/torch/" not in inner[0].file:
         return ""

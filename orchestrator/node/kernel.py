@@ -46,6 +46,21 @@ READS = frozenset(
 )
 WRITES = frozenset({"write", "writev", "pwrite64", "pwritev", "sendto", "sendmsg", "fsync", "fdatasync"})
 OPENS = frozenset({"open", "openat", "openat2"})
+NETWORK = frozenset(
+    {
+        "poll",
+        "ppoll",
+        "select",
+        "pselect6",
+        "epoll_wait",
+        "epoll_pwait",
+        "epoll_pwait2",
+        "read",
+        "readv",
+        "recvfrom",
+        "recvmsg",
+    }
+)
 LOCKS = frozenset({"flock", "fcntl"})
 _FD_FIRST = READS | WRITES | LOCKS | {"ioctl", "connect"}
 _PATH_FIRST = frozenset({"open", "stat", "lstat", "truncate", "rename", "mkdir", "unlink"})

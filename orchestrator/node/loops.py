@@ -13,6 +13,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -88,6 +89,35 @@ def ending(text: str, row: int) -> Ending:
         return _ending(*_parsed(text), row)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Ending.UNKNOWN
+
+
+def caught(text: str, row: int) -> Ending:
+    """Say how far the module lets its line `row` be left by an exception, and goes on: NEVER; only by an interrupt, and so
+    BY_OTHERS; or UNKNOWN."""
+    try:
+        tree = _parsed(text)[0]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return Ending.UNKNOWN
+    kinds = {kind for node in ast.walk(tree) for kind in _catches(node, row)}
+    return next((one for one in (Ending.UNKNOWN, Ending.BY_OTHERS) if one in kinds), Ending.NEVER)
+
+
+def _catches(node: ast.AST, row: int) -> Iterator[Ending]:
+    match node:
+        case ast.Try(body=body, handlers=handlers) if any(_covers(one, row) for one in body):
+            for handler in handlers:
+                if not isinstance(handler.body[-1], ast.Raise):
+                    interrupt = isinstance(handler.type, ast.Name) and handler.type.id == "KeyboardInterrupt"
+                    yield Ending.BY_OTHERS if interrupt else Ending.UNKNOWN
+        case ast.With(items=items) if _covers(node, row):
+            for word in (part for item in items for part in ast.walk(item.context_expr)):
+                name = word.attr if isinstance(word, ast.Attribute) else getattr(word, "id", "")
+                if _SUPPRESSES.search(name):
+                    yield Ending.UNKNOWN
+
+
+_SUPPRESSES = re.compile(r"(?i)suppress|raises|timeout|time_limit|alarm|deadline")
+"""How context managers are called that swallow what their block raises, or that raise in it."""
 
 
 def returns(text: str, function: str) -> bool:

@@ -6,6 +6,7 @@ All reading is here and no judgement (see `examine`). It may take long on a sick
 from __future__ import annotations
 
 import os
+import signal
 import struct
 import time
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ class Sight:
 
     `line`: the source of the innermost frame, empty unless it is the user's; `loop`: one that does not end; `writers`: who could write into the pipe
     that the main thread reads, None when it reads none or nobody knows; `locked`: all of its Python threads wait for
-    locks without a time limit; `alone`: it has no other Python thread, but such as only watch; `holder`: the process
+    locks without a time limit; `at_store`: it asks the rendezvous's store; `alone`: it has no other Python thread, but such as only watch; `holder`: the process
     that holds the lock on a file that the main thread waits for; `before` and `after`: measured before the signal for
     the stacks, and after the answer.
     """
@@ -91,6 +92,7 @@ class Sight:
     children: tuple[Child, ...]
     writers: tuple[int, ...] | None
     locked: bool
+    at_store: bool
     alone: bool
     holder: int | None
     gpu: bool
@@ -127,7 +129,7 @@ def take(rank: int, found: list[RankStack], before: Effort, trainer_pid: int) ->
     why = "" if main is not None else (own.text.strip().splitlines() or ["gone"])[0][:200]
     return Sight(
         rank, own.pid, own.state, main, others, why, line, loop, wait, children, _writers(own.pid, wait),
-        main is not None and _is_locked(own.pid, main, others, wait, line, started_s) and not children,
+        main is not None and _is_locked(own.pid, main, others, wait, line, started_s) and not children, _is_at_store(own.pid, wait),
         all(_watches(thread) for thread in others),
         openfiles.lock_holder(own.pid) if wait.call in kernel.LOCKS else None, openfiles.uses_gpu(own.pid), before, after,
         (wait.lack,) if wait.lack else (),
@@ -201,8 +203,10 @@ def _writers(pid: int, wait: Wait) -> tuple[int, ...] | None:
 def _is_locked(
     pid: int, main: Thread, others: tuple[Thread, ...], wait: Wait, line: Line, started_s: float
 ) -> bool:
-    """Tell whether every Python thread waits, without a limit, for another one of them."""
-    if not (wait.call == "futex" and wait.for_ever and frames.is_on_lock(main.frames, line.text)):
+    """Tell whether every Python thread waits, without a limit, for another one of them, and no timer lets one go on."""
+    if any(procfs.catches(pid, signum) for signum in _TIMERS) or not (
+        wait.call == "futex" and wait.for_ever and frames.is_on_lock(main.frames, line.text)
+    ):
         return False
     for thread in others[:THREADS_MAX]:
         if _watches(thread):
@@ -216,6 +220,18 @@ def _is_locked(
         if not (their.call == "futex" and their.for_ever):
             return False
     return True
+
+
+_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO)
+
+
+def _is_at_store(pid: int, wait: Wait) -> bool:
+    """Tell whether the main thread waits for an answer of the rendezvous's store, by the address that the rank was given."""
+    if not wait.target.startswith("the connection to "):
+        return False
+    environ = procfs.text(Path(f"/proc/{pid}/environ")).split("\0")
+    port = next((one.partition("=")[2] for one in environ if one.startswith("MASTER_PORT=")), "")
+    return bool(port) and wait.target.endswith(f":{port}")
 
 
 def _watches(thread: Thread) -> bool:

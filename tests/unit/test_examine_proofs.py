@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -69,6 +70,47 @@ def test_c_code_that_takes_what_never_ends_is_proof_though_it_keeps_the_gil(tmp_
     script = f"import itertools\n{GO}def count():\n    return sum(itertools.repeat(1))\ncount()\n"
     with watching(tmp_path, script) as watch:
         assert watch.until_doing(Doing.SPINS, certain=True).where == "train.py:4 count"
+
+
+def test_an_endless_loop_whose_exception_is_caught_outside_is_no_proof(tmp_path: Path) -> None:
+    script = f"""{GO}import time
+def spin():
+    while True:
+        time.sleep(0.1)
+def main():
+    try:
+        spin()
+    except TimeoutError:
+        pass
+main()
+"""
+    with watching(tmp_path, script) as watch:
+        found = watch.until(lambda one: one.doing is Doing.SLEEPS and one.still_s > 2)
+        assert not found.certain
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "import subprocess; subprocess.Popen(['sleep', '60']); os.wait()",
+        "import queue, threading; store = queue.SimpleQueue(); threading.Timer(60, print).start(); store.get()",
+        "import signal, threading; signal.signal(signal.SIGALRM, print); threading.Event().wait()",
+    ],
+)
+def test_what_only_looks_like_a_wait_for_ranks_or_for_ever_is_no_proof(tmp_path: Path, waits: str) -> None:
+    with watching(tmp_path, f"{GO}{waits}\n") as watch:
+        found = watch.until(lambda one: one.still_s > 2)
+        assert (found.doing, found.certain) == (Doing.BLOCKED, False)
+
+
+def test_a_wait_for_the_store_is_known_by_its_address_whatever_it_is_called(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        script = f"import socket\nkv = socket.create_connection(('127.0.0.1', {port}))\n{GO}kv.recv(1)\n"
+        with watching(tmp_path / "store", script, MASTER_PORT=str(port)) as watch:
+            assert watch.until_doing(Doing.WAITS).why == "in the store"
+        with watching(tmp_path / "other", script, MASTER_PORT="1") as watch:
+            assert not watch.until_doing(Doing.BLOCKED).certain
 
 
 def test_a_handler_that_interrupts_an_endless_loop_is_not_that_loop(tmp_path: Path) -> None:

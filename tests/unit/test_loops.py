@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from orchestrator.node.loops import Ending, ending
+from orchestrator.node.loops import Ending, caught, ending
 
 IMPORTS = "import time, math, random, itertools, torch\nfrom itertools import count, repeat\nfrom collections import deque\n"
 """Three lines before each of the texts below."""
@@ -140,6 +140,30 @@ CASES = [
 @pytest.mark.parametrize(("text", "row", "wanted"), CASES)
 def test_only_what_is_plain_to_see_is_said_of_a_loop(text: str, row: int, wanted: Ending) -> None:
     assert ending(IMPORTS + text, row + IMPORTS.count("\n")) is wanted
+
+
+CAUGHT = [
+    ("try:\n    x\nexcept ValueError:\n    pass\n", 2, Ending.UNKNOWN),
+    ("try:\n    x\nexcept KeyboardInterrupt:\n    pass\n", 2, Ending.BY_OTHERS),
+    ("try:\n    x\nexcept Exception as err:\n    print(err)\n    raise\n", 2, Ending.NEVER),
+    ("try:\n    x\nfinally:\n    y\n", 2, Ending.NEVER),
+    ("try:\n    x\nexcept ValueError:\n    y\n", 4, Ending.NEVER),
+    (
+        "def f():\n    try:\n        try:\n            x\n        finally:\n            y\n    except:\n        pass\n",
+        4,
+        Ending.UNKNOWN,
+    ),
+    ("with contextlib.suppress(OSError):\n    x\n", 2, Ending.UNKNOWN),
+    ("with time_limit(30):\n    x\n", 2, Ending.UNKNOWN),
+    ("with torch.no_grad(), open(path) as file:\n    x\n", 2, Ending.NEVER),
+    ("x\n", 1, Ending.NEVER),
+    ("(\n", 1, Ending.UNKNOWN),
+]
+
+
+@pytest.mark.parametrize(("text", "row", "wanted"), CAUGHT)
+def test_an_exception_may_leave_a_loop_and_be_caught(text: str, row: int, wanted: Ending) -> None:
+    assert caught(text, row) is wanted
 
 
 def test_a_text_that_python_does_not_read_says_nothing() -> None:
