@@ -58,15 +58,19 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
 
 def _stands_still(facts: Facts) -> Verdict | None:
     """A stopped process (T) hangs the gang for sure, and one whose main thread is a zombie (Z) never comes back."""
-    for rank in looks.living(facts):
-        if facts.nodes[rank.node].link is not Link.UP:
-            continue
-        who = f"rank {rank.rank} on {rank.node}"
-        if rank.state == "Z" and rank.beat_at >= rank.state_at + ZOMBIE_S_MAX:
-            return _of_one(facts, rank, f"{who} is a zombie (state Z)", rank.state_at)
-        if rank.state == "T" and rank.beat_at >= rank.state_at + STOPPED_S_MAX:
-            still_s = rank.beat_at - rank.state_at
-            return _of_one(facts, rank, f"{who} is stopped (state T) for {still_s:.0f} s", rank.state_at)
+    seen = [rank for rank in looks.living(facts) if facts.nodes[rank.node].link is Link.UP]
+    for state, limit_s, words in (
+        ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
+        ("T", STOPPED_S_MAX, "stopped (state T)"),
+    ):
+        since_s = {rank.rank: rank.beat_at - rank.state_at for rank in seen if rank.state == state}
+        if since_s and max(since_s.values()) >= limit_s:
+            # What stops several at once is seen of some a beat later.
+            ranks = [facts.ranks[rank] for rank, still_s in since_s.items() if still_s >= limit_s / 2]
+            where = ", ".join(dict.fromkeys(rank.node for rank in ranks))
+            who = f"{named([rank.rank for rank in ranks])} on {where} {'is' if len(ranks) == 1 else 'are'} {words}"
+            still = f" for {max(since_s.values()):.0f} s" if state == "T" else ""
+            return _by_state(facts, ranks, f"{who}{still}", min(rank.state_at for rank in ranks))
     return None
 
 
@@ -78,19 +82,19 @@ def _never_left(facts: Facts) -> Verdict | None:
         here_s = rank.beat_at - rank.left_at
         if here_s >= EXIT_S_MAX and (here_s >= EXIT_BUSY_S_MAX or rank.busy_at < rank.beat_at - IDLE_S):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
-            return _of_one(facts, rank, summary, rank.left_at)
+            return _by_state(facts, [rank], summary, rank.left_at)
     return None
 
 
-def _of_one(facts: Facts, rank: RankFacts, summary: str, since_s: float) -> Verdict:
-    """Return the verdict on a rank whose state alone says enough."""
-    attempt = facts.attempt
+def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float) -> Verdict:
+    """Return the verdict on ranks whose state alone says enough."""
+    attempt, look = facts.attempt, ranks[0].look
     assert attempt is not None
-    place = "has left" if rank.left else "stopped"
-    at = f", {rank.look.where}" if rank.look is not None and rank.look.where else ""
+    place = "has left" if ranks[0].left else "stopped"
+    at = f", {look.where}" if len(ranks) == 1 and look is not None and look.where else ""
     return _hang(
-        facts, attempt, [rank], summary, Unknown(), culprit=summary + at, since_s=since_s,
-        signature=f"hang {place} rank {rank.rank}",
+        facts, attempt, ranks, summary, Unknown(), culprit=summary + at, since_s=since_s,
+        signature=f"hang {place} {named([rank.rank for rank in ranks])}",
     )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation("a start has no deadline", "diagnose._start_took_too_long", "not watch.passed(since_s + facts.limits.start_s_max)", "watch.now_s < since_s + facts.limits.start_s_max"),
     Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
     Mutation("hangs are not seen", "hang._verified", "silence_s is None", "True"),
-    Mutation("a stopped rank is not seen", "hang._stands_still", 'rank.state == "T"', "False"),
+    Mutation("a stopped rank is not seen", "hang._stands_still", '("T", STOPPED_S_MAX,', '("Z", STOPPED_S_MAX,'),
     Mutation("a short pause is a hang", "hang.STOPPED_S_MAX", "", "0.0"),
     Mutation("no back-off deadline", "brain._follow", "not watch.passed(not_before_s)", "watch.now_s < not_before_s"),
     Mutation("no time limit", "diagnose._out_of_time", "limits.time_s_max is None", "True"),

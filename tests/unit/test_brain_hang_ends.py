@@ -42,6 +42,20 @@ def test_a_pause_of_3_s_in_state_t_is_no_hang_and_one_of_6_s_is() -> None:
     assert verdict.culprit == "rank 0 on n0 is stopped (state T) for 6 s" and verdict.ranks == (0,)
 
 
+def test_all_ranks_that_were_stopped_together_are_named() -> None:
+    story = gang_of(4, hang_s_max=30.0)
+    story.hear(beat(1, 9, "T"))
+    story.now_s += 0.5
+    story.hear(beat(2, 9, "T"))
+    story.now_s += 3.0
+    story.hear(beat(3, 9, "T"), beat(2, 9, "T"), beat(1, 9, "T"))
+    stopped = [look(rank, e.Doing.STOPPED, state="T") for rank in (1, 2, 3)]
+    story.hear(*story.looked(look(0, WAITS), *stopped))
+    story.now_s += 2.0
+    verdict = only(story.hear(beat(1, 9, "T")), d.Judge).verdict
+    assert verdict.culprit == "ranks 1,2 on n1, n2 are stopped (state T) for 6 s" and verdict.ranks == (1, 2)
+
+
 def test_what_others_wait_in_is_known_before_a_stopped_rank_is_judged() -> None:
     story = gang_of(2, hang_s_max=30.0)
     looks = []
