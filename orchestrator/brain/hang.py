@@ -8,6 +8,7 @@ fixed is the end of all patience, but not of looking twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from . import collectives, folding, hang_words, looks, suspicion
@@ -211,7 +212,8 @@ def _proved(
     it can go on: so all others must wait, or be proved likewise.
 
     Where nobody is seen to wait for others, all may do so in loops of their own, which look endless: then only those
-    count that are behind in steps. Where all sleep together, nobody keeps anybody; nor where there were never steps.
+    count that are behind in steps. Where all sleep together, nobody keeps anybody, unless they would outsleep all patience;
+    nor where there were never steps.
     """
     certain = [
         rank for rank in alive if _is_certain(facts, attempt, rank) or _is_in_circle(attempt, rank, answer)
@@ -223,7 +225,9 @@ def _proved(
     if not suspicion.has_stepped(facts) and not any(rank.ended_well for rank in facts.ranks.values()):
         return []  # each may be all that the program is to do
     if _go_together(facts, attempt, alive):
-        return [rank for rank in certain if rank.look is not None and rank.look.ends_s is None]
+        longest_s = suspicion.patience_s(facts, longer=True)
+        ends = {rank.rank: rank.look.ends_s if rank.look is not None else None for rank in certain}
+        return [rank for rank in certain if (ends[rank.rank] or math.inf) > longest_s]
     behind = _likely(alive, facts) or alive
     return [rank for rank in certain if rank in behind]
 

@@ -131,7 +131,7 @@ def test_a_job_that_is_too_large_is_told_at_submit_and_in_the_status_and_goes_on
     (status,) = json.loads(desk.orch("status", "--json").stdout)
     job = Job(desk, status["id"], status["dir"])
     desk.jobs.append(job)
-    assert status["state"] == "QUEUED" and "resume --set nodes=" in status["reason"]
+    assert status["state"] == "QUEUED" and f"orch resume {status['id']} --set nodes=" in status["reason"]
     desk.orch("cancel")
     desk.orch("resume", "--set", "nodes=2")
     assert job.status()["world_size"] == 4

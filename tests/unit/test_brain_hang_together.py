@@ -43,6 +43,9 @@ def test_all_ranks_may_sleep_together_for_as_long_as_they_sleep() -> None:
         return look(rank, doing=SLEEPS, where=f"train.py:{line} nap", certain=True, ends_s=ends_s)
 
     assert none_of(silence(gang_of(), *(asleep(rank, 90.0) for rank in ALL), for_s=90.0), d.Judge)
+    assert judged(gang_of(), *(asleep(rank, 3600.0) for rank in ALL)).ranks == ALL, (
+        "longer than patience lasts"
+    )
     assert judged(gang_of(), asleep(0, 3600.0), *(entered(rank, 7) for rank in ALL[1:])).ranks == (0,)
     endless = [asleep(rank, None, line=12 + rank % 2) for rank in ALL]
     assert judged(gang_of(), *endless).ranks == ALL, "it made steps, and never will again"
