@@ -19,6 +19,8 @@ from orchestrator.node import openfiles, procfs
 PATH_BYTES_MAX = 4096
 POLLED_FDS_MAX = 16
 
+LONG_SLEEP_S = 1.0
+
 _X86_64 = {
     0: "read", 1: "write", 2: "open", 4: "stat", 6: "lstat", 7: "poll", 16: "ioctl", 17: "pread64", 18: "pwrite64",
     19: "readv", 20: "writev", 23: "select", 34: "pause", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto",
@@ -114,11 +116,20 @@ def wait_of(pid: int, tid: int) -> Wait:
 
 
 def is_frail(pid: int, tid: int) -> bool:
-    """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a sleep or pause of C code.
-    Python's own begin anew (PEP 475), and are other calls: an absolute time, or `select` before Python 3.11."""
+    """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
+    code. Python's own begin anew (PEP 475), and are other calls: an absolute time, or `select` before Python 3.11.
+    Short ones are turns of a loop that polls, as torch's store does, and may as well end sooner."""
     call, args = _call(pid, tid)
-    relative = call == "clock_nanosleep" and not args[1] & _TIMER_ABSTIME
-    return relative or call in ("nanosleep", "pause", "rt_sigsuspend")
+    match call:
+        case "pause" | "rt_sigsuspend":
+            return True
+        case "nanosleep":
+            span_s = Memory(pid).seconds(args[0], 1e-9)
+        case "clock_nanosleep" if not args[1] & _TIMER_ABSTIME:
+            span_s = Memory(pid).seconds(args[2], 1e-9)
+        case _:
+            return False
+    return span_s is not None and span_s >= LONG_SLEEP_S
 
 
 def is_on_futex(pid: int, tid: int) -> bool:

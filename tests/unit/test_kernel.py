@@ -157,6 +157,7 @@ def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> Non
         ("import ctypes; ctypes.CDLL(None).sleep(50)", True),
         ("import signal; signal.pause()", True),
         ("import time; time.sleep(50)", False),
+        ("import ctypes\nwhile True: ctypes.CDLL(None).usleep(300_000)", False),
         ("import threading; threading.Event().wait()", False),
     ):
         with running(code) as pid:
