@@ -121,7 +121,7 @@ def last_answer(asked: Asked) -> list[RankStack]:
         text = _new_text(dump) if dump is not None else ""
         if stat is not None or text:
             state = stat.state if stat is not None else "X"
-            text = text or _why_none(pid, state, dump is not None)
+            text = text or _why_none(pid, state, dump is not None, asked.signum)
             found.append(RankStack(pid, state, procfs.wchan(pid), text))
     return found
 
@@ -216,7 +216,7 @@ def _new_text(dump: _Dump) -> str:
         return ""
 
 
-def _why_none(pid: int, state: str, asked: bool) -> str:
+def _why_none(pid: int, state: str, asked: bool, signum: int) -> str:
     if state in "Tt":
         reason = f"stopped (state {state})"
     elif state in "ZX":
@@ -225,7 +225,7 @@ def _why_none(pid: int, state: str, asked: bool) -> str:
         reason = "waits in the kernel and takes no signal (state D)"
     elif asked:
         reason = f"did not answer the stack signal (state {state})"
-    elif kernel.is_frail(pid, pid):
+    elif procfs.catches(pid, signum) and kernel.is_frail(pid, pid):
         reason = f"asleep in C code, which the stack signal would wake (state {state})"
     else:
         reason = f"no Python stack to be had (state {state})"
