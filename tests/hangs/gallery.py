@@ -129,8 +129,8 @@ def misbehave():
         while not is_ready("shard"):
             pass
 """),
-        (2,), ("rank 2 on node-1", "train.py"), ALL_REDUCE, found_s_max=PATIENCE_S_MAX,
-        spec={"monitor": {"hang_ceiling": 30}},  # its stack moves, between two lines
+        (2,), ("rank 2 on node-1", "train.py"), ALL_REDUCE, found_s_max=2 * PATIENCE_S_MAX,
+        spec={"monitor": {"hang_ceiling": 30}},  # its stack moves between two lines; seen in one only, it has time while it waits for a processor
     ),
     Case(
         "c_loop_holding_the_gil",
