@@ -189,6 +189,8 @@ def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
             return replace(last, silent=told.silent, heard_s=age_s) if last.id == told.id else told
     elif not told.silent and home.is_ours(job) and not job.ended.exists():
         with contextlib.suppress(OSError):
+            if job.queue_said.exists() and job.queue_said.stat().st_mtime >= time.time() - told.heard_s:
+                return told  # it was kept when it was heard
             replace_text(job.queue_said, json.dumps(asdict(replace(told, heard_s=0.0))), durable=False)
     return told
 

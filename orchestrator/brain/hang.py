@@ -222,14 +222,20 @@ def _proved(
         return []
     if any(_waits(attempt, rank) for rank in alive):
         return certain
-    if not suspicion.has_stepped(facts) and not any(rank.ended_well for rank in facts.ranks.values()):
+    if _has_shown_nothing(facts):
         return []  # each may be all that the program is to do
     if _go_together(facts, attempt, alive):
         longest_s = suspicion.patience_s(facts, longer=True)
-        ends = {rank.rank: rank.look.ends_s if rank.look is not None else None for rank in certain}
-        return [rank for rank in certain if (ends[rank.rank] or math.inf) > longest_s]
+        return [
+            rank for rank in certain if rank.look is not None and (rank.look.ends_s or math.inf) > longest_s
+        ]
     behind = _likely(alive, facts) or alive
     return [rank for rank in certain if rank in behind]
+
+
+def _has_shown_nothing(facts: Facts) -> bool:
+    """Tell whether no rank has made a step or come to its end."""
+    return not suspicion.has_stepped(facts) and not any(rank.ended_well for rank in facts.ranks.values())
 
 
 def _go_together(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
@@ -271,8 +277,7 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     heard_s = max(rank.looked_at for rank in facts.ranks.values())
     waited_for = any(_waits(attempt, rank) for rank in looks.living(facts))
     silent_s = heard_s - suspicion.silent_since(facts, attempt)
-    is_free = not waited_for and not suspicion.has_stepped(facts) and not suspicion.is_fixed(facts)
-    is_free = is_free and not any(rank.ended_well for rank in facts.ranks.values())
+    is_free = not waited_for and _has_shown_nothing(facts) and not suspicion.is_fixed(facts)
     for rank in ranks:
         look, still_s = looks.found(attempt, rank), looks.still_s(facts, attempt, rank)
         spins = look is not None and look.doing is Doing.SPINS

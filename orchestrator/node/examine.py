@@ -169,7 +169,8 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     then = earlier.sight
     if sight.pid != then.pid or sight.state in "TtZX" or then.state in "TtZX":
         return "" if (sight.pid, sight.state) == (then.pid, then.state) else "it goes on"
-    if _is_in_endless(sight, then):
+    endless = _is_in_endless(sight, then)
+    if endless:
         pass  # whatever it calls there comes back
     elif sight.main is not None and then.main is not None:
         if sight.main.chain != then.main.chain or sight.main.callers != then.main.callers:
@@ -180,7 +181,7 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     ):
         return "it goes from one system call to another"
     io_bytes = sight.before.io_bytes - then.after.io_bytes
-    if io_bytes > IO_BYTES and not _is_in_endless(sight, then):
+    if io_bytes > IO_BYTES and not endless:
         return f"it reads and writes ({io_bytes >> 10:,} KiB since the look before)"
     if _reads_on(sight) and _reads_on(then) and sight.before.wakes - then.after.wakes >= WAKES:
         return f"it reads little by little, {sight_words.in_words(sight)}"

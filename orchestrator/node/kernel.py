@@ -49,7 +49,7 @@ READS = frozenset(
 WRITES = frozenset({"write", "writev", "pwrite64", "pwritev", "sendto", "sendmsg", "fsync", "fdatasync"})
 OPENS = frozenset({"open", "openat", "openat2"})
 NETWORK = frozenset(
-    {
+    [
         "poll",
         "ppoll",
         "select",
@@ -61,7 +61,7 @@ NETWORK = frozenset(
         "readv",
         "recvfrom",
         "recvmsg",
-    }
+    ]
 )
 LOCKS = frozenset({"flock", "fcntl"})
 _FD_FIRST = READS | WRITES | LOCKS | {"ioctl", "connect"}
@@ -105,13 +105,13 @@ def wait_of(pid: int, tid: int) -> Wait:
     wchan = procfs.text(task / "wchan").strip()
     wchan = "" if wchan == "0" else wchan
     try:
-        (task / "syscall").read_bytes()
+        text = (task / "syscall").read_text()
     except FileNotFoundError:
         lack = "" if not task.exists() else f"{task}/syscall: this kernel does not have it"
         return Wait("", "", (), None, False, wchan, lack)
     except OSError as err:
         return Wait("", "", (), None, False, wchan, f"{task}/syscall: {(err.strerror or str(err)).lower()}")
-    call, args = _call(pid, tid)
+    call, args = _call_in(text)
     return _decoded(pid, call, args, wchan) if call else Wait("", "", (), None, False, wchan, "")
 
 
@@ -139,7 +139,11 @@ def is_on_futex(pid: int, tid: int) -> bool:
 
 def _call(pid: int, tid: int) -> tuple[str, list[int]]:
     """Return the system call that a thread is in, and its arguments; empty when it is in none, or nobody may know."""
-    words = procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "syscall").split()
+    return _call_in(procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "syscall"))
+
+
+def _call_in(text: str) -> tuple[str, list[int]]:
+    words = text.split()
     if not words or words[0] in ("running", "-1"):
         return "", []
     number = int(words[0])

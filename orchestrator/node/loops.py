@@ -98,8 +98,13 @@ def caught(text: str, row: int) -> Ending:
         tree = _parsed(text)[0]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Ending.UNKNOWN
-    kinds = {kind for node in ast.walk(tree) for kind in _catches(node, row)}
-    return next((one for one in (Ending.UNKNOWN, Ending.BY_OTHERS) if one in kinds), Ending.NEVER)
+    return least(kind for node in ast.walk(tree) for kind in _catches(node, row))
+
+
+def least(endings: Iterable[Ending]) -> Ending:
+    """Return what is known where all of these hold: UNKNOWN before BY_OTHERS, and NEVER only where there is neither."""
+    found = set(endings)
+    return next((one for one in (Ending.UNKNOWN, Ending.BY_OTHERS) if one in found), Ending.NEVER)
 
 
 def _catches(node: ast.AST, row: int) -> Iterator[Ending]:

@@ -204,9 +204,9 @@ def _is_locked(
     pid: int, main: Thread, others: tuple[Thread, ...], wait: Wait, line: Line, started_s: float
 ) -> bool:
     """Tell whether every Python thread waits, without a limit, for another one of them, and no timer lets one go on."""
-    if any(procfs.catches(pid, signum) for signum in _TIMERS) or not (
-        wait.call == "futex" and wait.for_ever and frames.is_on_lock(main.frames, line.text)
-    ):
+    if not (wait.call == "futex" and wait.for_ever and frames.is_on_lock(main.frames, line.text)):
+        return False
+    if any(procfs.catches(pid, signum) for signum in _TIMERS):
         return False
     for thread in others[:THREADS_MAX]:
         if _watches(thread):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.node.frames import Frame
-from orchestrator.node.loops import Ending, caught, ending, returns
+from orchestrator.node.loops import Ending, caught, ending, least, returns
 
 SOURCE_BYTES_MAX = 2 << 20
 LINE_CHARS_MAX = 300
@@ -51,21 +51,17 @@ def loop_at(pid: int, stack: tuple[Frame, ...], started_s: float) -> Loop | None
     """Return the loop without an end that a stack is in, whatever its body has called by now; None without one. Where
     it is interrupted, as by a handler of a signal, it is not what the stack is in."""
     mine = [frame for frame in stack if frame.is_users][:LOOP_FRAMES_MAX]
-    texts = [_source(pid, frame.file, started_s) for frame in mine]
+    texts = {file: _source(pid, file, started_s) for file in dict.fromkeys(frame.file for frame in mine)}
     found = []
-    for number, (frame, text) in enumerate(zip(mine, texts, strict=True)):
-        ends = ending(text, frame.line)
+    for number, frame in enumerate(mine):
+        ends = ending(texts[frame.file], frame.line)
         if ends in (Ending.NEVER, Ending.BY_OTHERS):
-            around = zip(mine[number:], texts[number:], strict=True)
-            found.append(Loop(frame, _least(ends, *(caught(its, one.line) for one, its in around))))
-        if not returns(text, frame.function):
+            around = [caught(texts[one.file], one.line) for one in mine[number:]]
+            found.append(Loop(frame, least([ends, *around])))
+        if not returns(texts[frame.file], frame.function):
             break
     proofs = [loop for loop in found if loop.ending is not Ending.UNKNOWN]
     return min(proofs, key=lambda loop: loop.ending is not Ending.NEVER, default=None)
-
-
-def _least(*endings: Ending) -> Ending:
-    return next((one for one in (Ending.UNKNOWN, Ending.BY_OTHERS) if one in endings), Ending.NEVER)
 
 
 def text_at(pid: int, frame: Frame, started_s: float) -> str:
