@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.hangs.script import line_at_fault, training
+from tests.hangs.script import lines_at_fault, training
 
 from .desk import Desk, Job
 
@@ -24,7 +24,7 @@ def misbehave():
     if rank == 2:
         load_batch("shard-17.bin")
 """)
-LINE = line_at_fault(READS_A_FIFO)
+LINE = lines_at_fault(READS_A_FIFO)[0]
 
 FLOOR_S = 20.0
 """The silence before suspicion: long enough for `orch stacks` to be quicker."""

@@ -1,4 +1,4 @@
-"""Which hangs must be found, and what must be said of each? Data only: `test_hangs.py` and `bench/hangs.py` read it.
+"""Which hangs must be found, and what must be said of each? Data only: `test_hangs.py` and `bench/hang_gallery.py` read it.
 
 Four ranks on two nodes: ranks 0 and 1 on node-0, 2 and 3 on node-1. Everything happens in attempt 1, after a warm-up
 of quick steps unless the case is about the start; attempt 2 does well.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .script import line_at_fault, plain, training
+from .script import lines_at_fault, plain, training
 
 SILENCE_S = 5.0
 """The silence that makes quick steps suspicious: `max(5 s, 3 x the usual step)`."""
@@ -52,9 +52,9 @@ class Case:
         return self.found_s_max > 25
 
     @property
-    def line(self) -> str:
-        """The line at fault, as `train.py:LINE`."""
-        return line_at_fault(self.script)
+    def lines(self) -> tuple[str, ...]:
+        """The lines at fault, as `train.py:LINE`: of a loop it may be each."""
+        return lines_at_fault(self.script)
 
 
 ALL_REDUCE = ("all_reduce", "default group")
@@ -75,7 +75,7 @@ def misbehave():
 def misbehave():
     if rank == 2:
         while True:  # here
-            pass
+            pass  # here
 """),
         (2,), ("misbehave", "rank 2 on node-1"), ALL_REDUCE,
     ),
@@ -110,7 +110,7 @@ def turn(number):
 
 def misbehave():
     number = 1
-    while rank == 3:
+    while rank == 3:  # here
         number = turn(number)  # here
 """),
         (3,), ("nothing in it can leave", "misbehave"), ALL_REDUCE,

@@ -90,7 +90,7 @@ def plain(case: str) -> str:
     return f"{_HEAD}{case.strip()}\n"
 
 
-def line_at_fault(script: str) -> str:
-    """Return `train.py:LINE` of the marked line; empty without one."""
+def lines_at_fault(script: str) -> tuple[str, ...]:
+    """Return `train.py:LINE` of each marked line."""
     lines = [number for number, line in enumerate(script.splitlines(), start=1) if line.endswith(MARK)]
-    return f"train.py:{lines[0]}" if lines else ""
+    return tuple(f"train.py:{line}" for line in lines)

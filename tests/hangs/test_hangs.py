@@ -22,7 +22,7 @@ END_S_MAX = 120.0
 """What a job may take besides being found to hang, on a machine that is busy with other things."""
 
 LOADED_S = 15.0
-"""What a busy machine may add to the time in which a hang is found; `bench/hangs.py` tells the figures of a quiet one."""
+"""What a busy machine may add to the time in which a hang is found; `bench/hang_gallery.py` tells the figures of a quiet one."""
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,8 @@ def _assert_judged(job: Sight, case: Case) -> None:
     words = f"{verdict.summary}\n{verdict.culprit}"
     if case.kind == "crash":
         words += "\n".join(verdict.evidence)
-    assert not [text for text in (*case.says, case.line) if text not in words], _told(verdict)
+    assert not [text for text in case.says if text not in words], _told(verdict)
+    assert not case.lines or any(line in words for line in case.lines), _told(verdict)
     assert not [text for text in case.waits if text not in verdict.waiting], _told(verdict)
     if case.kind == "hang":
         _assert_seen_before_it_was_killed(job)

@@ -206,6 +206,7 @@ def saved_state(box: SlurmBox) -> bytes:
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_job_goes_on_while_slurmctld_is_away(slurm: SlurmBox, kill: bool) -> None:
     id = sleeps(slurm, "--nodes=2")
+    wait_for(lambda: at_work(slurm, "node2"), "a task")  # it is slurmctld that lets the step begin
     if kill:  # what it has not saved yet would be forgotten: saved is what was said after the job had begun
         slurm.queue.comment(id, said := f"job {id} runs")
         wait_for(lambda: said.encode() in saved_state(slurm), "a saved state", 30)
