@@ -116,7 +116,7 @@ def beat(node: str, said: m.Beat, at: float) -> e.Beat:
     ranks = tuple(
         e.RankBeat(
             r.rank, r.count, r.state, r.log_bytes, r.cpu_s, r.io_bytes, r.usual_s, r.own_s, r.left, r.groups,
-            tuple(e.Mark(mark.step, mark.counts) for mark in r.marks),
+            tuple(e.Mark(mark.step, mark.optimizer, mark.turn, mark.counts) for mark in r.marks),
         )
         for r in said.ranks
     )  # fmt: skip

@@ -2,8 +2,10 @@
 
 A rank that skips or adds a collective of the same shape stops nothing: the gang trains on, one collective out of phase,
 with wrong gradients. The counts tell. Rules: a group is judged only among its own members, and only if their counts
-have agreed before: those of a pipeline differ by design. A difference that passes is none: a thread that saves a
-checkpoint runs its collectives beside the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor compares anew.
+have agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: one that a
+rank uses alone, as for a probe, says nothing. A difference that passes is none: a thread that saves a checkpoint runs its
+collectives beside the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor
+compares anew.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from . import decisions as d
 from . import events as e
 from . import looks, suspicion
 from .decisions import Decision, Kind, Verdict
-from .facts import AttemptFacts, Facts, Life, RankFacts
+from .facts import AttemptFacts, Facts, Life, RankFacts, Series, Tally
 from .verdicts import verdict
 from .watch import Watch
 
@@ -36,15 +38,16 @@ STEPS_MAX = 32
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Members of the group `key` ran unequal numbers of collectives after step `agreed`, seen first after `differs`.
+    """Members of a group ran unequal numbers of collectives after the optimizer's step `agreed`, seen first after
+    `differs`; `agreed_step` is the former among the attempt's own steps.
 
-    Both are steps of the attempt's own. `counts`: each member's at the last step that all have told of; `odd`: those
-    who differ from most.
+    `counts`: each member's at the last step that all have told of; `odd`: those who differ from most.
     """
 
-    key: str
+    series: Series
     agreed: int
     differs: int
+    agreed_step: int
     counts: dict[int, int]
     odd: tuple[int, ...]
     since_s: float
@@ -73,16 +76,17 @@ def note(
     """Remember how many collectives of each group a rank had run at some of its steps."""
     for mark in marks:
         for key, count in zip(groups, mark.counts, strict=False):
-            steps = facts.tallies.setdefault(key, {})
-            tally = steps.setdefault(mark.step, {})
-            equal = set(tally.values()) <= {count}
-            tally[rank.rank] = count
+            series = Series(key, mark.optimizer)
+            turns = facts.tallies.setdefault(series, {})
+            tally = turns.setdefault(mark.turn, {})
+            equal = {one.count for one in tally.values()} <= {count}
+            tally[rank.rank] = Tally(count, mark.step)
             if not equal:
-                facts.odd_at.setdefault(key, at)
-            elif key in facts.odd_at and tally.keys() >= _members(facts, key):
-                del facts.odd_at[key]  # whatever differed before has passed
-            while len(steps) > STEPS_MAX:
-                del steps[min(steps)]
+                facts.odd_at.setdefault(series, at)
+            elif series in facts.odd_at and tally.keys() >= _members(facts, key):
+                del facts.odd_at[series]  # whatever differed before has passed
+            while len(turns) > STEPS_MAX:
+                del turns[min(turns)]
 
 
 def forget(facts: Facts) -> None:
@@ -94,22 +98,27 @@ def forget(facts: Facts) -> None:
 def find(facts: Facts, watch: Watch) -> Difference | None:
     """Return a difference that lasts, or None; when to look again is left in `watch`."""
     usual_s = suspicion.usual_s(facts) or 0.0
-    for key, since_s in facts.odd_at.items():
-        members = sorted(_members(facts, key))
-        steps = facts.tallies[key]
-        told = [step for step in sorted(steps) if all(rank in steps[step] for rank in members)]
-        equal = [len(set(steps[step].values())) == 1 for step in told]
+    for series, since_s in facts.odd_at.items():
+        members = sorted(_members(facts, series.key))
+        turns = {
+            turn: {rank: tally[rank].count for rank in members}
+            for turn, tally in sorted(facts.tallies[series].items())
+            if all(rank in tally for rank in members)
+        }
+        told = list(turns)
+        equal = [len(set(counts.values())) == 1 for counts in turns.values()]
         agreed = equal.index(False) if False in equal else len(equal)
         if len(members) < 2 or agreed < AGREED_MIN or len(equal) - agreed < AGREED_MIN or any(equal[agreed:]):
             continue
         first, last = told[agreed], told[-1]
-        grown = all(steps[last][rank] > steps[first][rank] for rank in members)  # nobody is only late
-        if _is_aside(steps, told[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
+        grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # nobody is only late
+        if _is_aside(turns, told[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
             continue
         if not watch.passed(since_s + LASTS_S):
             continue
-        counts = {rank: steps[last][rank] for rank in members}
-        return Difference(key, told[agreed - 1], first, counts, _odd(counts), since_s)
+        before = min(tally.step for tally in facts.tallies[series][told[agreed - 1]].values())
+        counts = turns[last]
+        return Difference(series, told[agreed - 1], first, before, counts, _odd(counts), since_s)
     return None
 
 
@@ -117,10 +126,10 @@ def _members(facts: Facts, key: str) -> set[int]:
     return {rank.rank for rank in facts.ranks.values() if key in rank.groups}
 
 
-def _is_aside(steps: dict[int, dict[int, int]], agreed: list[int]) -> bool:
+def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
     """Tell whether there are steps without a collective of the group."""
     ran = [
-        min(steps[after].values()) - min(steps[before].values())
+        min(turns[after].values()) - min(turns[before].values())
         for before, after in itertools.pairwise(agreed)
     ]
     return not all(ran)
@@ -154,7 +163,7 @@ def _verdict(facts: Facts, found: Difference) -> Verdict:
     name = _name(facts, found)
     culprit = f"{'; '.join(said)} than ranks {_text(others)} in {name}, from step {began:,} on"
     counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(found.counts.items()))
-    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + found.agreed:,}"]
+    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + found.agreed_step:,}"]
     evidence += [line for rank in sorted(found.counts) for line in _around(facts, facts.ranks[rank])]
     summary = f"{said[0]} than its peers from step {began:,} on, so their gradients are of different batches"
     return verdict(
@@ -172,16 +181,19 @@ def _said(rank: RankFacts, by: int) -> str:
 def _began(facts: Facts, found: Difference) -> int:
     """Return the first step, of the attempt's own, in which an odd rank's counts grew otherwise than its peers'."""
     changes = {rank: _changes(facts.ranks[rank], found) for rank in found.counts}
-    usual = set.intersection(*(changes[rank] for rank in found.counts if rank not in found.odd))
-    own = sorted(step for rank in found.odd for step in changes[rank] ^ usual)
-    return own[0] if own else found.agreed + 1
+    usual = set.intersection(*(set(changes[rank]) for rank in found.counts if rank not in found.odd))
+    own = sorted(turn for rank in found.odd for turn in changes[rank].keys() ^ usual)
+    steps = [turns[own[0]] for turns in changes.values() if own and own[0] in turns]
+    return min(steps, default=found.agreed_step + 1)
 
 
-def _changes(rank: RankFacts, found: Difference) -> set[int]:
-    """Return the steps after the last agreement up to the first difference in which a count grew by another number."""
+def _changes(rank: RankFacts, found: Difference) -> dict[int, int]:
+    """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by another
+    number, and for each the attempt's own step."""
     if rank.look is None:
-        return set()
-    return {mark.step for mark in rank.look.marks if found.agreed < mark.step <= found.differs}
+        return {}
+    marks = [mark for mark in rank.look.marks if mark.optimizer == found.series.optimizer]
+    return {mark.turn: mark.step for mark in marks if found.agreed < mark.turn <= found.differs}
 
 
 def _name(facts: Facts, found: Difference) -> str:

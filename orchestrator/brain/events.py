@@ -155,9 +155,11 @@ class Collective:
 @dataclass(frozen=True, slots=True)
 class Mark:
     """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
-    steps of its own."""
+    steps of its own, the last of them being step `turn` of its optimizer number `optimizer`, 0 the first that it used."""
 
     step: int
+    optimizer: int
+    turn: int
     counts: tuple[int, ...]
 
 

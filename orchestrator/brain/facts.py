@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from . import decisions as d
 from . import events as e
@@ -258,6 +258,21 @@ class PastAttempt:
         return None if count is None else self.attempt.base_step + count
 
 
+class Series(NamedTuple):
+    """What can be compared: the collectives of the group `key` by the steps of one optimizer."""
+
+    key: str
+    optimizer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many collectives a rank had run after `step` steps of the attempt's own."""
+
+    count: int
+    step: int
+
+
 @dataclass(slots=True)
 class Facts:
     """Everything the brain knows of a job."""
@@ -298,8 +313,10 @@ class Facts:
     ended_at: float | None = None
     requests: int = 0
     look_asked: int = 0  # the last request of somebody who wants to see what the ranks do
-    tallies: dict[str, dict[int, dict[int, int]]] = field(default_factory=dict, compare=False)  # see `desync`
-    odd_at: dict[str, float] = field(default_factory=dict, compare=False)  # since when counts differ
+    tallies: dict[Series, dict[int, dict[int, Tally]]] = field(
+        default_factory=dict, compare=False
+    )  # see `desync`
+    odd_at: dict[Series, float] = field(default_factory=dict, compare=False)  # since when counts differ
     look_answered: int = 0  # the last one for which looks were ordered
     heard_at: float = 0.0
 

@@ -27,9 +27,11 @@ from orchestrator.node.hook import (
     GROUPS_WORD,
     LEFT_PID_WORD,
     LEFT_WORD,
+    OPTIMIZERS_MAX,
     PID_WORD,
     RING_STEPS,
     RING_WORD,
+    ROW_WORDS,
     STEP_WORD,
 )
 from orchestrator.wire import messages as m
@@ -50,8 +52,7 @@ Add it to an mtime before asking `step_at`."""
 
 _HEADER = struct.Struct("<8Q")
 _RING = struct.Struct(f"<{RING_STEPS}Q")
-_COUNTS = struct.Struct(f"<{RING_STEPS * GROUPS_MAX}Q")
-_ROW = struct.Struct(f"<{GROUPS_MAX}Q")
+_ROW = struct.Struct(f"<{ROW_WORDS}Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Beats:
         self._generation = 0
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), BEAT_BYTES, access=mmap.ACCESS_READ)
+        self._words = memoryview(self._map).cast("Q")
 
     def read(self) -> Beat:
         """Return the last step with its time."""
@@ -174,36 +176,38 @@ class Beats:
     def marks(self, since: int, last: int) -> tuple[m.Mark, ...]:
         """Return some marks of the steps after `since` up to `last`, at most 4, at steps that other ranks choose too.
 
-        They are multiples of a power of two, the largest that has two of them there: ranks that are some steps apart,
-        or beat at other moments, still have steps in common.
+        Their optimizer's turns are multiples of a power of two, the largest that has two of them there: ranks that are
+        some steps apart, or beat at other moments, still have turns in common.
         """
         since = since if since <= last else 0  # a counter that began anew
-        first = max(since, last - RING_STEPS + 1)  # the oldest is being overwritten
-        stride = 1
-        while last // (2 * stride) - first // (2 * stride) >= 2:
-            stride *= 2
-        steps = range((first // stride + 1) * stride, last + 1, stride)[-MARKS_MAX:]
-        return self._marks(steps)
+        owners = self._words[COUNTS_WORD + GROUPS_MAX :: ROW_WORDS].tolist()
+        steps = range(max(since, last - RING_STEPS + 1) + 1, last + 1)  # the oldest is being overwritten
+        turns = {step: owners[step % RING_STEPS] // OPTIMIZERS_MAX for step in steps}
+        chosen, stride = [step for step in steps if turns[step]], 1
+        while len(fewer := [step for step in chosen if turns[step] % (2 * stride) == 0]) >= 2:
+            chosen, stride = fewer, 2 * stride
+        return self._marks(chosen[-MARKS_MAX:])
 
     def history(self) -> tuple[m.Mark, ...]:
-        """Return the last steps at which a count grew by another number than at the step before, 64 at most.
+        """Return the last steps at which a count grew by another number than at the same optimizer's step before, 64
+        at most.
 
         With the first step that the ring still knows, and the last one.
         """
-        groups, last = self.groups(), self.read().step
-        first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
-        if not groups or last <= first:
-            return self._marks(range(first, last + 1))
-        words = _COUNTS.unpack_from(self._map, 8 * COUNTS_WORD)
-        turns: set[int] = set()
-        for group in groups:
-            ring = words[group.column :: GROUPS_MAX]
-            at = first % RING_STEPS
-            counts = (ring[at:] + ring[:at])[: last - first + 1]
-            grown = [b - a for a, b in itertools.pairwise(counts)]
-            turns.update(first + 2 + i for i, (a, b) in enumerate(itertools.pairwise(grown)) if a != b)
-        steps = sorted(turns)[-HISTORY_MARKS_MAX:]
-        return self._marks(dict.fromkeys((first, *steps, last)))
+        last = self.read().step
+        marks = self._marks(range(max(1, last - RING_STEPS + 2), last + 1))  # the oldest is being overwritten
+        odd: set[m.Mark] = set()
+        for number in {mark.optimizer for mark in marks}:
+            own = [mark for mark in marks if mark.optimizer == number]
+            grown = [
+                [b - a for a, b in zip(one.counts, two.counts, strict=True)]
+                for one, two in itertools.pairwise(own)
+            ]
+            odd.update(
+                mark for mark, (a, b) in zip(own[2:], itertools.pairwise(grown), strict=True) if a != b
+            )
+        steps = [mark for mark in marks if mark in odd][-HISTORY_MARKS_MAX:]
+        return tuple(dict.fromkeys((*marks[:1], *steps, *marks[-1:])))
 
     def step_ends(self, steps_max: int) -> tuple[StepEnd, ...]:
         """Return the last steps, oldest first."""
@@ -212,11 +216,12 @@ class Beats:
         found = []
         for step in range(max(1, last - min(steps_max, RING_STEPS - 1) + 1), last + 1):
             (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
-            counts = self._counts(step, columns)
+            counts = _counts(self._row(step), columns)
             found.append(StepEnd(step, time_ns, None if counts is None or not counts else sum(counts)))
         return tuple(found)
 
     def close(self) -> None:
+        self._words.release()
         self._map.close()
 
     def _marks(self, steps: Iterable[int]) -> tuple[m.Mark, ...]:
@@ -224,13 +229,15 @@ class Beats:
         columns = [group.column for group in self.groups()]
         if not columns:
             return ()
-        counts = ((step, self._counts(step, columns)) for step in steps)
-        return tuple(m.Mark(step, one) for step, one in counts if one is not None)
+        rows = ((step, self._row(step)) for step in steps)
+        return tuple(
+            m.Mark(step, row[-1] % OPTIMIZERS_MAX, row[-1] // OPTIMIZERS_MAX, counts)
+            for step, row in rows
+            if row[-1] and (counts := _counts(row, columns)) is not None
+        )
 
-    def _counts(self, step: int, columns: list[int]) -> tuple[int, ...] | None:
-        row = _ROW.unpack_from(self._map, 8 * (COUNTS_WORD + step % RING_STEPS * GROUPS_MAX))
-        counts = tuple(row[column] - 1 for column in columns)
-        return None if -1 in counts else counts
+    def _row(self, step: int) -> tuple[int, ...]:
+        return _ROW.unpack_from(self._map, 8 * (COUNTS_WORD + step % RING_STEPS * ROW_WORDS))
 
     def _times_ns(self, first: int, last: int) -> list[int]:
         """Return when each of these steps ended, 0 for one of an earlier counter; empty before the first step."""
@@ -240,6 +247,12 @@ class Beats:
         for at, until in spans if last else ():
             times_ns += struct.unpack_from(f"<{until - at}Q", self._map, 8 * (RING_WORD + at))
         return times_ns
+
+
+def _counts(row: tuple[int, ...], columns: list[int]) -> tuple[int, ...] | None:
+    """Return a row's counts in these columns; None where one of them is not known."""
+    counts = tuple(row[column] - 1 for column in columns)
+    return None if -1 in counts else counts
 
 
 def _read_groups(file: Path, generation: int) -> tuple[Group, ...] | None:

@@ -40,17 +40,20 @@ GROUPS_FILE = "groups.json"
 SOCKET_FILE = "torch-{}.socket"
 
 # The beat file is an array of little-endian u64: a header of 64 bytes, the time of step n at n % RING_STEPS, then for
-# each step a row of GROUPS_MAX words: in a group's column one more than the collectives that it had entered by the end
-# of that step, 0 where that is not known. GROUPS_FILE says whose column is which, for the generation that stands in
-# GROUPS_WORD: odd while columns change hands. LEFT_WORD: when LEFT_PID_WORD has said its last word.
+# each step a row of ROW_WORDS words: in a group's column one more than the collectives that it had entered by the end
+# of that step, 0 where that is not known, and then whose step it was: OPTIMIZERS_MAX * (so many steps has this optimizer
+# made) + its number, 0 where that is not known. GROUPS_FILE says whose column is which, for the generation that stands
+# in GROUPS_WORD: odd while columns change hands. LEFT_WORD: when LEFT_PID_WORD has said its last word.
 BEAT_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version stands in the upper half of the same word
-BEAT_VERSION = 2
+BEAT_VERSION = 3
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD, LEFT_WORD, LEFT_PID_WORD, GROUPS_WORD = range(7)
 RING_WORD = 8
 RING_STEPS = 1024
 GROUPS_MAX = 8
+OPTIMIZERS_MAX = 8
+ROW_WORDS = GROUPS_MAX + 1
 COUNTS_WORD = RING_WORD + RING_STEPS
-BEAT_BYTES = 8 * (COUNTS_WORD + RING_STEPS * GROUPS_MAX)
+BEAT_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
 CLAIMS_MAX = 64  # processes that may follow each other at one beat file: a script may restart its trainer
 CLAIM_RETRY_NS = 1_000_000_000
 MESSAGE_CHARS_MAX = 4_000
@@ -244,19 +247,22 @@ class Groups:
         self._columns: list[tuple[ref[Any], int]] = []  # in the order of torch's table; -1: has no count
         self._table_length = 0
         self._generation = 0
+        self._turns = Turns()
 
-    def count(self, beat: memoryview, step: int) -> None:
+    def count(self, beat: memoryview, step: int, optimizer: object) -> None:
         """Write down how many collectives each group has entered by the end of `step`: 2 µs for eight groups."""
+        row = COUNTS_WORD + step % RING_STEPS * ROW_WORDS
+        beat[row + GROUPS_MAX] = 0
         torch = sys.modules.get("torch.distributed.distributed_c10d")
         if torch is None:
             return
         try:
             world = torch._world
             table = world.pg_map
-            row = COUNTS_WORD + step % RING_STEPS * GROUPS_MAX
             if len(table) != self._table_length or not self._write_row(beat, row, table):
                 self._share_out(beat, world)
                 self._write_row(beat, row, table)
+            beat[row + GROUPS_MAX] = self._turns.next(optimizer)
         except Exception as err:
             self._notes.add("collective counts", err)
 
@@ -286,7 +292,7 @@ class Groups:
                 column = -1  # this backend counts nothing
             self._columns.append((weakref.ref(group), column))
         for word in (
-            word for column in free for word in range(COUNTS_WORD + column, BEAT_BYTES // 8, GROUPS_MAX)
+            word for column in free for word in range(COUNTS_WORD + column, BEAT_BYTES // 8, ROW_WORDS)
         ):
             beat[word] = 0
         self._say(world)
@@ -308,6 +314,44 @@ class Groups:
         with open(self._path + ".part", "w") as out:
             json.dump({"generation": self._generation + 1, "groups": said}, out)
         os.replace(self._path + ".part", self._path)
+
+
+class Turns:
+    """Numbers the steps of each of a script's optimizers, and holds none of them. One that is made anew, of the same class
+    over parameters of the same shapes, goes on where the one before it was."""
+
+    def __init__(self) -> None:
+        self._last: Callable[[], object] = object  # what a weak reference to the last one returns
+        self._number = 0
+        self._known: list[tuple[ref[Any], object]] = []
+        self._made = [0] * OPTIMIZERS_MAX
+
+    def next(self, optimizer: object) -> int:
+        """Return the word for one more step of an optimizer; 0 for one too many. Raises what is no optimizer."""
+        if self._last() is not optimizer:
+            self._number = self._number_of(optimizer)
+        if self._number >= OPTIMIZERS_MAX:
+            return 0
+        self._made[self._number] = made = self._made[self._number] + 1
+        return made * OPTIMIZERS_MAX + self._number
+
+    def _number_of(self, optimizer: "Any") -> int:
+        import weakref
+
+        self._last = weakref.ref(optimizer)
+        for number, (one, _) in enumerate(self._known):
+            if one() is optimizer:
+                return number
+        groups = [group["params"] for group in optimizer.param_groups]
+        kind = (
+            type(optimizer),
+            [(len(one), [getattr(part, "shape", 0) for part in one[:2]]) for one in groups],
+        )
+        dead = [number for number, (one, its) in enumerate(self._known) if one() is None and its == kind]
+        number = dead[0] if dead else len(self._known)
+        if number < OPTIMIZERS_MAX:
+            self._known[number : number + 1] = [(self._last, kind)]
+        return number
 
 
 class Steps:
@@ -338,7 +382,7 @@ class Steps:
         beat = self._beat or self._first_step(now_ns)
         if beat:
             beat[RING_WORD + step % RING_STEPS] = now_ns
-            self._groups.count(beat, step)
+            self._groups.count(beat, step, optimizer)
             beat[TIME_WORD] = now_ns
             beat[STEP_WORD] = step
 

@@ -62,6 +62,20 @@ def misbehave():
         15,
     ),
     Innocent(
+        "a_probe_that_one_rank_fits_beside_the_training",
+        training("""
+def misbehave():
+    if rank == 1:  # the others wait for it in their next step
+        probe = torch.nn.Linear(64, 64)
+        fits = torch.optim.SGD(probe.parameters(), lr=0.1)
+        for _ in range(8):
+            probe(torch.ones(8, 64)).sum().backward()
+            fits.step()
+    train(150)
+"""),
+        12,
+    ),
+    Innocent(
         "checkpoint_in_pieces_for_30_s",
         training("""
 def misbehave():

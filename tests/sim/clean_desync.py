@@ -23,7 +23,7 @@ STEPS = 60
 LAGS_AT = 80
 """Every so many steps a thread of the script runs collectives, later on some ranks: more steps than are remembered."""
 
-CASES = 17
+CASES = 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ def desync_night(seed: int) -> tuple[Night, Wanted]:
         says_ended=rng.random() < 0.5, naming=rng.choice((Naming.ITS_OWN, Naming.STEP)),
     )  # fmt: skip
     cases = [*_odd(plain, rank, step), *_resumed(plain, rank, step), *_innocent(plain, rank, step)]
+    cases += _probed(plain, rank, step)
     assert len(cases) == CASES
     return cases[seed % CASES]
 
@@ -73,6 +74,17 @@ def _odd(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
         (_slow_looks(_with(plain, Harm.SKIPS_ONE, rank, step)), dataclasses.replace(judged, step=None)),
         (_with(both, Harm.SKIPS_ONE, rank, step, cut), dataclasses.replace(noticed, notices=2)),
     ]
+
+
+def _probed(plain: Night, rank: int, step: int) -> list[tuple[Night, Wanted]]:
+    """A rank makes steps of another optimizer, alone: of no matter, also where another one is out of step."""
+    odd = (rank + 1) % (plain.nodes * plain.ranks)
+    within_s = 3 * max(plain.step_s, 2.0) + SEEN_S + JUDGED_S
+    wanted = Wanted(
+        Expected(Kind.DESYNC, odd, f"n{odd // plain.ranks}", within_s, end=JobEnd.FAILED), step + 1
+    )
+    night = dataclasses.replace(plain, probe_rank=rank)
+    return [(night, Wanted(Expected(None))), (_with(night, Harm.ADDS_ONE, odd, step), wanted)]
 
 
 def _slow_looks(night: Night) -> Night:

@@ -20,6 +20,8 @@ COLLECTIVES_A_STEP = 3
 MAIN, SAVES, STAGES = GROUPS = ("aaaa0000", "bbbb1111", "cccc2222")
 MARKS_MAX = 4
 LAG_STEPS = 7
+PROBED_STEPS, PROBE_STEPS = 20, 7
+"""After every so many steps one rank may make so many of another optimizer, alone and without a collective."""
 """So many steps later than its peers every second rank's thread has saved."""
 
 
@@ -67,4 +69,6 @@ def _mark(rank: Rank, step: int) -> e.Mark:
     odd = rank.counted.odd if rank.counted.is_odd_at(step) else 0
     lag = LAG_STEPS * (rank.number % 2)
     saves = max(0, step - lag) // rank.gang.world.night.thread_saves_steps
-    return e.Mark(step, (COLLECTIVES_A_STEP * step + odd, saves, (rank.number + 1) * step))
+    probed = rank.number == rank.gang.world.night.probe_rank
+    made = step + PROBE_STEPS * (step // PROBED_STEPS) if probed else step
+    return e.Mark(made, 0, step, (COLLECTIVES_A_STEP * step + odd, saves, (rank.number + 1) * step))

@@ -55,7 +55,7 @@ class DesyncBook:
             self.unsure = self.unsure or now_s - self.beat_s.get(one.rank, now_s) > BEAT_S_MAX
             self.beat_s[one.rank] = now_s
             for mark in one.marks:
-                self.told.setdefault(mark.step, set()).add(one.rank)
+                self.told.setdefault(mark.turn, set()).add(one.rank)
         for step in sorted(self.told)[:-STEPS_MAX]:
             del self.told[step]
         equal, unequal = self._split(gang)

@@ -125,6 +125,7 @@ class Night:
     )
     look_s: tuple[float, float] = (0.1, 1.5)  # how long a look takes
     thread_saves_steps: int = 16  # how often a thread runs collectives of its own
+    probe_rank: int = -1  # this rank alone makes steps of another optimizer now and then
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
     lease: Lease | None = (

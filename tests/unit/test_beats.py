@@ -108,7 +108,8 @@ def counted(path: Path, counts: Sequence[int], first_step: int = 1) -> Beats:
     words = list(struct.unpack(f"<{hook.BEAT_BYTES // 8}Q", path.read_bytes()))
     words[hook.GROUPS_WORD] = 2
     for step, count in enumerate(counts, first_step):
-        words[hook.COUNTS_WORD + step % hook.RING_STEPS * hook.GROUPS_MAX] = count + 1
+        row = hook.COUNTS_WORD + step % hook.RING_STEPS * hook.ROW_WORDS
+        words[row], words[row + hook.GROUPS_MAX] = count + 1, step * hook.OPTIMIZERS_MAX
     path.write_bytes(struct.pack(f"<{len(words)}Q", *words))
     group = {"column": 0, "name": "0", "label": "default_pg", "ranks": [0, 1]}
     path.with_name(hook.GROUPS_FILE).write_text(json.dumps({"generation": 2, "groups": [group]}))

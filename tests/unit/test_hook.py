@@ -24,9 +24,13 @@ STAND_IN = """
 HOOKS = []
 def register_optimizer_step_post_hook(hook):
     HOOKS.append(hook)
-def step():
-    for hook in HOOKS:
-        hook(None, (), {})
+class Optimizer:
+    def __init__(self, parameters=1):
+        self.param_groups = [{"params": [0] * parameters}]
+    def step(self):
+        for hook in HOOKS:
+            hook(self, (), {})
+step = Optimizer().step
 """
 STEPS = """
 import sys

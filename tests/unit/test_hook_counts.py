@@ -38,7 +38,7 @@ _world = World()
 """
 GROUPS = """
 import gc, weakref
-from torch.optim.optimizer import step
+from torch.optim.optimizer import Optimizer, step
 from torch.distributed.distributed_c10d import _world as world
 import colorsys
 """
@@ -69,10 +69,37 @@ for _ in range(5):
         ("0", "default_pg", (0, 1, 2, 3)),
         ("7", "tensor parallel", (3, 1)),
     ]
-    assert reader.marks(0, 5) == (m.Mark(2, (4, 10)), m.Mark(4, (8, 10)))
-    assert reader.history() == (m.Mark(1, (2, 10)), m.Mark(5, (10, 10)))
+    assert reader.marks(0, 5) == (m.Mark(2, 0, 2, (4, 10)), m.Mark(4, 0, 4, (8, 10)))
+    assert reader.history() == (m.Mark(1, 0, 1, (2, 10)), m.Mark(5, 0, 5, (10, 10)))
     assert [end.count for end in reader.step_ends(3)] == [16, 18, 20]
     assert len({group.key for group in reader.groups()}) == 2
+
+
+def test_each_optimizers_steps_are_numbered_by_themselves(rank: Rank) -> None:
+    text = f"""{GROUPS}
+every = world.add("0", [0, 1])
+main, probe = Optimizer(7), Optimizer(7)
+for turn in range(4):
+    every.count += 1
+    main.step()
+    if turn == 1:
+        for _ in range(3):
+            probe.step()
+        main = Optimizer(7)  # as after a new start: goes on where the other was
+    if turn == 2:
+        every.count += 1
+for parameters in range(10, 20):
+    Optimizer(parameters).step()
+"""
+    assert rank.run([sys.executable, rank.script(text)]).stdout == b""
+    assert not (rank.dir / hook.NOTES_FILE).exists()
+    reader = rank.reader()
+    assert reader.marks(0, 6) == (m.Mark(2, 0, 2, (2,)), m.Mark(4, 1, 2, (2,)))
+    assert reader.marks(5, 7) == (m.Mark(6, 0, 3, (3,)), m.Mark(7, 0, 4, (5,)))
+    assert reader.history()[:2] == (m.Mark(1, 0, 1, (1,)), m.Mark(7, 0, 4, (5,)))
+    assert [(mark.optimizer, mark.turn) for mark in reader.marks(7, 17)] == [
+        (number, 1) for number in (4, 5, 6, 7)
+    ]
 
 
 def test_a_destroyed_group_dies_and_its_column_goes_to_the_next_one(rank: Rank) -> None:
@@ -91,13 +118,13 @@ step()
     assert rank.run([sys.executable, rank.script(text)]).stdout == b"True\n"
     reader = rank.reader()
     assert [(one.name, one.column) for one in reader.groups()] == [("1", 1), ("2", 0)]
-    assert reader.marks(0, 3) == (m.Mark(3, (5, 50)),)  # before, the new group was not there
+    assert reader.marks(0, 3) == (m.Mark(3, 0, 3, (5, 50)),)  # before, the new group was not there
 
 
 def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -> None:
     text = f"{GROUPS}\nworld.add('0', [0], None)\nworld.add('1', [0], 3)\nfor _ in range(3):\n    step()\n"
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
-    assert rank.reader().marks(0, 3) == (m.Mark(1, (3,)), m.Mark(2, (3,)), m.Mark(3, (3,)))
+    assert rank.reader().marks(0, 3) == tuple(m.Mark(step, 0, step, (3,)) for step in (1, 2, 3))
     (note,) = (rank.dir / hook.NOTES_FILE).read_text().splitlines()
     assert "counts nothing" in note
 
@@ -105,7 +132,7 @@ def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -
 def test_of_many_groups_the_first_eight_are_counted(rank: Rank) -> None:
     text = f"{GROUPS}\nfor number in range(20):\n    world.add(str(number), [0], number)\nstep()\n"
     rank.run([sys.executable, rank.script(text)])
-    assert rank.reader().history() == (m.Mark(1, (0, 1, 2, 3, 4, 5, 6, 7)),)
+    assert rank.reader().history() == (m.Mark(1, 0, 1, (0, 1, 2, 3, 4, 5, 6, 7)),)
 
 
 def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:
