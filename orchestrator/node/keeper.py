@@ -3,7 +3,8 @@
 The keeper is the agent's parent and the nearest subreaper above it. When the agent is killed, all it had started falls
 to the keeper, which kills it and starts a new agent. When the keeper is killed, the kernel tells the agent (TERM), and
 the agent kills its ranks and leaves. When both are killed at once, the kernel kills the ranks, and what hid deeper is
-swept by the next keeper. So no rank outlives the pair.
+swept by the next keeper. So no rank outlives the pair. An agent that is stopped can neither obey nor fence its ranks;
+its keeper lets it go on.
 
 Before its first agent the keeper leases what that needs of the host, and holds it to the end. A keeper that was
 launched over a line that may break starts nothing before the other end has said so. Where Slurm signals all processes
@@ -50,6 +51,9 @@ _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 LOCK_S_MAX = 0.3
 LOCK_POLL_S = 0.02
+STOPPED_S_MAX = 10.0
+"""How long an agent may be stopped (state T): its node counts as lost after 60 s without a word, at least 5 heartbeats."""
+
 LOOK_S = 60.0
 """How often a keeper whose agent lives looks around; whatever happens wakes it at once."""
 
@@ -216,6 +220,7 @@ class _Watch:
     allocated: bool
     agent_pid: int = 0
     is_ended: bool = False
+    stopped_at: float | None = None
     bell: tuple[int, int] = (-1, -1)
 
     def begin(self) -> None:
@@ -244,20 +249,32 @@ class _Watch:
     def wait(self) -> int:
         """Reap whatever falls to us until the agent itself ends, and return its wait status."""
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == self.agent_pid:
-                self.agent_pid = 0
-                return status
+            pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             if not pid:
                 self._rest()
+            elif pid == self.agent_pid and os.WIFSTOPPED(status):
+                self.stopped_at = time.monotonic()
+            elif pid == self.agent_pid and os.WIFCONTINUED(status):
+                self.stopped_at = None
+            elif pid == self.agent_pid:
+                self.agent_pid, self.stopped_at = 0, None
+                return status
 
     def _rest(self) -> None:
-        """Wait until something happens; answer those who ask."""
-        for fd in select.select([self.bell[0], *self.held.fds], [], [], LOOK_S)[0]:
+        """Wait until something happens; answer those who ask, and let an agent go on that has been stopped for long."""
+        rest_s = LOOK_S
+        if self.stopped_at is not None:
+            rest_s = max(self.stopped_at + STOPPED_S_MAX - time.monotonic(), 0.0)
+        ready = select.select([self.bell[0], *self.held.fds], [], [], rest_s)[0]
+        for fd in ready:
             if fd == self.bell[0]:
                 os.read(fd, 4096)
             else:
                 self.held.answer(fd)
+        if self.stopped_at is not None and not ready:
+            self.stopped_at = None  # whoever stops it again is noticed again
+            _note(f"the agent was stopped, by a signal, for {STOPPED_S_MAX:.0f} s: it is let go on")
+            os.kill(self.agent_pid, signal.SIGCONT)
 
     def end(self, signum: int, _frame: object) -> None:
         """Pass a signal on to the agent, which stops its ranks and leaves; without an agent, end."""

@@ -113,6 +113,19 @@ def test_an_agent_killed_before_its_ranks_start_costs_no_attempt(desk: Desk) -> 
     assert job.kinds() == [None]
 
 
+def test_an_agent_that_stays_stopped_is_let_go_on_and_obeys(desk: Desk) -> None:
+    """Else its ranks would outlive the attempt, and no other agent could be started beside it."""
+    script = STEPPER + "run(1000000 if attempt == 1 else 20)"
+    job = desk.submit({**FAKE_TORCH, "train.py": script}, nodes=2, entrypoint="train.py")
+    job.wait_for_step(3)
+    kill(job.agent("node-1"), signal.SIGSTOP)
+    kill(job.rank_procs()[0])
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    assert job.kinds() == ["crash", None]
+    said = (job.job.folder.node("node-1") / "agent.log").read_text()
+    assert "let go on" in said and "died" not in said
+
+
 def test_a_stopped_agent_that_goes_on_finds_its_ranks_well(desk: Desk) -> None:
     """The fence must not kill a gang that has gone on while only its agent stood still."""
     script = STEPPER + "run(1000000)"
