@@ -587,13 +587,13 @@ def _ranks_wanted(
 
 
 def _revive_all() -> None:
-    """Start the supervisors that died: whoever types anything finds his jobs looked after."""
+    """Start the supervisors that died, and let stopped ones go on: whoever types anything finds his jobs looked after."""
     from orchestrator import terminal
 
     for folder in home.unended(home.home(os.environ)):
         try:
-            if revive(folder):
-                click.echo(f"the supervisor of {folder.id} had died; a new one has taken over", err=True)
+            if done := revive(folder):
+                click.echo(f"the supervisor of {folder.id} {done}", err=True)
         except (OrchError, OSError) as err:
             terminal.complain(f"{folder.id}: its supervisor is dead and cannot be started: {err}")
 

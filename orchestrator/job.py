@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,9 @@ RESUME_S_MAX = 30.0
 
 QUIET_S = 15.0
 """A living supervisor writes its status every half second; one that has not for so long is worth a word."""
+
+STOPPED_S_MAX = 30.0
+"""How long a supervisor may be stopped (state T) before it is let go on: so long it has written no status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,18 +317,37 @@ def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) ->
     return Job(home.find(home.home(os.environ if environ is None else environ), wanted))
 
 
-def revive(job: JobDir) -> bool:
-    """Start the supervisor of a job that has none and has not ended; tell whether that was needed. In Slurm's
-    allocation the batch script does so.
+def revive(job: JobDir) -> str:
+    """Start the supervisor of a job that has none and has not ended, or let it go on if somebody has stopped it; say what
+    was needed, empty if nothing. In Slurm's allocation the batch script does so.
 
     Raises ClusterError when it does not come up.
     """
-    if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job) or _is_supervised(job):
-        return False
+    if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job):
+        return ""
+    if _is_supervised(job):
+        return _let_go_on(job)
     from orchestrator import submission
 
     submission.start_supervisor(job)
-    return True
+    return "had died; a new one has taken over"
+
+
+def _let_go_on(job: JobDir) -> str:
+    """Let a supervisor go on that has been stopped here, by a signal, for longer than whoever did so can have meant."""
+    holder = _holder(job)
+    if holder is None or holder["host"] != os.uname().nodename:
+        return ""
+    from orchestrator.node import procfs
+
+    try:
+        stat = procfs.look(holder["pid"])
+        if stat is None or stat.state != "T" or time.time() - job.state.stat().st_mtime < STOPPED_S_MAX:
+            return ""
+        os.kill(holder["pid"], signal.SIGCONT)
+    except OSError:
+        return ""  # it has written nothing yet, or has gone meanwhile
+    return "had been stopped, by a signal; it goes on"
 
 
 def _is_supervised(job: JobDir) -> bool:

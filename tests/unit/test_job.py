@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import signal
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +16,7 @@ import pytest
 
 from orchestrator import find
 from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job, revive
+from orchestrator.job import STOPPED_S_MAX, Job, revive
 from orchestrator.wire.paths import JobDir
 from tests.golden import folders, jobs
 
@@ -43,32 +46,48 @@ def test_a_job_is_found_as_the_command_line_finds_it(tmp_path: Path) -> None:
 
 
 def test_an_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
-    assert revive(folders.succeeded(tmp_path)) is False
+    assert revive(folders.succeeded(tmp_path)) == ""
     running = folders.make(tmp_path, RUNNING)
     with _supervised(running):
-        assert revive(running) is False
+        assert revive(running) == ""
 
 
 def test_a_supervisor_of_another_machine_is_left_alone_and_named(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     running.lock.write_text("4711 gpu-03\n")
-    assert revive(running) is False
+    assert revive(running) == ""
     status = Job(running).last_status()
     assert status["supervisor"] == {"pid": 4711, "host": "gpu-03"}
     assert status["written_s"] > 1000
 
 
+@pytest.mark.parametrize(("silent_s", "goes_on"), [(STOPPED_S_MAX + 1, True), (STOPPED_S_MAX - 5, False)])
+def test_a_supervisor_that_has_long_been_stopped_is_let_go_on(
+    tmp_path: Path, silent_s: float, goes_on: bool
+) -> None:
+    running = folders.make(tmp_path, RUNNING)
+    os.utime(running.state, (time.time() - silent_s,) * 2)
+    with subprocess.Popen(["sleep", "60"]) as sleeper, _supervised(running):
+        running.lock.write_text(f"{sleeper.pid} {os.uname().nodename}\n")
+        os.kill(sleeper.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, sleeper.pid, os.WSTOPPED)
+        assert ("it goes on" in revive(running)) is goes_on
+        found = os.waitid(os.P_PID, sleeper.pid, os.WCONTINUED | os.WNOHANG)
+        assert (found is not None) is goes_on
+        sleeper.kill()
+
+
 def test_a_folder_that_is_no_job_is_not_revived(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     running.plan.unlink()
-    assert revive(running) is False
+    assert revive(running) == ""
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_users_job_is_not_revived(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     os.chown(running.plan, 12345, 12345)
-    assert revive(running) is False
+    assert revive(running) == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"state": "RUNNING"}', "\udcff", '{"a": NaN'])

@@ -260,7 +260,7 @@ def test_a_job_that_was_put_back_into_the_queue_meanwhile_is_not_closed(
 def test_nobody_starts_a_supervisor_for_a_job_that_slurm_has(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
-    assert revive(folder) is False
+    assert revive(folder) == ""
     assert cli.run(["logs", folder.id]) == 0
     assert not (folder.root / "started").exists()
 
