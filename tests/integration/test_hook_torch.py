@@ -250,16 +250,16 @@ wait()
 """
 
 
-def take_until(process: subprocess.Popen[bytes], rank: Rank, word: str) -> list[RankStack]:
-    """Take stacks until the last process shows `word`: it may just have said `ready` and not be there yet."""
+def take_until(process: subprocess.Popen[bytes], rank: Rank, *words: str) -> list[RankStack]:
+    """Take stacks until each process shows its word: it may just have said `ready` and not be there yet."""
     deadline = time.monotonic() + START_S_MAX
     found: list[RankStack] = []
     while time.monotonic() < deadline and process.poll() is None:
         found = stacks.take(process.pid, rank.dir, STACK_SIGNAL, STACKS_S_MAX)
-        if word in found[-1].text:
+        if len(found) == len(words) and all(word in one.text for word, one in zip(words, found, strict=True)):
             return found
         time.sleep(stacks.POLL_S)
-    raise AssertionError(f"{word} not in {found}")
+    raise AssertionError(f"{words} not in {found}")
 
 
 def test_a_loop_that_holds_the_gil_shows_its_line(tmp_path: Path) -> None:
@@ -275,8 +275,8 @@ def test_a_loop_that_holds_the_gil_shows_its_line(tmp_path: Path) -> None:
 def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
     rank = lay_out(tmp_path)
     with running(rank, FORKS) as process:
-        parent, child = take_until(process, rank, "in work\n")
-        assert "in wait\n" in parent.text and "in work\n" not in parent.text
+        parent, child = take_until(process, rank, "in wait\n", "in work\n")
+        assert "in work\n" not in parent.text
         assert "in wait\n" not in child.text
         assert rank.files() == ["beat", f"stacks-{process.pid}.txt"]
 
