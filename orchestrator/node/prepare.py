@@ -134,7 +134,10 @@ class Preparation:
         self.env = env
         try:
             self._program = setup.first_program(order.programs, env, self._job.code) if order.programs else ""
-            held = setup.held_port(f"{self._boot} {order.attempt}", order.port) if order.wants_port else None
+            # Never the port of the attempt before: somebody may have it.
+            ports = setup.PORT_RANGE[order.attempt % 2 :: 2]
+            seed = f"{self._boot} {order.attempt}"
+            held = setup.held_port(seed, order.port, ports) if order.wants_port else None
         except setup.SetupError as err:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
             return

@@ -95,8 +95,8 @@ def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) 
     raise SetupError(f"there is no {' and no '.join(programs)} on this node (PATH is {path})")
 
 
-def held_port(seed: str, fixed: int | None) -> socket.socket:
-    """Return a socket that listens on the fixed port, or else on a free one. Raises SetupError when that cannot be.
+def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:
+    """Return a socket that listens on the fixed port, or else on a free one of these. Raises SetupError when that cannot be.
 
     Whoever wants the port for another process closes it right before.
     """
@@ -105,8 +105,8 @@ def held_port(seed: str, fixed: int | None) -> socket.socket:
     chooser = random.Random(seed)
     for _ in range(PORT_TRIES_MAX):
         with contextlib.suppress(SetupError):
-            return _held(chooser.choice(PORT_RANGE))
-    raise SetupError(f"no free port among {PORT_TRIES_MAX} between {PORT_RANGE.start} and {PORT_RANGE.stop}")
+            return _held(chooser.choice(ports))
+    raise SetupError(f"no free port among {PORT_TRIES_MAX} between {ports.start} and {ports.stop}")
 
 
 def free_port(seed: str) -> int:

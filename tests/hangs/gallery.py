@@ -23,8 +23,8 @@ START_S_MAX = 40.0
 PATIENCE_S_MAX = 75.0
 """The same where nothing but time tells the hang from work: 60 s without a move."""
 
-COMPUTES_S_MAX = 135.0
-"""The same where it computes: on a busy machine patience lasts up to twice as long."""
+COMPUTES_S_MAX = 165.0
+"""The same where it computes: on a busy machine patience lasts up to twice as long, and a look of five may see nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -442,8 +442,8 @@ def arrive():
     while rank == 3:
         time.sleep(0.5)  # here
 """),
-        (3,), ("rank 3", "node-1"), ("ranks 0-2",), kind="rendezvous", found_s_max=26.0,
-        spec={"monitor": {"rendezvous_timeout": 20}},
+        (3,), ("rank 3", "node-1"), ("ranks 0-2",), kind="rendezvous", found_s_max=51.0,
+        spec={"monitor": {"rendezvous_timeout": 45}},  # on a busy machine the import of torch takes a third of it
     ),
     Case(
         "a_file_lock_that_a_waiting_rank_holds",

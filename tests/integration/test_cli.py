@@ -152,6 +152,7 @@ def test_secrets_are_private_from_the_first_byte_and_are_nowhere_else(desk: Desk
     assert all(SECRET.encode() not in command for command in sight.commands())
     sight.job.cancel()
     sight.wait()
+    wait_until(sight.job.folder.ended.exists, "the supervisor's last word: files come and go before it")
     allowed = {folder / "secrets.json", *sight.job.folder.attempt_logs(1).glob("rank-*.log")}
     holders = [
         path for path in sight.root.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()
@@ -230,6 +231,7 @@ def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next(desk: Desk
     orch("submit", _spec(desk, COUNT))
     sight = desk.jobs[0]
     sight.wait_for_line("line 3")
+    sight.wait_for_state("RUNNING")
     old = sight.supervisor()
     os.kill(old.pid, signal.SIGKILL)
     wait_until(lambda: not procfs.alive(old), "the end of the supervisor")

@@ -16,7 +16,7 @@ from orchestrator.job import Job
 pytestmark = pytest.mark.integration
 
 JOBS = Path(__file__).parents[2] / "jobs"
-RUN_S_MAX = 240.0
+RUN_S_MAX = 600.0
 POLL_S = 0.1
 DEMO_LOSS_MAX = 2.1
 

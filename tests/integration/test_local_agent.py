@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -132,14 +133,17 @@ def test_a_stopped_agent_that_goes_on_finds_its_ranks_well(desk: Desk) -> None:
     job = desk.submit(
         {**FAKE_TORCH, "train.py": script},
         entrypoint="train.py",
-        monitor={"node_timeout": 5, "hang_timeout": 60},
+        monitor={"node_timeout": 12, "hang_timeout": 60},
     )
     job.wait_for_step(3)
     agent, steps = job.agent(), len(job.steps_logged())
     kill(agent, signal.SIGSTOP)
-    wait_until(lambda: len(job.steps_logged()) > steps + 360, "3.6 s of steps, longer than the fence's 3 s")
+    stopped_at = time.monotonic()
+    wait_until(lambda: time.monotonic() > stopped_at + 7.8, "longer than the fence's 7.2 s")
+    went_on = len(job.steps_logged())
+    assert went_on > steps + 100
     kill(agent, signal.SIGCONT)
-    wait_until(lambda: (job.seen()["step"] or 0) > steps + 400, "news of the steps")
+    wait_until(lambda: (job.seen()["step"] or 0) > went_on, "news of the steps")
     assert job.seen()["restarts"] == 0
     job.job.cancel()
     assert job.wait()["state"] == "CANCELLED"

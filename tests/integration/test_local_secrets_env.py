@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Desk
+from .conftest import Desk, wait_until
 
 pytestmark = pytest.mark.integration
 
@@ -78,6 +78,7 @@ def test_a_secret_reaches_the_ranks_and_stands_nowhere_else(desk: Desk) -> None:
         setup=['echo "setup sees ${#TOKEN_OF_MINE} characters"', "export MORE=1"],
     )  # fmt: skip
     assert job.wait()["state"] == "FAILED"
+    wait_until(job.job.folder.ended.exists, "the supervisor's last word: files come and go before it")
     assert f"the secret is {SECRET}" in job.log()
     setup = job.job.folder.node_log(1, "node-0").read_text()
     assert f"setup sees {len(SECRET)} characters" in setup

@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from orchestrator.backends.ssh.launch import Code
 from tests.unit import hosts
 from tests.unit.hosts import Host
+
+settings.register_profile(
+    "orch", deadline=None
+)  # of an example: a machine that is busy for 0.2 s is no finding
+settings.load_profile("orch")
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: Host,
     assert endpoint.read_text() == "127.0.0.1:9\n"
     seen = reach(host, hosts.kit(), hosts.config(address="127.0.0.1:7"))
     assert seen.alive and seen.boot == procfs.boot_id() and endpoint.read_text() == "127.0.0.1:7\n"
+    log = host.job.node("node-0") / "agent.log"
+    hosts.wait_for(lambda: "Connect call failed" in log.read_text(), "the agent's first call")
     hosts.end_all(host.home)
     seen = reach(host, hosts.kit(), hosts.config())
     assert not seen.alive and "Connect call failed" in seen.words

@@ -154,7 +154,8 @@ def test_a_step_that_slurm_does_not_make_is_tried_node_by_node(world: World) -> 
         world.end(number)
     world.launch(one, "n1", "n2", "n3")
     failures = world.failures(one)
-    assert len(failures) == 1 and world.runs() == 4
+    hosts.wait_for(lambda: world.runs() == 4, "an srun for each node")
+    assert len(failures) == 1
     ((node, err),) = failures.items()
     assert f"--nodelist={node}" in world.run(2) and err.trouble is Trouble.LASTING
 
