@@ -1,7 +1,8 @@
 """Who is missing in the collective that others wait in? Pure: what each rank entered last, in; an answer out.
 
 Rules: only members of one group are compared, by the number of the last collective that they have entered. Who waits
-in one group for somebody else is no culprit of another. That all have entered the same one is only known if all tell.
+in one group for somebody else is no culprit of another. Nor is, within a group, who waits in an earlier one than others:
+where a cut falls into a collective, some have come through it. That all have entered it is only known if all tell.
 """
 
 from __future__ import annotations
@@ -114,15 +115,25 @@ def _sides(key: Key, waits: Mapping[int, Collective]) -> tuple[Side, ...]:
 def _gap(
     key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankLook], ended: frozenset[int]
 ) -> Missing | None:
-    """Return who is missing in a group's latest collective."""
+    """Return who is missing in a group's latest collective, and is not seen to wait in an earlier one."""
     waiting = [rank for rank, now in waits.items() if _key(now) == key]
     top = max(waiting, key=lambda rank: (waits[rank].number, -rank))
     number = waits[top].number
     behind = [rank for rank in key[1] if rank in ended]
-    behind += [rank for rank in key[1] if rank in looks and _is_behind(_number(key, rank, looks), number)]
+    behind += [
+        rank
+        for rank in key[1]
+        if rank in looks and _is_behind(_number(key, rank, looks), number)
+        if rank not in waiting or not _is_in(waits[rank], looks[rank])
+    ]
     if not behind:
         return None
     return Missing(waits[top], tuple(rank for rank in waiting if rank not in behind), tuple(sorted(behind)))
+
+
+def _is_in(one: Collective, look: RankLook) -> bool:
+    """Tell whether a rank is in that collective still: gloo's flight recorder does not know, but the stack may tell."""
+    return look.why == f"in {one.what}"
 
 
 def _is_behind(number: int | None, top: int) -> bool:

@@ -271,11 +271,11 @@ def test_a_hanging_sshd_never_says_who_it_is(box: Box) -> None:
 
 def test_a_host_key_can_change_or_be_unknown(box: Box) -> None:
     box.change_host_key("node7")
-    assert "IDENTIFICATION HAS CHANGED" in ssh(box, "node7", "true").stderr
+    assert "IDENTIFICATION HAS CHANGED" in ssh(box, "node7", "true", *PATIENT).stderr
     box.heal()
     assert says(box, "node7", "hostname") == "node7"
     box.forget_host_key("node7")
-    assert "Host key verification failed" in ssh(box, "node7", "true").stderr
+    assert "Host key verification failed" in ssh(box, "node7", "true", *PATIENT).stderr
     box.heal()
     assert says(box, "node7", "hostname") == "node7"
 
@@ -292,7 +292,7 @@ def test_forwarding_can_be_forbidden(box: Box) -> None:
 
 def test_a_noisy_shell_says_more_than_it_was_asked(box: Box) -> None:
     box.noisy_bashrc("node8")
-    done = ssh(box, "node8", "echo answer")
+    done = ssh(box, "node8", "echo answer", *PATIENT)
     assert done.stdout.startswith("Welcome") and done.stdout.endswith("no newlineanswer\n")
     assert "no tty" in done.stderr
     box.heal()
@@ -310,7 +310,7 @@ def test_an_old_python_is_found_first(box: Box) -> None:
 def test_a_disk_can_be_full_and_a_folder_gone(box: Box) -> None:
     box.small_disk("node8", "/tmp/scratch", 64)
     write = "head -c 100000 /dev/zero > /tmp/scratch/file"
-    assert "No space left" in ssh(box, "node8", write).stderr
+    assert "No space left" in ssh(box, "node8", write, *PATIENT).stderr
     box.hide("node8", sys.base_prefix)
     assert ssh(box, "node8", sys.executable).returncode != 0
     box.heal()

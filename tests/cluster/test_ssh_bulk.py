@@ -94,6 +94,7 @@ def test_a_log_of_a_gigabyte_comes_home_byte_by_byte_with_bounded_memory(desk: D
 
     job.wait_until(is_over, "the end of the job", BULK_S_MAX)
     assert job.status()["state"] == "SUCCEEDED"
+    job.wait_until(job.folder.ended.exists, "the log at home", BULK_S_MAX)
     desk.orch("collect", job.id)
     assert _digest(job.folder.rank_log(1, 0)) == _expected_digest(LOG_MIB)
     assert max(rss_bytes) < RSS_BYTES_MAX

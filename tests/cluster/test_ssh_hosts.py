@@ -10,7 +10,7 @@ import pytest
 
 from .box import Box
 from .desk import FAKE_TORCH, STEPPER, Desk, Job
-from .host import USERS
+from .host import USERS, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -214,6 +214,7 @@ def test_a_job_leaves_nothing_on_a_host_but_its_folder_and_clean_takes_that(desk
     before = files()
     job = desk.submit(SHORT)
     assert job.wait()["state"] == "SUCCEEDED"
+    job.wait_until(job.folder.ended.exists, "its supervisor's leave")
     own = f"/home/trainer/.orch/jobs/{job.id}"
     extra = {path for path in files() - before if not path.startswith(f"{own}/")}
     assert extra <= {"/home/trainer/.orch", "/home/trainer/.orch/jobs", own}
@@ -229,7 +230,7 @@ def test_check_names_each_hosts_faults_and_starts_nothing(desk: Desk, box: Box) 
     told = done.stdout + done.stderr
     assert done.returncode == 3
     assert re.search("host key.*node2", told) and re.search("forward.*node3", told)
-    assert not desk.at_work()
+    wait_for(lambda: not desk.at_work(), "silence on all hosts")
     assert not box.host("node1").path("/home/trainer/.orch").exists()
 
 

@@ -59,7 +59,7 @@ def test_a_gpt_trains_on_four_hosts_with_two_ranks_each(desk: Desk) -> None:
 
 def test_ssh_cut_and_healed_changes_neither_the_weights_nor_a_line_of_the_logs(desk: Desk, box: Box) -> None:
     wanted = undisturbed(desk, 4)
-    job = train(desk, 4, "node[1-4]")
+    job = train(desk, 4, "node[1-4]", pace_s=0.1)
     job.wait_for_step(5)
     box.cut_between("login", "node2")  # silent, both ways; the ranks go on
     box.break_ssh("node3")  # closed, and at once possible again
@@ -77,7 +77,7 @@ def test_ssh_cut_and_healed_changes_neither_the_weights_nor_a_line_of_the_logs(d
 
 def test_a_host_lost_for_good_is_replaced_by_the_spare_with_the_same_weights(desk: Desk, box: Box) -> None:
     wanted = undisturbed(desk, 2)
-    job = train(desk, 2, "node[1-3]", spares=1)
+    job = train(desk, 2, "node[1-3]", spares=1, pace_s=0.1)
     job.wait_for_step(25)
     job.until(lambda seen: seen["checkpoint"] is not None, "a checkpoint at home")
     assert job.placed() == ["node1", "node2"]

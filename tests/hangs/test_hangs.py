@@ -62,10 +62,12 @@ def _assert_judged(job: Sight, case: Case) -> None:
 
 def _assert_seen_before_it_was_killed(job: Sight) -> None:
     """Looks at every rank came before the verdict, and their pages are there."""
-    news = job.news(e.Looked, d.Judge)
+    news = job.news(e.Looked, e.Exited, d.Judge)
     before = news[: next(at for at, one in enumerate(news) if isinstance(one, d.Judge))]
     assert {one.node for one in before if isinstance(one, e.Looked)} == {"node-0", "node-1"}
-    looked = {f"rank-{look.rank:05d}" for one in before if isinstance(one, e.Looked) for look in one.ranks}
+    gone = {one.rank for one in before if isinstance(one, e.Exited)}  # perhaps in the moment of the look
+    looks = [look for one in before if isinstance(one, e.Looked) for look in one.ranks]
+    looked = {f"rank-{look.rank:05d}" for look in looks if look.rank not in gone}
     pages = {path.name[:10] for path in job.job.folder.evidence(1).glob("rank-*")}
     assert looked and pages >= looked, (looked, pages)  # one that has ended leaves none
 

@@ -72,6 +72,8 @@ def _found(rank: Rank) -> e.RankLook:
     members = tuple(number for number in range(gang.size) if number != world.night.serves_rank)
     waits = stance.doing is e.Doing.WAITS
     number = counts.COLLECTIVES_A_STEP * gang.count + (2 if waits and not stance.elsewhere else 1)
+    if waits and any(one.host.cut_gang for one in gang.ranks.values()):
+        number -= rank.number % 2  # the cut fell into a collective, which some have come through
     entered_s = max(0.0, world.now - max(gang.stepped_s, rank.ready_s))
     one = e.Collective(
         "0", "default group", members, number, stance.what or "all_reduce", "float32[10]", entered_s
@@ -103,4 +105,4 @@ def _plain(rank: Rank) -> Stance:
         return Stance(
             e.Doing.SLEEPS, "train.py:6 meet", "in a loop that nothing in it can leave", certain=True
         )
-    return Stance(e.Doing.WAITS, "train.py:9 step")
+    return Stance(e.Doing.WAITS, "train.py:9 step", "in all_reduce")

@@ -238,7 +238,7 @@ def test_a_job_that_nobody_is_left_of_is_put_back_into_the_queue_by_a_look_at_it
     long_ago_s = time.time() - 2 * queued.ORPHANED_S
     os.utime(job.folder.state, (long_ago_s, long_ago_s))
     job.status()
-    assert job.status()["state"] == "QUEUED"
+    job.wait_until(lambda: job.status()["state"] == "QUEUED", "its place in the queue")
     job.wait_for_step(5, attempt=2)
     assert "node1" not in job.placed() and allocations(job) == [f"{id}.0", f"{id}.1"]
     slurm.power_on("node1")

@@ -8,6 +8,7 @@ from tests.cluster.box import inside
 from tests.cluster.host import wait_for
 from tests.cluster.slurm import SlurmBox
 from tests.cluster.slurmconf import ACCOUNT, GRACE_S, KILL_WAIT_S, SLURMD_TIMEOUT_S
+from tests.cluster.slurmqueue import QUEUE_S_MAX
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
 
@@ -42,7 +43,7 @@ def sleeps(box: SlurmBox, *options: str, script: str = "srun sleep 600") -> str:
     """Return the id of a job that runs and does not end."""
     id = box.queue.sbatch(f"echo restart ${{SLURM_RESTART_COUNT:-0}}\n{script}", f"--output={OUT}", *options)
     box.queue.wait_for_state(id, "RUNNING")
-    wait_for(lambda: "restart 0" in printed(box), "the job's first words")
+    wait_for(lambda: "restart 0" in printed(box), "the job's first words", QUEUE_S_MAX)
     return id
 
 
@@ -91,15 +92,16 @@ def test_what_the_cluster_does_not_have_is_refused(slurm: SlurmBox, option: str,
 
 def test_scancel_ends_a_job_and_all_its_processes(slurm: SlurmBox) -> None:
     id = sleeps(slurm, "--nodes=2")
-    wait_for(lambda: all(at_work(slurm, name) for name in ("node1", "node2")), "tasks")
+    wait_for(lambda: all(at_work(slurm, name) for name in ("node1", "node2")), "tasks", QUEUE_S_MAX)
     slurm.queue.scancel(id)
     slurm.queue.wait_for_state(id, "CANCELLED")
     wait_for(lambda: not any(at_work(slurm, host.name) for host in slurm.nodes), "silence", 2 * KILL_WAIT_S)
 
 
 def test_the_batch_shell_can_be_warned_without_its_tasks(slurm: SlurmBox) -> None:
-    script = "trap 'echo warned; exit 0' USR1\nsrun sleep 600 &\nfor _ in {1..3}; do wait; done"
+    script = "trap 'echo warned; exit 0' USR1\necho ready\nsrun sleep 600 &\nfor _ in {1..3}; do wait; done"
     id = sleeps(slurm, script=script)
+    wait_for(lambda: "ready" in printed(slurm), "the trap", QUEUE_S_MAX)
     slurm.queue.warn(id)
     slurm.queue.wait_for_state(id, "COMPLETED")
     assert "warned" in printed(slurm)
@@ -131,7 +133,7 @@ def test_a_job_that_is_held_starts_when_it_is_released(slurm: SlurmBox) -> None:
 def test_a_job_of_higher_priority_sends_others_back_to_the_queue(
     slurm: SlurmBox, partition: str, grace_s: int
 ) -> None:
-    script = "trap 'echo told' TERM\nsleep 600 & wait; wait"
+    script = "trap 'echo told; exit' TERM\nwhile :; do sleep 600 & wait; done"
     id = sleeps(
         slurm, "--requeue", "--open-mode=append", "--nodes=4", f"--partition={partition}", script=script
     )
@@ -154,7 +156,7 @@ def at_work(box: SlurmBox, name: str) -> list[str]:
 def test_a_job_outlives_a_node_that_is_lost(slurm: SlurmBox, fault: str) -> None:
     script = "srun --no-kill --kill-on-bad-exit=0 sleep 600"
     id = sleeps(slurm, "--no-kill", "--nodes=3", script=script)
-    wait_for(lambda: at_work(slurm, "node3"), "a task")
+    wait_for(lambda: at_work(slurm, "node3"), "a task", QUEUE_S_MAX)
     if fault == "power":
         slurm.power_off("node3")
     else:
@@ -206,7 +208,9 @@ def saved_state(box: SlurmBox) -> bytes:
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_job_goes_on_while_slurmctld_is_away(slurm: SlurmBox, kill: bool) -> None:
     id = sleeps(slurm, "--nodes=2")
-    wait_for(lambda: at_work(slurm, "node2"), "a task")  # it is slurmctld that lets the step begin
+    wait_for(
+        lambda: at_work(slurm, "node2"), "a task", QUEUE_S_MAX
+    )  # it is slurmctld that lets the step begin
     if kill:  # what it has not saved yet would be forgotten: saved is what was said after the job had begun
         slurm.queue.comment(id, said := f"job {id} runs")
         wait_for(lambda: said.encode() in saved_state(slurm), "a saved state", 30)

@@ -112,7 +112,7 @@ def test_a_preemption_in_the_middle_changes_no_weight(slurm: SlurmBox, desk: Des
 
 def test_a_restart_of_slurmctld_is_not_felt(slurm: SlurmBox, desk: Desk) -> None:
     wanted = undisturbed(desk)
-    job = begun(desk, pace_s=0.1)
+    job = begun(desk, pace_s=0.3)
     slurm.stop_slurmctld()
     job.wait_for_step(job.seen()["step"] + 10)  # training goes on without it
     slurm.start_slurmctld()

@@ -64,7 +64,7 @@ class Cut:
         def cut(wait_s: float) -> bytes | None:
             if not self._left:
                 for pid in self._server.family()[1:]:
-                    if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    if "sshd" in Path(f"/proc/{pid}/comm").read_text():
                         os.kill(pid, signal.SIGKILL)
             heard = line(wait_s)
             self._left -= bool(heard)

@@ -186,6 +186,15 @@ def test_a_whole_gang_that_waits_with_nobody_missing_is_the_networks_fault() -> 
     assert verdict.signature == "hang network"
 
 
+def test_where_a_cut_falls_into_a_collective_who_did_not_come_through_it_is_not_missing() -> None:
+    """All have entered #7; what the network still carried let some of them out."""
+    inside = "in all_reduce"
+    found = [entered(rank, 7 if rank == 2 else 8, why=inside) for rank in ALL]
+    assert judged(gang_of(), *found).ranks == ()
+    elsewhere = entered(2, 7, why="in a wait for the store")
+    assert judged(gang_of(), *(elsewhere if one.rank == 2 else one for one in found)).ranks == (2,)
+
+
 def test_who_burns_processor_time_in_a_collective_may_be_sending() -> None:
     story = gang_of()
     found = [entered(rank, 7) for rank in ALL]
