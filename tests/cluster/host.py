@@ -24,7 +24,7 @@ T = TypeVar("T")
 RUN_S_MAX = 120.0
 """How long a command on a host may take unless told otherwise."""
 
-GONE_S_MAX = 10.0
+GONE_S_MAX = 30.0
 POLL_S = 0.01
 
 SSHD_PID = "/run/sshd.pid"
