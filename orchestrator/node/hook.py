@@ -329,19 +329,19 @@ class Turns:
     def next(self, optimizer: object) -> int:
         """Return the word for one more step of an optimizer; 0 for one too many. Raises what is no optimizer."""
         if self._last() is not optimizer:
-            self._number = self._number_of(optimizer)
+            self._number, self._last = self._number_of(optimizer)
         if self._number >= OPTIMIZERS_MAX:
             return 0
         self._made[self._number] = made = self._made[self._number] + 1
         return made * OPTIMIZERS_MAX + self._number
 
-    def _number_of(self, optimizer: "Any") -> int:
+    def _number_of(self, optimizer: "Any") -> "tuple[int, ref[Any]]":
         import weakref
 
-        self._last = weakref.ref(optimizer)
         for number, (one, _) in enumerate(self._known):
             if one() is optimizer:
-                return number
+                return number, one
+        known = weakref.ref(optimizer)
         groups = [group["params"] for group in optimizer.param_groups]
         kind = (
             type(optimizer),
@@ -350,8 +350,8 @@ class Turns:
         dead = [number for number, (one, its) in enumerate(self._known) if one() is None and its == kind]
         number = dead[0] if dead else len(self._known)
         if number < OPTIMIZERS_MAX:
-            self._known[number : number + 1] = [(self._last, kind)]
-        return number
+            self._known[number : number + 1] = [(known, kind)]
+        return number, known
 
 
 class Steps:

@@ -102,6 +102,22 @@ for parameters in range(10, 20):
     ]
 
 
+def test_what_is_no_optimizer_of_torchs_is_not_taken_for_the_one_before_it(rank: Rank) -> None:
+    text = f"""{GROUPS}
+world.add("0", [0, 1], 5)
+odd = Optimizer()
+del odd.param_groups
+step()
+odd.step()
+odd.step()
+step()
+"""
+    assert rank.run([sys.executable, rank.script(text)]).stdout == b""
+    assert rank.reader().marks(0, 4) == (m.Mark(1, 0, 1, (5,)), m.Mark(4, 0, 2, (5,)))
+    (note,) = (rank.dir / hook.NOTES_FILE).read_text().splitlines()
+    assert "param_groups" in note
+
+
 def test_a_destroyed_group_dies_and_its_column_goes_to_the_next_one(rank: Rank) -> None:
     text = f"""{GROUPS}
 every, some = world.add("0", [0, 1], 5), world.add("1", [0], 5)
