@@ -180,13 +180,13 @@ class Beats:
         some steps apart, or beat at other moments, still have turns in common.
         """
         since = since if since <= last else 0  # a counter that began anew
-        owners = self._words[COUNTS_WORD + GROUPS_MAX :: ROW_WORDS].tolist()
+        words, at = self._words, COUNTS_WORD + GROUPS_MAX
         steps = range(max(since, last - RING_STEPS + 1) + 1, last + 1)  # the oldest is being overwritten
-        turns = {step: owners[step % RING_STEPS] // OPTIMIZERS_MAX for step in steps}
-        chosen, stride = [step for step in steps if turns[step]], 1
-        while len(fewer := [step for step in chosen if turns[step] % (2 * stride) == 0]) >= 2:
+        turns = [(words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps]
+        chosen, stride = [one for one in turns if one[0]], 1
+        while len(fewer := [one for one in chosen if one[0] % (2 * stride) == 0]) >= 2:
             chosen, stride = fewer, 2 * stride
-        return self._marks(chosen[-MARKS_MAX:])
+        return self._marks([step for _, step in chosen[-MARKS_MAX:]])
 
     def history(self) -> tuple[m.Mark, ...]:
         """Return the last steps at which a count grew by another number than at the same optimizer's step before, 64
