@@ -313,9 +313,8 @@ class Facts:
     ended_at: float | None = None
     requests: int = 0
     look_asked: int = 0  # the last request of somebody who wants to see what the ranks do
-    tallies: dict[Series, dict[int, dict[int, Tally]]] = field(
-        default_factory=dict, compare=False
-    )  # see `desync`
+    # What `desync` compares: for each step of an optimizer what its ranks had run.
+    tallies: dict[Series, dict[int, dict[int, Tally]]] = field(default_factory=dict, compare=False)
     odd_at: dict[Series, float] = field(default_factory=dict, compare=False)  # since when counts differ
     look_answered: int = 0  # the last one for which looks were ordered
     heard_at: float = 0.0

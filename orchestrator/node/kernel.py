@@ -49,7 +49,7 @@ READS = frozenset(
 WRITES = frozenset({"write", "writev", "pwrite64", "pwritev", "sendto", "sendmsg", "fsync", "fdatasync"})
 OPENS = frozenset({"open", "openat", "openat2"})
 NETWORK = frozenset(
-    [
+    {
         "poll",
         "ppoll",
         "select",
@@ -61,7 +61,7 @@ NETWORK = frozenset(
         "readv",
         "recvfrom",
         "recvmsg",
-    ]
+    }
 )
 LOCKS = frozenset({"flock", "fcntl"})
 _FD_FIRST = READS | WRITES | LOCKS | {"ioctl", "connect"}

@@ -106,9 +106,8 @@ class SlurmBox(Box):
             self.kill_all(host.name, "trainer")
         wait_for(lambda: not self._scancel_all(), "an empty queue", CLEAR_S_MAX, ASK_S)
         for node, state in self._states().items():
-            if state.startswith(
-                MENDED_BY_RESUME
-            ):  # one that has come back by itself meanwhile is not to be resumed
+            # One that has come back by itself meanwhile is not to be resumed: Slurm refuses, and `wait_idle` tells.
+            if state.startswith(MENDED_BY_RESUME):
                 self.login.run(["scontrol", "update", f"NodeName={node}", "State=RESUME"], check=False)
         self.wait_idle()
 
