@@ -16,6 +16,7 @@ from pathlib import Path
 from orchestrator.brain import decisions as d
 from tests.hangs.gallery import CASES, Case
 from tests.hangs.innocents import INNOCENTS, Deed
+from tests.hangs.innocents_waits import WAITS
 from tests.hangs.runs import Entry, Runs
 from tests.integration.conftest import Desk, Sight
 
@@ -28,7 +29,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--side-by-side", type=int, default=1)
     asked = parser.parse_args(words)
-    everything: list[Entry] = [*CASES, *(one for one in INNOCENTS if one.deed is Deed.NOTHING)]
+    everything: list[Entry] = [*CASES, *(one for one in (*INNOCENTS, *WAITS) if one.deed is Deed.NOTHING)]
     unknown = set(asked.names) - {one.name for one in everything}
     if unknown:
         print(f"there is no {', '.join(sorted(unknown))}", file=sys.stderr)

@@ -30,7 +30,9 @@ def main(argv: list[str]) -> int:
         case ["supervise", folder]:
             from orchestrator import supervise
             from orchestrator.node import stepenv
+            from orchestrator.wire import room
 
+            room.print_patiently()
             return supervise.main(Path(folder), _backend, stepenv.allocation(os.environ))
         case ["--selftest"]:
             return _selftest()

@@ -18,8 +18,9 @@ import click
 
 from orchestrator import home, statefile
 from orchestrator.errors import ClusterError, OrchError, UserError
-from orchestrator.job import Job, revive
+from orchestrator.job import Job
 from orchestrator.params import Ago, JobName, Pattern, Verbs
+from orchestrator.revival import revive
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:

@@ -25,7 +25,15 @@ POLL_S = 0.02
 
 
 def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
-    """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time."""
+    """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time, or the disk
+    refuses."""
+    try:
+        _close(job, allocation, cause, why)
+    except OSError as err:
+        raise requests.refused(err, job.root) from err
+
+
+def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
     deadline_s = time.monotonic() + CLOSE_S_MAX
     while not _has_ended(job):
         with _turn(job) as is_mine:

@@ -96,26 +96,34 @@ def await_last(job: Job) -> None:
 def tidy(jobs: Sequence[Job]) -> str:
     """Kill what ended jobs left running and remove their run files and the drafts of cut off submits.
 
-    Says what, and nothing when there was nothing to do.
+    Says what, and what could not be done; nothing when there was nothing to do.
     """
-    tidied = 0
+    tidied, left = 0, []
     for job in jobs:
         run = job.folder.root / "nodes"
         if not job.folder.ended.exists() or not run.exists() or job.folder.archive.exists():
             continue  # over SSH it holds what agents said, and nothing of it runs here
         for node in sorted(run.iterdir()):
             keeper.sweep(job.id, node.name)
-        shutil.rmtree(run, ignore_errors=True)
-        tidied += 1
+        if _is_deleted(run):
+            tidied += 1
+        else:
+            left.append(run)
     drafts = [
         path for folder in {job.folder.root.parent for job in jobs} for path in sorted(folder.glob(".*"))
     ]
     old = [path for path in drafts if time.time() - path.lstat().st_mtime > DRAFT_S_MAX]
-    for path in old:
-        shutil.rmtree(path, ignore_errors=True)
+    removed = sum(_is_deleted(path) for path in old)
     parts = [f"tidied {counted(tidied, 'ended job')}"] if tidied else []
-    parts += [f"removed {counted(len(old), 'cut off submit')}"] if old else []
+    parts += [f"removed {counted(removed, 'cut off submit')}"] if removed else []
+    parts += [f"{counted(len(left), 'ended job')} could not be tidied, such as {left[0]}"] if left else []
     return ", ".join(parts)
+
+
+def _is_deleted(folder: Path) -> bool:
+    """Delete a folder, and tell whether it is gone: it may be another user's."""
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def swept(accounts: Sequence[leftovers.Account]) -> str:

@@ -16,6 +16,8 @@ from orchestrator.ferry import Ferry
 from orchestrator.links import Links
 from orchestrator.plan import Plan
 from orchestrator.wire import messages as m
+from orchestrator.wire import room
+from orchestrator.wire.durable import replace_text
 from orchestrator.wire.mask import Mask
 from orchestrator.wire.paths import JobDir
 
@@ -34,6 +36,7 @@ class Deeds:
         self._ferry = ferry
         self._mask = Mask(private.secrets.values())
         self.endpoint = ""
+        self._is_unsaid = False  # where agents are to dial
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], now_s: float) -> None:
         """Take up what an earlier supervisor has under way: agents that may run, checkpoints that travel."""
@@ -41,6 +44,18 @@ class Deeds:
         for node in facts.every_node():
             if node.link is not Link.ABSENT:
                 self._backend.attend(self._config(node.name))
+
+    def say_where(self) -> None:
+        """Write down where agents are to dial; on a full disk `go_on` does, unless that has not changed."""
+        file = self._job.endpoint
+        try:
+            replace_text(file, self.endpoint)
+        except OSError as err:
+            if not room.is_full(err):
+                raise
+        self._is_unsaid = not file.exists() or file.read_text() != self.endpoint
+        if not self._is_unsaid:
+            file.touch()  # whoever has started this supervisor waits for it
 
     def do(self, decision: d.Decision, gang: orders.Gang, now_s: float) -> list[e.Event]:
         """Carry out one decision for the current gang; the rest of the decisions are facts already."""
@@ -116,7 +131,9 @@ class Deeds:
         ]
 
     def go_on(self, gang: Callable[[], orders.Gang], now_s: float) -> None:
-        """Prepare the nodes to which their checkpoint was brought."""
+        """Prepare the nodes to which their checkpoint was brought; do what a full disk has kept from being done."""
+        if self._is_unsaid:
+            self.say_where()
         for decision, pieces in self._ferry.arrived(now_s):
             self._prepare(decision, gang(), pieces)
 

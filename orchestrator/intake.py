@@ -162,6 +162,7 @@ class Intake:
         while len(self._fds) >= FILES_OPEN_MAX:
             os.close(self._fds.popitem(last=False)[1])
         full = self._job.root / path
+        self._job.root.stat()  # a job that was deleted does not come back
         full.parent.mkdir(parents=True, exist_ok=True)
         rank = travel.rank_of(path)
         if rank is not None:  # so that `have` knows whose it is, after a restart too

@@ -8,18 +8,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from orchestrator import home, statefile
+from orchestrator import home, revival, statefile
 from orchestrator.errors import ClusterError, OrchError, UserError
+from orchestrator.wire import room
 from orchestrator.wire.paths import JobDir
 
 if TYPE_CHECKING:
@@ -39,9 +38,6 @@ RESUME_S_MAX = 30.0
 
 QUIET_S = 15.0
 """A living supervisor writes its status every half second; one that has not for so long is worth a word."""
-
-STOPPED_S_MAX = 30.0
-"""How long a supervisor may be stopped (state T) before it is let go on: so long it has written no status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,7 @@ class Job:
 
             queued.settle(self.folder)
         else:
-            revive(self.folder)
+            revival.revive(self.folder)
 
     @property
     def is_slurm(self) -> bool:
@@ -123,7 +119,9 @@ class Job:
         there is nothing."""
         known = statefile.read(self.folder, time.time())
         if known.get("written_s", 0.0) > QUIET_S:
-            known["supervisor"] = _holder(self.folder)
+            known["supervisor"] = revival.holder(self.folder)
+            if room.is_used_up(self.folder.root):
+                known["full_disk"] = str(self.folder.root)
         return known
 
     def wait(self, timeout_s: float | None = None) -> Json:
@@ -165,8 +163,22 @@ class Job:
         """Let an ended job go on from its newest checkpoint, or from `checkpoint`.
 
         Raises UserError if it runs, and if it has succeeded and neither `checkpoint` nor `overrides` give it anything
-        new to do.
+        new to do. Of several who resume it at once one does, and the others are told that it runs.
         """
+        from orchestrator import joblock, requests
+
+        try:
+            with joblock.resuming(self.folder) as mine:
+                if not mine:
+                    what = "another command is resuming the job"
+                    fix = "see with orch status what comes of that, then try again"
+                    raise ClusterError(what, self.id, fix)
+                self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ)
+        except OSError as err:
+            raise requests.refused(err, self.folder.root) from err
+
+    def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
+        """Let the job go on, for the one who holds the right to."""
         from orchestrator import submission
 
         before = self.status()
@@ -179,9 +191,7 @@ class Job:
                 "or begin anew with orch submit"
             )
             raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
-        submission.resume(
-            self.folder, self.plan(), checkpoint, tuple(overrides), os.environ if environ is None else environ
-        )
+        submission.resume(self.folder, self.plan(), checkpoint, overrides, environ)
         if self.is_slurm:
             from orchestrator import queued
 
@@ -315,67 +325,6 @@ def submit(
 def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) -> Job:
     """Return a job by id or name, or the latest. Raises UserError when there is none."""
     return Job(home.find(home.home(os.environ if environ is None else environ), wanted))
-
-
-def revive(job: JobDir) -> str:
-    """Start the supervisor of a job that has none and has not ended, or let it go on if somebody has stopped it; say what
-    was needed, empty if nothing. In Slurm's allocation the batch script does so.
-
-    Raises ClusterError when it does not come up.
-    """
-    if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job):
-        return ""
-    if _is_supervised(job):
-        return _let_go_on(job)
-    from orchestrator import submission
-
-    submission.start_supervisor(job)
-    return "had died; a new one has taken over"
-
-
-def _let_go_on(job: JobDir) -> str:
-    """Let a supervisor go on that has been stopped here, by a signal, for longer than whoever did so can have meant."""
-    holder = _holder(job)
-    if holder is None or holder["host"] != os.uname().nodename:
-        return ""
-    from orchestrator.node import procfs
-
-    try:
-        stat = procfs.look(holder["pid"])
-        if stat is None or stat.state != "T" or time.time() - job.state.stat().st_mtime < STOPPED_S_MAX:
-            return ""
-        os.kill(holder["pid"], signal.SIGCONT)
-    except OSError:
-        return ""  # it has written nothing yet, or has gone meanwhile
-    return "had been stopped, by a signal; it goes on"
-
-
-def _is_supervised(job: JobDir) -> bool:
-    """Tell whether somebody holds the job's lock. A supervisor of another machine is not ours to replace: the agents
-    and ranks of a local job are there."""
-    try:
-        fd = os.open(job.lock, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except PermissionError:
-        return True  # another user's job: only its owner can revive it
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
-    holder = _holder(job)
-    return holder is not None and holder["host"] != os.uname().nodename
-
-
-def _holder(job: JobDir) -> Json | None:
-    """Return who wrote himself into the job's lock last: `{pid, host}`."""
-    try:
-        words = job.lock.read_text(errors="replace").split()
-    except OSError:
-        return None
-    return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdigit() else None
 
 
 def _is_beginning(job: JobDir) -> bool:

@@ -16,7 +16,7 @@ from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
 from orchestrator.errors import ClusterError
-from orchestrator.wire import codec
+from orchestrator.wire import codec, room
 from orchestrator.wire.durable import LineLog, read_lines
 
 _NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
@@ -81,9 +81,10 @@ class Journal:
         self._log = LineLog(path)
         self._machine = machine
         self._n = last_n
+        self._retry_s = 0.0
 
     def write(self, news: News, boot: str = "", seq: int = 0) -> None:
-        """Append one piece of news. `sync` makes it durable."""
+        """Append one piece of news. `sync` makes it durable; on a full disk it waits in memory."""
         self._n += 1
         record: dict[str, Any] = {
             "n": self._n,
@@ -96,9 +97,22 @@ class Journal:
             record["boot"], record["seq"] = boot, seq
         self._log.append(codec.dumps_plain(record))
 
-    def sync(self) -> None:
-        """Make everything written so far durable."""
-        self._log.sync()
+    @property
+    def is_full(self) -> bool:
+        """Tell whether the disk had no room when it was last tried."""
+        return self._log.is_full
+
+    @property
+    def owed_bytes(self) -> int:
+        """How much is not known to be on disk."""
+        return self._log.owed_bytes
+
+    def sync(self) -> bool:
+        """Make everything written so far durable; False while the disk is full, which is tried again from time to time."""
+        if self._log.is_full and time.monotonic() < self._retry_s:
+            return False
+        self._retry_s = time.monotonic() + room.RETRY_S
+        return self._log.sync()
 
     def close(self) -> None:
         """Give the file back."""

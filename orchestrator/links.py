@@ -16,6 +16,7 @@ from typing import Any
 from orchestrator.wire import line
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import LINE_BYTES_MAX
+from orchestrator.wire.paths import JobDir
 
 HELLO_S_MAX = 10.0
 """How long a new connection may take to say who it is."""
@@ -93,6 +94,15 @@ class Links:
         except OSError:
             self._server = await self._open(context, host, 0)
         return int(self._server.sockets[0].getsockname()[1])
+
+    async def listen_again(self, job: JobDir, host: str) -> int:
+        """Serve where the supervisor before did, so that agents find this one at once; return the port."""
+        try:
+            port = int(job.endpoint.read_text().rpartition(":")[2])
+        except (OSError, ValueError):
+            port = 0
+        certificate, key = job.secrets / "certificate.pem", job.secrets / "key.pem"
+        return await self.listen(line.server_context(certificate, key), host, port)
 
     async def _open(self, context: ssl.SSLContext, host: str, port: int) -> asyncio.Server:
         return await asyncio.start_server(

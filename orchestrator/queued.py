@@ -102,7 +102,7 @@ def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
         "expected_start": told.expected_start,
         "nodes": told.nodes,
         "by": told.by,
-        "said": words.say(told, job.id),
+        "said": _say(job, told),
         "silent": told.silent,
         "heard_s": told.heard_s,
     }
@@ -118,8 +118,8 @@ def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], 
     cancelled = _cancel_age_s(job) is not None
     if known is not None:
         is_told = known["state"] == "QUEUED" and known["reason"]
-        bare = {key: value for key, value in known.items() if key not in ("supervisor", "written_s")}
-        reason = known["reason"] if is_told else words.say(told, job.id)
+        bare = {key: value for key, value in known.items() if key not in statefile.OF_SILENCE}
+        reason = known["reason"] if is_told else _say(job, told)
         state = "STOPPING" if cancelled else "QUEUED"
         return {**bare, "state": state, "reason": reason, **RESTS}
     state = "STOPPING" if cancelled else "STARTING" if stage in (Stage.RUNNING, Stage.LEAVING) else "QUEUED"
@@ -130,14 +130,20 @@ def _beginning(job: JobDir, told: QueueJob) -> str:
     """Say how it stands with a job that no supervisor has said anything of."""
     match told.stage:
         case Stage.WAITING:
-            return words.say(told, job.id)
+            return _say(job, told)
         case Stage.RUNNING | Stage.LEAVING:
             said = _batch_words(job)
             where = f" on {told.nodes}" if told.nodes else ""
             head = f"Slurm job {told.id} is {told.state}{where}, and its supervisor has not come up yet"
             return f"{head}; its batch script says: {said}" if said else head
         case Stage.UNHEARD | Stage.OVER | Stage.FORGOTTEN:
-            return words.say(told, job.id)
+            return _say(job, told)
+
+
+def _say(job: JobDir, told: QueueJob) -> str:
+    """Say what Slurm does with a job; of one that is cancelled not what would let it go on."""
+    said = words.say(told, job.id)
+    return said if _cancel_age_s(job) is None else said.partition("; fix: ")[0]
 
 
 def from_plan(plan: Plan, state: str, reason: str) -> Json:
@@ -240,8 +246,11 @@ def settle(job: JobDir) -> None:
 
 def cancel(job: JobDir) -> None:
     """Ask for a job's end: of Slurm, while it waits in the queue, else of its supervisor. Raises ClusterError when
-    Slurm refuses."""
-    requests.ask(job.requests, "cancel")
+    Slurm refuses, and UserError for another user's job."""
+    try:
+        requests.ask(job.requests, "cancel")
+    except ClusterError as err:
+        raise _cancelled_by_slurm(job, err) from err
     QUEUE.expect_news()
     told = _told(job)
     if told is not None and not told.silent and told.stage is Stage.WAITING:
@@ -252,11 +261,19 @@ def cancel(job: JobDir) -> None:
     settle(job)
 
 
+def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
+    """Let Slurm end a job whose supervisor cannot be asked to, since the disk refuses; return what to say of that."""
+    job_id = present(job)
+    refusal = QUEUE.cancel(job_id) if job_id else "Slurm was never given the job"
+    if refusal:
+        return ClusterError(f"{err.what}; scancel {job_id}: {refusal}", err.where, err.fix)
+    what = f"{err.what}, so Slurm was told to end the job: scancel {job_id}"
+    return ClusterError(what, err.where, f"make room in {job.root}, then see with orch status {job.id}")
+
+
 def begin_again(job: JobDir, before: Json) -> None:
     """Write that a resumed job waits: until it has nodes nobody else does, and its last end must not show any more."""
-    kept = {
-        key: value for key, value in before.items() if key not in ("queue", "dir", "supervisor", "written_s")
-    }
+    kept = {key: value for key, value in before.items() if key not in ("queue", "dir", *statefile.OF_SILENCE)}
     now: Json = {"state": "QUEUED", "reason": "", "ended_at": None, **RESTS}
     replace_text(
         job.state, json.dumps({**kept, **now, "written_at": statefile.iso(time.time())}), durable=False

@@ -16,6 +16,9 @@ from orchestrator.wire.paths import JobDir
 
 TEMPLATES = Path(__file__).parent / "templates"
 
+_PATTERN = re.compile(r"%(?:%|\d*[AabJjNnstux])")
+"""What slurmd replaces in the path of a log, the job's folder included (man sbatch, filename pattern)."""
+
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 
 
@@ -54,18 +57,30 @@ def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[Rend
     """Return what is handed to sbatch, and what srun starts. Raises UserError for a folder that sbatch cannot be told."""
     assert plan.slurm is not None
     root = str(job.root)
-    if not root.isprintable():
-        fix = "set ORCH_HOME to a folder without such characters"
+    unfit = _unfit_for_slurm(root)
+    if unfit:
+        what = f"the job folder has {unfit} in its path"
         raise UserError(
-            "the job folder has a character in its path that sbatch cannot be told", repr(root), fix
+            what,
+            root if root.isprintable() else repr(root),
+            "set ORCH_HOME to a folder without such characters",
         )
-    # Slurm puts job ids for patterns such as %j in the path of --output, and only there: so that is a relative one.
     options = (*plan.slurm.options, f"--chdir={root}", "--output=logs/slurm.log")
     env, more = environment(), {**values, "pool": plan.pool, "root": root, "options": options}
     return tuple(
         RenderedFile(name=name, text=env.get_template(f"{name}.j2").render(more), mode=0o755)
         for name in ("slurm.sh", "agent.sh")
     )
+
+
+def _unfit_for_slurm(root: str) -> str:
+    """Return what is in a path that a job of Slurm cannot write its log to; empty for nothing."""
+    if not root.isprintable():
+        return "a character that sbatch cannot be told"
+    if "\\" in root:
+        return "a backslash, which Slurm takes away,"
+    pattern = _PATTERN.search(root)
+    return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
 
 
 def environment() -> jinja2.Environment:

@@ -31,10 +31,8 @@ STYLES = {
 _WORRYING = ("stopped", "zombie", "dead", "silent", "absent", "failed", "excluded", "lost")
 RANKS_SHOWN_MAX = 64
 HOSTS_SHOWN_MAX = 64
-NAMES_SHOWN_MAX = 4
 NOTES_SHOWN_MAX = 16
-TRAVELS_SHOWN_MAX = 4
-STRAGGLERS_SHOWN_MAX = 4
+NAMES_SHOWN_MAX = TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -181,9 +179,8 @@ def queue(status: Json) -> list[Line]:
     if told["silent"]:
         age = f", {duration(told['heard_s'])} ago" if told["heard_s"] else ""
         what += f"{age}; no answer now: {told['silent']}"
-    style = "yellow" if told["silent"] or fix else ""
-    lines = [line("queue       ", Cell(what, style))]
-    return [*lines, *([line(f"            fix: {fix}")] if fix else [])]
+    shown = line("queue       ", Cell(what, "yellow" if told["silent"] or fix else ""))
+    return [shown, *([line(f"            fix: {fix}")] if fix else [])]
 
 
 def _is_of_queue(status: Json) -> bool:
@@ -209,10 +206,13 @@ def short(text: str, folder: str) -> str:
 
 def unheard(status: Json) -> str:
     """Say that nobody keeps this status up to date, and who last did."""
-    holder = status["supervisor"]
+    holder, told = status["supervisor"], status.get("queue")
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
-    more = "its batch script starts it again" if status.get("queue") else "orch status there tells more"
-    if status.get("queue") and holder and not holds(status["queue"]["nodes"], holder["host"]):
+    more = "its batch script starts it again" if told else "orch status there tells more"
+    more = "Slurm has suspended it" if told and told["state"] == "SUSPENDED" else more
+    if full := status.get("full_disk"):
+        more = f"the disk of {full} is full: the job goes on when there is room"
+    elif told and holder and not holds(told["nodes"], holder["host"]):
         more = "that node is lost, and Slurm is asked to put the job back into its queue"
     return f"this is {duration(status['written_s'])} old: no word from {who}; {more}"
 

@@ -18,6 +18,9 @@ Json: TypeAlias = dict[str, Any]
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 """The states that a job ends in."""
 
+OF_SILENCE = ("supervisor", "full_disk", "written_s")
+"""The keys that tell how long nothing was heard of the supervisor, and why."""
+
 _NEEDED = frozenset((
     "id", "name", "backend", "state", "attempt", "restarts", "step", "steps_per_s", "world_size", "reason",
     "created_at", "started_at", "ended_at", "checkpoint", "nodes", "ranks",

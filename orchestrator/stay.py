@@ -8,7 +8,7 @@ import dataclasses
 from orchestrator.backends import Allocation, NotOursError
 from orchestrator.brain import decisions as d
 from orchestrator.plan import Plan, PlannedNode
-from orchestrator.wire import codec
+from orchestrator.wire import codec, room
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
 
@@ -39,7 +39,7 @@ def claim(job: JobDir, name: str) -> None:
     there = replaced(job, name)
     if _is_later(there, name):
         raise NotOursError(f"this is allocation {name}, and the job goes on in allocation {there}")
-    replace_text(job.allocation, f"{name}\n")
+    room.wait_for(lambda: replace_text(job.allocation, f"{name}\n"))
 
 
 def knock(job: JobDir, name: str) -> int:

@@ -31,9 +31,9 @@ from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
 from orchestrator.memory import Memory
 from orchestrator.notify import Notifier
 from orchestrator.plan import Plan
-from orchestrator.requests import Requests
+from orchestrator.requests import Requests, is_resumed
 from orchestrator.tickets import Queue
-from orchestrator.wire import codec, line
+from orchestrator.wire import codec, room
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.mask import Mask
@@ -49,7 +49,6 @@ MUTE_S_MIN = 10.0
 MUTE_BEATS = 5
 """A connection without a beat for so long, and for so many times their distance, is taken for dead."""
 
-
 EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
 
 
@@ -63,7 +62,7 @@ class Supervisor:
         self._said_acks: dict[str, m.Ack] = {}
         self._beats: dict[str, int] = {}
         self._rates: dict[int, float] = {}
-        self._requests = Requests(job.requests)
+        self._requests = Requests(job.requests, job.plan)
         self._memory = Memory(job, orders.machine())
         # A resume may have dropped nodes: their agents are still to be stopped and dismissed.
         left = [node.name for node in self._memory.facts.every_node()]
@@ -94,7 +93,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Act until the job has ended and its agents have left; return the last request that was taken."""
-        port = await self._listen()
+        port = await self._links.listen_again(self._job, EVERYWHERE if self._allocation is not None else HERE)
         print(f"{story.iso(time.time())} supervisor {os.getpid()} listens on port {port}", flush=True)
         self._begin(port)
         while True:
@@ -122,7 +121,9 @@ class Supervisor:
             self._queue.leave()
         self._memory.close()
         if self.end is not None and self._job.plan.exists():  # it may have been deleted meanwhile
-            self._job.ended.touch()
+            room.wait_for(self._job.ended.touch)
+            if self._is_resumed():  # whoever asked has taken that file away already
+                self._job.ended.unlink(missing_ok=True)
         return self._memory.facts.requests
 
     def _begin(self, port: int) -> None:
@@ -140,7 +141,7 @@ class Supervisor:
         self._deeds.begin(self._memory.facts, self._memory.stopped, now_s)
         self._chores()
         # Last: whoever waits for this file finds a status that knows of the resume he asked for.
-        replace_text(self._job.endpoint, self._deeds.endpoint)
+        self._deeds.say_where()
 
     def _is_idle(self) -> bool:
         """Tell whether there are no nodes to act on, nor an end to bring the job to: it waits in a queue by itself."""
@@ -152,7 +153,7 @@ class Supervisor:
     def _is_over(self) -> bool:
         """Tell whether there is nothing more to do, here or on hosts that may come back; or the job is resumed."""
         facts, now_s = self._memory.facts, self._memory.now_s()
-        if facts.ended_at is None:
+        if facts.ended_at is None or self._memory.is_full:
             return False
         if self._requests.since(facts.requests, now_s):
             return True
@@ -167,25 +168,19 @@ class Supervisor:
             print(f"waiting for {', '.join(left)}, to dismiss what may run there", flush=True)
             self._deeds.seek(left)
             self._show(durable=True)
-            self._job.ended.touch()
+            room.wait_for(self._job.ended.touch)
         return False
 
+    def _is_resumed(self) -> bool:
+        """Tell whether somebody has resumed the job since its end: of that end nothing must be shown any more."""
+        return self.end is not None and is_resumed(self._job.requests, self._memory.facts.requests)
+
     def _wake_up(self) -> None:
-        """The machine slept, or this process was stopped: what was not listened to is no silence."""
+        """The machine slept, this process was stopped, or the disk was full: what was not acted on is no silence."""
         self._memory.learn(e.SupervisorStarted(self._memory.now_s(), os.getpid()))
         for node in self._nodes:
             self._links.drop(node)
             self._deeds.look_after(node)
-
-    async def _listen(self) -> int:
-        """Listen where the supervisor before did, so that agents find this one at once."""
-        try:
-            port = int(self._job.endpoint.read_text().rpartition(":")[2])
-        except (OSError, ValueError):
-            port = 0
-        secrets = self._job.secrets
-        context = line.server_context(secrets / "certificate.pem", secrets / "key.pem")
-        return await self._links.listen(context, HERE if self._allocation is None else EVERYWHERE, port)
 
     def _learn_allocation(self, now_s: float) -> None:
         """Tell the brain of other nodes than before; those that it has decided to give back are still to be given."""
@@ -287,6 +282,8 @@ class Supervisor:
 
     def _act(self) -> None:
         """Decide until there is nothing more to decide; then tell agents what has safely arrived."""
+        if self._memory.waited(SLEPT_S):
+            self._wake_up()
         for _ in range(DECISIONS_MAX):
             decisions, self._wake_s = self._memory.decide()
             if not decisions:
@@ -298,7 +295,7 @@ class Supervisor:
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Everything taken so far is on disk: say so to those who said it."""
+        """Say what is on disk to those who said it; what a full disk keeps waiting, they say again after a break."""
         self._memory.sync()
         for node in self._nodes:
             ack = m.Ack(self._memory.acked(node, self._links.boot(node)), self._beats.get(node, 0))
@@ -365,6 +362,8 @@ class Supervisor:
 
     def _show(self, durable: bool) -> None:
         """Replace the status file; only turning points are worth an fsync."""
+        if self._is_resumed():
+            return
         now, facts = story.Moment(self._memory.now_s(), time.time()), self._memory.facts
         status = story.status(self._plan, facts, now, self._rates, self._deeds.reasons(facts))
         text = json.dumps({**status, "travels": self._ferry.travels()})

@@ -30,7 +30,8 @@ class LocalBackend:
         folder = self._job.node(config.node)
         script = self._job.scripts / f"{config.node}.sh"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(exist_ok=True)  # not that of the job, which may have been deleted
+            folder.mkdir(exist_ok=True)
             with (folder / "agent.log").open("ab") as log:
                 process = subprocess.Popen(
                     ["/bin/sh", str(script)],

@@ -8,11 +8,14 @@ where a cut falls into a collective, some have come through it. That all have en
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from .events import Collective, Doing, RankLook
 from .folding import named
+
+ONE_TO_ONE = ("in send", "in recv", "in batch_isend_irecv")
+"""What a rank waits for by its stack that is no collective."""
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
 """Collectives whose members may well give different shapes."""
@@ -61,10 +64,11 @@ Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
 
 
 def current(look: RankLook) -> Collective | None:
-    """Return the collective that a waiting rank is in: the one that it has entered last."""
+    """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits for one rank."""
     if look.doing is not Doing.WAITS or look.phase == "rendezvous" or not look.collectives:
         return None
-    return min(look.collectives, key=lambda one: (one.entered_s, one.group))
+    last = min(look.collectives, key=lambda one: (one.entered_s, one.group))
+    return None if look.why in ONE_TO_ONE or (look.mixed and not _is_in(last, look)) else last
 
 
 def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:
@@ -72,8 +76,8 @@ def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:
     waits = {rank: now for rank, look in sorted(looks.items()) if (now := current(look)) is not None}
     gaps: list[Missing] = []
     for key in sorted({_key(now) for now in waits.values()}):
-        sides = _sides(key, waits)
-        if len(sides) > 1:
+        sides = _sides(key, waits, looks)
+        if sides:
             return Mismatch(sides)
         gap = _gap(key, waits, looks, ended)
         gaps += [gap] if gap is not None else []
@@ -82,10 +86,8 @@ def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:
     idle = [rank for rank, look in looks.items() if look.doing is Doing.WAITS]
     if not waits or any(rank not in waits for rank in idle) or ended:
         return Unknown()
-    known = all(
-        _number(_key(now), member, looks) is not None for now in waits.values() for member in now.ranks
-    )
-    return Whole(next(iter(waits.values()))) if known else Unknown()
+    whole = all(now.ranks and waits.keys() >= set(now.ranks) for now in waits.values())
+    return Whole(next(iter(waits.values()))) if whole else Unknown()
 
 
 def _key(one: Collective) -> Key:
@@ -100,16 +102,35 @@ def _number(key: Key, rank: int, looks: Mapping[int, RankLook]) -> int | None:
     return max((one.number for one in look.collectives if _key(one) == key), default=0)
 
 
-def _sides(key: Key, waits: Mapping[int, Collective]) -> tuple[Side, ...]:
-    """Return who is in which collective, of those that have come furthest in a group."""
+def _sides(key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankLook]) -> tuple[Side, ...]:
+    """Return who has entered which collective of a group, of those that have come furthest; or as the number in which the
+    last of them are seen to wait, which others have left."""
     here = {rank: now for rank, now in waits.items() if _key(now) == key}
     top = max(now.number for now in here.values())
-    kinds: dict[tuple[str, str], list[int]] = {}
-    for rank, now in here.items():
-        if now.number == top:
-            kinds.setdefault((now.what, "" if now.what.startswith(UNEVEN) else now.shape), []).append(rank)
-    sides = [Side(tuple(ranks), here[ranks[0]]) for ranks in kinds.values()]
-    return tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0])))
+    stay = [now.number for rank, now in here.items() if _is_in(now, looks[rank])]
+    for number in dict.fromkeys((top, min(stay, default=top))):
+        kinds: dict[tuple[str, str], list[int]] = {}
+        entered = {rank: one for rank, now in here.items() if (one := _as_number(now, number)) is not None}
+        for rank, one in entered.items():
+            kinds.setdefault((one.what, "" if one.what.startswith(UNEVEN) else one.shape), []).append(rank)
+        if len(kinds) > 1:
+            sides = [Side(tuple(ranks), entered[ranks[0]]) for ranks in kinds.values()]
+            return tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0])))
+    return ()
+
+
+def _as_number(now: Collective, number: int) -> Collective | None:
+    """Return what a rank has entered as that number of a group, None where it is not known."""
+    if now.number == number:
+        return now
+    return next(
+        (
+            replace(now, number=number, what=one.what, shape=one.shape)
+            for one in now.earlier
+            if one.number == number
+        ),
+        None,
+    )
 
 
 def _gap(

@@ -3,7 +3,8 @@
 A rank that skips or adds a collective of the same shape stops nothing: the gang trains on, one collective out of phase,
 with wrong gradients. The counts tell. Rules: a group is judged only among its own members, and only if their counts
 have agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: one that a
-rank uses alone, as for a probe, says nothing. A difference that passes is none: a thread that saves a checkpoint runs its
+rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
+counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its
 collectives beside the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor
 compares anew.
 """
@@ -93,12 +94,15 @@ def forget(facts: Facts) -> None:
     """Begin anew, with another attempt or another supervisor."""
     facts.tallies.clear()
     facts.odd_at.clear()
+    facts.mixed.clear()
 
 
 def find(facts: Facts, watch: Watch) -> Difference | None:
     """Return a difference that lasts, or None; when to look again is left in `watch`."""
     usual_s = suspicion.usual_s(facts) or 0.0
     for series, since_s in facts.odd_at.items():
+        if series.key in facts.mixed:
+            continue
         members = sorted(_members(facts, series.key))
         turns = {
             turn: {rank: tally[rank].count for rank in members}

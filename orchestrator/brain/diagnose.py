@@ -13,6 +13,7 @@ from . import allocation, hang, meeting, placement
 from .decisions import Kind, Verdict
 from .facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
 from .folding import named
+from .hang_words import node_of
 from .library_words import explain
 from .recognise import recognise
 from .verdicts import verdict as _verdict
@@ -171,7 +172,8 @@ def _crashed(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | Non
 def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict:
     kind = _crash_kind(facts, culprit)
     others = [rank.rank for rank in failed if rank is not culprit]
-    left = sorted(r.rank for r in facts.ranks.values() if r.life is Life.EXITED and not r.failed)
+    left = [rank for rank in facts.ranks.values() if rank.life is Life.EXITED and not rank.failed]
+    blamed = [culprit]
     failure = culprit.failure
     pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was told
     evidence = [f"rank {culprit.rank} on {culprit.node}{pid} {_how_it_ended(culprit)}"]
@@ -181,8 +183,10 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
         evidence.append(f"after it ended badly: ranks {_ranks_text(others)}")
     gone = ""
     if looks_like_victim(culprit) and left:
-        gone = f"{named(left)} ended with code 0 before the others were done: "
-        evidence.append(f"before it had left in good order: ranks {_ranks_text(left)}")
+        numbers = [rank.rank for rank in left]
+        gone = f"{named(numbers)} ended with code 0 before the others were done: "
+        evidence.append(f"before it had left in good order: ranks {_ranks_text(numbers)}")
+        blamed = left if 2 * len(left) <= len(facts.ranks) else blamed  # else it is the one that was not done
     meaning = explain(f"{failure.message}\n{failure.traceback}") if failure is not None else ""
     evidence += [meaning] if meaning else []
     if failure is not None and not failure.type and culprit.code:
@@ -199,9 +203,9 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
     never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
     step = facts.attempt.base_step + culprit.count if facts.attempt and culprit.count else facts.step
     return _verdict(
-        facts, kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}{place}", ranks=(culprit.rank,),
-        node=culprit.node, evidence=tuple(evidence), signature=_signature(kind, culprit), since_s=culprit.died_at,
-        step=step, retry=not (hopeless or never),
+        facts, kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}{place}",
+        ranks=tuple(rank.rank for rank in blamed), node=node_of(blamed), evidence=tuple(evidence),
+        signature=_signature(kind, culprit), since_s=culprit.died_at, step=step, retry=not (hopeless or never),
     )  # fmt: skip
 
 
@@ -301,11 +305,9 @@ def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> V
     since_s = max(attempt.watched_at, attempt.queued_at)
     if not watch.passed(since_s + facts.limits.start_s_max):
         return None
-    missing = [
-        f"{node.name}: {_stage(node, attempt)}"
-        for node in facts.gang or facts.nodes.values()
-        if node.started < attempt.number
-    ]
+    unstarted = [node for node in facts.gang or facts.nodes.values() if node.started < attempt.number]
+    unstarted.sort(key=lambda node: _is_ready(node, attempt))  # those that are ready wait for the others
+    missing = [f"{node.name}: {_stage(node, attempt)}" for node in unstarted]
     summary = f"not all ranks were started within {facts.limits.start_s_max:g} s; {missing[0]}"
     return _verdict(facts, Kind.START_TIMEOUT, summary, evidence=tuple(missing), since_s=attempt.began_at)
 
@@ -314,4 +316,8 @@ def _stage(node: NodeFacts, attempt: AttemptFacts) -> str:
     if node.link is not Link.UP:
         reason = f" ({node.launch_reason})" if node.launch_reason else ""
         return f"its agent is {node.link.value}{reason}"
-    return "its ranks were not started" if node.ready == attempt.number else "its setup has not ended"
+    return "its ranks were not started" if _is_ready(node, attempt) else "its setup has not ended"
+
+
+def _is_ready(node: NodeFacts, attempt: AttemptFacts) -> bool:
+    return node.link is Link.UP and node.ready == attempt.number

@@ -316,6 +316,7 @@ class Facts:
     # What `desync` compares: for each step of an optimizer what its ranks had run.
     tallies: dict[Series, dict[int, dict[int, Tally]]] = field(default_factory=dict, compare=False)
     odd_at: dict[Series, float] = field(default_factory=dict, compare=False)  # since when counts differ
+    mixed: set[str] = field(default_factory=set, compare=False)  # groups whose counts say nothing
     look_answered: int = 0  # the last one for which looks were ordered
     heard_at: float = 0.0
 

@@ -272,6 +272,7 @@ def _looked(facts: Facts, news: e.Looked) -> None:
                 if pulse.entered_another(facts, rank, look):
                     rank.collective_at = news.at
                 rank.look, rank.looked_at = look, news.at
+                facts.mixed.update(look.mixed)
 
 
 def _checkpoint_coming(facts: Facts, news: e.CheckpointComing) -> None:

@@ -35,6 +35,10 @@ EXIT_BUSY_S_MAX = 60.0
 APART_STEPS = 3
 """Ranks that make steps together are never so many apart: all wait for each other in each of them."""
 
+UNSEEN_S_MAX = 40.0
+"""How long after the limit of the rendezvous a living rank that shows no stack is looked at again before it is taken
+for one that has not come: on a busy machine an answer may come late."""
+
 IDLE_S = 2.0
 """Ranks that have used no processor for so long before a look send nothing to each other."""
 
@@ -124,6 +128,8 @@ def _never_came(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | 
     came = [rank for rank in looks.living(facts) if _is_at_rendezvous(attempt, rank)] if seen else []
     if not came or not watch.passed(due_s):
         return None
+    if _has_unseen(facts, attempt) and not watch.passed(due_s + UNSEEN_S_MAX):
+        return None
     missing = [rank for rank in facts.ranks.values() if rank not in came]
     those = folding.ranks_text(rank.rank for rank in missing)
     who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
@@ -139,6 +145,12 @@ def _never_came(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | 
 def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
     look = looks.found(attempt, rank)
     return look is not None and look.phase == "rendezvous" and look.doing is not Doing.WORKS
+
+
+def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether a rank lives whose stack the last look has not brought."""
+    found = (looks.found(attempt, rank) for rank in looks.living(facts))
+    return any(look is None or not look.stack for look in found)
 
 
 # What two looks prove
@@ -166,7 +178,7 @@ def _verified(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | No
 def _still(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> Verdict | None:
     """Judge a gang of which nobody moves: by proofs, or when all patience is over."""
     answer = _study(facts, attempt)
-    alive = [rank for rank in alive if not _is_apart(facts, rank)] or alive
+    alive = [rank for rank in alive if not _is_apart(facts, rank, answer)] or alive
     certain = _proved(facts, attempt, alive, answer)
     if certain:
         return _silence(facts, attempt, answer, certain)
@@ -257,14 +269,17 @@ def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
     return look.certain and not soon
 
 
-def _is_apart(facts: Facts, rank: RankFacts) -> bool:
-    """Tell whether others have made steps without this rank, such as one that serves them: nobody waits for its steps."""
-    return rank.count == 0 and max(other.count for other in facts.ranks.values()) >= APART_STEPS
+def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
+    """Tell whether others have made steps without this rank, such as one that serves them: nobody waits for its steps,
+    nor is it missed in a collective."""
+    if rank.count or (isinstance(answer, Missing) and rank.rank in answer.behind):
+        return False
+    return max(other.count for other in facts.ranks.values()) >= APART_STEPS
 
 
 def _is_in_circle(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer) -> bool:
-    """Tell whether the rank waits for a lock on a file that another rank holds: that one waits as well, see `_proved`,
-    for a collective or for another lock."""
+    """Tell whether the rank waits for a lock on a file that a rank holds until it goes on itself: that one, another or
+    the same, waits as well, see `_proved`, for a collective or for a lock."""
     look = looks.found(attempt, rank)
     if look is None or look.holder is None or look.doing is not Doing.BLOCKED:
         return False

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import pkgutil
 import signal
 import socket
 import time
@@ -20,10 +19,11 @@ from collections.abc import Mapping
 from orchestrator.node import evidence, network, procfs, spawn, stepenv
 from orchestrator.node.contact import Contact
 from orchestrator.node.finder import Finder
+from orchestrator.node.notes import Notes
 from orchestrator.node.orphan import Orphan, Successor
 from orchestrator.node.pieces import Hasher
 from orchestrator.node.prepare import Preparation
-from orchestrator.node.ranks import NodeRanks, Want
+from orchestrator.node.ranks import NodeRanks, Want, install_hook
 from orchestrator.node.shipper import Shipper
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
@@ -64,6 +64,7 @@ class Agent:
     def __init__(self, config: m.AgentConfig, environ: Mapping[str, str]) -> None:
         self._config = config
         self._job = JobDir.at(config.root)
+        self._notes = Notes(self._job, config.node)
         self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
         launcher, self._orphan = "", None
         if config.allocated:
@@ -94,7 +95,7 @@ class Agent:
             loop.add_signal_handler(signum, self._be_ended, signum)
         if self._config.allocated:
             loop.add_signal_handler(signal.SIGTERM, self._be_warned)
-        self._install_hook()
+        install_hook(self._job.node(self._config.node))
         self._finder.tell_torn()
         dialing = asyncio.create_task(self._contact.keep())
         while not (self._leaving and self._ranks is None and self._has_shipped(time.monotonic())):
@@ -118,13 +119,6 @@ class Agent:
             return IDLE_TICK_S
         orphans_left = ranks.want is Want.STOP and not ranks.alive and not self._finder.is_finishing
         return STOP_TICK_S if orphans_left or (self._eyes and self._eyes.is_looking) else TICK_S
-
-    def _install_hook(self) -> None:
-        folder = self._job.node(self._config.node) / "hook"
-        folder.mkdir(parents=True, exist_ok=True)
-        source = pkgutil.get_data("orchestrator.node", "hook.py")
-        assert source is not None
-        (folder / "sitecustomize.py").write_bytes(source)
 
     def _be_ended(self, signum: int) -> None:
         """Somebody ends this agent, or its keeper died: take the ranks along and go."""
@@ -222,9 +216,9 @@ class Agent:
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
+        ranks.begin()
         self._eyes = evidence.Eyes(ranks, order.ranks[0].env)
         self._finder.begin(order.finds)
-        ranks.begin()
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
         rest = tuple(rank for rank in order.ranks if rank.rank != 0)
         if not self._spawn(ranks, order, first):
@@ -375,13 +369,9 @@ class Agent:
         return stuck or self._contact.disconnected_s > SHIP_ALONE_S_MAX
 
     def _note(self, text: str) -> None:
-        """Write a line to the node's log of the latest attempt; a full disk must not end the agent."""
-        if not self._latest:
-            return
-        with contextlib.suppress(OSError):
-            self._job.attempt_logs(self._latest).mkdir(parents=True, exist_ok=True)
-            with self._job.node_log(self._latest, self._config.node).open("a") as file:
-                file.write(f"{time.strftime('%H:%M:%S')} agent: {text}\n")
+        """Write a line to the node's log of the latest attempt, unless the job was deleted: it must not come back."""
+        if self._latest and self._job.root.exists():
+            self._notes.add(self._latest, text)
 
 
 def run_agent(config: m.AgentConfig) -> int:

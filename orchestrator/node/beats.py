@@ -87,11 +87,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """When a step ended (wall clock), and how many collectives all groups had entered by then; None: not known."""
+    """When a step ended (wall clock), and how many collectives each group had entered by then; None: not known."""
 
     step: int
     time_ns: int
-    count: int | None
+    counts: tuple[int, ...] | None
+
+    @property
+    def count(self) -> int | None:
+        """Return how many that are in all."""
+        return None if self.counts is None else sum(self.counts)
 
 
 def create(path: Path) -> None:
@@ -216,8 +221,7 @@ class Beats:
         found = []
         for step in range(max(1, last - min(steps_max, RING_STEPS - 1) + 1), last + 1):
             (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
-            counts = _counts(self._row(step), columns)
-            found.append(StepEnd(step, time_ns, None if counts is None or not counts else sum(counts)))
+            found.append(StepEnd(step, time_ns, _counts(self._row(step), columns) or None))
         return tuple(found)
 
     def close(self) -> None:

@@ -16,12 +16,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.node import examine, flight, frames, natives, procfs, sight, stacks
-from orchestrator.node.examine import Earlier, Word
+from orchestrator.node.examine import Earlier, Holder, Word
+from orchestrator.node.hook import RING_STEPS
 from orchestrator.node.ranks import STACK_SIGNAL, NodeRanks, RankProcess
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import rank_name
@@ -209,7 +210,7 @@ class Eyes:
         groups = beats.groups()
         left = beats.left_pid() in (seen.pid, asking.watched.process.pid)
         keys, marks = tuple(group.key for group in groups), beats.history()
-        holder = self._rank_of(seen.holder) if seen.holder is not None else None
+        holder = self._holder(seen) if seen.holder is not None else None
         if told is None:
             lack = f"torch's flight recorder took longer than {LOOK_S_MAX:g} s"
             return Word(left=left, groups=keys, marks=marks, lacks=(lack,), holder=holder)
@@ -224,6 +225,7 @@ class Eyes:
             on_device=any(not entry.done for entry in last.values()),
             groups=keys,
             marks=marks,
+            mixed=flight.mixed(beats.step_ends(RING_STEPS), groups, told.entries),
             lacks=(told.lack,) if told.lack else (),
             holder=holder,
         )
@@ -237,17 +239,20 @@ class Eyes:
         share, lack = gpus.use.share(pid) if gpus.use is not None else late
         return dataclasses.replace(word, gpu_use=share, lacks=(*word.lacks, lack) if lack else word.lacks)
 
-    def _rank_of(self, pid: int) -> int | None:
-        """Return the rank that a process of this node belongs to, as its own or as one below it."""
-        ranks = {watched.process.pid: number for number, watched in list(self._watched.items())}
-        for _ in range(DEPTH_MAX):
-            if pid in ranks:
-                return ranks[pid]
-            stat = procfs.look(pid)
-            if stat is None or stat.ppid <= 1:
-                return None
-            pid = stat.ppid
-        return None
+    def _holder(self, seen: sight.Sight) -> Holder:
+        """Say who holds the lock on a file that a rank waits for: itself, another rank, or a process below one."""
+        assert seen.holder is not None
+        known = {watched.process.rank: watched.earlier for watched in list(self._watched.values())}
+        sights = {one.sight.pid: one.sight for one in known.values() if one is not None} | {seen.pid: seen}
+        of_rank = sights.get(seen.holder)
+        if of_rank is not None:
+            who = "it holds itself" if of_rank is seen else f"rank {of_rank.rank} holds"
+            return Holder(who, of_rank.rank if of_rank.alone else None)
+        above = next((pid for pid in _above(seen.holder) if pid in sights), None)
+        if above is None:
+            return Holder(f"process {seen.holder} holds")
+        whose = "its" if above == seen.pid else f"rank {sights[above].rank}'s"
+        return Holder(f"{whose} child {seen.holder} holds")
 
     def _page(self, asking: _Asking, name: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -286,6 +291,16 @@ class Eyes:
                         file.write(
                             f"{time.strftime('%H:%M:%S')}\n{asked.use.page}\n".encode(errors="replace")
                         )
+
+
+def _above(pid: int) -> Iterator[int]:
+    """Yield a process's parent, its parent, and so on."""
+    for _ in range(DEPTH_MAX):
+        stat = procfs.look(pid)
+        if stat is None or stat.ppid <= 1:
+            return
+        pid = stat.ppid
+        yield pid
 
 
 def _shortened(trace: bytes, bytes_max: int) -> bytes:

@@ -7,11 +7,12 @@ proof is lacking it is not certain, however likely: a long computation and an en
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
-from orchestrator.node import frames, kernel, sight_words
+from orchestrator.node import frames, kernel, relief, sight_words
 from orchestrator.node.loops import Ending
-from orchestrator.node.sight import Child, Effort, Sight
+from orchestrator.node.sight import Effort, Sight
 from orchestrator.wire import messages as m
 
 BURNS_SHARE = 0.5
@@ -23,14 +24,11 @@ OTHERS_SHARE = 0.2
 IO_BYTES = 64 << 10
 """Reading and writing less than this between two looks is no sign of life: loggers and monitors do that."""
 
-SLEEP_S_MAX = 60.0
-"""Whoever sleeps for longer than this from now on is not waited for."""
-
 WAKES = 10
 """A thread that reads for ever and has gone on so often between two looks gets something, if little by little."""
 
-LOADER_S = 10.0
-"""torch looks every 5 s whether its DataLoader's workers live; one that is dead for longer goes unnoticed."""
+TIMEOUTS = 2
+"""So many waits for each time limit that has passed may have ended by that: of a limit only the rest may be seen."""
 
 RENEWED_S = 0.5
 """A wait that goes on for so long beyond its end is another one: a loop that polls."""
@@ -41,11 +39,20 @@ ENDLESS = "in a loop that nothing in it can leave"
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lock, in words. `rank`: the one that lets go of it only when it goes on itself: no process below it,
+    and no thread beside its main one."""
+
+    words: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Word:
     """What others know of a rank: it has said its last word, C code holds the GIL, and torch's flight recorder.
 
-    `on_device`: collectives that it has entered are not done, as far as torch knows; `holder`: the rank that holds the
-    lock on a file that it waits for; `gpu_use`: the share of time in which its GPU is busy.
+    `on_device`: collectives that it has entered are not done, as far as torch knows; `holder`: who holds the lock on a
+    file that it waits for; `gpu_use`: the share of time in which its GPU is busy.
     """
 
     left: bool = False
@@ -54,8 +61,9 @@ class Word:
     on_device: bool = False
     groups: tuple[str, ...] = ()
     marks: tuple[m.Mark, ...] = ()
+    mixed: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
-    holder: int | None = None
+    holder: Holder | None = None
     gpu_use: float | None = None
 
 
@@ -110,8 +118,9 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
         collectives=word.collectives,
         groups=word.groups,
         marks=word.marks,
+        mixed=word.mixed,
         lacks=(*sight.lacks, *word.lacks),
-        holder=word.holder,
+        holder=word.holder.rank if word.holder is not None else None,
         gpu_use=word.gpu_use,
         starved_s=round(max(sight.after.queue_s - since_queue_s, 0.0), 1),
     )
@@ -183,15 +192,27 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     io_bytes = sight.before.io_bytes - then.after.io_bytes
     if io_bytes > IO_BYTES and not endless:
         return f"it reads and writes ({io_bytes >> 10:,} KiB since the look before)"
-    if _reads_on(sight) and _reads_on(then) and sight.before.wakes - then.after.wakes >= WAKES:
+    if _reads_on(sight, earlier):
         return f"it reads little by little, {sight_words.in_words(sight)}"
     if _entered(word) != _entered(earlier.word):
         return "it enters collectives"
     return _movement_beside(sight, earlier)
 
 
-def _reads_on(sight: Sight) -> bool:
-    return sight.wait.call in kernel.READS and sight.wait.for_ever
+def _reads_on(sight: Sight, earlier: Earlier) -> bool:
+    """Tell whether something comes through what a thread reads, or polls before it reads (a socket with a time limit)."""
+    now, then = sight.wait, earlier.sight.wait
+    wakes = sight.before.wakes - earlier.sight.after.wakes
+    if all(wait.call in kernel.READS and wait.for_ever for wait in (now, then)):
+        return wakes >= WAKES
+    polls = now.call in kernel.POLLS and (now.call, now.target, now.fds) == (then.call, then.target, then.fds)
+    if not polls or not now.fds or now.asleep or _awaited(sight):
+        return False
+    limit_s = min(
+        now.ends_s if now.ends_s is not None else math.inf,
+        then.ends_s if then.ends_s is not None else math.inf,
+    )
+    return limit_s > 0 and wakes >= WAKES + TIMEOUTS * _span_s(sight, earlier) / limit_s
 
 
 def _movement_beside(sight: Sight, earlier: Earlier) -> str:
@@ -268,12 +289,13 @@ def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Findin
     if sight.main is None and sight.wait.lack:
         return Finding(m.Doing.UNSEEN, sight.why_no_stack)
     if not sight.wait.asleep:
-        return Finding(m.Doing.BLOCKED, f"{sight_words.in_words(sight)}{_held(sight, word)}")
+        held = f", which {word.holder.words}" if word.holder is not None else ""
+        return Finding(m.Doing.BLOCKED, f"{sight_words.in_words(sight)}{held}")
     again = earlier.ends_at_s is not None and sight.after.at_s > earlier.ends_at_s + RENEWED_S
-    return Finding(
-        m.Doing.SLEEPS,
-        f"{sight_words.in_words(sight)}, again and again" if again else sight_words.in_words(sight),
-    )
+    if again:
+        restless = replace(sight, wait=replace(sight.wait, ends_s=None))
+        return Finding(m.Doing.SLEEPS, f"{sight_words.in_words(restless)}, again and again")
+    return Finding(m.Doing.SLEEPS, sight_words.in_words(sight))
 
 
 def _awaited(sight: Sight) -> str:
@@ -287,17 +309,6 @@ def _awaited(sight: Sight) -> str:
     if named == frames.STORE or sight.at_store:
         return frames.STORE if at_network else ""
     return named if at_network or sight.wait.call == "futex" else ""
-
-
-def _held(sight: Sight, word: Word) -> str:
-    """Say who holds the lock on a file that is waited for."""
-    if sight.holder is None:
-        return ""
-    return (
-        f", which rank {word.holder} holds"
-        if word.holder is not None
-        else f", which process {sight.holder} holds"
-    )
 
 
 def _burning(sight: Sight, word: Word, earlier: Earlier) -> Finding:
@@ -344,48 +355,11 @@ def _proof(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> str:
     wait, stack = sight.wait, sight.main.frames if sight.main is not None else ()
     if sight_words.is_at_prompt(sight):
         return sight_words.in_words(sight)
-    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX:
+    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > relief.SLEEP_S_MAX:
         return sight_words.in_words(sight)
     if sight.locked and earlier.sight.locked and not word.on_device:
         likewise = {0: "", 1: ", and waits likewise"}.get(
             len(sight.others), ", and each other thread waits likewise"
         )
         return f"{sight_words.in_words(sight)}{likewise}"
-    if _nobody_writes(sight):
-        return f"{sight_words.in_words(sight)}, and nobody has its other end open"
-    if _awaits_child(sight):
-        return next((why for child in sight.children if (why := _proof_of(child, sight, still_s))), "")
-    return ""
-
-
-def _proof_of(child: Child, sight: Sight, still_s: float) -> str:
-    """Return in words why a child that is waited for cannot go on by itself."""
-    in_loader = sight.main is not None and frames.awaits_loader(sight.main.frames)
-    who = (
-        f"waits for its DataLoader's worker {child.pid}"
-        if in_loader
-        else f"waits for its child {sight_words.called(child)}"
-    )
-    if child.state == "T":
-        return f"{who}, which is stopped (state T)"
-    if child.state == "Z" and in_loader and still_s > LOADER_S:
-        return f"{who}, which is dead (state Z)"
-    if child.writers == ():
-        return f"{who}, which {sight_words.wait_in_words(child)}: nobody has its other end open"
-    if child.frames and child.wait.asleep and (child.wait.ends_s or 0.0) > SLEEP_S_MAX:
-        return f"{who}, which {sight_words.wait_in_words(child)}"
-    return ""
-
-
-def _nobody_writes(sight: Sight) -> bool:
-    """Tell whether a pipe or FIFO is read that only the reader itself could write, and it has no thread left to do it."""
-    if sight.writers is None or sight.main is None:
-        return False
-    return sight.writers == () or (sight.writers == (sight.pid,) and not sight.others)
-
-
-def _awaits_child(sight: Sight) -> bool:
-    stack = sight.main.frames if sight.main is not None else ()
-    in_call = sight.wait.call in ("wait4", "waitid") and sight.wait.for_ever
-    inside = any("/multiprocessing/" in frame.file for frame in frames.called(stack))
-    return in_call or inside or frames.awaits_loader(stack)
+    return relief.none_left(sight, still_s)

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import math
 import os
 import select
 import socket
@@ -33,10 +34,16 @@ ANSWER_BYTES_MAX = 4 << 20  # 2,000 entries, which is what torch keeps, have 1 M
 WINDOWS_MAX = 8  # processes of one rank that have torch
 WAITS_MAX = 16
 
+EARLIER_MAX = 3
+"""So many collectives of a group are told of before its last one."""
+
 OWN_STEPS_MAX = 64
 OWN_STEPS_MIN = 5
 OWN_EVERY_S = 10.0
 OWN_EVERY_S_MAX = 300.0
+SETTLED_STEPS = 3
+"""For so many steps a count must be ahead of the trace."""
+
 OWN_COST = 500
 """Asking for a rank's trace and reading it takes some 10 ms; it may take no more than this part of the time."""
 
@@ -89,17 +96,20 @@ class Flight:
         A group's ranks are known once a step was made; before, only those of the default group.
         """
         members = {group.name: group.ranks for group in groups}
-        last = {entry.group: entry for entry in self.entries if not entry.is_p2p}
+        own: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            if not entry.is_p2p:
+                own.setdefault(entry.group, []).append(entry)
         found = []
-        for entry in sorted(last.values(), key=lambda entry: entry.created_ns, reverse=True):
-            everybody = tuple(range(world_size)) if entry.label == "default group" else ()
-            ranks = members.get(entry.group, everybody)
-            ago_s = max(0.0, (now_ns - entry.created_ns) / 1e9)
-            found.append(
-                m.Collective(
-                    entry.group, entry.label, ranks, entry.number, entry.what, entry.shape, ago_s, entry.done
-                )
+        for *before, last in sorted(own.values(), key=lambda one: one[-1].created_ns, reverse=True):
+            everybody = tuple(range(world_size)) if last.label == "default group" else ()
+            ranks = members.get(last.group, everybody)
+            ago_s = max(0.0, (now_ns - last.created_ns) / 1e9)
+            earlier = tuple(m.Entered(one.number, one.what, one.shape) for one in before[-EARLIER_MAX:])
+            one = m.Collective(
+                last.group, last.label, ranks, last.number, last.what, last.shape, ago_s, last.done, earlier
             )
+            found.append(one)
         return tuple(found)
 
 
@@ -258,6 +268,28 @@ def _is_mixed(before: StepEnd, end: StepEnd, inside: Sequence[Entry]) -> bool:
         return False
     # Such traffic counts with gloo, though it is not in the trace.
     return before.count is None or end.count is None or end.count - before.count > len(inside)
+
+
+def mixed(ends: Sequence[StepEnd], groups: Sequence[Group], entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Return the keys of the groups in which something went from one rank to one other since the trace began: gloo counts
+    it and does not list it, so that the rank's count runs ahead of the trace's numbers."""
+    found = []
+    for index, group in enumerate(groups):
+        own = sorted(
+            (entry.created_ns, entry.number)
+            for entry in entries
+            if entry.group == group.name and not (entry.is_p2p or entry.lists_p2p)
+        )
+        ahead = [
+            end.counts[index] - own[at - 1][1]
+            for end in ends  # later ones than the trace's last entry are not covered by it
+            if end.counts is not None
+            and 0 < (at := bisect.bisect_right(own, (end.time_ns, math.inf))) < len(own)
+        ]
+        # What another thread has just begun is counted, and listed a moment later.
+        if ahead and min(ahead[-SETTLED_STEPS:]) > min(ahead):
+            found.append(group.key)
+    return tuple(found)
 
 
 def _sent(folder: Path, pid: int, handler: str) -> socket.socket:

@@ -33,6 +33,13 @@ _WAIT_LINE = re.compile(r"\.wait\(")
 _STORE_LINE = re.compile(r"(?i)store\w*(\(\))?\.(get|wait|check|multi_get)\(")
 _LOADER = re.compile(r"/torch/utils/data/(dataloader|_utils/(fetch|worker|pin_memory))\.py$")
 _WORKER = re.compile(r"/(torch/utils/data/_utils/worker|multiprocessing/(pool|process|popen_fork))\.py$")
+_TAKES_TASKS = frozenset({"worker", "_worker_loop", "_process_worker"})
+"""Of multiprocessing's Pool, torch's DataLoader and concurrent.futures: what each of their processes runs."""
+
+_POOLS_OWN = frozenset({"_handle_workers", "_handle_tasks", "_handle_results"})
+_POOLS_CALLS = frozenset({"_guarded_task_generation", "_set"})
+"""Where a thread of a Pool runs what the user has given: an iterable, a callback."""
+
 _PROMPT = re.compile(r"/(pdb|bdb|cmd|code|_pyrepl/\w+|IPython/.+|torch/distributed/_pdb)\.py$")
 _ATTACH = re.compile(r"/(debugpy|pydevd|_pydevd_bundle|ptvsd)/")
 _IMPORT = re.compile(r"^<frozen importlib")
@@ -200,6 +207,43 @@ def is_in_users_code(frames: tuple[Frame, ...]) -> bool:
     """Tell whether a child does the user's work; one that was forked has the user's frames also while it has none."""
     idle = any(_WORKER.search(frame.file) for frame in called(frames))
     return not idle and users_frame(frames) is not None
+
+
+def awaits_pool(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether the rank waits for a result of multiprocessing's Pool."""
+    return any(frame.file.endswith("/multiprocessing/pool.py") for frame in called(frames))
+
+
+def is_worker_of_loader(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a process is a worker of torch's DataLoader."""
+    return any(
+        frame.function == "_worker_loop" and frame.file.endswith("/data/_utils/worker.py") for frame in frames
+    )
+
+
+def is_worker_of_pool(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a process is a worker of multiprocessing's Pool."""
+    return any(
+        frame.function == "worker" and frame.file.endswith("/multiprocessing/pool.py") for frame in frames
+    )
+
+
+def awaits_task(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a process that works for others has nothing to do."""
+    inner = called(frames)
+    gets = any(frame.function == "get" and frame.file.endswith("/queues.py") for frame in inner)
+    return gets and any(frame.function in _TAKES_TASKS for frame in inner)
+
+
+def serves(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a thread only carries to and fro what others give it, and does nothing by itself."""
+    if not frames or users_frame(frames) is not None:
+        return False
+    if frames[0].function == "_worker" and frames[0].file.endswith("/concurrent/futures/thread.py"):
+        return True  # it waits for its next task: with one, there would be frames inside
+    names = {frame.function for frame in frames if "/multiprocessing/" in frame.file}
+    carries = bool(names & {"_feed", "_serve"}) or bool(names & _POOLS_OWN and not names & _POOLS_CALLS)
+    return carries or any(frame.file.endswith("/data/_utils/pin_memory.py") for frame in frames)
 
 
 def awaits_threads(frames: tuple[Frame, ...]) -> bool:

@@ -248,13 +248,25 @@ class Groups:
         self._table_length = 0
         self._generation = 0
         self._turns = Turns()
+        self.is_joined = False
+
+    def cover_joins(self, join: "Any") -> None:
+        """Count nothing any more once a script has entered torch's `Join`: a rank whose data has come to an end then runs the
+        others' collectives and makes no steps."""
+        enter = join.__enter__
+
+        def note_and_enter(joined: "Any") -> object:
+            self.is_joined = self.is_joined or bool(getattr(joined, "_enable", True))
+            return enter(joined)
+
+        join.__enter__ = note_and_enter
 
     def count(self, beat: memoryview, step: int, optimizer: object) -> None:
         """Write down how many collectives each group has entered by the end of `step`: 2 µs for eight groups."""
         row = COUNTS_WORD + step % RING_STEPS * ROW_WORDS
         beat[row + GROUPS_MAX] = 0
         torch = sys.modules.get("torch.distributed.distributed_c10d")
-        if torch is None:
+        if torch is None or self.is_joined:
             return
         try:
             world = torch._world
@@ -368,7 +380,7 @@ class Steps:
         self._folder = folder
         self._notes = notes
         self._claimed = claimed
-        self._groups = Groups(folder, notes)
+        self.groups = Groups(folder, notes)
         self._pid = os.getpid()
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
         self._time_ns = time.time_ns
@@ -382,7 +394,7 @@ class Steps:
         beat = self._beat or self._first_step(now_ns)
         if beat:
             beat[RING_WORD + step % RING_STEPS] = now_ns
-            self._groups.count(beat, step, optimizer)
+            self.groups.count(beat, step, optimizer)
             beat[TIME_WORD] = now_ns
             beat[STEP_WORD] = step
 
@@ -596,6 +608,7 @@ class Hook:
 
         if self._pid == os.getpid():  # a forked child would be seen in place of its parent
             keep_new_name(os.environ)
+            self._await("torch.distributed.algorithms.join", "Join", self._steps.groups.cover_joins)
             atexit.register(self._notes.guard, "window at exit", self._close_window)
             serve(server, self._folder)
 

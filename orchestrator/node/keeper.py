@@ -29,7 +29,7 @@ from pathlib import Path
 from orchestrator.node import gpus, leases, procfs, spawn, stepenv
 from orchestrator.node.leases import LeaseError, Leases
 from orchestrator.node.ranks import forget_errors
-from orchestrator.wire import codec
+from orchestrator.wire import codec, room
 from orchestrator.wire import landing as w
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.messages import AgentConfig
@@ -63,6 +63,7 @@ def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) ->
 
     `is_landed`: words go to standard output, and the agent starts when the line `GO` has come.
     """
+    room.print_patiently()
     config = _here(codec.loads(AgentConfig, sys.stdin.buffer.readline(CONFIG_BYTES_MAX)))
     folder = JobDir(Path(config.root)).node(config.node)
     folder.mkdir(parents=True, exist_ok=True)

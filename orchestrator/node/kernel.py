@@ -48,21 +48,8 @@ READS = frozenset(
 )
 WRITES = frozenset({"write", "writev", "pwrite64", "pwritev", "sendto", "sendmsg", "fsync", "fdatasync"})
 OPENS = frozenset({"open", "openat", "openat2"})
-NETWORK = frozenset(
-    {
-        "poll",
-        "ppoll",
-        "select",
-        "pselect6",
-        "epoll_wait",
-        "epoll_pwait",
-        "epoll_pwait2",
-        "read",
-        "readv",
-        "recvfrom",
-        "recvmsg",
-    }
-)
+POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
+NETWORK = POLLS | {"read", "readv", "recvfrom", "recvmsg"}
 LOCKS = frozenset({"flock", "fcntl"})
 _FD_FIRST = READS | WRITES | LOCKS | {"ioctl", "connect"}
 _PATH_FIRST = frozenset({"open", "stat", "lstat", "truncate", "rename", "mkdir", "unlink"})
@@ -77,7 +64,8 @@ class Wait:
     """What a thread is in. `call`: empty when it runs, or when nobody may know.
 
     `target`: the file, pipe or connection behind the call's descriptor or path; `fds`: the descriptors it waits at;
-    `ends_s`: it ends then at the latest, None without a limit; `asleep`: it waits for nothing but the time.
+    `ends_s`: it ends then at the latest, None without a limit; `asleep`: it waits for nothing but the time; `child`: the
+    process whose end it waits for, 0 for that of any child, None when it waits for none.
     """
 
     call: str
@@ -87,6 +75,7 @@ class Wait:
     asleep: bool
     wchan: str
     lack: str
+    child: int | None = None
 
     @property
     def runs(self) -> bool:
@@ -156,7 +145,7 @@ def in_words(wait: Wait) -> str:
     if not wait.call:
         return f"in the kernel ({wait.wchan})" if wait.wchan else "somewhere that cannot be seen"
     if wait.asleep:
-        return f"in sleep(), {seconds_text(wait.ends_s or 0.0)} to go"
+        return "in sleep()" if wait.ends_s is None else f"in sleep(), {seconds_text(wait.ends_s)} to go"
     limit = "" if wait.ends_s is None else f", for {seconds_text(wait.ends_s)} more"
     if wait.call == "futex":
         return f"waits for another thread (futex){limit}"
@@ -192,7 +181,17 @@ def _decoded(pid: int, call: str, args: list[int], wchan: str) -> Wait:
     if limited and ends_s is None:
         # A limit there is, and it cannot be read: not without end, and nobody knows how long.
         ends_s = 0.0
-    return Wait(call, target, fds, ends_s, asleep, wchan, memory.lack)
+    return Wait(call, target, fds, ends_s, asleep, wchan, memory.lack, _child(call, args))
+
+
+def _child(call: str, args: list[int]) -> int | None:
+    match call:
+        case "wait4":
+            return max(0, _signed(args[0]))  # below 0: any, or any of a group
+        case "waitid":
+            return args[1] if args[0] == os.P_PID else 0
+        case _:
+            return None
 
 
 def _ends_s(memory: Memory, call: str, args: list[int]) -> tuple[float | None, bool]:
@@ -249,8 +248,14 @@ def _rest_s(at_s: float | None, clock: int | None) -> float | None:
 
 
 def _from_ms(word: int) -> tuple[float | None, bool]:
-    value = struct.unpack("<i", struct.pack("<I", word & 0xFFFFFFFF))[0]
+    value = _signed(word)
     return (None, False) if value < 0 else (value / 1000, True)
+
+
+def _signed(word: int) -> int:
+    """Return the `int` of C that is in a register."""
+    value: int = struct.unpack("<i", struct.pack("<I", word & 0xFFFFFFFF))[0]
+    return value
 
 
 def _fds(pid: int, memory: Memory, call: str, args: list[int]) -> tuple[int, ...]:

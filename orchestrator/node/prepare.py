@@ -64,6 +64,9 @@ class Preparation:
             return  # said again while the checkpoint is read
         self.let_go()
         self._order = order
+        if not self._job.root.exists():
+            self._report(m.PrepareFailed(order.attempt, f"{self._job.root} is no more", ""))
+            return
         if self._running is not None:
             return  # the lines of an earlier order are still at work: their end serves this one
         if not order.setup:

@@ -14,6 +14,7 @@ from pathlib import Path
 PROC = Path("/proc")
 ENVIRON_BYTES_MAX = 8 << 20
 KERNEL_STACK_BYTES_MAX = 16 << 10
+STANDARD_SIGNALS = 31
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -119,6 +120,12 @@ def catches(pid: int, signum: int) -> bool:
     return _in_mask(pid, b"SigCgt", signum)
 
 
+def caught(pid: int) -> frozenset[int]:
+    """Return the signals that `pid` has a handler for, without the real-time ones."""
+    mask = _mask(pid, b"SigCgt")
+    return frozenset(signum for signum in range(1, STANDARD_SIGNALS + 1) if mask >> (signum - 1) & 1)
+
+
 def blocks(pid: int, signum: int) -> bool:
     """Tell whether the main thread, or that of this id, holds the signal back, as it does while it is in its handler."""
     return _in_mask(pid, b"SigBlk", signum)
@@ -148,11 +155,15 @@ def pids() -> Iterator[int]:
 
 
 def _in_mask(pid: int, field: bytes, signum: int) -> bool:
+    return bool(_mask(pid, field) >> (signum - 1) & 1)
+
+
+def _mask(pid: int, field: bytes) -> int:
     for line in _read(PROC / str(pid) / "status", 16 << 10).splitlines():
         name, _, value = line.partition(b":")
         if name == field:
-            return bool(int(value, 16) >> (signum - 1) & 1)
-    return False
+            return int(value, 16)
+    return 0
 
 
 def _read(path: Path, bytes_max: int) -> bytes:

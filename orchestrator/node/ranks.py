@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import os
+import pkgutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,8 @@ from orchestrator.node.flight import OwnWork, Window
 from orchestrator.node.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
 from orchestrator.node.traffic import Traffic
 from orchestrator.wire import messages as m
+from orchestrator.wire import room
+from orchestrator.wire.durable import replace_bytes
 from orchestrator.wire.logindex import LogIndex
 from orchestrator.wire.paths import JobDir
 
@@ -106,13 +109,13 @@ class NodeRanks:
 
     def begin(self) -> None:
         """Make ready for the first process of the attempt."""
-        self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
-        self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
         self.progress_at = time.monotonic()
         self.oom_kills = _oom_kills()
 
     def start(self, order: m.Start, ranks: tuple[m.RankStart, ...], base: Mapping[str, str]) -> None:
-        """Start some ranks of the order. Raises OSError when a program cannot be executed."""
+        """Start some ranks of the order. Raises OSError when a program cannot be executed, or has no room for its files."""
+        self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
+        self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
         for rank in ranks:
             self.processes.append(self._start_one(order, rank, base))
 
@@ -250,11 +253,26 @@ class NodeRanks:
         forget_errors(self.job.node(self.node))
 
 
+def install_hook(node_folder: Path) -> None:
+    """Put the hook where the ranks find it. One that is there already stays: to write it anew a disk may be too full."""
+    folder = node_folder / "hook"
+    folder.mkdir(parents=True, exist_ok=True)
+    source = pkgutil.get_data("orchestrator.node", "hook.py")
+    assert source is not None
+    file = folder / "sitecustomize.py"
+    if not file.exists() or file.read_bytes() != source:
+        room.wait_for(lambda: replace_bytes(file, source, durable=False))
+
+
 def forget_errors(node_folder: Path) -> None:
     """Delete what ranks wrote as they died: it was reported with the secrets masked, and here it holds them in full."""
     for name in (ERROR_FILE.format("*"), TORCHELASTIC_ERROR_FILE):
         for path in node_folder.glob(f"attempt-*/rank-*/{name}"):
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as err:  # some disks need room to delete: whoever comes next does it
+                if not room.is_full(err):
+                    raise
 
 
 def _is_reapable(pid: int) -> bool:

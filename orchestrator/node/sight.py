@@ -19,6 +19,9 @@ from orchestrator.node.kernel import Wait
 from orchestrator.node.source import Line, Loop
 from orchestrator.node.stacks import RankStack
 
+TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO})
+"""Signals that come by themselves, and may end any wait."""
+
 CHILDREN_MAX = 64
 THREADS_MAX = 100
 PTHREAD_BYTES = 1536
@@ -30,6 +33,9 @@ _SERVANTS = (
     b"multiprocessing.forkserver",
 )
 """Children that wait for a rank and for which no rank ever waits."""
+
+_LOADERS_NAME = "pt_data_worker"
+"""What torch calls the process of a DataLoader's worker; one that is stopped shows no stack."""
 
 _WATCHES = ("/tqdm/_monitor.py", "/torch/_inductor/", "/torch/utils/_cpp_extension_versioner.py")
 """Python threads that only watch, and let nobody go on."""
@@ -53,13 +59,16 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A descendant of a rank's process, such as a DataLoader worker. `name`: of its program; `frames`: of its main
-    thread; `writers`: see `Sight`, here for FIFOs only."""
+    """A descendant of a rank's process, such as a DataLoader worker. `ppid`: its parent; `name`: of its program;
+    `frames`: of its main thread; `alone`: it has no other Python thread that could do anything by itself; `writers`: see
+    `Sight`, here for FIFOs only."""
 
     pid: int
+    ppid: int
     name: str
     state: str
     frames: tuple[Frame, ...]
+    alone: bool
     wait: Wait
     writers: tuple[int, ...] | None
 
@@ -68,6 +77,11 @@ class Child:
         """Where it is, lines included."""
         return tuple((frame.file, frame.line, frame.function) for frame in self.frames)
 
+    @property
+    def is_loaders(self) -> bool:
+        """Tell whether it is a worker of a DataLoader."""
+        return self.name == _LOADERS_NAME or frames.is_worker_of_loader(self.frames)
+
 
 @dataclass(frozen=True, slots=True)
 class Sight:
@@ -75,8 +89,8 @@ class Sight:
 
     `line`: the source of the innermost frame, empty unless it is the user's; `loop`: one that does not end; `writers`: who could write into the pipe
     that the main thread reads, None when it reads none or nobody knows; `locked`: all of its Python threads wait for
-    locks without a time limit; `at_store`: it asks the rendezvous's store; `alone`: it has no other Python thread, but such as only watch; `holder`: the process
-    that holds the lock on a file that the main thread waits for; `before` and `after`: measured before the signal for
+    locks without a time limit; `at_store`: it asks the rendezvous's store; `alone`: it has no other Python thread, but
+    such as only watch; `caught`: the signals that it has handlers for; `holder`: the process that holds the lock on a file that the main thread waits for; `before` and `after`: measured before the signal for
     the stacks, and after the answer.
     """
 
@@ -96,6 +110,7 @@ class Sight:
     alone: bool
     holder: int | None
     gpu: bool
+    caught: frozenset[int]
     before: Effort
     after: Effort
     lacks: tuple[str, ...]
@@ -131,24 +146,46 @@ def take(rank: int, found: list[RankStack], before: Effort, trainer_pid: int) ->
         rank, own.pid, own.state, main, others, why, line, loop, wait, children, _writers(own.pid, wait),
         main is not None and _is_locked(own.pid, main, others, wait, line, started_s) and not children, _is_at_store(own.pid, wait),
         all(_watches(thread) for thread in others),
-        openfiles.lock_holder(own.pid) if wait.call in kernel.LOCKS else None, openfiles.uses_gpu(own.pid), before, after,
+        openfiles.lock_holder(own.pid) if wait.call in kernel.LOCKS else None, openfiles.uses_gpu(own.pid),
+        procfs.caught(own.pid), before, after,
         (wait.lack,) if wait.lack else (),
     )  # fmt: skip
 
 
-def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
-    """Choose the process that is the rank: the one that made steps, else the first that waits for no child.
+def may_act(thread: Thread) -> bool:
+    """Tell whether a Python thread may do something by itself that lets others go on."""
+    return not _watches(thread) and not frames.serves(thread.frames)
 
-    An entry point may be a shell script or a launcher: then the rank is its child.
+
+def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
+    """Choose the process that is the rank: the one that made steps, else the last one with a Python stack of those that
+    wait for one another, from the first on.
+
+    An entry point may be a shell script or a launcher: then the rank is the child that it waits for.
     """
     for one in found:
         if one.pid == trainer_pid:
             return one
-    for one in found:
+    chosen, one, left = found[0], found[0], found[1:]
+    while True:
         main = frames.main_thread(one.text)
+        chosen = chosen if main is None else one
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
-            return one
-    return found[0]
+            return chosen
+        child = kernel.wait_of(one.pid, one.pid).child
+        below = [other for other in left if _is_program_of(one.pid, other) and child in (other.pid, 0, None)]
+        if not below:
+            return chosen
+        one, left = below[0], left[left.index(below[0]) + 1 :]
+
+
+def _is_program_of(pid: int, one: RankStack) -> bool:
+    """Tell whether a process is a child of `pid` that runs a program of its own, and not one of multiprocessing's."""
+    stat, main = procfs.look(one.pid), frames.main_thread(one.text)
+    forked = main is not None and any(
+        frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
+    )
+    return stat is not None and stat.ppid == pid and not forked
 
 
 def _children(found: list[RankStack], own_pid: int) -> list[RankStack]:
@@ -172,11 +209,15 @@ def _is_servant(pid: int) -> bool:
 
 def _child(one: RankStack) -> Child:
     main = frames.main_thread(one.text)
-    wait = kernel.wait_of(one.pid, one.pid)
+    others = (thread for thread in frames.parse(one.text) if thread != main)
+    wait, stat = kernel.wait_of(one.pid, one.pid), procfs.look(one.pid)
     # Not for pipes: idle workers all read one, and for each all of the host would be searched.
     is_pipe = any(openfiles.link_of(one.pid, fd).startswith("pipe:[") for fd in wait.fds)
     writers = None if is_pipe else _writers(one.pid, wait)
-    return Child(one.pid, _name(one.pid), one.state, main.frames if main else (), wait, writers)
+    return Child(
+        one.pid, stat.ppid if stat is not None else 0, _name(one.pid), one.state, main.frames if main else (),
+        not any(may_act(thread) for thread in others), wait, writers,
+    )  # fmt: skip
 
 
 def _innermost(thread: Thread | None) -> Frame | None:
@@ -206,7 +247,7 @@ def _is_locked(
     """Tell whether every Python thread waits, without a limit, for another one of them, and no timer lets one go on."""
     if not (wait.call == "futex" and wait.for_ever and frames.is_on_lock(main.frames, line.text)):
         return False
-    if any(procfs.catches(pid, signum) for signum in _TIMERS):
+    if procfs.caught(pid) & TIMERS:
         return False
     for thread in others[:THREADS_MAX]:
         if _watches(thread):
@@ -220,9 +261,6 @@ def _is_locked(
         if not (their.call == "futex" and their.for_ever):
             return False
     return True
-
-
-_TIMERS = (signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO)
 
 
 def _is_at_store(pid: int, wait: Wait) -> bool:

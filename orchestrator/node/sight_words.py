@@ -45,15 +45,26 @@ def in_words(sight: Sight) -> str:
 
 def _busy_child(sight: Sight) -> str:
     """Say which child is waited for and where it is: one in a bad state, one in the user's code, else the youngest."""
-    if not sight.children:
+    children = (loaders(sight) or _named(sight) or sight.children)[::-1]
+    if not children:
         return ""
-    children = sight.children[::-1]
     odd = next((child for child in children if child.state in "TtZ"), None)
     mine = next((child for child in children if frames.is_in_users_code(child.frames)), None)
     child = odd or mine or children[0]
     does = f"is in state {child.state}" if odd else wait_in_words(child)
     one = "it is" if len(children) == 1 else f"one of {len(children)} is"
     return f": {one} {called(child)}, which {does}"
+
+
+def loaders(sight: Sight) -> tuple[Child, ...]:
+    """Return the workers of the DataLoader that a rank waits for; none where it waits for none."""
+    if sight.main is None or not frames.awaits_loader(sight.main.frames):
+        return ()
+    return tuple(child for child in sight.children if child.is_loaders and child.ppid == sight.pid)
+
+
+def _named(sight: Sight) -> tuple[Child, ...]:
+    return tuple(child for child in sight.children if child.pid == sight.wait.child)
 
 
 def called(child: Child) -> str:

@@ -32,10 +32,12 @@ OF_THE_NODE = (*DEVICES, "TMPDIR", "XDG_RUNTIME_DIR")
 """What the submit machine cannot know: there these mean something else."""
 
 _CPUS = "SLURM_CPUS_PER_TASK"
+_CPUS_KEPT = "ORCH_CPUS_PER_TASK"
+"""What sbatch gives the task of a node, and its name on the way past srun, which would read it as an option of its own."""
 
 _OF_THE_AGENT = re.compile(
-    r"PMI_|PMIX_|PMI2_|SLURM_PMI|SLURM_MPI|SRUN_|SLURM_(CPU_BIND|DISTRIBUTION|GTIDS|LAUNCH_NODE|MEM_BIND|OVERLAP"
-    r"|PRIO_PROCESS|SRUN_COMM|STEP_GPUS|STEP_LAUNCHER|STEP_RESV|STEPMGR|TASK_PID|TOPOLOGY|UMASK)"
+    r"PMI_|PMIX_|PMI2_|SLURM_PMI|SLURM_MPI|SRUN_|SLURM_(CPU_BIND|DISTRIBUTION|GTIDS|LABELIO|LAUNCH_NODE|MEM_BIND"
+    r"|OVERLAP|PRIO_PROCESS|SRUN_COMM|STEP_GPUS|STEP_LAUNCHER|STEP_RESV|STEPMGR|TASK_PID|TOPOLOGY|UMASK)"
 )
 """What holds for the agent's task alone, or tells how to speak to its srun."""
 
@@ -57,12 +59,16 @@ def allocation(environ: Mapping[str, str]) -> str:
 
 def of_the_job(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the agent's environment without what is true of the agent alone."""
-    return {name: value for name, value in environ.items() if not _OF_THE_AGENT.match(name)}
+    kept = {name: value for name, value in environ.items() if not _OF_THE_AGENT.match(name)}
+    cpus = kept.pop(_CPUS_KEPT, "")
+    return {**kept, _CPUS: cpus} if cpus else kept
 
 
 def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for an srun that is told everything by its arguments."""
-    return {name: value for name, value in environ.items() if not READ_BY_SRUN.match(name)}
+    kept = {name: value for name, value in environ.items() if not READ_BY_SRUN.match(name)}
+    cpus = environ.get(_CPUS, "")
+    return {**kept, _CPUS_KEPT: cpus} if cpus else kept
 
 
 def share(env: Mapping[str, str], ranks_here: int) -> dict[str, str]:

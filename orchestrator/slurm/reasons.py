@@ -25,7 +25,7 @@ _LESS = f"{_ANEW} KEY=VALUE for what must change"
 _WAITS = {
     "resources": Wait("until enough nodes are free"),
     "priority": Wait("behind jobs of higher priority"),
-    "begintime": Wait("until Slurm may start it again"),
+    "begintime": Wait("until the time at which Slurm may start it"),
     "dependency": Wait("for another job that it depends on"),
     "licenses": Wait("for licenses"),
     "reservation": Wait("for its reservation"),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from orchestrator.backends.slurm import noexec
 from orchestrator.brain.events import Cause
 from orchestrator.slurm import reasons
 
@@ -182,6 +183,9 @@ def say(job: QueueJob, name: str) -> str:
     match job.stage:
         case Stage.WAITING:
             return _waits(job, name)
+        case Stage.RUNNING if job.state == "SUSPENDED":
+            where = f" on {job.nodes}" if job.nodes else ""
+            return f"Slurm has suspended its job {job.id}{where}; fix: scontrol resume {job.id} lets it go on"
         case Stage.RUNNING | Stage.LEAVING:
             return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
         case Stage.OVER | Stage.FORGOTTEN:
@@ -213,6 +217,9 @@ def ended(job: QueueJob) -> str:
         return (
             f"{name} could not begin: its first node could not open the log in the job's folder; fix: {fix}"
         )
+    unstarted = noexec.explained(code) if job.state == "FAILED" and number in ("", "0") else ""
+    if unstarted:
+        return f"{name} has ended with exit code {code}: no program could be started on its first node: {unstarted}"
     match job.state:
         case "CANCELLED":
             return f"{name} was cancelled{f' by {job.by}' if job.by else ''}"

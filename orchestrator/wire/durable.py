@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.wire import room
+
 LINE_BYTES_MAX = 1 << 20
 
 
@@ -46,33 +48,71 @@ def sync_folder(folder: Path) -> None:
 
 
 class LineLog:
-    """An append-only file of lines with one writer; a torn last line, left by a crash, is cut off at opening."""
+    """An append-only file of lines with one writer; a torn last line, left by a crash, is cut off at opening.
+
+    While the disk is full, lines wait in memory. Then nothing stays in the file that is not known to be on disk: a disk
+    of the network may have taken lines and lost them before it said that it is full.
+    """
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size_bytes = os.fstat(self._fd).st_size
-        whole_bytes = _whole_lines_bytes(self._fd, size_bytes)
-        if whole_bytes < size_bytes:
-            os.ftruncate(self._fd, whole_bytes)
-        os.lseek(self._fd, whole_bytes, os.SEEK_SET)
-        self._dirty = False
+        self._safe_bytes = _whole_lines_bytes(self._fd, size_bytes)
+        if self._safe_bytes < size_bytes:
+            os.ftruncate(self._fd, self._safe_bytes)
+        self._owed = bytearray()  # what was appended since the last `sync`
+        self._written_bytes = 0  # so much of it is in the file
+        self.is_full = False
+        """The disk was full when it was last written to."""
+
+    @property
+    def owed_bytes(self) -> int:
+        """How much is not known to be on disk."""
+        return len(self._owed)
 
     def append(self, line: str) -> None:
-        """Append one line; it is on its way to the disk, `sync` makes it sure."""
+        """Append one line; it is on its way to the disk, or waits for room there. `sync` makes it sure."""
         data = line.encode("utf-8", "surrogateescape") + b"\n"
         assert b"\n" not in data[:-1], "a record is one line"
-        while data:
-            data = data[os.write(self._fd, data) :]
-        self._dirty = True
+        self._owed += data
+        if self.is_full:
+            return
+        try:
+            self._write()
+        except OSError as err:
+            self._take_back(err)
 
-    def sync(self) -> None:
-        if self._dirty:
+    def sync(self) -> bool:
+        """Make everything appended so far durable; False when the disk is full."""
+        if not self._owed:
+            return True
+        try:
+            self._write()
             os.fdatasync(self._fd)
-            self._dirty = False
+        except OSError as err:
+            self._take_back(err)
+            return False
+        self._safe_bytes += len(self._owed)
+        self._owed.clear()
+        self._written_bytes, self.is_full = 0, False
+        return True
 
     def close(self) -> None:
+        """Give the file back; what waits for room is lost, as in a crash."""
         self.sync()
         os.close(self._fd)
+
+    def _write(self) -> None:
+        while self._written_bytes < len(self._owed):
+            rest = self._owed[self._written_bytes :]
+            self._written_bytes += os.pwrite(self._fd, rest, self._safe_bytes + self._written_bytes)
+
+    def _take_back(self, err: OSError) -> None:
+        """Cut off what is not known to be on disk, to be written anew. Raises what is no full disk."""
+        if not room.is_full(err):
+            raise err
+        self.is_full, self._written_bytes = True, 0
+        os.ftruncate(self._fd, self._safe_bytes)
 
 
 def _whole_lines_bytes(fd: int, size_bytes: int) -> int:

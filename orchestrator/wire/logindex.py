@@ -40,10 +40,10 @@ class LogIndex:
         time_ns = max(time_ns, self._time_ns)
         try:
             written_bytes = os.write(self._fd, _RECORD.pack(time_ns, size_bytes))
+            if written_bytes < _RECORD.size:
+                os.ftruncate(self._fd, _count(self._fd) * _RECORD.size)
+                return
         except OSError:
-            return
-        if written_bytes < _RECORD.size:
-            os.ftruncate(self._fd, _count(self._fd) * _RECORD.size)
             return
         self._time_ns, self._size_bytes = time_ns, size_bytes
 

@@ -65,10 +65,19 @@ class Doing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Entered:
+    """A collective that a rank entered before its last one in a group; see `Collective`."""
+
+    number: int
+    what: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
 class Collective:
     """The last collective that a rank has entered in one group. `group` is torch's name of it, `label` its purpose;
     `number` counts the group's collectives from 1; `shape`: `float32[1000]`; `entered_s`: so long ago; `done`: it was
-    carried out, so the rank no longer waits in it."""
+    carried out, so the rank no longer waits in it; `earlier`: the few before it, in order."""
 
     group: str
     label: str
@@ -78,6 +87,7 @@ class Collective:
     shape: str
     entered_s: float
     done: bool = False
+    earlier: tuple[Entered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +111,10 @@ class RankLook:
     save, exit, train or retry, by its stack and source; `stack`: its main thread's frames, innermost first, as
     `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
     which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
-    `holder`: the rank that holds the lock on a file that it waits for, where that is known; `starved_s`: for so much of
-    `still_s` its main thread was ready to run and had no processor; `gpu_use`: the share of time in which its GPU is
-    busy, 0.0 to 1.0, where that is known.
+    `holder`: the rank that holds the lock on a file that it waits for, where that is known and none of its other threads
+    and children can let go of it; `starved_s`: for so much of `still_s` its main thread was ready to run and had no
+    processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
+    groups whose counts are not those of collectives alone.
     """
 
     rank: int
@@ -124,6 +135,7 @@ class RankLook:
     holder: int | None = None
     starved_s: float = 0.0
     gpu_use: float | None = None
+    mixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,11 @@ class JobDir:
         return self.root / "supervisor.lock"
 
     @property
+    def resume_lock(self) -> Path:
+        """Held (flock) by the one command that resumes the job."""
+        return self.root / "resume.lock"
+
+    @property
     def supervisor_log(self) -> Path:
         return self.root / "supervisor.log"
 

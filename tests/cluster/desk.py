@@ -31,7 +31,7 @@ __all__ = ["ENDED", "FAKE_TORCH", "STEPPER", "TOGETHER", "WAIT_S_MAX", "Desk", "
 WAIT_S_MAX = 150.0
 """How long anything may take on a machine that is busy with other things."""
 
-GONE_S_MAX = 30.0
+GONE_S_MAX = 60.0
 """How long the processes of an ended job may take to leave all hosts."""
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")

@@ -83,7 +83,11 @@ while test "$starts" -lt "$STARTS_MAX"; do
     pid=''
     is_known || exit $((end != 0)) # resumed meanwhile, or deleted
     case $end in
-        0 | 1) test ! -e "$root/ended" || exit "$end" ;;
+        0 | 1)
+            test ! -e "$root/ended" || exit "$end"
+            sleep 1 # whoever resumes the job takes that file away before he writes down the new id
+            is_known || exit "$end"
+            ;;
         75)
             trap - USR1 TERM
             sleep "$REQUEUE_S_MAX"

@@ -236,6 +236,18 @@ def misbehave():
         (3,), ("broadcast", "misbehave"), ("ranks 0-2 in all_reduce",),
     ),
     Case(
+        "buffers_sent_by_rank_0_only",
+        training("""
+def misbehave():
+    inner = torch.nn.parallel.DistributedDataParallel(torch.nn.BatchNorm1d(64))
+    inner(torch.ones(4, 64)).sum().backward()
+    if rank == 0:
+        inner(torch.ones(4, 64))  # here
+        inner(torch.ones(4, 64))  # here
+"""),
+        (0,), ("broadcast", "misbehave"), ("ranks 1-3 in all_reduce",),
+    ),
+    Case(
         "barrier_on_rank_0_only",
         training("""
 def misbehave():
@@ -393,7 +405,7 @@ def misbehave():
         dist.destroy_process_group()
         sys.exit(0)
 """),
-        None, ("before it had left in good order: ranks 3",), kind="crash",  # gloo tells the others at once
+        (3,), ("before it had left in good order: ranks 3",), kind="crash",  # gloo tells the others at once
     ),
     Case(
         "at_the_end_while_others_train",

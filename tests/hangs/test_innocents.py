@@ -19,10 +19,13 @@ from tests.integration.conftest import Sight, kill
 
 from .conftest import as_params, desk_at, selected
 from .innocents import INNOCENTS, Deed, Innocent
+from .innocents_waits import WAITS
 from .runs import Runs
+from .unlike import UNLIKE
 
 pytestmark = pytest.mark.integration
 
+ALL = (*INNOCENTS, *UNLIKE, *WAITS)
 SIDE_BY_SIDE = 4
 
 END_S_MAX = 180.0
@@ -91,14 +94,14 @@ def gallery(
 ) -> Iterator[Runs]:
     """Give the jobs of all innocents that are to be tested."""
     deeds = {Deed.STOP_SUPERVISOR: stop_its_supervisor(), Deed.SET_CLOCK_BACK: clock.set_back}
-    tend = {one.name: deeds[one.deed] for one in INNOCENTS if one.deed in deeds}
-    pythons = {one.name: clock.python for one in INNOCENTS if one.deed is Deed.SET_CLOCK_BACK}
+    tend = {one.name: deeds[one.deed] for one in ALL if one.deed in deeds}
+    pythons = {one.name: clock.python for one in ALL if one.deed is Deed.SET_CLOCK_BACK}
     with desk_at(tmp_path_factory.mktemp("innocents")) as desk:
-        entries = selected(request, INNOCENTS)
+        entries = selected(request, ALL)
         yield Runs(desk, entries, SIDE_BY_SIDE, lambda one: one.lasts_s + END_S_MAX, tend, pythons)
 
 
-@pytest.mark.parametrize("entry", as_params(INNOCENTS))
+@pytest.mark.parametrize("entry", as_params(ALL))
 def test_an_innocent_is_never_killed(gallery: Runs, entry: Innocent) -> None:
     job = gallery.result(entry.name)
     said = [one.verdict for one in job.news(d.Judge, d.Notice)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import time
 
@@ -56,6 +57,18 @@ def test_on_cancel_a_script_saves_and_one_that_ignores_term_is_killed_after_the_
         assert [rank["exit"] for rank in status["ranks"]] == [0, -9, 0]
     with pytest.raises(UserError, match="has ended already"):
         job.job.cancel()
+
+
+@pytest.mark.parametrize(
+    "at_step", ["lambda step: None", "lambda step: Path(__file__).stat()"], ids=["runs", "fails"]
+)
+def test_a_job_whose_folder_is_deleted_ends_and_does_not_come_back(desk: Desk, at_step: str) -> None:
+    script = STEPPER + f"run(100000, at_step={at_step})"
+    job = desk.submit({"train.py": script, **FAKE_TORCH}, nodes=2, entrypoint="train.py")
+    job.wait_for_step(3)
+    shutil.rmtree(job.root)
+    wait_until(lambda: not job.processes(), "the end of all its processes")
+    assert not job.root.exists()
 
 
 def test_a_cancel_right_after_submit_starts_no_rank_or_ends_it(desk: Desk) -> None:

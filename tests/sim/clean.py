@@ -109,6 +109,7 @@ def _hopeless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]
         ),
         (dataclasses.replace(plain, setup_fails=9), Expected(Kind.LAUNCH, None, "n0", end=JobEnd.FAILED)),
         (dataclasses.replace(plain, launch_fails=9), Expected(Kind.LAUNCH, None, "n0", end=JobEnd.FAILED)),
+        (_with(plain, Harm.EXIT_EARLY, step, rank), crash),
     ]  # fmt: skip
 
 

@@ -23,7 +23,7 @@ STEPS = 60
 LAGS_AT = 80
 """Every so many steps a thread of the script runs collectives, later on some ranks: more steps than are remembered."""
 
-CASES = 19
+CASES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ def desync_night(seed: int) -> tuple[Night, Wanted]:
     )  # fmt: skip
     cases = [*_odd(plain, rank, step), *_resumed(plain, rank, step), *_innocent(plain, rank, step)]
     cases += _probed(plain, rank, step)
+    sends = dataclasses.replace(_with(plain, Harm.ADDS_ONE, rank, step), sends=True)
+    cases.append((sends, Wanted(Expected(None))))
     assert len(cases) == CASES
     return cases[seed % CASES]
 

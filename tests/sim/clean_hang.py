@@ -22,7 +22,7 @@ COMPUTES_S = 340.0
 """The same where it computes all the time."""
 
 SLOW_STEP_S = 4.0
-CASES = 32
+CASES = 35
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -101,6 +101,9 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         (_all_nap(plain, step, 90.0), Expected(None)),
         (_polled(plain, Harm.HANG, step, rank), Expected(Kind.HANG, rank, node, COMPUTES_S)),
         (_helped(plain, step, rank, 25.0), Expected(None)),
+        (_late(plain, rank, 0.0), Expected(Kind.RENDEZVOUS, rank, node)),
+        (_late(plain, rank, 85.0), Expected(Kind.RENDEZVOUS, rank, node)),
+        (_late(plain, rank, float("inf")), Expected(Kind.RENDEZVOUS, says="have not come")),
     ]
 
 
@@ -108,6 +111,14 @@ def _served(plain: Night, harm: Harm, step: int, rank: int, lasts_s: float = flo
     """Return a night in which the next rank does nothing but wait for what the others ask of it."""
     night = _with(plain, harm, step, rank, lasts_s)
     return dataclasses.replace(night, serves_rank=(rank + 1) % (plain.nodes * plain.ranks))
+
+
+def _late(night: Night, rank: int, hidden_s: float) -> Night:
+    """Return a night in which a rank does not come to the rendezvous, and looks see the next one late, which has come."""
+    limits = limits_of(hang_s_max=0.0, start_s_max=300.0, rendezvous_s_max=60.0)
+    night = dataclasses.replace(night, nodes=max(night.nodes, 3))  # somebody is seen to wait
+    hidden = (rank + 1) % (night.nodes * night.ranks)
+    return dataclasses.replace(night, limits=limits, late_rank=rank, hidden_rank=hidden, hidden_s=hidden_s)
 
 
 def _all_nap(night: Night, step: int, lasts_s: float) -> Night:

@@ -68,7 +68,8 @@ class DesyncBook:
         if gang is None or self.due_s is None or decisions:
             return
         self.unsure = self.unsure or gang.is_stuck or not gang.stepping
-        late = self.ledger.world.now > self.due_s and not self.unsure and not self.said
+        unsure = self.unsure or self.ledger.world.night.sends
+        late = self.ledger.world.now > self.due_s and not unsure and not self.said
         self.ledger.must(not late, f"ranks {_odd(gang)} are out of step, and nothing is said")
 
     def written(self, news: News) -> None:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from .world import World
 
 
+LATE_S = 3600.0
+"""How much later than the others a rank comes that is late: it imports all the while."""
+
+
 class Host:
     """One node's machine. `cut_*` count the faults that cut a wire now."""
 
@@ -144,6 +148,8 @@ class Host:
         for number in ranks:
             world.pids += 1
             ready_s = world.now + world.rng.uniform(*world.night.start_s)
+            if number == world.night.late_rank and order.attempt == 1:
+                ready_s += LATE_S
             rank = Rank(number, self, gang, world.pids, ready_s)
             self.processes.append(rank)
             gang.ranks[number] = rank

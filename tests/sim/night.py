@@ -119,12 +119,16 @@ class Night:
     naming: Naming = Naming.ITS_OWN
     begins_anew: bool = False  # the script does not read where it is to resume from
     stays_rank: int = -1  # this rank says its last word in the first attempt and never leaves
+    late_rank: int = -1  # this rank does not come to the rendezvous in the first attempt
+    hidden_rank: int = -1  # looks bring no stack of this rank before `hidden_s`
+    hidden_s: float = 0.0
     serves_rank: int = -1  # this rank makes no steps, and nobody waits for it
     polls: bool = (
         False  # ranks wait for each other in loops of their own, which look endless: nobody is seen to wait
     )
     look_s: tuple[float, float] = (0.1, 1.5)  # how long a look takes
     thread_saves_steps: int = 16  # how often a thread runs collectives of its own
+    sends: bool = False  # ranks send to single others, which is counted with their collectives
     probe_rank: int = -1  # this rank alone makes steps of another optimizer now and then
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`

@@ -78,13 +78,18 @@ def _found(rank: Rank) -> e.RankLook:
     one = e.Collective(
         "0", "default group", members, number, stance.what or "all_reduce", "float32[10]", entered_s
     )
+    if rank.number == world.night.hidden_rank and world.now < world.night.hidden_s:
+        return e.RankLook(
+            rank.number, rank.pid, rank.state, e.Doing.UNSEEN, 0.0, "", "it did not answer", False, None, "",
+            (), (), (), (), (),
+        )  # fmt: skip
     ends_s = None if stance.ends_at is None else stance.ends_at - world.now
     there = world.now >= rank.ready_s and not rank.is_silent
     holder = (rank.number + 1) % gang.size if stance.locked_out else None
     return e.RankLook(
         rank.number, rank.pid, rank.state, stance.doing, 0.0, stance.where, stance.why, stance.certain, ends_s,
         stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
-        holder,
+        holder, mixed=(counts.MAIN,) if world.night.sends else (),
     )  # fmt: skip
 
 
@@ -95,6 +100,8 @@ def _plain(rank: Rank) -> Stance:
         return Stance(e.Doing.STOPPED, "train.py:9 step", "stopped by a signal", certain=True)
     if gang.world.now < rank.ready_s:
         return Stance(e.Doing.WORKS, "train.py:1 <module>", phase="import")
+    if not gang.count and any(one.ready_s > gang.world.now for one in gang.ranks.values()):
+        return Stance(e.Doing.WAITS, "train.py:2 <module>", "in a wait for the store", phase="rendezvous")
     if rank.serves:
         return Stance(
             e.Doing.SLEEPS, "train.py:5 serve", "in a loop that nothing in it can leave", certain=True

@@ -25,7 +25,7 @@ X = TypeVar("X")
 
 NIGHTS = int(os.environ.get("ORCH_NIGHTS", "1000"))
 SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(NIGHTS))
-CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(24 * 10, NIGHTS // 4)]
+CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(25 * 10, NIGHTS // 4)]
 QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(38 * 3, NIGHTS // 8)]
 HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES * 5, NIGHTS // 8)]
 DESYNC_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(DESYNC_CASES * 5, NIGHTS // 8)]

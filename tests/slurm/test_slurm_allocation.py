@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ run(steps, 0.05, at_step, start)
 
 TELLS = """
 import json, os, sys
-names = ("SLURM_", "SLURMD_", "CUDA_", "PMI", "MASTER_", "RANK", "WORLD_SIZE", "ORCH_ENDING", "MINE")
+names = ("SLURM_", "SLURMD_", "CUDA_", "PMI", "MASTER_", "RANK", "WORLD_SIZE", "ORCH_ENDING", "ORCH_CPUS", "MINE")
 told = {name: value for name, value in os.environ.items() if name.startswith(names)}
 print(json.dumps(told), flush=True)
 """
@@ -103,7 +104,9 @@ def test_two_by_two_ranks_train_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
 
 def test_the_variables_of_slurm_are_true_of_each_rank(desk: Desk) -> None:
     files = {"train.py": TELLS, **FAKE_TORCH}
-    job = desk.submit(files, gpus_per_node=2, procs_per_node=None, env={"MINE": "1"})
+    job = desk.submit(
+        files, gpus_per_node=2, procs_per_node=None, env={"MINE": "1"}, slurm={"cpus_per_task": 2}
+    )
     assert job.wait()["state"] == "SUCCEEDED"
     for rank in range(4):
         env = told(job, rank)
@@ -116,7 +119,10 @@ def test_the_variables_of_slurm_are_true_of_each_rank(desk: Desk) -> None:
         assert env["SLURM_JOB_NODELIST"] == "node1,node2" and env["SLURM_JOB_ID"] == job.slurm_id()
         assert env["SLURMD_NODENAME"] == f"node{rank // 2 + 1}"
         assert env["CUDA_VISIBLE_DEVICES"] == "0,1" and env["MINE"] == "1"
-        assert "SLURM_LAUNCH_NODE_IPADDR" not in env and "ORCH_ENDING" not in env
+        assert env["SLURM_CPUS_PER_TASK"] == "2"
+        assert not {"SLURM_LAUNCH_NODE_IPADDR", "SLURM_LABELIO", "ORCH_ENDING", "ORCH_CPUS_PER_TASK"} & set(
+            env
+        )
 
 
 def test_a_killed_rank_is_answered_inside_the_allocation(slurm: SlurmBox, desk: Desk) -> None:
@@ -184,6 +190,15 @@ def test_scancel_from_outside_ends_the_job(slurm: SlurmBox, desk: Desk) -> None:
     job.wait_for_step(5)
     slurm.queue.scancel(job.slurm_id())
     assert job.wait()["state"] == "CANCELLED"
+
+
+def test_a_job_whose_folder_is_deleted_gives_its_nodes_back(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit(TRAINS)
+    job.wait_for_step(5)
+    slurm_id = job.slurm_id()
+    shutil.rmtree(job.folder.root)
+    slurm.queue.wait_for_state(slurm_id, "COMPLETED", "FAILED", "CANCELLED")
+    assert not job.folder.root.exists()
 
 
 def test_a_job_that_somebody_requeues_goes_on(slurm: SlurmBox, desk: Desk) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
@@ -18,17 +18,22 @@ FILES = {"train.py": STEPPER, **FAKE_TORCH}
 LONG = {"train.py": STEPPER + "\nrun(100_000)\n", **FAKE_TORCH}
 BLOCKER = "#!/bin/bash\nexec sleep 600\n"
 SOON_S_MAX = 60.0
+OVER = ("CANCELLED", "COMPLETED", "FAILED")
 
 
 @contextmanager
-def _all_nodes_taken(slurm: SlurmBox) -> Iterator[None]:
-    """Take all nodes, so that the next job waits."""
-    nodes = len(slurm.queue.nodes())
+def _nodes_taken(slurm: SlurmBox, nodes: int) -> Iterator[None]:
+    """Take nodes, so that the next job has the others."""
     blocker = str(slurm.queue.sbatch(BLOCKER, f"--nodes={nodes}", "--exclusive", "--time=30"))
     slurm.queue.wait_for_state(blocker, "RUNNING")
     yield
     slurm.queue.scancel(blocker)
     slurm.queue.wait_for_state(blocker, "CANCELLED")
+
+
+def _all_nodes_taken(slurm: SlurmBox) -> AbstractContextManager[None]:
+    """Take all nodes, so that the next job waits."""
+    return _nodes_taken(slurm, len(slurm.queue.nodes()))
 
 
 @pytest.fixture
@@ -123,6 +128,22 @@ def test_a_cancelled_job_resumes_in_the_queue_under_a_new_id(slurm: SlurmBox, de
     assert job.status()["state"] not in ENDED
     job.wait_for_step(5, attempt=2)
     assert job.status()["queue"]["id"] == job.slurm_id()
+    assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
+
+
+def test_a_resume_is_shown_although_the_supervisor_of_the_last_end_is_still_there(
+    slurm: SlurmBox, desk: Desk
+) -> None:
+    with _nodes_taken(slurm, 2):
+        job = desk.submit(LONG, notify={"command": "sleep 20", "on": ["cancelled"]})
+        job.wait_for_step(5)
+        desk.orch("cancel", job.id)
+        first = job.slurm_id()
+        assert not job.folder.ended.exists()  # it waits for the command
+        desk.orch("resume", job.id, "--set", "nodes=4")
+        slurm.queue.wait_for_state(first, *OVER)
+        assert (job.status()["state"], job.folder.ended.exists()) == ("QUEUED", False)
+    job.wait_for_step(5, attempt=2)
     assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
 
 

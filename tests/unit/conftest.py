@@ -9,13 +9,19 @@ import pytest
 from hypothesis import settings
 
 from orchestrator.backends.ssh.launch import Code
-from tests.unit import hosts
+from tests.unit import disks, hosts
 from tests.unit.hosts import Host
 
 settings.register_profile(
     "orch", deadline=None
 )  # of an example: a machine that is busy for 0.2 s is no finding
 settings.load_profile("orch")
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> disks.Disk:
+    """A disk below this process that can be full."""
+    return disks.install(monkeypatch)
 
 
 @pytest.fixture

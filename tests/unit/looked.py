@@ -60,6 +60,14 @@ class Watch:
             assert time.monotonic() < deadline_s, self.logs()
             time.sleep(0.02)
 
+    def await_name(self, name: str) -> None:
+        """Wait until the only rank is the program of that name: a signal on the way there would end it."""
+        comm = Path(f"/proc/{self.ranks.processes[0].pid}/comm")
+        deadline_s = time.monotonic() + READY_S_MAX
+        while comm.read_text() != f"{name}\n":
+            assert time.monotonic() < deadline_s, f"it is {comm.read_text()!r} still"
+            time.sleep(0.01)
+
     def look(self) -> dict[int, m.RankLook]:
         """Take one look at all ranks."""
         self.count += 1

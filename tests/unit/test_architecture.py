@@ -35,7 +35,7 @@ LAYERS = (
     ("versions", "shelf", "trips", "carry", "intake", "ferry", "deeds", "ending", "memory", "stay", "notify"),
     ("supervise", "fleet", "submission"),
     ("__main__",),
-    ("logcut", "logs", "closing", "queued", "looks", "job"),
+    ("logcut", "logs", "closing", "queued", "looks", "revival", "job"),
     ("leftovers", "collect", "preflight"),
     ("show", "whyview", "stackview", "listview", "terminal", "logview", "follow"),
     ("params", "cli"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -204,7 +205,11 @@ def _until(holds: Callable[[], bool], what: str) -> None:
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 lines = st.text(st.characters(exclude_categories=["C", "Z"], include_characters=" "), max_size=40)
-folders = lines.map(lambda text: text.replace("/", "_")).filter(lambda text: text not in ("", ".", ".."))
+folders = lines.map(lambda text: re.sub(r"[/\\%]", "_", text)).filter(
+    lambda text: text not in ("", ".", "..")
+)
+"""Names of folders that sbatch can be told."""
+
 EVIL = "x'y\"z $(touch EVIL) `touch EVIL` \\ ; touch EVIL # & | > EVIL \t é 日本 ${HOME} -e"
 
 

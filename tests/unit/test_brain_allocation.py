@@ -114,6 +114,20 @@ def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -
     assert "is spent" in only(job.said, d.EndJob).why
 
 
+@pytest.mark.parametrize(("restarts_max", "is_requeued"), [(0, False), (1, False), (2, True)])
+def test_a_lost_node_without_a_spare_costs_a_restart_and_the_way_to_other_nodes_another(
+    restarts_max: int, is_requeued: bool
+) -> None:
+    job = _running(restarts_max=restarts_max)
+    job.hear(e.AgentSilent(0.0, "n1"), e.AgentGone(0.0, "n1", "srun: node failure"))
+    assert only(job.wait(allocation.TERM_S + 1.0), d.Judge).verdict.node == "n1"
+    job.hear(job.stopped(0))
+    job.hear(job.refused(1, e.Trouble.LASTING, "srun: not in this allocation"))
+    job.wait(2 * job.limits.node_silent_s_max + 5.0)  # until its ranks must be gone, and for it to come back
+    assert none_of(job.said, d.Requeue) != is_requeued
+    assert none_of(job.said, d.EndJob) == is_requeued
+
+
 def test_a_supervisor_lost_with_the_first_node_is_a_lost_node_and_the_old_ones_must_be_clear() -> None:
     job = _running()
     job.now_s = 100.0

@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 
-from .brain_story import Story, look, only
+from .brain_story import Story, look, none_of, only
 
 GROUP = "00c0ffee"
 EVERY_BEAT_STEPS = 8
@@ -37,14 +37,21 @@ def train(
     return said
 
 
-def looked(story: Story, began: int = 0, odd: int = 2) -> list[d.Decision]:
+def looked(story: Story, began: int = 0, odd: int = 2, mixed: tuple[str, ...] = ()) -> list[d.Decision]:
     """Let every rank answer the look; the odd one's counts changed at `began`."""
     number = story.brain.facts.attempt.look  # type: ignore[union-attr]
     said = []
     for rank in range(len(story.brain.facts.ranks)):
         marks = (e.Mark(began, 0, began, (0,)),) if began and rank == odd else ()
         last = e.Collective("0", "default group", (0, 1, 2, 3), 90 + rank, "all_reduce", "float32[1000]", 0.1)
-        found = look(rank, e.Doing.WORKS, marks=marks, collectives=(last,), where="train.py:9 step")
+        found = look(
+            rank,
+            e.Doing.WORKS,
+            marks=marks,
+            mixed=mixed if rank == 0 else (),
+            collectives=(last,),
+            where="train.py:9 step",
+        )
         said += story.hear(e.Looked(0.0, f"n{rank}", 1, number, (found,)))
     return said
 
@@ -68,6 +75,14 @@ def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> 
         "rank 2 on n2 entered 1 collective fewer than ranks 0,1,3 in default group, from step 41 on"
     )
     assert not verdict.retry
+
+
+def test_where_something_else_is_counted_with_the_collectives_counts_say_nothing() -> None:
+    story = running()
+    train(story, 2, 40, skips)
+    train(story, 42, 64, skips)
+    assert none_of(looked(story, began=41, mixed=(GROUP,)), d.Judge)
+    assert none_of(train(story, 66, 200, skips), d.Judge)
 
 
 def test_it_is_known_within_a_few_steps_even_if_no_node_answers_the_look() -> None:

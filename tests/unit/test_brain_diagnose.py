@@ -143,7 +143,28 @@ def test_the_rank_that_ended_early_stands_before_the_one_that_lost_it() -> None:
     story = _running()
     story.hear(story.exited(1, code=0))
     story.hear(story.exited(0, failure=VICTIM))
-    summary = only(story.wait(2.0), d.Judge).verdict.summary
-    assert summary.startswith(
+    verdict = only(story.wait(2.0), d.Judge).verdict
+    assert verdict.summary.startswith(
         "rank 1 ended with code 0 before the others were done: rank 0 on n0: RuntimeError"
     )
+    assert (verdict.ranks, verdict.node) == ((1,), "n1")
+
+
+def test_the_last_of_a_gang_whose_others_are_done_is_named_itself() -> None:
+    story = Story(4)
+    story.run()
+    story.hear(*(story.exited(rank, code=0) for rank in (0, 1, 2)))
+    story.hear(story.exited(3, failure=VICTIM))
+    verdict = only(story.wait(2.0), d.Judge).verdict
+    assert (verdict.ranks, verdict.node) == ((3,), "n3")
+    assert verdict.summary.startswith("ranks 0-2 ended with code 0 before the others were done: rank 3 on n3")
+
+
+def test_a_start_that_takes_too_long_is_told_of_the_node_that_is_not_ready() -> None:
+    story = Story(3)
+    story.hear(story.up(0), story.up(1), story.up(2), story.prepared(0), story.prepared(2))
+    verdict = only(story.wait(61.0), d.Judge).verdict
+    assert verdict.kind is d.Kind.START_TIMEOUT
+    assert verdict.summary == "not all ranks were started within 60 s; n1: its setup has not ended"
+    ready = tuple(f"n{node}: its ranks were not started" for node in (0, 2))
+    assert verdict.evidence == ("n1: its setup has not ended", *ready)

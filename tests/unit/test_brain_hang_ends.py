@@ -27,6 +27,8 @@ from .hang_story import (
     stood,
 )
 
+AT = ("train.py:1 <module>",)
+
 # States, ends, limits
 
 
@@ -117,12 +119,29 @@ def test_no_first_step_within_the_users_limit_is_a_hang_whatever_the_ranks_do() 
 
 def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> None:
     story = gang_of(steps=0, rendezvous_s_max=100.0)
-    came = [look(rank, WAITS, phase="rendezvous") for rank in (0, 1, 3)]
-    late = look(2, SPINS, phase="import", where="train.py:1 <module>")
+    came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1, 3)]
+    late = look(2, SPINS, phase="import", where="train.py:1 <module>", stack=AT)
     assert none_of(silence(story, *came, late, for_s=99.0), d.Judge)
     verdict = judged(story, *came, late, for_s=8.0)
     assert verdict.kind is d.Kind.RENDEZVOUS and verdict.ranks == (2,)
     assert verdict.waiting == "ranks 0,1,3 at the rendezvous" and "train.py:1 <module>" in verdict.culprit
+
+
+def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -> None:
+    came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1)]
+    late = look(2, WORKS, phase="import", stack=AT)
+    unseen = look(3, e.Doing.UNSEEN, why="it did not answer")
+    story = gang_of(steps=0, rendezvous_s_max=100.0)
+    assert none_of(silence(story, *came, late, unseen, for_s=130.0), d.Judge)
+    seen = look(3, WAITS, phase="rendezvous", stack=AT)
+    assert judged(story, *came, late, seen).ranks == (2,)
+
+
+def test_a_rank_that_shows_no_stack_is_not_waited_for_without_end() -> None:
+    came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1, 2)]
+    unseen = look(3, e.Doing.UNSEEN, why="it did not answer")
+    verdict = judged(gang_of(steps=0, rendezvous_s_max=100.0), *came, unseen, for_s=150.0)
+    assert verdict.ranks == (3,) and "it did not answer" in verdict.culprit
 
 
 def test_a_rank_that_never_comes_to_the_rendezvous_is_judged_at_once_when_that_is_certain() -> None:

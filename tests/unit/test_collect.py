@@ -16,6 +16,7 @@ from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
 from tests.golden import folders, jobs
+from tests.unit.unprivileged import unprivileged
 
 
 def _with_checkpoints(tmp_path: Path) -> JobDir:
@@ -100,6 +101,16 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
     assert said == "tidied 1 ended job, removed 1 cut off submit"
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
     assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
+
+
+def test_tidy_counts_only_what_it_could_remove(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    (job.root / "nodes" / "node-0").mkdir(parents=True)
+    with unprivileged(tmp_path):
+        job.root.chmod(0o555)
+        said = collect.tidy([Job(job)])
+        job.root.chmod(0o755)
+    assert said == f"1 ended job could not be tidied, such as {job.root / 'nodes'}"
 
 
 def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:

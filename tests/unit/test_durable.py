@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from orchestrator.wire import durable
 from orchestrator.wire.durable import LineLog, read_lines, replace_bytes, replace_text
+from tests.unit.disks import Disk
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -69,3 +71,49 @@ def test_a_record_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(AssertionError):
         log.append("two\nlines")
     log.close()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at the write", "at the sync, as NFS does"])
+def test_lines_wait_for_room_on_the_disk_and_none_is_torn_or_doubled(
+    disk: Disk, tmp_path: Path, late: bool
+) -> None:
+    path = tmp_path / "log"
+    log = LineLog(path)
+    log.append("one")
+    assert log.sync()
+    disk.late, disk.room_bytes = late, 6  # "two" fits, and half of "three"
+    for word in ("two", "three", "four"):
+        log.append(word)
+    assert not log.sync() and log.is_full
+    assert path.read_bytes() == b"one\n", "what is not known to be on disk is cut off"
+    log.append("five")
+    disk.room_bytes = None
+    assert log.sync() and not log.is_full and not log.owed_bytes
+    log.append("six")
+    log.close()
+    assert list(read_lines(path)) == ["one", "two", "three", "four", "five", "six"]
+
+
+def test_a_log_that_dies_on_a_full_disk_leaves_whole_lines(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = LineLog(path)
+    disk.room_bytes = 6
+    log.append("one")
+    log.append("two")
+    log.close()
+    disk.room_bytes = None
+    log = LineLog(path)
+    log.append("after")
+    log.close()
+    assert list(read_lines(path)) == ["after"]
+
+
+def test_a_disk_that_fails_is_no_full_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    log = LineLog(tmp_path / "log")
+    log.append("one")
+    monkeypatch.setattr(os, "fdatasync", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        log.sync()

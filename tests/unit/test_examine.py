@@ -268,6 +268,7 @@ def test_a_rank_that_still_imports_is_in_the_phase_of_importing(tmp_path: Path) 
 def test_a_program_without_a_python_stack_is_told_by_its_system_call(tmp_path: Path) -> None:
     script = f"import os\n{GO}os.execvp('sleep', ['sleep', '3600'])\n"
     with watching(tmp_path, script) as watch:
+        watch.await_name("sleep")
         found = watch.until_doing(Doing.SLEEPS)
         assert found.why.startswith("in sleep(), ")
         assert not found.certain  # a relative sleep: nobody but the kernel knows how much of it is left
@@ -323,6 +324,41 @@ def load():
     with watching(tmp_path, script) as watch:
         found = watch.until_doing(Doing.WORKS)
         assert found.why.startswith("it reads little by little, in recv() of ")
+
+
+SERVES = """import socket, threading, time
+server = socket.create_server(('127.0.0.1', 0))
+mine = socket.create_connection(server.getsockname())
+other, _ = server.accept()
+"""
+
+
+@pytest.mark.parametrize("limit_s", ["30", "None"])
+def test_what_comes_little_by_little_through_a_socket_with_a_time_limit_is_work(
+    tmp_path: Path, limit_s: str
+) -> None:
+    script = f"""{SERVES}mine.settimeout({limit_s})
+child = os.fork() if (os := __import__('os')) else 0
+while not child:
+    other.send(b'x'); time.sleep(0.02)
+def load():
+    while True: mine.recv(16)
+{GO}load()
+"""
+    with watching(tmp_path, script) as watch:
+        found = watch.until_doing(Doing.WORKS)
+        call = "recv" if limit_s == "None" else "poll"
+        assert found.why.startswith(f"it reads little by little, in {call}() of the connection to 127.0.0.1:")
+
+
+@pytest.mark.parametrize("limit_s", ["0.02", "0.5"])
+def test_time_limits_that_pass_again_and_again_are_no_work(tmp_path: Path, limit_s: str) -> None:
+    script = f"""{SERVES}import select
+{GO}while True: select.select([mine], [], [], {limit_s})
+"""
+    with watching(tmp_path, script) as watch:
+        found = watch.until(lambda one: one.still_s > 4)
+        assert found.doing in (Doing.BLOCKED, Doing.SPINS)
 
 
 def test_a_child_that_is_waited_for_is_named(tmp_path: Path) -> None:

@@ -193,3 +193,34 @@ fcntl.flock(file, fcntl.LOCK_EX)
             found = watch.until_doing(Doing.BLOCKED)
             assert found.holder is None
             assert found.why == f"in flock() of {mine.name}, which process {os.getpid()} holds"
+
+
+@pytest.mark.parametrize(
+    ("holds", "holder", "words"),
+    [
+        ("take()", 0, "it holds itself"),
+        ("threading.Thread(target=take_for_a_while, daemon=True).start()", None, "it holds itself"),
+        ("child = os.fork()\nif not child: take_for_a_while()", None, "its child "),
+        ("take(); child = os.fork()\nif not child: time.sleep(600)\nfiles.pop().close()", None, ""),
+    ],
+)
+def test_a_lock_is_held_for_ever_only_by_the_thread_that_waits(
+    tmp_path: Path, holds: str, holder: int | None, words: str
+) -> None:
+    script = f"""import fcntl, threading, time
+files = []
+def take():
+    files.append(open('cache.lock', 'w'))
+    fcntl.flock(files[-1], fcntl.LOCK_EX)
+def take_for_a_while():
+    take()
+    time.sleep(600)
+{GO}{holds}
+time.sleep(1)
+take()
+"""
+    with watching(tmp_path, script) as watch:
+        found = watch.until_doing(Doing.BLOCKED)
+        assert (found.holder, found.certain) == (holder, False)
+        assert found.why.startswith(f"in flock() of cache.lock{words and ', which '}{words}")
+        assert words or found.why == "in flock() of cache.lock", "it has handed the lock on"

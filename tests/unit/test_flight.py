@@ -36,8 +36,15 @@ def test_the_last_collective_of_each_group_is_told_the_latest_first() -> None:
     groups = (Group("3", "fsdp", (1, 3), 0),)
     assert found.collectives(groups, 4, 16_000_000_000) == (
         m.Collective("3", "fsdp", (1, 3), 12, "_all_gather_base", "bfloat16[4,1] and 2 more", 7.0, True),
-        m.Collective("0", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0, False),
-    )
+        m.Collective("0", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0, False,
+                     (m.Entered(9654, "all_reduce", "float32[1000]"),)),
+    )  # fmt: skip
+
+
+def test_few_of_the_collectives_before_are_told_of() -> None:
+    entered = [{**GLOO, "collective_seq_id": number} for number in range(9_600, 9_656)]
+    one = Flight(entries=flight._entries(trace(*entered))).collectives((), 4, 16_000_000_000)[0]
+    assert [before.number for before in one.earlier] == [9_652, 9_653, 9_654]
 
 
 def test_members_of_a_group_that_was_not_heard_of_are_not_guessed() -> None:
@@ -76,7 +83,7 @@ def test_a_dead_process_that_left_its_window_behind_is_passed_over(tmp_path: Pat
 
 
 def ends(count: int, per_step: int | None = 2) -> list[StepEnd]:
-    return [StepEnd(n, n * STEP_NS, None if per_step is None else n * per_step) for n in range(count)]
+    return [StepEnd(n, n * STEP_NS, None if per_step is None else (n * per_step,)) for n in range(count)]
 
 
 def entries(count: int, own_s: float, *, is_p2p: bool = False, backend: str = "gloo") -> list[Entry]:
@@ -111,3 +118,38 @@ def test_steps_in_which_ranks_send_to_one_another_say_nothing() -> None:
     assert flight.own_s(ends(20, per_step=None), entries(20, 0.3)) is None
     assert flight.own_s(ends(20), entries(20, 0.3, is_p2p=True, backend="nccl")) is None
     assert flight.own_s(ends(20, per_step=1), entries(20, 0.3, backend="nccl")) == pytest.approx(0.3)
+
+
+# What is counted with the collectives, and is none: steps end at 1, 2, 3 … s, each with one collective half a second before.
+
+
+@pytest.mark.parametrize(
+    "extra, is_mixed", [((), False), ((8, 9, 10, 11, 12), True), ((11,), False), ((2, 5), False)]
+)
+def test_what_goes_from_one_rank_to_one_other_is_known_by_a_count_that_stays_ahead(
+    extra: tuple[int, ...], is_mixed: bool
+) -> None:
+    """`extra`: the steps at whose end one more was counted; a thread's own collective is listed a moment later."""
+    group = Group("0", "", (0, 1, 2, 3), 0)
+    listed = [
+        Entry("0", "", n, "all_reduce", "", n * STEP_NS - STEP_NS // 2, True, False, False)
+        for n in range(1, 13)
+    ]
+    ended = [StepEnd(n, n * STEP_NS, (40 + n + (n in extra),)) for n in range(1, 13)]
+    assert flight.mixed(ended, (group,), listed) == ((group.key,) if is_mixed else ())
+
+
+def test_steps_after_the_trace_was_taken_are_not_compared_with_it() -> None:
+    group = Group("0", "", (0, 1, 2, 3), 0)
+    listed = [
+        Entry("0", "", n, "all_reduce", "", n * STEP_NS - STEP_NS // 2, True, False, False)
+        for n in range(1, 9)
+    ]
+    ended = [StepEnd(n, n * STEP_NS, (40 + n,)) for n in range(1, 13)]
+    assert flight.mixed(ended, (group,), listed) == ()
+
+
+def test_a_backend_that_lists_all_it_counts_is_never_mixed() -> None:
+    group = Group("0", "", (0, 1), 0)
+    listed = [Entry("0", "", n, "x", "", n * STEP_NS, True, False, True) for n in range(9)]
+    assert flight.mixed([StepEnd(n, n * STEP_NS, (3 * n,)) for n in range(9)], (group,), listed) == ()

@@ -176,6 +176,35 @@ def test_without_a_step_only_the_ranks_first_process_says_it(rank: Rank) -> None
     assert rank.reader().left_pid() == first.pid
 
 
+JOIN = """
+class Join:
+    def __init__(self, enable=True):
+        self._enable = enable
+    def __enter__(self): ...
+    def __exit__(self, *exc): ...
+"""
+
+
+@pytest.mark.parametrize("enable", [True, False])
+def test_nothing_is_counted_any_more_once_ranks_run_each_others_collectives(rank: Rank, enable: bool) -> None:
+    """Those whose data has come to an end make no steps then: torch.distributed.algorithms.join."""
+    rank.script("", "torch/_C/__init__.py")
+    rank.script("def _WorkerServer(path): ...", "torch/_C/_distributed_c10d.py")
+    rank.script("", "torch/distributed/algorithms/__init__.py")
+    rank.script(JOIN, "torch/distributed/algorithms/join.py")
+    text = f"""{GROUPS}
+import torch._C._distributed_c10d, torch.distributed.algorithms.join, wave
+every, mine = world.add("0", [0, 1]), Optimizer(1)
+mine.step()
+with torch.distributed.algorithms.join.Join(enable={enable}):
+    mine.step()
+"""
+    done = rank.run([sys.executable, rank.script(text)], **{hook.SOCKET_ENV: "1"})
+    assert done.returncode == 0, done.stdout
+    assert rank.beat().step == 2
+    assert len(rank.reader().marks(0, 2)) == (1 if enable else 2)
+
+
 def test_a_launchers_last_word_is_not_its_trainers(rank: Rank) -> None:
     script = rank.script(
         "import subprocess, sys\nprint(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"

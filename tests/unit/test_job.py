@@ -16,9 +16,11 @@ import pytest
 
 from orchestrator import find
 from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import STOPPED_S_MAX, Job, revive
+from orchestrator.job import Job
+from orchestrator.revival import BEGIN_S_MAX, STOPPED_S_MAX, revive
 from orchestrator.wire.paths import JobDir
 from tests.golden import folders, jobs
+from tests.unit.queue_world import SUPERVISOR
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 
@@ -52,13 +54,33 @@ def test_an_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
         assert revive(running) == ""
 
 
+@pytest.mark.parametrize(("age_s", "is_left_alone"), [(BEGIN_S_MAX - 10, True), (BEGIN_S_MAX + 1, False)])
+def test_a_job_whose_submit_is_at_work_is_left_alone(
+    tmp_path: Path, age_s: float, is_left_alone: bool
+) -> None:
+    fresh = folders.make(tmp_path, jobs.submitted())
+    fresh.bundle.write_text(SUPERVISOR)
+    planned_s = time.time() - age_s
+    os.utime(fresh.plan, (planned_s, planned_s))
+    assert (revive(fresh) == "") is is_left_alone
+    assert fresh.ended.exists() is not is_left_alone
+
+
 def test_a_supervisor_of_another_machine_is_left_alone_and_named(tmp_path: Path) -> None:
     running = folders.make(tmp_path, RUNNING)
     running.lock.write_text("4711 gpu-03\n")
     assert revive(running) == ""
     status = Job(running).last_status()
     assert status["supervisor"] == {"pid": 4711, "host": "gpu-03"}
-    assert status["written_s"] > 1000
+    assert status["written_s"] > 1000 and "full_disk" not in status
+
+
+def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    running = folders.make(tmp_path, RUNNING)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result((4096, 4096, 9, 0, 0, 9, 9, 9, 0, 255)))
+    assert Job(running).last_status()["full_disk"] == str(running.root)
 
 
 @pytest.mark.parametrize(("silent_s", "goes_on"), [(STOPPED_S_MAX + 1, True), (STOPPED_S_MAX - 5, False)])

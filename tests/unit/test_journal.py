@@ -11,6 +11,9 @@ from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
 from orchestrator.journal import Entry, JobClock, Journal, JournalError, read
+from orchestrator.wire import room
+from tests.unit import hosts
+from tests.unit.disks import Disk
 
 NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
@@ -43,6 +46,28 @@ def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> Non
     assert [entry.n for entry in entries] == [1, 2, 3, 4, 5]
     assert [(entry.boot, entry.seq) for entry in entries] == [("", 0)] * 3 + [("boot", 7), ("", 0)]
     assert {entry.machine for entry in entries} == {"machine"}
+
+
+def test_news_waits_for_room_on_the_disk_in_order_and_a_full_disk_is_not_tried_all_the_time(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, "machine", 0)
+    journal.write(NEWS[0])
+    assert journal.sync()
+    disk.room_bytes = 10  # half a line
+    for news in NEWS[1:]:
+        journal.write(news)
+    assert not journal.sync() and journal.is_full and journal.owed_bytes
+    assert [entry.n for entry in read(path)] == [1]
+    disk.room_bytes = None
+    assert not journal.sync(), "a moment ago it was full"
+    monkeypatch.setattr(room, "RETRY_S", 0.0)
+    hosts.wait_for(journal.sync, "another try")
+    journal.close()
+    entries = list(read(path))
+    assert tuple(entry.news for entry in entries) == NEWS
+    assert [entry.n for entry in entries] == [1, 2, 3, 4, 5]
 
 
 def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:

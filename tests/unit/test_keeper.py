@@ -150,6 +150,33 @@ def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
     one.end()
 
 
+DIES_ONCE = """
+import sys
+from pathlib import Path
+from orchestrator.node import keeper
+
+
+def agent(config):
+    mark = Path(config.root) / "died"
+    if mark.exists():
+        return 0
+    mark.touch()
+    raise ValueError("an agent that dies")
+
+
+sys.exit(keeper.main(agent))
+"""
+
+
+def test_a_keeper_whose_log_has_no_room_starts_its_agent_again(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", DIES_ONCE], input=codec.dumps(_config(tmp_path)).encode() + b"\n",
+            stdout=full, stderr=full, timeout=WAIT_S_MAX, cwd=Path(keeper.__file__).parents[2],
+        )  # fmt: skip
+    assert done.returncode == 0 and (tmp_path / "died").exists()
+
+
 STEP = """
 import asyncio, signal, sys, time
 from orchestrator.node import keeper

@@ -161,6 +161,21 @@ def test_a_job_folder_in_the_memory_of_one_machine_is_warned_of_and_refuses_noth
 
 
 @pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("back\\slash", "a backslash"), ("a%jb", "%j"), ("a%04n", "%04n"), ("100%%", "%%"), ("a\nb", "a character"),
+        ("per%cent 100% %", ""),
+    ],
+)  # fmt: skip
+def test_a_job_folder_that_slurm_takes_for_another_is_refused(tmp_path: Path, name: str, said: str) -> None:
+    queue = _on_slurm(tmp_path, home=tmp_path / name)["queue"]
+    assert (queue.ok, queue.exit_code) == ((True, 0) if not said else (False, 2))
+    assert not said or (f"the job folder has {said}" in queue.found and "ORCH_HOME" in queue.fix)
+    commands = slurm_commands.Commands(tmp_path / "bin")
+    assert commands.calls == (not said)
+
+
+@pytest.mark.parametrize(
     ("overrides", "where", "said"),
     [
         (("spares=3",), "nodes", "5 nodes asked, and a job in partition main gets 4 at most"),

@@ -139,6 +139,16 @@ def test_a_held_job_is_told_with_what_lets_it_go() -> None:
     )
 
 
+def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
+    said = words.say(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
+    assert said == "Slurm has suspended its job 7 on node1; fix: scontrol resume 7 lets it go on"
+
+
+def test_a_job_with_a_time_to_begin_at_is_not_said_to_start_again() -> None:
+    said = words.say(QueueJob("7", "PENDING", "BeginTime"), "t-1")
+    assert said == ("Slurm job 7 waits in the queue until the time at which Slurm may start it: BeginTime")
+
+
 @pytest.mark.parametrize(
     ("reason", "why", "fix"),
     [
@@ -193,6 +203,18 @@ def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None
 def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
     said = words.ended(QueueJob("7", "FAILED", exit="0:53"))
     assert "could not open the log in the job's folder; fix: submit it again with ORCH_HOME" in said
+
+
+def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
+    said = words.ended(QueueJob("7", "FAILED", exit="11:0"))
+    assert said.startswith(
+        "Slurm job 7 has ended with exit code 11: no program could be started on its first node: "
+    )
+    assert said.endswith("Resource temporarily unavailable, see ulimit -u there")
+    assert (
+        words.ended(QueueJob("7", "FAILED", exit="1:0")) == "Slurm job 7 has ended with exit code 1: FAILED"
+    )
+    assert words.ended(QueueJob("7", "FAILED", exit="0:11")) == "Slurm job 7 has ended with signal 11: FAILED"
 
 
 # Looks

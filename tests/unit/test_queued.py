@@ -12,7 +12,8 @@ import pytest
 
 from orchestrator import cli, queued, show
 from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job, revive
+from orchestrator.job import Job
+from orchestrator.revival import revive
 from orchestrator.slurm.queue import Queue
 from tests.golden.jobs import BEGAN_S
 from tests.unit.queue_world import CONFIG, UNKNOWN_ID, FakeSlurm, asked, installed, job, tell

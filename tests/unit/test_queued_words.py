@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import queued, show, whyview
+from orchestrator import queued, requests, show, whyview
 from orchestrator.job import Job
 from orchestrator.slurm.queue import Queue
 
@@ -72,3 +72,23 @@ def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlu
         ("node3", "that node is lost, and Slurm"),
     ):
         assert said in show.unheard({**known, "supervisor": {"pid": 8, "host": host}})
+
+
+def test_a_suspended_job_is_not_said_to_be_started_again(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(RUNNING.replace("RUNNING", "SUSPENDED"))
+    known = {**Job(job(tmp_path, "7")).status(), "written_s": 20.0, "supervisor": {"pid": 8, "host": "node1"}}
+    assert show.unheard(known).endswith("; Slurm has suspended it")
+    assert show.plain(show.queue(known)).splitlines() == [
+        "queue       Slurm has suspended its job 7 on node[1-2]",
+        "            fix: scontrol resume 7 lets it go on",
+    ]
+
+
+def test_a_held_job_that_is_cancelled_is_not_said_to_want_a_release(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue("7|PENDING|N/A|2||JobHeldUser")
+    folder = job(tmp_path, "7")
+    assert Job(folder).status()["reason"].endswith("; fix: scontrol release 7")
+    requests.ask(folder.requests, "cancel")
+    status = Job(folder).status()
+    assert (status["state"], status["reason"]) == ("STOPPING", "Slurm job 7 is held: JobHeldUser")
+    assert status["queue"]["said"] == status["reason"]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from orchestrator import requests
 from orchestrator.brain.events import AllocationEnded, CancelAsked, Cause, ResumeAsked
-from orchestrator.requests import LOOKS_MAX, Requests, ask
+from orchestrator.errors import ClusterError, UserError
+from orchestrator.requests import LOOKS_MAX, Requests, ask, is_resumed, refused
 
 
 def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
@@ -17,6 +21,15 @@ def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
     assert Requests(tmp_path).since(0, 5.0) == [CancelAsked(5.0, 1), ResumeAsked(5.0, 2, "/a b")]
     assert Requests(tmp_path).since(1, 6.0) == [ResumeAsked(6.0, 2, "/a b")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001.json", "000002.json"]
+
+
+def test_a_resume_is_known_from_what_else_is_asked(tmp_path: Path) -> None:
+    ask(tmp_path, "cancel")
+    ask(tmp_path, "look")
+    assert not is_resumed(tmp_path, 0)
+    ask(tmp_path, "resume")
+    assert is_resumed(tmp_path, 2)
+    assert not is_resumed(tmp_path, 3)
 
 
 def test_a_request_in_the_very_tick_of_the_look_before_is_heard(tmp_path: Path) -> None:
@@ -39,6 +52,18 @@ def test_a_folder_at_rest_is_not_listed_again_and_again(tmp_path: Path) -> None:
     assert reader.since(0, 1.0) == []
     os.utime(tmp_path, ns=(at_rest_ns + 1, at_rest_ns + 1))
     assert reader.since(0, 1.0) == [CancelAsked(1.0, 1)]
+
+
+def test_a_deleted_job_is_to_end_and_one_that_is_out_of_sight_for_a_moment_is_not(tmp_path: Path) -> None:
+    plan, away = tmp_path / "plan.json", tmp_path / "away"
+    plan.touch()
+    reader = Requests(tmp_path / "requests", plan)
+    for at, there in ((1.0, True), (2.0, False), (4.9, False), (5.0, True), (6.0, False), (8.9, False)):
+        plan.rename(away) if plan.exists() and not there else None
+        away.rename(plan) if away.exists() and there else None
+        assert reader.since(6, at) == []
+    assert reader.since(6, 9.0) == [CancelAsked(9.0, 7)]
+    assert reader.since(7, 20.0) == []
 
 
 def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
@@ -69,3 +94,22 @@ def test_what_the_queue_said_is_a_request_and_an_unknown_cause_is_a_failure(tmp_
         AllocationEnded(1.0, 1, "7.0", Cause.TIME_LIMIT, "TIMEOUT"),
         AllocationEnded(1.0, 2, "7.0", Cause.FAILED, "?"),
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_who_may_not_write_is_told_whose_job_it_is(tmp_path: Path) -> None:
+    err = PermissionError(errno.EACCES, "Permission denied", str(tmp_path / "requests"))
+    assert isinstance(refused(err, tmp_path), ClusterError), "our own"
+    os.chown(tmp_path, 12345, 12345)
+    told = refused(err, tmp_path)
+    assert isinstance(told, UserError) and told.what == "it is the job of user 12345, and not yours to change"
+
+
+def test_a_disk_that_refuses_a_request_is_named_with_what_to_do(tmp_path: Path) -> None:
+    told = refused(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
+    assert str(told) == (
+        f"{tmp_path}: cannot be written: No space left on device\n  fix: make room in {tmp_path}, then try again"
+    )
+    (tmp_path / "requests").touch()
+    with pytest.raises(ClusterError, match="cannot be written: File exists"):
+        ask(tmp_path / "requests", "cancel")

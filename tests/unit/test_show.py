@@ -229,6 +229,13 @@ STATUS = {
     "succeeded": _status(WHY["succeeded"], 10.0, _=""),
     "failed": _status(WHY["failed"], 14.0, _=""),
     "unheard": _status(RUNNING, 6.0, written_s=11_100.0, supervisor={"pid": 4000, "host": "gpu-03"}),
+    "full-disk": _status(
+        RUNNING,
+        6.0,
+        written_s=61.0,
+        supervisor={"pid": 4000, "host": "gpu-03"},
+        full_disk="/home/me/.orch/jobs/g",
+    ),
 }
 
 

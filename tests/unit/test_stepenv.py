@@ -32,6 +32,7 @@ def test_what_is_true_of_the_agent_alone_goes_no_further() -> None:
         "PMIX_X": "1",
         "SLURM_CPU_BIND": "x",
         "SLURM_TASK_PID": "1",
+        "SLURM_LABELIO": "1",
     }
     jobs = {
         "SLURM_JOB_ID": "8",
@@ -44,7 +45,7 @@ def test_what_is_true_of_the_agent_alone_goes_no_further() -> None:
 
 
 def test_an_srun_for_agents_is_not_told_how_ranks_were_to_be_started() -> None:
-    options = ("SLURM_NTASKS", "SLURM_MEM_PER_CPU", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK",
+    options = ("SLURM_NTASKS", "SLURM_MEM_PER_CPU", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_CPUS_PER_GPU", "SRUN_CPUS_PER_TASK",
                "SLURM_EXPORT_ENV", "SLURM_CPU_BIND", "SLURM_TASKS_PER_NODE", "SLURM_EXACT", "SLURM_NNODES", "ORCH_ENDING")  # fmt: skip
     kept = {
         "SLURM_JOB_ID": "8",
@@ -54,6 +55,13 @@ def test_an_srun_for_agents_is_not_told_how_ranks_were_to_be_started() -> None:
         "HOME": "/h",
     }
     assert stepenv.for_srun({**dict.fromkeys(options, "1"), **kept}) == kept
+
+
+def test_the_processors_of_the_task_come_past_srun() -> None:
+    passed = stepenv.for_srun({"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"})
+    assert "SLURM_CPUS_PER_TASK" not in passed
+    assert stepenv.of_the_job(passed) == {"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"}
+    assert stepenv.of_the_job(stepenv.for_srun({"HOME": "/h"})) == {"HOME": "/h"}
 
 
 def test_the_processors_of_the_task_are_divided_among_the_ranks() -> None:

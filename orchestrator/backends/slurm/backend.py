@@ -21,7 +21,7 @@ from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant
 from orchestrator.backends.slurm.step import Fate, Step
 from orchestrator.node import procfs, stepenv
 from orchestrator.node.procfs import Proc
-from orchestrator.wire import codec
+from orchestrator.wire import codec, room
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.messages import AgentConfig
 from orchestrator.wire.paths import JobDir
@@ -160,7 +160,8 @@ class SlurmBackend:
         self._say(process, config)
         stat = procfs.look(process.pid)
         record = {"pid": process.pid, "start_ticks": stat.start_ticks if stat else 0, "nodes": nodes}
-        replace_text(self._job.steps / f"{name}.json", json.dumps(record), durable=False)
+        file = self._job.steps / f"{name}.json"
+        room.wait_for(lambda: replace_text(file, json.dumps(record), durable=False))
         return Step(name, nodes, log, time.monotonic(), process.poll, process.send_signal)
 
     def _say(self, process: subprocess.Popen[bytes], config: AgentConfig) -> None:

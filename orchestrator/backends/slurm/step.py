@@ -7,14 +7,13 @@ that the whole step is no more. What a keeper prints first proves that it is up,
 from __future__ import annotations
 
 import enum
-import errno
-import os
 import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.backends.slurm import noexec
 from orchestrator.node.hostlist import HostlistError, expand
 from orchestrator.node.stepenv import UP
 
@@ -36,9 +35,6 @@ _ABORTED = "srun: Job step aborted"
 
 
 _EXIT = re.compile(r"Exited with exit code (\d+)")
-_NO_EXEC = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
-"""With these a task ends that slurmstepd could not execute; only slurmd's own log has more. Whatever orch starts says
-something before it ends."""
 
 
 class Fate(enum.Enum):
@@ -173,7 +169,5 @@ class Step:
 def _explained(word: str) -> str:
     """Return srun's word on a task that has said nothing, with what it means."""
     code = _EXIT.fullmatch(word)
-    if code is None or int(code[1]) not in _NO_EXEC:
-        return word
-    limit = ", see ulimit -u there" if int(code[1]) == errno.EAGAIN else ""
-    return f"no program could be started there: {os.strerror(int(code[1]))} ({word}{limit})"
+    why = noexec.explained(code[1]) if code is not None else ""
+    return f"no program could be started there: {why}; its {word[0].lower()}{word[1:]}" if why else word

@@ -1,0 +1,85 @@
+"""Does a job still have its supervisor? One that died is started again, and one that was stopped is let go on.
+
+Rules: whoever types a command does so for all of his jobs, and for nobody else's; in Slurm's allocation the batch script
+does it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from typing import Any, TypeAlias
+
+from orchestrator import home
+from orchestrator.wire.paths import JobDir
+
+Json: TypeAlias = dict[str, Any]
+
+STOPPED_S_MAX = 30.0
+"""How long a supervisor may be stopped (state T) before it is let go on: so long it has written no status."""
+
+BEGIN_S_MAX = 30.0
+"""How long a submit may take from the plan to the supervisor's lock; one that has not by then was cut off."""
+
+
+def revive(job: JobDir) -> str:
+    """Start the supervisor of a job that has none and has not ended, or let it go on if somebody has stopped it; say what
+    was needed, empty if nothing. In Slurm's allocation the batch script does so.
+
+    Raises ClusterError when it does not come up.
+    """
+    if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job):
+        return ""
+    if _is_supervised(job):
+        return _let_go_on(job)
+    from orchestrator import submission
+
+    submission.start_supervisor(job)
+    return "had died; a new one has taken over"
+
+
+def holder(job: JobDir) -> Json | None:
+    """Return who wrote himself into the job's lock last: `{pid, host}`."""
+    try:
+        words = job.lock.read_text(errors="replace").split()
+    except OSError:
+        return None
+    return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdigit() else None
+
+
+def _let_go_on(job: JobDir) -> str:
+    """Let a supervisor go on that has been stopped here, by a signal, for longer than whoever did so can have meant."""
+    who = holder(job)
+    if who is None or who["host"] != os.uname().nodename:
+        return ""
+    from orchestrator.node import procfs
+
+    try:
+        stat = procfs.look(who["pid"])
+        if stat is None or stat.state != "T" or time.time() - job.state.stat().st_mtime < STOPPED_S_MAX:
+            return ""
+        os.kill(who["pid"], signal.SIGCONT)
+    except OSError:
+        return ""  # it has written nothing yet, or has gone meanwhile
+    return "had been stopped, by a signal; it goes on"
+
+
+def _is_supervised(job: JobDir) -> bool:
+    """Tell whether somebody holds the job's lock. A supervisor of another machine is not ours to replace: the agents
+    and ranks of a local job are there."""
+    try:
+        fd = os.open(job.lock, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return time.time() - job.plan.stat().st_mtime < BEGIN_S_MAX  # its submit is at work
+    except PermissionError:
+        return True  # another user's job: only its owner can revive it
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    who = holder(job)
+    return who is not None and who["host"] != os.uname().nodename

@@ -1,0 +1,185 @@
+"""Which waits look as if they could never end, and do? Data only, as in `innocents.py`.
+
+Each time there is something beside what is waited for that stands still for long, or what lets the rank go on cannot be
+seen yet.
+"""
+
+from __future__ import annotations
+
+from .innocents import Innocent
+from .script import training
+
+WAITS = (
+    Innocent(
+        "a_loader_that_is_slow_beside_a_monitor",
+        training("""
+import multiprocessing
+
+
+def monitor():
+    while True:
+        time.sleep(300)
+
+
+class Shards(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        if index == 7:
+            time.sleep(15)
+        return torch.ones(4, 64)
+
+
+def misbehave():
+    if rank == 1:
+        multiprocessing.get_context("fork").Process(target=monitor, daemon=True).start()
+        for batch in torch.utils.data.DataLoader(Shards(), num_workers=1):
+            model(batch[0])
+    dist.barrier()
+"""),
+        24,
+    ),
+    Innocent(
+        "a_pool_that_is_slow_beside_a_monitor",
+        training("""
+import multiprocessing
+
+
+def monitor():
+    while True:
+        time.sleep(300)
+
+
+def tokenize(index):
+    if index == 3:
+        time.sleep(15)
+    return index
+
+
+def misbehave():
+    if rank == 1:
+        multiprocessing.get_context("fork").Process(target=monitor, daemon=True).start()
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(tokenize, range(8))
+    dist.barrier()
+"""),
+        24,
+    ),
+    Innocent(
+        "one_of_two_helpers_answers_and_the_other_rests",
+        training("""
+import multiprocessing
+
+
+def refresh(connection):
+    connection.recv()
+    time.sleep(100)
+    connection.send("token")
+
+
+def work(connection):
+    time.sleep(connection.recv())
+    connection.send("done")
+
+
+def misbehave():
+    if rank == 1:
+        (one, its), (other, others) = multiprocessing.Pipe(), multiprocessing.Pipe()
+        for function, end in ((refresh, its), (work, others)):
+            multiprocessing.get_context("fork").Process(target=function, args=(end,), daemon=True).start()
+        one.send(1)
+        other.send(15)
+        other.recv()
+    dist.barrier()
+"""),
+        24,
+    ),
+    Innocent(
+        "a_helper_unpacks_under_a_file_lock",
+        training("""
+import fcntl
+
+
+def misbehave():
+    if rank == 2:
+        held = open("cache.lock", "w")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        helper = subprocess.Popen(["sleep", "15"], pass_fds=[held.fileno()])
+        held.close()
+        with open("cache.lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+        helper.wait()
+    dist.barrier()
+"""),
+        24,
+    ),
+    Innocent(
+        "a_download_with_a_time_limit_for_75_s",
+        training("""
+import socket
+
+
+def serve(connection):
+    for _ in range(750):
+        connection.sendall(b"x" * 20_000)
+        time.sleep(0.1)
+    connection.close()
+
+
+def misbehave():
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            mine = socket.create_connection(server.getsockname(), timeout=30)
+            theirs, _ = server.accept()
+        child = os.fork()
+        if not child:
+            if not os.fork():  # not below the rank: as if it were on another host
+                os.setsid()
+                mine.close()
+                serve(theirs)
+            os._exit(0)
+        theirs.close()
+        os.waitpid(child, 0)
+        with mine.makefile("rb") as file:
+            assert len(file.read()) == 15_000_000
+    dist.barrier()
+"""),
+        83,
+    ),
+    Innocent(
+        "a_fifo_that_a_child_opens_later",
+        training("""
+def misbehave():
+    if rank == 2:
+        os.mkfifo("data.fifo")
+        child = subprocess.Popen(["sh", "-c", "sleep 15; echo shard > data.fifo"])
+        with open("data.fifo") as file:
+            assert file.read()
+        child.wait()
+    dist.barrier()
+"""),
+        24,
+    ),
+    Innocent(
+        "a_pipe_that_the_end_of_a_child_writes",
+        training("""
+import select
+
+
+def misbehave():
+    if rank == 3:
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(write_end)
+        child = subprocess.Popen(["sleep", "15"])
+        select.select([read_end], [], [])
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        child.wait()
+    dist.barrier()
+"""),
+        24,
+    ),
+)  # fmt: skip

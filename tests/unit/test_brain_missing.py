@@ -1,0 +1,44 @@
+"""Who is missing where ranks do unlike things: in another collective, in none, or without steps?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+
+from .brain_story import none_of
+from .hang_story import ALL, BLOCKED, SLEEPS, beat, entered, gang_of, judged, silence
+
+
+def test_who_has_entered_another_collective_before_it_left_it_is_the_odd_one() -> None:
+    """A broadcast lets its first rank go at once: it is in #8 by now, and the others in another #7 still."""
+    inside = "in all_reduce"
+    waiting = [entered(rank, 7, why=inside) for rank in (1, 2, 3)]
+    for what, ranks in (("broadcast", (0,)), ("all_reduce", ())):
+        before = (e.Entered(7, what, "float32[10]"),)
+        gone_on = entered(0, 8, why=inside)
+        gone_on = replace(gone_on, collectives=(replace(gone_on.collectives[0], earlier=before),))
+        verdict = judged(gang_of(), gone_on, *waiting)
+        assert verdict.ranks == ranks
+    assert "nobody is missing" in verdict.culprit
+
+
+def test_where_ranks_wait_for_single_others_nobody_knows_that_nobody_is_missing() -> None:
+    in_recv = [entered(rank, 7, why="in recv") for rank in ALL]
+    assert none_of(silence(gang_of(), *in_recv, for_s=50.0), d.Judge)
+    waits = [entered(rank, 7, why="in wait() of a collective", mixed=("k",)) for rank in ALL]
+    assert none_of(silence(gang_of(), *waits, for_s=50.0), d.Judge)
+    asleep = entered(3, 7, doing=SLEEPS, certain=True, ends_s=20.0)
+    three = [entered(rank, 7) for rank in (0, 1, 2)]
+    assert none_of(silence(gang_of(), *three, asleep, for_s=15.0), d.Judge)
+
+
+def test_a_rank_without_steps_that_is_missed_in_a_collective_has_patience_as_any_other() -> None:
+    story = gang_of(steps=0)
+    for rank in (0, 1, 2):
+        story.hear(beat(rank, 9))
+    late = entered(3, 6, doing=BLOCKED, why="waits for a child to end")
+    waiting = [entered(rank, 7) for rank in (0, 1, 2)]
+    assert none_of(silence(story, *waiting, late, for_s=50.0), d.Judge)
+    assert judged(story, *waiting, late, for_s=75.0).ranks == (3,)

@@ -1,0 +1,90 @@
+"""Is nothing decided or acknowledged that is not on disk, also when that is full?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import journal
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.memory import Memory
+from orchestrator.orders import planned
+from orchestrator.wire import room
+from orchestrator.wire.paths import JobDir
+from tests.golden import jobs
+from tests.unit.disks import Disk
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JobDir:
+    monkeypatch.setattr(room, "RETRY_S", 0.0)
+    return JobDir(tmp_path)
+
+
+def _begun(job: JobDir) -> Memory:
+    memory = Memory(job, "machine")
+    memory.learn(planned(jobs.plan(), 0.0))
+    memory.learn(e.SupervisorStarted(0.0, 1))
+    return memory
+
+
+def _written(job: JobDir) -> list[str]:
+    return [type(entry.news).__name__ for entry in journal.read(job.journal)]
+
+
+def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: Disk, job: JobDir) -> None:
+    memory = _begun(job)
+    disk.room_bytes = 0
+    memory.learn_kept([e.AgentSilent(1.0, "node-0")], "node-0", "boot", 7)
+    assert not memory.sync() and memory.is_full
+    assert memory.has("node-0", "boot", 7) and memory.acked("node-0", "boot") == 0
+    disk.room_bytes = None
+    assert memory.sync() and not memory.is_full
+    assert memory.acked("node-0", "boot") == 7
+    assert Memory(job, "machine").acked("node-0", "boot") == 7, "and it is still known after a crash"
+
+
+def test_nothing_is_decided_while_the_disk_is_full(disk: Disk, job: JobDir) -> None:
+    memory = Memory(job, "machine")
+    disk.room_bytes = 0
+    memory.learn(planned(jobs.plan(), 0.0))
+    memory.learn(e.SupervisorStarted(0.0, 1))
+    assert memory.decide()[0] == [] == _written(job)
+    disk.room_bytes = None
+    assert memory.decide()[0] == [], "first somebody may want to know that time has passed"
+    assert d.BeginAttempt in [type(decision) for decision in memory.decide()[0]]
+
+
+def test_what_was_decided_when_the_disk_became_full_is_done_once_it_is_written(
+    disk: Disk, job: JobDir
+) -> None:
+    memory = _begun(job)
+    assert memory.sync()
+    disk.room_bytes = 10
+    assert memory.decide()[0] == []
+    assert memory.facts.attempt is not None, "it is decided, and not done"
+    assert "BeginAttempt" not in _written(job)
+    disk.room_bytes = None
+    memory.decide()
+    held = memory.decide()[0]
+    assert isinstance(held[0], d.BeginAttempt)
+    assert _written(job).count("BeginAttempt") == 1
+    assert held[0] not in memory.decide()[0]
+
+
+def test_it_is_said_once_that_the_disk_is_full_and_that_it_is_not(
+    disk: Disk, job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    memory = _begun(job)
+    disk.room_bytes = 0
+    memory.learn(e.AgentSilent(1.0, "node-0"))
+    assert not any(memory.sync() for _ in range(3))
+    assert not memory.waited(0.0)
+    disk.room_bytes = None
+    assert all(memory.sync() for _ in range(3))
+    assert [words in line for words, line in zip(
+        ("the disk is full", "there is room"), capsys.readouterr().out.splitlines(), strict=True,
+    )] == [True, True]  # fmt: skip
+    assert memory.waited(0.0) and not memory.waited(0.0)

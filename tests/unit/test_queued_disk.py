@@ -1,0 +1,41 @@
+"""What if the folder of a job in Slurm's queue takes nothing more?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import ClusterError
+from orchestrator.job import Job
+from tests.unit.queue_world import FakeSlurm, installed, job
+
+RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
+CANCELLED = "7|CANCELLED|2026-11-21T06:21:01|2||None"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Return the Slurm of this machine, of which this process knows nothing yet."""
+    return installed(tmp_path, monkeypatch)
+
+
+def test_a_job_whose_folder_takes_no_request_is_ended_by_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(RUNNING)
+    folder = job(tmp_path, "7")
+    folder.requests.rmdir()
+    folder.requests.touch()
+    with pytest.raises(ClusterError, match="so Slurm was told to end the job: scancel 7") as told:
+        Job(folder).cancel()
+    assert told.value.fix == f"make room in {folder.root}, then see with orch status {folder.id}"
+    assert slurm.calls("scancel") == ["scancel 7"]
+
+
+def test_a_job_that_cannot_be_closed_for_its_folder_says_so(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(CANCELLED)
+    folder = job(tmp_path, "7")
+    folder.requests.rmdir()
+    folder.requests.touch()
+    with pytest.raises(ClusterError, match="cannot be written: File exists") as told:
+        Job(folder).status()
+    assert told.value.fix

@@ -1,0 +1,66 @@
+"""Is a job resumed by one command at a time, and are the others told so?"""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from orchestrator import joblock
+from orchestrator.errors import OrchError, UserError
+from orchestrator.job import Job
+from tests.golden import folders
+from tests.unit.queue_world import FakeSlurm, installed, job, tell
+
+PENDING = "8|PENDING|2026-11-21T06:26:01|2||Resources"
+AT_ONCE = 4
+
+SBATCH = """#!/bin/sh
+echo sbatch >>{folder}/calls
+sleep 0.3
+echo Submitted batch job 8
+"""
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Return a Slurm that takes its time to take a job, as number 8."""
+    there = installed(tmp_path, monkeypatch)
+    for name, text in (("sbatch", SBATCH.format(folder=there.folder)), ("srun", "#!/bin/sh\n")):
+        (there.folder / name).write_text(text)
+        (there.folder / name).chmod(0o755)
+    there.queue(PENDING)
+    return there
+
+
+def test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    folder = job(tmp_path, "7")
+    (folder.scripts / "slurm.sh").write_text("#!/bin/sh\n")
+    tell(folder, "FAILED")
+    folder.ended.touch()
+
+    def resume(_: int) -> OrchError | None:
+        try:
+            Job(folder).resume()
+        except OrchError as err:
+            return err
+        return None
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        ends = list(pool.map(resume, range(AT_ONCE)))
+    refused = [err for err in ends if err is not None]
+    assert len(refused) == AT_ONCE - 1
+    assert all(isinstance(err, UserError) and err.what == "the job is QUEUED" for err in refused)
+    assert (slurm.calls("sbatch"), json.loads(folder.slurm.read_text())) == (["sbatch"], ["7", "8"])
+
+
+def test_who_waits_too_long_for_another_resume_is_told(tmp_path: Path) -> None:
+    folder = folders.failed(tmp_path)
+    with joblock.resuming(folder) as mine, joblock.resuming(folder, 0.0) as other:
+        assert (mine, other) == (True, False)
+    with joblock.resuming(folder, 0.0) as later:
+        assert later
