@@ -28,6 +28,9 @@ class Line:
 
 NO_LINE = Line("", Ending.UNKNOWN)
 
+_STARTERS = ("<frozen runpy>",)
+"""What starts a script and catches nothing of it: `python -m`."""
+
 LOOP_FRAMES_MAX = 16
 """So many of the user's frames are looked at for a loop, the innermost first."""
 
@@ -55,6 +58,8 @@ def loop_at(pid: int, stack: tuple[Frame, ...], started_s: float) -> Loop | None
     found = []
     for number, frame in enumerate(mine):
         ends = ending(texts[frame.file], frame.line)
+        if ends is Ending.BY_ERROR and _is_the_users_alone(stack, frame):
+            ends = Ending.NEVER  # nobody goes on after it
         if ends in (Ending.NEVER, Ending.BY_OTHERS):
             around = [caught(texts[one.file], one.line) for one in mine[number:]]
             found.append(Loop(frame, least([ends, *around])))
@@ -62,6 +67,11 @@ def loop_at(pid: int, stack: tuple[Frame, ...], started_s: float) -> Loop | None
             break
     proofs = [loop for loop in found if loop.ending is not Ending.UNKNOWN]
     return min(proofs, key=lambda loop: loop.ending is not Ending.NEVER, default=None)
+
+
+def _is_the_users_alone(stack: tuple[Frame, ...], frame: Frame) -> bool:
+    """Tell whether no library has called what a frame is in: it might catch an error."""
+    return all(one.is_users or one.file in _STARTERS for one in stack[stack.index(frame) :])
 
 
 def text_at(pid: int, frame: Frame, started_s: float) -> str:

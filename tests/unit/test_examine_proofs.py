@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.wire.messages import Doing
 
-from .looked import SAY_READY, watching
+from .looked import BETWEEN_S, SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 """The same on one line, so that line numbers below can be counted."""
@@ -70,6 +70,28 @@ def test_c_code_that_takes_what_never_ends_is_proof_though_it_keeps_the_gil(tmp_
     script = f"import itertools\n{GO}def count():\n    return sum(itertools.repeat(1))\ncount()\n"
     with watching(tmp_path, script) as watch:
         assert watch.until_doing(Doing.SPINS, certain=True).where == "train.py:4 count"
+
+
+@pytest.mark.parametrize(("calls", "proved"), [("spin()", True), ("timeit.timeit(spin, number=1)", False)])
+def test_a_loop_that_only_an_error_can_leave_is_proof_unless_a_library_may_catch_it(
+    tmp_path: Path, calls: str, proved: bool
+) -> None:
+    script = f"""import hashlib, timeit
+{GO}def spin():
+    digest = b""
+    while True:
+        digest = hashlib.sha256(digest * 1000).digest()
+        print(digest[0] // 2)
+{calls}
+"""
+    with watching(tmp_path, script) as watch:
+        if proved:
+            assert watch.until_doing(Doing.SPINS, certain=True).where.endswith("spin")
+            return
+        for _ in range(4):
+            found = watch.look()[0]
+            assert not found.certain and found.doing in (Doing.UNSEEN, Doing.WORKS, Doing.SPINS)
+            time.sleep(BETWEEN_S)
 
 
 def test_an_endless_loop_whose_exception_is_caught_outside_is_no_proof(tmp_path: Path) -> None:

@@ -1,0 +1,151 @@
+"""What do the names and the expressions of a module stand for, as far as that is written in it? Pure.
+
+A name is believed to be what an import or its only binding says; whatever is bound twice, or comes from a `*`, is not known.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+POWER_MAX = 64
+TEXT_CHARS_MAX = 10_000
+
+_FOLDED: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: int.__add__, ast.Sub: int.__sub__, ast.Mult: int.__mul__,
+    ast.Pow: lambda number, by: number**by if 0 <= by <= POWER_MAX else 0,
+    ast.LShift: lambda number, by: number << by if 0 <= by <= POWER_MAX else 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of a module. `imports`: what each imported name stands for; `bound`: names with a meaning of its own
+    somewhere in it; `shared`: those that functions rebind for others; `plain`: those that are never anything but numbers,
+    texts, truth values or None, which nobody changes from afar; `values`: what those stand for that are bound once;
+    `once`: names that are bound once, and not by an import; `all_known`: no name comes from a `*`."""
+
+    imports: Mapping[str, str]
+    bound: frozenset[str]
+    shared: frozenset[str]
+    plain: frozenset[str]
+    values: Mapping[str, ast.expr]
+    once: frozenset[str]
+    all_known: bool
+
+    @classmethod
+    def of(cls, tree: ast.Module) -> Names:
+        """Read the names off a module."""
+        imports: dict[str, str] = {}
+        bound: collections.Counter[str] = collections.Counter()
+        shared: set[str] = set()
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import(names=names):
+                    imports |= {(one.asname or one.name.partition(".")[0]): one.name for one in names}
+                case ast.ImportFrom(module=source, names=names):
+                    imports |= {(one.asname or one.name): f"{source}.{one.name}" for one in names}
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    bound[name] += 1
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    bound[name] += 1
+                case ast.Global(names=shared_names) | ast.Nonlocal(names=shared_names):
+                    shared |= set(shared_names)
+        once = frozenset(name for name, times in bound.items() if times == 1 and name not in imports)
+        values = {name: value for name, value in _given(tree) if name in once}
+        plain = _plain(tree, bound)
+        known = "*" not in imports
+        return cls(imports, frozenset(bound), frozenset(shared), plain, values, once, known)
+
+    def called(self, func: ast.expr) -> str:
+        """Return the full name of what is called, `time.sleep`; empty where that is not plain to see."""
+        match func:
+            case ast.Name(id=name) if name not in self.bound:
+                return self.imports.get(name) or (f"builtins.{name}" if self.all_known else "")
+            case ast.Attribute(value=ast.Name(id=name), attr=attr) if name not in self.bound:
+                return f"{self.imports[name]}.{attr}" if name in self.imports else ""
+            case ast.Attribute(value=ast.Attribute() as module, attr=attr):
+                return f"{within}.{attr}" if (within := self.called(module)) else ""
+        return ""
+
+    def value(self, node: ast.expr) -> ast.expr:
+        """Return what a name stands for; anything else stands for itself."""
+        return self.values.get(node.id, node) if isinstance(node, ast.Name) else node
+
+    def number(self, node: ast.expr) -> int:
+        """Return the whole number that is written there, such as `10**12`; 0 for anything else."""
+        match self.value(node):
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self.number(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _FOLDED:
+                sides = self.number(left), self.number(right)
+                small = all(abs(side).bit_length() <= POWER_MAX for side in sides)
+                return _FOLDED[type(op)](*sides) if small else 0
+        return 0
+
+    def is_number(self, node: ast.expr) -> bool:
+        """Tell whether a whole number is written there, be it 0."""
+        value = self.value(node)
+        return (isinstance(value, ast.Constant) and isinstance(value.value, int)) or self.number(value) != 0
+
+    def text(self, node: ast.expr) -> str | bytes | None:
+        """Return the text that is written there, such as `"a" * 64 + "b"`; None for anything else, or a long one."""
+        match self.value(node):
+            case ast.Constant(value=str(text) | bytes(text)):
+                return text
+            case ast.BinOp(left=left, op=ast.Mult(), right=right):
+                for one, by in ((left, right), (right, left)):
+                    repeated, times = self.text(one), self.number(by)
+                    if repeated is not None and 0 < times * len(repeated) <= TEXT_CHARS_MAX:
+                        return repeated * times
+            case ast.BinOp(left=left, op=ast.Add(), right=right):
+                match self.text(left), self.text(right):
+                    case (str(first), str(second)):
+                        return first + second
+                    case (bytes(first_bytes), bytes(second_bytes)):
+                        return first_bytes + second_bytes
+        return None
+
+    def items(self, args: list[ast.expr]) -> int:
+        """Return how many items a `range` has whose limits are written there; 0 when that is not plain to see."""
+        if not all(self.is_number(one) for one in args):
+            return 0
+        try:
+            counted = range(*(self.number(one) for one in args))
+        except (TypeError, ValueError):
+            return 0
+        return max(0, (counted.stop - counted.start) // counted.step)  # `len` has a limit
+
+
+def _given(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                yield name, value
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                yield name, value
+
+
+def _plain(tree: ast.Module, bound: Mapping[str, int]) -> frozenset[str]:
+    """Return the names that only statements like `done = False` or `rank, count = int(text), 0` bind."""
+    found: collections.Counter[str] = collections.Counter()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found.update(name for target in targets for name in _made_plain(target, node.value))
+    return frozenset(name for name, times in found.items() if times == bound[name])
+
+
+def _made_plain(target: ast.expr, value: ast.expr) -> Iterator[str]:
+    match target, value:
+        case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
+            for one, its in zip(targets, values, strict=True):
+                yield from _made_plain(one, its)
+        case ast.Name(id=name), ast.Constant():
+            yield name
+        case ast.Name(id=name), ast.Call(func=ast.Name(id="int" | "float" | "str" | "bool" | "len")):
+            yield name
