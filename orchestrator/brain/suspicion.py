@@ -24,8 +24,10 @@ EXIT_SUSPECT_S = 10.0
 USUAL_TIMES = 3.0
 """So many usual step times without a sign are suspicious, within the user's floor and ceiling."""
 
-PUT_OFF_TIMES = 6.0
-"""For so many times the suspicious silence can signs of single ranks alone put off a look."""
+PUT_OFF_TIMES = 0.2
+START_PUT_OFF_TIMES = 6.0
+"""For so many times the suspicious silence can signs of single ranks alone put off a look; before step times are known,
+for so many: there is nothing else to go by."""
 
 PATIENCE_S = 60.0
 PATIENCE_TIMES = 20.0
@@ -181,7 +183,8 @@ def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
     since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
     if is_fixed(facts) or silence_s is None:
         return max(since_s, facts.progress_at)
-    return max(since_s, min(facts.progress_at, since_s + PUT_OFF_TIMES * silence_s))
+    times = START_PUT_OFF_TIMES if usual_s(facts) is None else PUT_OFF_TIMES
+    return max(since_s, min(facts.progress_at, since_s + times * silence_s))
 
 
 def silent_since(facts: Facts, attempt: AttemptFacts) -> float:

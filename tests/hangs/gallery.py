@@ -133,6 +133,19 @@ def misbehave():
         spec={"monitor": {"hang_ceiling": 30}},  # its stack moves between two lines; seen in one only, it has time while it waits for a processor
     ),
     Case(
+        "endless_loop_of_plain_calls",
+        training("""
+def misbehave():
+    if rank == 1:
+        weights, seen = torch.ones(64, 64), []
+        while True:  # here
+            weights = (weights @ weights).clamp(0, 1)  # here
+            seen[:] = [weights.sum().item()]  # here
+            print(len(seen), flush=True)  # here
+"""),
+        (1,), ("nothing in it can leave", "misbehave"), ALL_REDUCE,
+    ),
+    Case(
         "c_loop_holding_the_gil",
         training("""
 def misbehave():

@@ -19,13 +19,14 @@ from tests.integration.conftest import Sight, kill
 
 from .conftest import as_params, desk_at, selected
 from .innocents import INNOCENTS, Deed, Innocent
+from .innocents_busy import BUSY
 from .innocents_waits import WAITS
 from .runs import Runs
 from .unlike import UNLIKE
 
 pytestmark = pytest.mark.integration
 
-ALL = (*INNOCENTS, *UNLIKE, *WAITS)
+ALL = (*INNOCENTS, *BUSY, *UNLIKE, *WAITS)
 SIDE_BY_SIDE = 4
 
 END_S_MAX = 180.0

@@ -28,7 +28,7 @@ def _beat(rank: int, count: int = 0, **more: Any) -> e.Beat:
     return e.Beat(0.0, f"n{rank}", 1, (e.RankBeat(rank, count, "S", **fields),))
 
 
-def _step(story: Story, count: int, usual_s: float = 0.1) -> None:
+def _step(story: Story, count: int, usual_s: float | None = 0.1) -> None:
     story.hear(*(_beat(rank, count, usual_s=usual_s) for rank in range(len(story.brain.facts.nodes))))
 
 
@@ -95,15 +95,19 @@ def test_when_some_have_ended_well_the_others_have_ten_seconds() -> None:
 
 
 @pytest.mark.parametrize("sign", ["log_bytes", "io_bytes"])
-def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(sign: str) -> None:
+@pytest.mark.parametrize(("usual_s", "look_s"), [(0.1, 0.2 * 5.0 + 5.0), (None, 6 * 30.0 + 30.0)])
+def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(
+    sign: str, usual_s: float | None, look_s: float
+) -> None:
     story = _auto()
-    _step(story, 9)
+    _step(story, 9, usual_s)
     began_s, first_s = story.now_s, 0.0
-    for second in range(1, 100):
+    for second in range(1, 300):
         story.now_s += 1.0
-        if _looks(story.hear(_beat(0, 9, usual_s=0.1, **{sign: second * 100_000}), _beat(1, 9, usual_s=0.1))):
+        beats = _beat(0, 9, usual_s=usual_s, **{sign: second * 100_000}), _beat(1, 9, usual_s=usual_s)
+        if _looks(story.hear(*beats)):
             first_s = first_s or story.now_s - began_s
-    assert first_s == pytest.approx(6 * 5.0 + 5.0, abs=1.0)
+    assert first_s == pytest.approx(look_s, abs=1.0)
 
 
 def test_a_little_input_and_output_is_no_sign() -> None:
