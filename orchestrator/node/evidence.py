@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.node import examine, flight, frames, natives, procfs, sight, stacks
+from orchestrator.node import examine, flight, frames, natives, procfs, sight, stacks, tracer
 from orchestrator.node.examine import Earlier, Holder, Word
 from orchestrator.node.hook import RING_STEPS
 from orchestrator.node.ranks import STACK_SIGNAL, NodeRanks, RankProcess
@@ -193,6 +193,10 @@ class Eyes:
         word = self._word(asking, seen, until_s)
         if seen.gpu:
             word = self._with_gpu(word, seen.pid, until_s)
+        if examine.may_be_trapped(seen, word, watched.earlier):
+            trapped, lack = tracer.is_trapped(seen.pid)
+            lacks = (*word.lacks, lack) if lack else word.lacks
+            word = dataclasses.replace(word, trapped=trapped, lacks=lacks)
         look, watched.earlier = examine.examine(seen, word, watched.earlier)
         with contextlib.suppress(OSError):  # a full disk costs the pages, not their summary
             self._append(asking, _page_of(look, found))

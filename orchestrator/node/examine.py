@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.node import frames, kernel, relief, sight_words
 from orchestrator.node.loops import Ending
-from orchestrator.node.sight import Effort, Sight
+from orchestrator.node.sight import TIMERS, Effort, Sight
 from orchestrator.wire import messages as m
 
 BURNS_SHARE = 0.5
@@ -36,6 +36,7 @@ RENEWED_S = 0.5
 STACK_FRAMES = 40
 
 ENDLESS = "in a loop that nothing in it can leave"
+TRAPPED = "in a loop of machine code that nothing in it can leave"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Word:
     """What others know of a rank: it has said its last word, C code holds the GIL, and torch's flight recorder.
 
     `on_device`: collectives that it has entered are not done, as far as torch knows; `holder`: who holds the lock on a
-    file that it waits for; `gpu_use`: the share of time in which its GPU is busy.
+    file that it waits for; `gpu_use`: the share of time in which its GPU is busy; `trapped`: the machine code that its main
+    thread is in is proved to be a loop that is never left.
     """
 
     left: bool = False
@@ -65,6 +67,7 @@ class Word:
     lacks: tuple[str, ...] = ()
     holder: Holder | None = None
     gpu_use: float | None = None
+    trapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +154,16 @@ def _has_end(found: Finding, ends_at_s: float | None, now_s: float) -> bool:
 def burns(now: Effort, then: Effort) -> bool:
     """Tell whether a rank's main thread has computed all the time between two looks."""
     return (now.main_s - then.main_s) / max(now.at_s - then.at_s, 1e-3) > BURNS_SHARE
+
+
+def may_be_trapped(sight: Sight, word: Word, earlier: Earlier | None) -> bool:
+    """Tell whether nothing but its machine code may show that a rank, whose main thread computes, never goes on."""
+    if earlier is None or not burns(sight.before, earlier.sight.after):
+        return False
+    if not sight.wait.runs or sight.caught & TIMERS:  # a timer's handler of C code may jump out of a loop
+        return False
+    found = _found(sight, word, earlier, _movement(sight, word, earlier), 0.0)
+    return found.doing in (m.Doing.SPINS, m.Doing.BLOCKED) and not found.certain
 
 
 def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str, still_s: float) -> Finding:
@@ -322,6 +335,8 @@ def _burning(sight: Sight, word: Word, earlier: Earlier) -> Finding:
         return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
     if _is_in_endless(sight, earlier.sight):
         return Finding(m.Doing.SPINS, ENDLESS, certain=True)
+    if word.trapped:
+        return Finding(m.Doing.SPINS, TRAPPED, certain=True)
     if word.gil_held:
         # No proof, however long: a sort, a parser or the garbage collector ends, and on a busy machine late. But no
         # long computation either: those give the lock back, so this has no more patience than what is blocked.
