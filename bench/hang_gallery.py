@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.brain import decisions as d
+from tests.hangs.compiled import COMPILED
 from tests.hangs.gallery import CASES, Case
 from tests.hangs.innocents import INNOCENTS, Deed
 from tests.hangs.innocents_waits import WAITS
@@ -29,7 +30,10 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--side-by-side", type=int, default=1)
     asked = parser.parse_args(words)
-    everything: list[Entry] = [*CASES, *(one for one in (*INNOCENTS, *WAITS) if one.deed is Deed.NOTHING)]
+    everything: list[Entry] = [
+        *CASES,
+        *(one for one in (*INNOCENTS, *COMPILED, *WAITS) if one.deed is Deed.NOTHING),
+    ]
     unknown = set(asked.names) - {one.name for one in everything}
     if unknown:
         print(f"there is no {', '.join(sorted(unknown))}", file=sys.stderr)

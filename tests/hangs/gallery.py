@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .script import lines_at_fault, plain, training
+from .script import NATIVE, lines_at_fault, plain, training
 
 SILENCE_S = 5.0
 """The silence that makes quick steps suspicious: `max(5 s, 3 x the usual step)`."""
@@ -154,6 +154,18 @@ def misbehave():
         sum(itertools.repeat(1))  # here
 """),
         (1,), ("misbehave", "rank 1 on node-0"), ALL_REDUCE,
+    ),
+    Case(
+        "compiled_loop_holding_the_gil",
+        training(NATIVE + """
+spin = native({"x86_64": "48ffc0ebfb", "aarch64": "00040091ffffff17"})  # for (;;) x++;
+
+
+def misbehave():
+    if rank == 1:
+        spin()  # here
+"""),
+        (1,), ("loop of machine code that nothing in it can leave", "rank 1 on node-0"), ALL_REDUCE,
     ),
     Case(
         "catastrophic_regex",

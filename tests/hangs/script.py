@@ -26,6 +26,22 @@ def leave(): pass
 
 """
 
+NATIVE = """
+import ctypes, mmap, platform
+
+kept = []
+
+
+def native(code, *types, prototype=ctypes.PYFUNCTYPE):
+    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    memory.write(bytes.fromhex(code[platform.machine()]))
+    start = ctypes.c_char.from_buffer(memory)
+    kept.append(start)
+    return prototype(None, *types)(ctypes.addressof(start))
+
+"""
+"""Gives a script `native`: machine code, by machine, as a function that keeps the GIL. No compiler is needed for that."""
+
 _TORCH = """
 import torch
 import torch.distributed as dist

@@ -17,6 +17,7 @@ from orchestrator.brain import decisions as d
 from orchestrator.node.procfs import Proc
 from tests.integration.conftest import Sight, kill
 
+from .compiled import COMPILED
 from .conftest import as_params, desk_at, selected
 from .innocents import INNOCENTS, Deed, Innocent
 from .innocents_busy import BUSY
@@ -26,7 +27,7 @@ from .unlike import UNLIKE
 
 pytestmark = pytest.mark.integration
 
-ALL = (*INNOCENTS, *BUSY, *UNLIKE, *WAITS)
+ALL = (*INNOCENTS, *BUSY, *COMPILED, *UNLIKE, *WAITS)
 SIDE_BY_SIDE = 4
 
 END_S_MAX = 180.0
