@@ -274,6 +274,8 @@ class Agent:
                 break
             if pid == 0:
                 break
+            if os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP:
+                continue  # halted by `tracer`, for a moment that no beat need show
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._beat_due = 0.0
             else:
