@@ -17,6 +17,7 @@ from orchestrator.brain import decisions as d
 from tests.hangs.compiled import COMPILED
 from tests.hangs.gallery import CASES, Case
 from tests.hangs.innocents import INNOCENTS, Deed
+from tests.hangs.innocents_busy import BUSY
 from tests.hangs.innocents_waits import WAITS
 from tests.hangs.runs import Entry, Runs
 from tests.integration.conftest import Desk, Sight
@@ -32,7 +33,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     everything: list[Entry] = [
         *CASES,
-        *(one for one in (*INNOCENTS, *COMPILED, *WAITS) if one.deed is Deed.NOTHING),
+        *(one for one in (*INNOCENTS, *BUSY, *COMPILED, *WAITS) if one.deed is Deed.NOTHING),
     ]
     unknown = set(asked.names) - {one.name for one in everything}
     if unknown:
