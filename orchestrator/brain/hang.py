@@ -26,7 +26,7 @@ STOPPED_S_MAX = 5.0
 ZOMBIE_S_MAX = 2.0
 """The same in state Z, its main thread gone and others not: on a busy machine the end of a process takes a moment."""
 
-EXIT_S_MAX = 10.0
+EXIT_S_MAX = 7.0
 """How long a rank may live after its last word."""
 
 EXIT_BUSY_S_MAX = 60.0

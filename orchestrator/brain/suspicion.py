@@ -18,7 +18,7 @@ from .folding import named
 START_SUSPECT_S = 30.0
 """How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""
 
-EXIT_SUSPECT_S = 10.0
+EXIT_SUSPECT_S = 5.0
 """The same once some ranks have ended well: the others have nothing to do but to end."""
 
 USUAL_TIMES = 3.0

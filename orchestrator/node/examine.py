@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from orchestrator.node import frames, kernel, relief, sight_words
 from orchestrator.node.loops import Ending
-from orchestrator.node.sight import TIMERS, Effort, Sight
+from orchestrator.node.sight import SLEEP_S_MAX, TIMERS, Effort, Sight
 from orchestrator.wire import messages as m
 
 BURNS_SHARE = 0.5
@@ -370,11 +370,11 @@ def _proof(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> str:
     wait, stack = sight.wait, sight.main.frames if sight.main is not None else ()
     if sight_words.is_at_prompt(sight):
         return sight_words.in_words(sight)
-    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > relief.SLEEP_S_MAX:
+    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX:
         return sight_words.in_words(sight)
     if sight.locked and earlier.sight.locked and not word.on_device:
-        likewise = {0: "", 1: ", and waits likewise"}.get(
-            len(sight.others), ", and each other thread waits likewise"
+        others = {0: "", 1: ", and does not go on either"}.get(
+            len(sight.others), ", and no other thread goes on either"
         )
-        return f"{sight_words.in_words(sight)}{likewise}"
+        return f"{sight_words.in_words(sight)}{others}"
     return relief.none_left(sight, still_s)

@@ -10,10 +10,7 @@ from __future__ import annotations
 import signal
 
 from orchestrator.node import frames, sight_words
-from orchestrator.node.sight import CHILDREN_MAX, TIMERS, Child, Sight, may_act
-
-SLEEP_S_MAX = 60.0
-"""Whoever sleeps for longer than this from now on is not waited for."""
+from orchestrator.node.sight import CHILDREN_MAX, SLEEP_S_MAX, TIMERS, Child, Sight, may_act
 
 LOADER_S = 10.0
 """torch looks every 5 s whether its DataLoader's workers live; one that is dead for longer goes unnoticed."""

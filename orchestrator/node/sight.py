@@ -22,6 +22,9 @@ from orchestrator.node.stacks import RankStack
 TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO})
 """Signals that come by themselves, and may end any wait."""
 
+SLEEP_S_MAX = 60.0
+"""Whoever sleeps for longer than this from now on is not waited for."""
+
 CHILDREN_MAX = 64
 THREADS_MAX = 100
 PTHREAD_BYTES = 1536
@@ -88,8 +91,8 @@ class Sight:
     """One rank at one moment. `pid`: of the process that trains; `why_no_stack`: empty when there is one.
 
     `line`: the source of the innermost frame, empty unless it is the user's; `loop`: one that does not end; `writers`: who could write into the pipe
-    that the main thread reads, None when it reads none or nobody knows; `locked`: all of its Python threads wait for
-    locks without a time limit; `at_store`: it asks the rendezvous's store; `alone`: it has no other Python thread, but
+    that the main thread reads, None when it reads none or nobody knows; `locked`: the main thread waits for a lock without
+    a time limit, and no other thread lets it go on; `at_store`: it asks the rendezvous's store; `alone`: it has no other Python thread, but
     such as only watch; `caught`: the signals that it has handlers for; `holder`: the process that holds the lock on a file that the main thread waits for; `before` and `after`: measured before the signal for
     the stacks, and after the answer.
     """
@@ -244,23 +247,28 @@ def _writers(pid: int, wait: Wait) -> tuple[int, ...] | None:
 def _is_locked(
     pid: int, main: Thread, others: tuple[Thread, ...], wait: Wait, line: Line, started_s: float
 ) -> bool:
-    """Tell whether every Python thread waits, without a limit, for another one of them, and no timer lets one go on."""
+    """Tell whether the main thread waits, without a limit, for another one, none of them lets it go on, and no timer does."""
     if not (wait.call == "futex" and wait.for_ever and frames.is_on_lock(main.frames, line.text)):
         return False
     if procfs.caught(pid) & TIMERS:
         return False
-    for thread in others[:THREADS_MAX]:
-        if _watches(thread):
-            continue
-        innermost = _innermost(thread)
-        text = source.text_at(pid, innermost, started_s) if innermost is not None else ""
-        tid = _tid(pid, thread.ident)
-        if tid is None or not frames.is_on_lock(thread.frames, text):
-            return False
-        their = kernel.wait_of(pid, tid)
-        if not (their.call == "futex" and their.for_ever):
-            return False
-    return True
+    return all(_watches(thread) or _stands(pid, thread, started_s) for thread in others[:THREADS_MAX])
+
+
+def _stands(pid: int, thread: Thread, started_s: float) -> bool:
+    """Tell whether a thread beside the main one lets nobody go on: it waits for another thread without a limit, sleeps
+    for long, or is in a loop that never ends."""
+    tid = _tid(pid, thread.ident)
+    if tid is None:
+        return False
+    if source.loop_at(pid, thread.frames, started_s) is not None:
+        return True
+    wait = kernel.wait_of(pid, tid)
+    if wait.asleep:
+        return wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX
+    innermost = _innermost(thread)
+    text = source.text_at(pid, innermost, started_s) if innermost is not None else ""
+    return wait.call == "futex" and wait.for_ever and frames.is_on_lock(thread.frames, text)
 
 
 def _is_at_store(pid: int, wait: Wait) -> bool:

@@ -420,7 +420,7 @@ def misbehave():
         os._exit(0)
     dist.distributed_c10d._get_default_store().wait(["batch of rank 3"])
 """),
-        (3,), ("rank 3 on node-1", "ended"), found_s_max=PROOF_S_MAX + 5,
+        (3,), ("rank 3 on node-1", "ended"),
     ),
     Case(
         "finished_early_and_closed_its_sockets",
@@ -450,7 +450,7 @@ def leave():
         libc = ctypes.CDLL(None)
         libc.__cxa_atexit(libc.pause, None, None)  # as a deadlock in a destructor of C++
 """),
-        (2,), ("never left", "rank 2"), found_s_max=15.0,
+        (2,), ("never left", "rank 2"),
     ),
     Case(
         "a_thread_keeps_it_alive",
@@ -459,8 +459,7 @@ def leave():
     if rank == 2:
         threading.Thread(target=time.sleep, args=(3600,)).start()
 """),
-        (2,), ("rank 2 on node-1", "thread"), found_s_max=32.0,
-        spec={"monitor": {"hang_timeout": 20}},
+        (2,), ("rank 2 on node-1", "waits for its other threads to end"),
     ),
     Case(
         "asleep_in_an_import",

@@ -93,12 +93,13 @@ def _left(here_s: float, busy: bool = False) -> Story:
     return story
 
 
-def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_10_s() -> None:
-    assert none_of(_left(9.0).said, d.Look)
-    story = _left(10.0)
+def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_7_s() -> None:
+    early = _left(6.0)
+    assert none_of(early.hear(*early.looked(look(0, e.Doing.LEAVING))), d.Judge)
+    story = _left(7.0)
     assert not none_of(story.said, d.Look)
     verdict = only(story.hear(*story.looked(look(0, e.Doing.LEAVING))), d.Judge).verdict
-    assert verdict.summary == "rank 0 on n0 said its last word 10 s ago and never left"
+    assert verdict.summary == "rank 0 on n0 said its last word 7 s ago and never left"
 
 
 def test_a_rank_that_is_busy_with_leaving_has_a_minute() -> None:

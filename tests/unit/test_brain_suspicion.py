@@ -87,11 +87,11 @@ def test_processor_time_counts_before_the_first_step_and_not_after_it() -> None:
     assert looked
 
 
-def test_when_some_have_ended_well_the_others_have_ten_seconds() -> None:
+def test_when_some_have_ended_well_the_others_have_five_seconds() -> None:
     story = _auto()
     _step(story, 9, usual_s=30.0)
     story.hear(story.exited(1, 0, None, count=9))
-    assert _first_look_s(story) == pytest.approx(10.0, abs=0.5)
+    assert _first_look_s(story) == pytest.approx(5.0, abs=0.5)
 
 
 @pytest.mark.parametrize("sign", ["log_bytes", "io_bytes"])

@@ -137,7 +137,7 @@ other = threading.Thread(target=one); other.start()
         found = watch.until_doing(Doing.BLOCKED, certain=True)
         assert (found.where, found.why) == (
             "train.py:10 two",
-            "on a lock; the other thread is at train.py:6 one, and waits likewise",
+            "on a lock; the other thread is at train.py:6 one, and does not go on either",
         )
 
 

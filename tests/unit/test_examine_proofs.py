@@ -94,6 +94,36 @@ def test_a_loop_that_only_an_error_can_leave_is_proof_unless_a_library_may_catch
             time.sleep(BETWEEN_S)
 
 
+@pytest.mark.parametrize(
+    ("does", "proved"),
+    [
+        ("time.sleep(3600)", True),
+        ("threading.Event().wait()", True),
+        ("rest()", True),
+        ("time.sleep(50)", False),
+        ("threading.Event().wait(3600)", False),
+    ],
+)
+@pytest.mark.parametrize("waits", ["", "queue.SimpleQueue().get()\n"])
+def test_a_wait_for_threads_of_which_none_goes_on_is_proof(
+    tmp_path: Path, does: str, waits: str, proved: bool
+) -> None:
+    script = f"""import queue, threading, time
+def rest():
+    while True:
+        time.sleep(1)
+def does():
+    {does}
+threading.Thread(target=does).start()
+{GO}{waits}"""
+    with watching(tmp_path, script) as watch:
+        if proved:
+            found = watch.until_doing(Doing.BLOCKED, certain=True)
+            assert found.why.endswith(", and does not go on either")
+        else:
+            assert not watch.until(lambda one: one.still_s > 2).certain
+
+
 def test_an_endless_loop_whose_exception_is_caught_outside_is_no_proof(tmp_path: Path) -> None:
     script = f"""{GO}import time
 def spin():
