@@ -114,7 +114,7 @@ class _Job:
         raise AssertionError("the brain does not come to rest")
 
     def beat(self, pause: Pause | None) -> None:
-        usual = statistics.median(self.recent_s[-128:]) if len(self.recent_s) >= 8 else None
+        usual = statistics.median(self.recent_s[-128:]) if len(self.recent_s) >= 3 else None
         busy = pause.ranks if pause is not None and pause.doing in (e.Doing.WORKS, e.Doing.SPINS) else ()
         ranks = tuple(
             e.RankBeat(

@@ -214,7 +214,7 @@ class RankLook:
 class RankBeat:
     """One rank's signs of life. `count`: optimizer steps since this process began; `state`: the letter of /proc.
 
-    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 8 of them;
+    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 3 of them;
     `own_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `left`: it has
     said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `marks`: some of its
     last steps with their counts, in order. `seen` is never sent: it stands in beats that were folded into one for the

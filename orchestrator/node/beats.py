@@ -39,7 +39,7 @@ from orchestrator.wire import messages as m
 RATE_STEPS_MAX = 32
 RATE_WINDOW_NS = 10_000_000_000
 USUAL_STEPS_MAX = 128
-USUAL_STEPS_MIN = 8
+USUAL_STEPS_MIN = 3
 USUAL_SHORT = 0.25
 """Steps shorter than this part of the long ones belong to the same turn of the training loop: where several optimizers
 step one after the other, the silence that is usual is that between two turns."""
@@ -146,7 +146,7 @@ class Beats:
         return rate
 
     def usual_s(self) -> float | None:
-        """Return the median time between the last 128 steps, a turn's short steps left out; None before 8 steps."""
+        """Return the median time between the last 128 steps, a turn's short steps left out; None before 3 of them."""
         last = self.read().step
         times_ns = [time_ns for time_ns in self._times_ns(max(1, last - USUAL_STEPS_MAX), last) if time_ns]
         took_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)

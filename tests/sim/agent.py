@@ -129,7 +129,7 @@ class Agent:
             cpu_s = 0.4 * (min(self.world.now, rank.ready_s) - self.started_s) + 0.5 * count
             state, usual_s = (
                 rank.state if rank.alive else "Z",
-                self.world.night.step_s if count >= 8 else None,
+                self.world.night.step_s if count >= 4 else None,
             )
             beats.append(
                 e.RankBeat(

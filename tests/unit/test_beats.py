@@ -84,8 +84,8 @@ def every(step_s: float, count: int) -> list[float]:
 @pytest.mark.parametrize(
     ("times_s", "usual_s"),
     [
-        (every(0.5, 8), None),  # seven steps between eight moments
-        (every(0.5, 9), 0.5),
+        (every(0.5, 3), None),  # two steps between three moments
+        (every(0.5, 4), 0.5),
         ([*every(0.5, 100), *(200 + at_s for at_s in every(2, 200))], 2.0),  # only the last 128 count
         ([*every(0.5, 50), *(190 + at_s for at_s in every(0.5, 50))], 0.5),  # one pause is not usual
         (
