@@ -30,10 +30,10 @@ _CONSUMERS = (
     of("builtins", "bytearray bytes frozenset list max min set sorted sum tuple")
     | of("collections", "Counter deque")
     | of("math", "fsum prod")
+    | {"operator.countOf"}
 )
 """What takes all of its first argument."""
 
-_CONSUMERS_OF_THE_SECOND = of("functools", "reduce") | of("operator", "countOf indexOf")
 _KEEP_ALL = of("builtins", "enumerate") | of("itertools", "accumulate pairwise")
 """What goes on as long as its first argument does."""
 
@@ -119,8 +119,8 @@ class Endless:
         match name, args:
             case _, [taken, *_] if name in _CONSUMERS:
                 return self.is_endless(taken)
-            case _, [does, taken, *_] if name in _CONSUMERS_OF_THE_SECOND:
-                return self.is_endless(taken) and (name != "functools.reduce" or self._reduces(does))
+            case "functools.reduce", [does, taken, *_]:
+                return self.is_endless(taken) and self._reduces(does)
             case "builtins.any" | "builtins.all", [ast.Call(func=made, args=[ast.Constant(value=item), *_])]:
                 # `any(repeat(0))`: what is repeated is never what it looks for.
                 repeats = self.names.called(made) == "itertools.repeat" and self.is_endless(args[0])
@@ -164,16 +164,14 @@ class Endless:
 
     def _matches_for_ever(self, func: ast.expr, name: str, args: list[ast.expr]) -> bool:
         """The same of a call that matches a regular expression, by `re` or by one that was compiled before."""
-        if name in _SUBSTITUTES and len(args) > 2:
-            args = [args[0], args[2]]
-        elif name not in _MATCHERS:
-            compiled = self.names.value(func.value) if isinstance(func, ast.Attribute) else func
-            match compiled:
+        if isinstance(func, ast.Attribute) and not name:
+            match self.names.value(func.value):
                 case ast.Call(func=made, args=[pattern, *_]) if self.names.called(made) == "re.compile":
-                    substitutes = isinstance(func, ast.Attribute) and f"re.{func.attr}" in _SUBSTITUTES
-                    args = [pattern, *args[substitutes:]]
-                case _:
-                    return False
+                    name, args = f"re.{func.attr}", [pattern, *args]
+        if name in _SUBSTITUTES:
+            args = [*args[:1], *args[2:]]
+        elif name not in _MATCHERS:
+            return False
         if len(args) < 2:
             return False
         pattern_text, text = self.names.text(args[0]), self.names.text(args[1])

@@ -72,7 +72,9 @@ class Names:
 
     def value(self, node: ast.expr) -> ast.expr:
         """Return what a name stands for; anything else stands for itself."""
-        return self.values.get(node.id, node) if isinstance(node, ast.Name) else node
+        if isinstance(node, ast.Name) and self.all_known:
+            return self.values.get(node.id, node)
+        return node
 
     def number(self, node: ast.expr) -> int:
         """Return the whole number that is written there, such as `10**12`; 0 for anything else."""
