@@ -116,7 +116,7 @@ child = subprocess.Popen([sys.executable, '-S', '-E', '-c', 'while True: pass'])
 {GO}child.wait()
 """
     with watching(tmp_path, script) as watch:
-        assert watch.until_doing(Doing.WORKS).why.startswith("its child ")
+        assert watch.until(lambda one: one.why.startswith("its child ")).doing is Doing.WORKS
 
 
 def test_a_lock_that_no_thread_can_release_is_proof(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_lock_that_another_thread_may_release_is_no_proof(tmp_path: Path) -> N
     script = f"""import threading, time
 lock = threading.Lock()
 def rest():
-    while True: time.sleep(1)
+    while True: time.sleep(1), threading.main_thread()
 threading.Thread(target=rest, daemon=True).start()
 lock.acquire()
 {GO}lock.acquire()
@@ -240,9 +240,11 @@ def rest(): time.sleep(3600)
 threading.Thread(target=rest).start()
 {GO}"""
     with watching(tmp_path, script) as watch:
-        found = watch.until_doing(Doing.BLOCKED)
-        assert found.why == "waits for its other threads to end, one of them at train.py:2 rest"
-        assert found.phase == "exit"
+        found = watch.until_doing(Doing.BLOCKED, certain=True)
+        words = (
+            "waits for its other threads to end, one of them at train.py:2 rest, and does not go on either"
+        )
+        assert (found.why, found.phase) == (words, "exit")
 
 
 def test_the_rank_behind_a_launcher_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
