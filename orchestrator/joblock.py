@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from orchestrator.wire.paths import JobDir
 
@@ -36,6 +37,18 @@ def resuming(job: JobDir, limit_s: float = RESUME_S_MAX) -> Iterator[bool]:
         yield _lock(fd, limit_s)
     finally:
         os.close(fd)
+
+
+def is_held(lock: Path) -> bool:
+    """Tell whether somebody holds a lock. Raises FileNotFoundError and PermissionError where it cannot be looked at."""
+    fd = os.open(lock, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _lock(fd: int, limit_s: float) -> bool:

@@ -6,7 +6,6 @@ does it.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import time
@@ -69,17 +68,14 @@ def _let_go_on(job: JobDir) -> str:
 def _is_supervised(job: JobDir) -> bool:
     """Tell whether somebody holds the job's lock. A supervisor of another machine is not ours to replace: the agents
     and ranks of a local job are there."""
+    from orchestrator import joblock
+
     try:
-        fd = os.open(job.lock, os.O_RDONLY | os.O_CLOEXEC)
+        if joblock.is_held(job.lock):
+            return True
     except FileNotFoundError:
         return time.time() - job.plan.stat().st_mtime < BEGIN_S_MAX  # its submit is at work
     except PermissionError:
         return True  # another user's job: only its owner can revive it
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(fd)
     who = holder(job)
     return who is not None and who["host"] != os.uname().nodename

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import subprocess
 from pathlib import Path
 
+from orchestrator import joblock
 from orchestrator.backends import Allocation, Carrier, LaunchError, Stir
 from orchestrator.wire import codec
 from orchestrator.wire.messages import AgentConfig
@@ -92,16 +91,9 @@ class LocalBackend:
 
     def _is_locked(self, lock: Path) -> bool:
         try:
-            fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
+            return joblock.is_held(lock)
         except FileNotFoundError:
             return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(fd)
-        return False
 
 
 def _last_line(log: Path) -> str:

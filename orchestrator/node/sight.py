@@ -261,14 +261,13 @@ def _stands(pid: int, thread: Thread, started_s: float) -> bool:
     tid = _tid(pid, thread.ident)
     if tid is None:
         return False
-    if source.loop_at(pid, thread.frames, started_s) is not None:
+    wait, innermost = kernel.wait_of(pid, tid), _innermost(thread)
+    if wait.asleep and wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX:
         return True
-    wait = kernel.wait_of(pid, tid)
-    if wait.asleep:
-        return wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX
-    innermost = _innermost(thread)
     text = source.text_at(pid, innermost, started_s) if innermost is not None else ""
-    return wait.call == "futex" and wait.for_ever and frames.is_on_lock(thread.frames, text)
+    if wait.call == "futex" and wait.for_ever and frames.is_on_lock(thread.frames, text):
+        return True
+    return source.loop_at(pid, thread.frames, started_s) is not None  # last: it reads all of a script
 
 
 def _is_at_store(pid: int, wait: Wait) -> bool:

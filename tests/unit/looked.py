@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pkgutil
 import signal
 import sys
 import time
@@ -13,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from orchestrator.node.evidence import Eyes
-from orchestrator.node.ranks import NodeRanks
+from orchestrator.node.ranks import NodeRanks, install_hook
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
 
@@ -32,11 +31,7 @@ class Watch:
         self.job = JobDir.at(str(folder / "job"))
         self.job.code.mkdir(parents=True)
         (self.job.code / "train.py").write_text(script)
-        hook = self.job.node("node-0") / "hook"
-        hook.mkdir(parents=True)
-        source = pkgutil.get_data("orchestrator.node", "hook.py")
-        assert source is not None
-        (hook / "sitecustomize.py").write_bytes(source)
+        install_hook(self.job.node("node-0"))
         self.ready = [folder / f"ready-{rank}" for rank in range(ranks)]
         self.ranks = NodeRanks(1, self.job, "node-0")
         self.ranks.begin()

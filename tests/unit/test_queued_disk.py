@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
+from orchestrator.wire.paths import JobDir
 from tests.unit.queue_world import FakeSlurm, installed, job
 
 RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
@@ -20,11 +21,17 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return installed(tmp_path, monkeypatch)
 
 
-def test_a_job_whose_folder_takes_no_request_is_ended_by_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.queue(RUNNING)
+def refusing(tmp_path: Path) -> JobDir:
+    """Return the folder of Slurm's job 7, into which no request can be written."""
     folder = job(tmp_path, "7")
     folder.requests.rmdir()
     folder.requests.touch()
+    return folder
+
+
+def test_a_job_whose_folder_takes_no_request_is_ended_by_slurm(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(RUNNING)
+    folder = refusing(tmp_path)
     with pytest.raises(ClusterError, match="so Slurm was told to end the job: scancel 7") as told:
         Job(folder).cancel()
     assert told.value.fix == f"make room in {folder.root}, then see with orch status {folder.id}"
@@ -33,9 +40,7 @@ def test_a_job_whose_folder_takes_no_request_is_ended_by_slurm(slurm: FakeSlurm,
 
 def test_a_job_that_cannot_be_closed_for_its_folder_says_so(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(CANCELLED)
-    folder = job(tmp_path, "7")
-    folder.requests.rmdir()
-    folder.requests.touch()
+    folder = refusing(tmp_path)
     with pytest.raises(ClusterError, match="cannot be written: File exists") as told:
         Job(folder).status()
     assert told.value.fix
