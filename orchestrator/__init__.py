@@ -5,10 +5,10 @@ The map of the code, in the order of a job's life; imports point from later to e
     spec       what may a job file say?            spec.py, spec_model.py, spec_rules.py, specfile.py
     plan       where does every rank go?           plan.py, planning.py, hosts.py, sbatch.py
     render     which scripts will run?             render.py, templates/
-    submit     how does a job begin?               submission.py, credentials.py, snapshot.py, bundle.py, provenance.py,
-                                                   home.py, slurm/submitting.py
-    supervise  what happens, and what is done?     supervise.py, journal.py, joblock.py, requests.py, tickets.py,
-                                                   links.py, orders.py, deeds.py, notify.py, memory.py, stay.py
+    submit     how does a job begin?               submission.py, credentials.py, certificate.py, snapshot.py,
+                                                   bundle.py, provenance.py, home.py, slurm/submitting.py
+    supervise  what happens, and what is done?     supervise.py, journal.py, joblock.py, requests.py, asked.py,
+                                                   tickets.py, links.py, orders.py, deeds.py, notify.py, memory.py, stay.py
       ferry.py   what travels?                     intake.py, carry.py, shelf.py
       brain/     what does it mean?                pure: events in, decisions out
       backends/  how does an agent get there?      thin, no decisions

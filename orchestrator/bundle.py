@@ -19,6 +19,7 @@ PACKAGE = Path(__file__).parent
 FILES = (
     "__init__.py",
     "__main__.py",
+    "asked.py",
     "carry.py",
     "deeds.py",
     "ending.py",
@@ -63,26 +64,31 @@ def contents() -> dict[str, bytes]:
     return {"__main__.py": _MAIN.encode(), **files}
 
 
-def build() -> bytes:
+def build(home: Path | None = None) -> bytes:
     """Return the zip: dated 1980, sorted, so that equal sources make equal bytes on equal versions of Python.
 
     Beside each source stands its compiled code, which saves a node half of the time to start. A Python of another
-    version passes over it and compiles the source, as for any import. Compiling takes 0.1 s, so what was made is kept
-    where Python keeps compiled code, if it can be.
+    version passes over it and compiles the source, as for any import. Compiling takes 0.2 to 0.5 s, so what was made is
+    kept where Python keeps compiled code; where that is not ours to write, as in an installation that many share, in
+    the folder `cache` of the job home, if one is given.
     """
     files = contents()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
     for name, data in files.items():
         key.update(f"\0{name}\0{len(data)}\0".encode() + data)
-    kept = PACKAGE / "__pycache__" / f"bundle-{sys.implementation.cache_tag}.pyz"
-    with contextlib.suppress(OSError):
-        mark, _, held = kept.read_bytes().partition(b"\n")
-        if mark == f"{key.hexdigest()} {sha256(held)}".encode():
-            return held
+    folders = [PACKAGE / "__pycache__", *([home / "cache"] if home else [])]
+    places = [folder / f"bundle-{sys.implementation.cache_tag}.pyz" for folder in folders]
+    for place in places:
+        with contextlib.suppress(OSError):
+            mark, _, held = place.read_bytes().partition(b"\n")
+            if mark == f"{key.hexdigest()} {sha256(held)}".encode():
+                return held
     made = _zipped(files)
-    with contextlib.suppress(OSError):
-        kept.parent.mkdir(exist_ok=True)
-        replace_bytes(kept, f"{key.hexdigest()} {sha256(made)}\n".encode() + made, durable=False)
+    for place in places:
+        with contextlib.suppress(OSError):
+            place.parent.mkdir(exist_ok=True)
+            replace_bytes(place, f"{key.hexdigest()} {sha256(made)}\n".encode() + made, durable=False)
+            break
     return made
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from orchestrator import requests
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.errors import ClusterError
 from orchestrator.wire.paths import JobDir
 

@@ -267,7 +267,8 @@ def _over_ssh(
     assert plan.ssh is not None and plan.pool is not None
     names, root = [node.name for node in plan.nodes], leftovers.remote_root(plan)
     yield _try("keys", lambda: _keys(names, plan.ssh))
-    job, bundled = JobDir(home.home(environ) / "jobs" / plan.id), bundle.build()
+    folder = home.home(environ)
+    job, bundled = JobDir(folder / "jobs" / plan.id), bundle.build(folder)
     scripts = {file.name: file.text for file in render.render(plan, job, sys.executable)}
 
     def look(there: Connection, host: str) -> launch.Survey:

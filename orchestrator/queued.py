@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeAlias
 
 from orchestrator import closing, home, requests, statefile
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.errors import ClusterError
 from orchestrator.plan import Plan
 from orchestrator.slurm import words

@@ -103,7 +103,7 @@ def _at_least(value: float, least_s: float, least_of: str) -> float:
 class Part(BaseModel):
     """A section of the spec; one left empty has its defaults."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     @pydantic.model_validator(mode="before")
     @classmethod

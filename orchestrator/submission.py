@@ -130,8 +130,8 @@ def rendered(
 def submit(
     file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = (), ask: fleet.Ask | None = None
 ) -> JobDir:
-    """Make a job's folder and start its supervisor, or queue it where Slurm will. `overrides` are those that `file` was loaded with, kept for a
-    later resume. Raises OrchError, and then leaves no job behind."""
+    """Make a job's folder and start its supervisor, or queue it where Slurm will. `overrides` are those that `file` was
+    loaded with, kept for a later resume. Raises OrchError, and then leaves no job behind."""
     if file.spec.backend == "slurm":
         submitting.require_commands(environ, file.where("backend"))
     folder = home.home(environ)
@@ -204,7 +204,7 @@ def _fill(
         replace_text(draft.plan, codec.dumps(made), durable=False)
         for script in render.render(made, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
-        replace_bytes(draft.bundle, bundle.build(), durable=False)
+        replace_bytes(draft.bundle, bundle.build(folder), durable=False)
         credentials.fill(draft.secrets, made, environ)
         provenance.record(draft, file.workdir)
         draft.root.rename(place.root)

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator import ending, orders, stay, story
+from orchestrator.asked import Requests, is_resumed
 from orchestrator.backends import Backend, NotOursError
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
@@ -31,7 +32,6 @@ from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
 from orchestrator.memory import Memory
 from orchestrator.notify import Notifier
 from orchestrator.plan import Plan
-from orchestrator.requests import Requests, is_resumed
 from orchestrator.tickets import Queue
 from orchestrator.wire import codec, room
 from orchestrator.wire import messages as m

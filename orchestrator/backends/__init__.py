@@ -6,10 +6,11 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.brain.events import Cause
-from orchestrator.wire.messages import AgentConfig, Piece
+if TYPE_CHECKING:
+    from orchestrator.brain.causes import Cause
+    from orchestrator.wire.messages import AgentConfig, Piece
 
 Stir = Callable[[], None]
 

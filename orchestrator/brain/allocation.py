@@ -12,8 +12,8 @@ from typing import Any
 
 from . import decisions as d
 from . import events as e
+from .causes import Cause
 from .decisions import Decision, JobEnd, Kind, Verdict
-from .events import Cause
 from .facts import PLACEMENT, AttemptFacts, Facts, Link, NodeFacts, Phase, Taken, Want
 from .watch import Watch
 

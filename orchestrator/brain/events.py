@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from .causes import Cause
+
 
 class Trouble(enum.Enum):
     """Whether a launch that failed is worth trying again."""
@@ -21,17 +23,6 @@ class NodePlan:
 
     name: str
     ranks: tuple[int, ...]
-
-
-class Cause(enum.Enum):
-    """Why an allocation of a queue system ends before its job does."""
-
-    CANCELLED = "cancelled"  # by somebody, not through us
-    TIME_LIMIT = "time_limit"
-    PREEMPTED = "preempted"
-    REQUEUED = "requeued"  # by somebody, not through us
-    NODE_LOST = "node_lost"
-    FAILED = "failed"  # for a reason that `why` tells
 
 
 @dataclass(frozen=True, slots=True)

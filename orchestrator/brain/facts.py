@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from . import decisions as d
 from . import events as e
+from .causes import Cause
 
 LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""
@@ -184,7 +185,7 @@ class Taken:
 
     at: float
     allocation: str
-    cause: e.Cause
+    cause: Cause
     why: str
     node: str
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.backends.slurm import noexec
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.slurm import reasons
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.credentials import certificate as _certificate
+from orchestrator.certificate import new as _certificate
 from orchestrator.intake import Intake
 from orchestrator.links import Down, Links, Said, Up
 from orchestrator.wire import codec, line

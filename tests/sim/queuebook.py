@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.brain.facts import News
 
 if TYPE_CHECKING:

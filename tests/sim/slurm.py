@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-from orchestrator.brain.events import Cause, NodePlan
+from orchestrator.brain.causes import Cause
+from orchestrator.brain.events import NodePlan
 
 from .boss import Boss
 from .ledger import Violation

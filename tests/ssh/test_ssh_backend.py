@@ -20,7 +20,7 @@ import pytest
 from orchestrator import bundle, links, planning, render
 from orchestrator.backends import Copied, Copy, Direction, LaunchError, Trouble
 from orchestrator.backends.ssh.backend import SshBackend
-from orchestrator.credentials import certificate as _certificate
+from orchestrator.certificate import new as _certificate
 from orchestrator.plan import Plan, PlannedNode
 from orchestrator.spec import JobSpec, SpecFile
 from orchestrator.wire import line

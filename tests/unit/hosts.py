@@ -22,7 +22,7 @@ import pytest
 from orchestrator import bundle
 from orchestrator.backends import LaunchError
 from orchestrator.backends.ssh.launch import Code, Kit, Launch, land
-from orchestrator.credentials import certificate as _certificate
+from orchestrator.certificate import new as _certificate
 from orchestrator.node import procfs
 from orchestrator.plan import Plan, PlannedPool, PlannedSsh
 from orchestrator.render import render

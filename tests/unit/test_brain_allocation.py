@@ -8,7 +8,7 @@ from orchestrator import ending, postmortem, story
 from orchestrator.brain import allocation
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.brain.facts import Want
 from orchestrator.journal import Entry
 

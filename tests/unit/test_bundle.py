@@ -117,3 +117,18 @@ def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch:
     shutil.rmtree(tmp_path / "orchestrator/__pycache__")
     (tmp_path / "orchestrator/__pycache__").write_text("no folder, as where nothing may be written")
     bundle.build()
+
+
+def test_what_cannot_be_kept_beside_the_code_is_kept_in_the_job_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bundle.PACKAGE, tmp_path / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(bundle, "PACKAGE", tmp_path / "orchestrator")
+    (tmp_path / "orchestrator/__pycache__").write_text("no folder, as where nothing may be written")
+    home = tmp_path / "home"
+    bundle.build(home)
+    assert not home.exists()  # it is not for us to make
+    home.mkdir()
+    made = bundle.build(home)
+    monkeypatch.setattr(bundle, "_zipped", lambda files: pytest.fail("compiled again"))
+    assert bundle.build(home) == made

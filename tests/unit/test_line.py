@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import links as links_module
-from orchestrator.credentials import certificate as _certificate
+from orchestrator.certificate import new as _certificate
 from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
 from orchestrator.wire import line
 from orchestrator.wire import messages as m

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator import looks, show, stackview
+from orchestrator.asked import Requests
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain import folding
@@ -20,7 +21,6 @@ from orchestrator.brain.facts import News
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.journal import Journal, read, tail
-from orchestrator.requests import Requests
 from orchestrator.wire.paths import JobDir
 from tests import golden
 from tests.golden import folders, jobs

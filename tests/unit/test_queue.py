@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.slurm import queue, words
 from orchestrator.slurm.queue import Queue
 from orchestrator.slurm.words import QueueJob, Stage

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import requests
-from orchestrator.brain.events import AllocationEnded, CancelAsked, Cause, ResumeAsked
+from orchestrator.asked import LOOKS_MAX, Requests, is_resumed
+from orchestrator.brain.causes import Cause
+from orchestrator.brain.events import AllocationEnded, CancelAsked, ResumeAsked
 from orchestrator.errors import ClusterError, UserError
-from orchestrator.requests import LOOKS_MAX, Requests, ask, is_resumed, refused
+from orchestrator.requests import ask, refused
 
 
 def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:

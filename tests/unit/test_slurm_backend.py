@@ -17,7 +17,7 @@ from orchestrator.backends import LaunchError, NotOursError, Trouble
 from orchestrator.backends.slurm import allocation, backend, causes
 from orchestrator.backends.slurm.allocation import Grant, grant_of
 from orchestrator.backends.slurm.backend import SlurmBackend
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.wire.paths import JobDir
 from tests.unit import hosts
 

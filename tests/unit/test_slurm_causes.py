@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.backends import Ending
 from orchestrator.backends.slurm import causes
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 from orchestrator.node import scontrol
 
 WORD = "slurmstepd-node1: error: *** JOB 8 ON node1 CANCELLED AT 2026-11-21T06:22:58{} ***"

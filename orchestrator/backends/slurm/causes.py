@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.backends import Ending
-from orchestrator.brain.events import Cause
+from orchestrator.brain.causes import Cause
 
 _WORD = re.compile(r"\*\*\* (JOB|STEP) (\d+)(?:\.\S+)? ON \S+ (?:CANCELLED|FAILED)([^*]*)\*\*\*")
 _DUE = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAILURE)", re.IGNORECASE)
