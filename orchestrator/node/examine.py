@@ -11,8 +11,10 @@ import math
 from dataclasses import dataclass, replace
 
 from orchestrator.node import frames, kernel, relief, sight_words
+from orchestrator.node.kernel import seconds_text
+from orchestrator.node.lasting import LONG_S
 from orchestrator.node.loops import Ending
-from orchestrator.node.sight import SLEEP_S_MAX, TIMERS, Effort, Sight
+from orchestrator.node.sight import TIMERS, Effort, Sight
 from orchestrator.wire import messages as m
 
 BURNS_SHARE = 0.5
@@ -36,6 +38,9 @@ RENEWED_S = 0.5
 STACK_FRAMES = 40
 
 ENDLESS = "in a loop that nothing in it can leave"
+LASTS = "in a loop that takes"
+"""Behind it stands how long, as far as that is written in it."""
+
 TRAPPED = "in a loop of machine code that nothing in it can leave"
 
 
@@ -85,12 +90,14 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rank does, and the words for it. `goes_on`: it may do something else once its present wait has ended."""
+    """What a rank does, and the words for it. `goes_on`: it may do something else once its present wait has ended;
+    `lasts_s`: so many seconds that takes in all, 0 where it is not known."""
 
     doing: m.Doing
     why: str
     certain: bool = False
     goes_on: bool = True
+    lasts_s: float = 0.0
 
 
 def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLook, Earlier]:
@@ -115,7 +122,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
         where=frames.place(stack[_loops_at(sight, found) :]),
         why=found.why,
         certain=found.certain,
-        ends_s=ends_s if _has_end(found, ends_at_s, now_s) else None,
+        ends_s=found.lasts_s or (ends_s if _has_end(found, ends_at_s, now_s) else None),
         phase="exit" if word.left else _phase(sight, found),
         stack=texts(stack),
         collectives=word.collectives,
@@ -282,7 +289,7 @@ def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Findin
         return _burning(sight, word, earlier)
     if _is_in_endless(sight, earlier.sight) and sight.alone and not sight.children:
         doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.SPINS
-        return Finding(doing, ENDLESS, certain=True, goes_on=False)
+        return _in_loop(sight, doing)
     proof = _proof(sight, word, earlier, still_s)
     if proof:
         doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED
@@ -334,7 +341,7 @@ def _burning(sight: Sight, word: Word, earlier: Earlier) -> Finding:
     if _awaits_device(sight, word):
         return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
     if _is_in_endless(sight, earlier.sight):
-        return Finding(m.Doing.SPINS, ENDLESS, certain=True)
+        return _in_loop(sight, m.Doing.SPINS)
     if word.trapped:
         return Finding(m.Doing.SPINS, TRAPPED, certain=True)
     if word.gil_held:
@@ -353,9 +360,17 @@ def _is_in_endless(*sights: Sight) -> bool:
     return len(loops) == len(sights) and (alone or all(loop.ending is Ending.NEVER for loop in loops))
 
 
+def _in_loop(sight: Sight, doing: m.Doing) -> Finding:
+    """Say that a rank is in its loop without an end, or with one that is far off."""
+    assert sight.loop is not None
+    lasts_s = sight.loop.lasts_s
+    why = f"{LASTS} {seconds_text(lasts_s)} or more" if lasts_s else ENDLESS
+    return Finding(doing, why, certain=True, goes_on=False, lasts_s=lasts_s)
+
+
 def _loops_at(sight: Sight, found: Finding) -> int:
     """Return the index of the frame whose loop has no end, where that is what was found."""
-    if found.why != ENDLESS or sight.loop is None or sight.main is None:
+    if not found.why.startswith((ENDLESS, LASTS)) or sight.loop is None or sight.main is None:
         return 0
     return sight.main.frames.index(sight.loop.frame)
 
@@ -370,7 +385,7 @@ def _proof(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> str:
     wait, stack = sight.wait, sight.main.frames if sight.main is not None else ()
     if sight_words.is_at_prompt(sight):
         return sight_words.in_words(sight)
-    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX:
+    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > LONG_S:
         return sight_words.in_words(sight)
     if sight.locked and earlier.sight.locked and not word.on_device:
         others = {0: "", 1: ", and does not go on either"}.get(

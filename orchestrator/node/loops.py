@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from orchestrator.node import harmless
 from orchestrator.node.endless import Endless
 from orchestrator.node.harmless import Care
+from orchestrator.node.lasting import LONG_S, Lasting
 from orchestrator.node.written import POWER_MAX, Names
 
 
@@ -30,10 +31,12 @@ class Ending(enum.Enum):
     NEVER = "nothing in it can leave it"
     BY_OTHERS = "nothing in it can leave it, but another thread could let it end"
     BY_ERROR = "nothing but an error in it can leave it"
+    LONG = "it takes longer than a minute by what is written in it"
     SURE = "it goes over data, counts to an end, or looks at a clock"
 
 
 _DIVISIONS = (ast.Div, ast.FloorDiv, ast.Mod)
+_BLOCKS = ("body", "orelse", "finalbody")
 _LEAVES = (ast.Break, ast.Return, ast.Raise)
 
 MODULES_KEPT = 4
@@ -52,6 +55,12 @@ def ending(text: str, row: int) -> Ending:
         return Ending.UNKNOWN
 
 
+@functools.lru_cache(PLACES_KEPT)
+def lasts_s(text: str, row: int) -> float:
+    """Return how many seconds the loops around a line take at least whose `ending` is LONG; 0 where it is not."""
+    return _lasts_s(_parsed(text), row) if ending(text, row) is Ending.LONG else 0.0
+
+
 def caught(text: str, row: int) -> Ending:
     """Say how far the module lets its line `row` be left by an exception, and goes on: NEVER; only by an interrupt, and so
     BY_OTHERS; or UNKNOWN."""
@@ -64,7 +73,7 @@ def caught(text: str, row: int) -> Ending:
 
 def least(endings: Iterable[Ending]) -> Ending:
     """Return what is known where all of these hold: UNKNOWN first, and NEVER only where there is nothing else."""
-    found, less = set(endings), (Ending.UNKNOWN, Ending.BY_OTHERS, Ending.BY_ERROR)
+    found, less = set(endings), (Ending.UNKNOWN, Ending.BY_OTHERS, Ending.BY_ERROR, Ending.LONG)
     return next((one for one in less if one in found), Ending.NEVER)
 
 
@@ -116,8 +125,21 @@ def _ending(parsed: _Parsed, row: int) -> Ending:
         return Ending.BY_OTHERS
     if any(map(parsed.less.never_ends, loops)):
         return Ending.BY_ERROR
+    if _lasts_s(parsed, row) > LONG_S:
+        return Ending.LONG
     inner = loops[-1:]  # `walk` comes from the outside
     return Ending.SURE if inner and _innermost_ends(module, inner[0], around) else Ending.UNKNOWN
+
+
+def _lasts_s(parsed: _Parsed, row: int) -> float:
+    """Return how long the longest of the loops around a line takes at least."""
+    lasting, longest_s = parsed.sure.lasting, 0.0
+    for node in ast.walk(parsed.tree):
+        for block in (getattr(node, name, ()) for name in _BLOCKS):
+            for at, one in enumerate(block if isinstance(block, list) else []):
+                if isinstance(one, ast.While | ast.For) and _covers(one, row):
+                    longest_s = max(longest_s, lasting.loop_s(one, block[:at]))
+    return longest_s
 
 
 def _covers(node: ast.stmt, row: int) -> bool:
@@ -178,6 +200,11 @@ class _Module:
         """What of its expressions never ends."""
         return Endless(self.names, self._is_harmless)
 
+    @property
+    def lasting(self) -> Lasting:
+        """How long its loops take."""
+        return Lasting(self.names, self._stays_in)
+
     def never_ends(self, loop: ast.While | ast.For) -> bool:
         """Tell whether a loop goes on for ever, whatever happens elsewhere."""
         if isinstance(loop, ast.For):
@@ -210,7 +237,10 @@ class _Module:
 
     def _stays(self, loop: ast.While | ast.For) -> bool:
         """Tell whether nothing in the body of a loop leaves it."""
-        return all(self._is_harmless(one) for one in loop.body) and not any(_breaks(one) for one in loop.body)
+        return all(map(self._stays_in, loop.body))
+
+    def _stays_in(self, statement: ast.stmt) -> bool:
+        return self._is_harmless(statement) and not _breaks(statement)
 
     def _is_harmless(self, node: ast.AST, inside: bool = False) -> bool:
         """`inside`: of a function, which `return` leaves, and no loop around its call."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import signal
 
 from orchestrator.node import frames, sight_words
-from orchestrator.node.sight import CHILDREN_MAX, SLEEP_S_MAX, TIMERS, Child, Sight, may_act
+from orchestrator.node.lasting import LONG_S
+from orchestrator.node.sight import CHILDREN_MAX, TIMERS, Child, Sight, may_act
 
 LOADER_S = 10.0
 """torch looks every 5 s whether its DataLoader's workers live; one that is dead for longer goes unnoticed."""
@@ -122,7 +123,7 @@ def _why_stuck(child: Child, sight: Sight) -> str:
 
 def _sleeps_long(child: Child) -> bool:
     asleep = bool(child.frames) and child.wait.asleep and child.alone
-    return asleep and (child.wait.ends_s or 0.0) > SLEEP_S_MAX
+    return asleep and (child.wait.ends_s or 0.0) > LONG_S
 
 
 def _nobody_opens(sight: Sight) -> bool:

@@ -16,14 +16,12 @@ from pathlib import Path
 from orchestrator.node import frames, kernel, openfiles, procfs, source, traffic
 from orchestrator.node.frames import Frame, Thread
 from orchestrator.node.kernel import Wait
+from orchestrator.node.lasting import LONG_S
 from orchestrator.node.source import Line, Loop
 from orchestrator.node.stacks import RankStack
 
 TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO})
 """Signals that come by themselves, and may end any wait."""
-
-SLEEP_S_MAX = 60.0
-"""Whoever sleeps for longer than this from now on is not waited for."""
 
 CHILDREN_MAX = 64
 THREADS_MAX = 100
@@ -262,7 +260,7 @@ def _stands(pid: int, thread: Thread, started_s: float) -> bool:
     if tid is None:
         return False
     wait, innermost = kernel.wait_of(pid, tid), _innermost(thread)
-    if wait.asleep and wait.ends_s is not None and wait.ends_s > SLEEP_S_MAX:
+    if wait.asleep and wait.ends_s is not None and wait.ends_s > LONG_S:
         return True
     text = source.text_at(pid, innermost, started_s) if innermost is not None else ""
     if wait.call == "futex" and wait.for_ever and frames.is_on_lock(thread.frames, text):

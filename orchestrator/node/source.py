@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.node.frames import Frame
-from orchestrator.node.loops import Ending, caught, ending, least, returns
+from orchestrator.node.loops import Ending, caught, ending, lasts_s, least, returns
 
 SOURCE_BYTES_MAX = 2 << 20
 LINE_CHARS_MAX = 300
@@ -28,6 +28,8 @@ class Line:
 
 NO_LINE = Line("", Ending.UNKNOWN)
 
+_SUREST = (Ending.NEVER, Ending.LONG, Ending.BY_OTHERS)
+
 _STARTERS = ("<frozen runpy>",)
 """What starts a script and catches nothing of it: `python -m`."""
 
@@ -37,10 +39,12 @@ LOOP_FRAMES_MAX = 16
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """A loop around the line of a frame that does not end, or only by another thread's doing."""
+    """A loop around the line of a frame that does not end, or only by another thread's doing. `lasts_s`: or ends after
+    that, which is long; then 0 is none that ends."""
 
     frame: Frame
     ending: Ending
+    lasts_s: float = 0.0
 
 
 def line_at(pid: int, frame: Frame, started_s: float) -> Line:
@@ -60,13 +64,13 @@ def loop_at(pid: int, stack: tuple[Frame, ...], started_s: float) -> Loop | None
         ends = ending(texts[frame.file], frame.line)
         if ends is Ending.BY_ERROR and _is_the_users_alone(stack, frame):
             ends = Ending.NEVER  # nobody goes on after it
-        if ends in (Ending.NEVER, Ending.BY_OTHERS):
+        if ends in (Ending.NEVER, Ending.BY_OTHERS, Ending.LONG):
             around = [caught(texts[one.file], one.line) for one in mine[number:]]
-            found.append(Loop(frame, least([ends, *around])))
+            found.append(Loop(frame, least([ends, *around]), lasts_s(texts[frame.file], frame.line)))
         if not returns(texts[frame.file], frame.function):
             break
-    proofs = [loop for loop in found if loop.ending is not Ending.UNKNOWN]
-    return min(proofs, key=lambda loop: loop.ending is not Ending.NEVER, default=None)
+    proofs = [loop for loop in found if loop.ending in _SUREST]
+    return min(proofs, key=lambda loop: _SUREST.index(loop.ending), default=None)
 
 
 def _is_the_users_alone(stack: tuple[Frame, ...], frame: Frame) -> bool:

@@ -133,6 +133,27 @@ def misbehave():
         spec={"monitor": {"hang_ceiling": 30}},  # its stack moves between two lines; seen in one only, it has time while it waits for a processor
     ),
     Case(
+        "loop_until_a_time",
+        training("""
+def misbehave():
+    if rank == 2:
+        until = time.time() + 600
+        while time.time() < until:  # here
+            pass  # here
+"""),
+        (2,), ("in a loop that takes 600 s", "misbehave"), ALL_REDUCE,
+    ),
+    Case(
+        "many_short_sleeps",
+        training("""
+def misbehave():
+    if rank == 1:
+        for _ in range(600):
+            time.sleep(1)  # here
+"""),
+        (1,), ("in a loop that takes 600 s", "misbehave"), ALL_REDUCE,
+    ),
+    Case(
         "endless_loop_of_plain_calls",
         training("""
 def misbehave():

@@ -60,6 +60,22 @@ def test_a_loop_that_sleeps_and_cannot_be_left_is_proof_unless_another_thread_li
         assert watch.until(lambda one: one.still_s > found.still_s + 1).certain is False
 
 
+@pytest.mark.parametrize(
+    ("loop", "doing", "lasts_s"),
+    [
+        ("until = time.time() + 900\nwhile time.time() < until:\n    x = 1\n", Doing.SPINS, 900),
+        ("for _ in range(200):\n    time.sleep(0.5)\n", Doing.SLEEPS, 100),
+    ],
+)
+def test_a_loop_that_takes_longer_than_a_minute_is_proof_like_a_sleep(
+    loop: str, doing: Doing, lasts_s: float, tmp_path: Path
+) -> None:
+    with watching(tmp_path, f"import time\n{GO}{loop}") as watch:
+        found = watch.until_doing(doing, certain=True)
+        assert (found.why, found.ends_s) == (f"in a loop that takes {lasts_s} s or more", lasts_s)
+        assert found.phase != "retry"
+
+
 def test_a_loop_on_a_variable_that_nobody_else_can_change_is_proof(tmp_path: Path) -> None:
     script = f"{GO}def wait():\n    done = False\n    while not done:\n        pass\nwait()\n"
     with watching(tmp_path, script) as watch:
