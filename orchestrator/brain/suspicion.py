@@ -239,18 +239,27 @@ def _standing(facts: Facts, now_s: float) -> str:
     return "; ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
 
 
+_DOES = {
+    Doing.WORKS: ("works", "work"), Doing.SPINS: ("spins", "spin"), Doing.SLEEPS: ("sleeps", "sleep"),
+    Doing.BLOCKED: ("is blocked", "are blocked"), Doing.STOPPED: ("is stopped", "are stopped"),
+    Doing.LEAVING: ("is leaving", "are leaving"),
+}  # fmt: skip
+"""What one rank does, and what several do."""
+
+
 def _found(facts: Facts) -> str:
     """Say what the last look has found of ranks that do not wait for others."""
     attempt = facts.attempt
     if attempt is None or attempt.look_at is None or attempt.look_at < quiet_since(facts, attempt):
         return "looking"
-    odd: dict[tuple[str, str], list[RankFacts]] = {}
+    odd: dict[tuple[Doing, str], list[RankFacts]] = {}
     for rank in facts.ranks.values():
         look = rank.look
         if rank.life is Life.ALIVE and look is not None and look.doing not in (Doing.WAITS, Doing.UNSEEN):
-            odd.setdefault((look.doing.value, look.where), []).append(rank)
+            odd.setdefault((look.doing, look.where), []).append(rank)
     said = [
-        f"{named([rank.rank for rank in ranks])} {doing}" + (f" at {where}" if where else "")
+        f"{named([rank.rank for rank in ranks])} {_DOES[doing][len(ranks) > 1]}"
+        + (f" at {where}" if where else "")
         for (doing, where), ranks in list(odd.items())[:3]
     ]
     alone = [ranks[0].look for ranks in odd.values() if len(odd) == len(ranks) == 1]

@@ -229,7 +229,7 @@ def test_what_is_suspected_is_said_in_one_line() -> None:
         "at train.py:7 load (in sleep(), 1 s to go)"
     )
     story.hear(*story.looked(*told))
-    assert suspicion.text(story.brain.facts, story.now_s).endswith("ranks 0,1 sleeps at train.py:7 load")
+    assert suspicion.text(story.brain.facts, story.now_s).endswith("ranks 0,1 sleep at train.py:7 load")
 
 
 def test_before_the_first_step_the_line_tells_of_silence() -> None:

@@ -337,7 +337,7 @@ def test_words_from_afar_cannot_command_the_terminal() -> None:
 
 def test_what_is_suspected_of_a_running_job_is_part_of_why() -> None:
     told = jobs.told(RUNNING) | {
-        "suspicion": "no step for 12 s (usual: 0.3 s): rank 2 blocked at train.py:88 load"
+        "suspicion": "no step for 12 s (usual: 0.3 s): rank 2 is blocked at train.py:88 load"
     }
     text = show.plain(whyview.post_mortem(told))
     assert "suspicion   no step for 12 s" in text and f"orch stacks {told['id']}" in text
