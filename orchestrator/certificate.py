@@ -48,8 +48,10 @@ def ahead() -> Iterator[None]:
         _ahead.reset(mark)
         os.close(ours)
         if pid:
-            os.kill(pid, signal.SIGKILL)  # it is ours until waited for
-            os.waitpid(pid, 0)
+            # It is ours until waited for; but where SIGCHLD is ignored, as some shells do, nobody can wait for it.
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
 
 
 def _tell(out: int) -> NoReturn:

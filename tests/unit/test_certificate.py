@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -29,6 +30,16 @@ def test_another_process_makes_it_ahead_and_is_gone_afterwards(
         assert loads(certificate.new(), tmp_path)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_nobody_waits_where_children_are_nobodys(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with certificate.ahead():
+            assert loads(certificate.new(), tmp_path)
+            time.sleep(0.2)  # it is gone by itself
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_second_one_is_another(tmp_path: Path) -> None:
