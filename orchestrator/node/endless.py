@@ -18,12 +18,15 @@ from orchestrator.node.written import Names
 ENDLESS = 10**11
 """Whatever goes over so many items takes more than 10 minutes at the 6 ns that Python's fastest loops have for each."""
 
-POWER_BITS_MAX = 10**9
-"""A power of so many bits takes some 40 minutes: 3·10⁷ bits took 9 s, and the time of Karatsuba's multiplication grows
+POWER_BITS_MAX = 2 * 10**8
+"""A power of so many bits takes some 3 minutes: 3·10⁷ bits took 9 s, and the time of Karatsuba's multiplication grows
 with the power 1.58 of the digits."""
 
-FACTORIAL_MAX = 10**8
-"""Takes hours: that of 10⁶ took 10 s, and ten times the number takes some 50 times as long."""
+FACTORIAL_MAX = 10**7
+"""Takes some 8 minutes: that of 10⁶ took 10 s, and ten times the number takes some 50 times as long."""
+
+HASHES_MAX = 10**9
+"""So many rounds of a key's derivation take some 5 minutes: the fastest hash takes 0.3 us."""
 
 
 _CONSUMERS = (
@@ -129,6 +132,8 @@ class Endless:
                 return self._power_bits(left, right) > POWER_BITS_MAX
             case "math.factorial", [number]:
                 return self.names.number(number) >= FACTORIAL_MAX
+            case "hashlib.pbkdf2_hmac", [_, _, _, rounds, *_]:
+                return self.names.number(rounds) >= HASHES_MAX
         return self._matches_for_ever(func, name, args)
 
     def _reduces(self, does: ast.expr) -> bool:

@@ -47,7 +47,9 @@ _CALLS = (
         "softmax sqrt sum tanh tensor zeros",
     )
     | CLOCKS
-    | {"time.sleep"}
+    | of("time", "sleep process_time thread_time gmtime localtime ctime")
+    | of("os", "cpu_count getloadavg getpid getppid sched_yield times urandom")
+    | of("datetime.datetime", "now utcnow today")
 )
 _MODULES = ("math.", "random.")
 
