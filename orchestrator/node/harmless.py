@@ -58,7 +58,7 @@ _CALLS_THAT_MAY_FAIL = of(
     "bin bytearray bytes chr complex dict format frozenset hex object oct ord pow print repr reversed slice",
 )
 _MODULES_THAT_MAY_FAIL = re.compile(
-    r"""(?x) (cmath | hashlib | itertools | operator | statistics | string | struct | zlib | binascii | base64)\.\w+
+    r"""(?x) logging\.(debug | info | warning | error | log) | (cmath | hashlib | itertools | operator | statistics | string | struct | zlib | binascii | base64)\.\w+
     | collections\.(Counter | OrderedDict | defaultdict | deque)
     | torch\.(?!load|save|compile|distributed|hub|jit|multiprocessing|package|utils)\w+
     | torch\.(nn\.functional | linalg | fft | special)\.\w+
@@ -67,6 +67,7 @@ _MODULES_THAT_MAY_FAIL = re.compile(
 )
 _METHODS = re.compile(
     r"""(?x) [a-z]+_  # a tensor's own, in place: `mul_`
+    | debug | info | warning  # a logger's
     | append | extend | insert | clear | copy | keys | values | items | index | count | sort | reverse
     | encode | decode | digest | hexdigest | join | split | strip | lower | upper | replace | startswith | endswith
     | abs | add | argmax | bmm | chunk | clamp | clone | contiguous | cos | cpu | detach | dim | div | dot | double | exp

@@ -122,8 +122,7 @@ def _why_stuck(child: Child, sight: Sight) -> str:
 
 
 def _sleeps_long(child: Child) -> bool:
-    asleep = bool(child.frames) and child.wait.asleep and child.alone
-    return asleep and (child.wait.ends_s or 0.0) > LONG_S
+    return child.wait.asleep and child.alone and (child.wait.ends_s or 0.0) > LONG_S
 
 
 def _nobody_opens(sight: Sight) -> bool:

@@ -10,7 +10,7 @@ import signal
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.node import frames, kernel, openfiles, procfs, source, traffic
@@ -61,8 +61,8 @@ class Effort:
 @dataclass(frozen=True, slots=True)
 class Child:
     """A descendant of a rank's process, such as a DataLoader worker. `ppid`: its parent; `name`: of its program;
-    `frames`: of its main thread; `alone`: it has no other Python thread that could do anything by itself; `writers`: see
-    `Sight`, here for FIFOs only."""
+    `frames`: of its main thread; `alone`: it has no other thread that could do anything by itself; `writers`: see `Sight`, here
+    for FIFOs only; `wait`: of a sleep it tells what is left at least."""
 
     pid: int
     ppid: int
@@ -212,13 +212,25 @@ def _child(one: RankStack) -> Child:
     main = frames.main_thread(one.text)
     others = (thread for thread in frames.parse(one.text) if thread != main)
     wait, stat = kernel.wait_of(one.pid, one.pid), procfs.look(one.pid)
+    stack = main.frames if main else ()
+    single = bool(stack) or _has_one_thread(one.pid)  # who shows no stack may have any threads
+    if not stack and wait.asleep and wait.ends_s:
+        # No signal has interrupted it, so that is all of a sleep that began with the process at the earliest.
+        wait = replace(wait, ends_s=max(0.0, wait.ends_s - (time.time() - _started_s(one.pid))))
     # Not for pipes: idle workers all read one, and for each all of the host would be searched.
     is_pipe = any(openfiles.link_of(one.pid, fd).startswith("pipe:[") for fd in wait.fds)
     writers = None if is_pipe else _writers(one.pid, wait)
     return Child(
-        one.pid, stat.ppid if stat is not None else 0, _name(one.pid), one.state, main.frames if main else (),
-        not any(may_act(thread) for thread in others), wait, writers,
+        one.pid, stat.ppid if stat is not None else 0, _name(one.pid), one.state, stack,
+        single and not any(may_act(thread) for thread in others), wait, writers,
     )  # fmt: skip
+
+
+def _has_one_thread(pid: int) -> bool:
+    try:
+        return len(list((procfs.PROC / str(pid) / "task").iterdir())) == 1
+    except OSError:
+        return False
 
 
 def _innermost(thread: Thread | None) -> Frame | None:

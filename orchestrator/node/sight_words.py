@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.node import frames, kernel
+from orchestrator.node.lasting import LONG_S
 from orchestrator.node.sight import Child, Sight
 
 
@@ -76,7 +77,8 @@ def wait_in_words(child: Child) -> str:
     """Say what a child does, as a verb."""
     words = "is busy" if child.wait.runs else kernel.in_words(child.wait)
     if child.wait.asleep and not child.frames:
-        words = "in sleep()"  # nothing has interrupted it, so what is left is not known
+        left_s = child.wait.ends_s or 0.0  # at least: nothing has interrupted it
+        words = f"in sleep(), {kernel.seconds_text(left_s)} to go" if left_s > LONG_S else "in sleep()"
     words = words if words.startswith(("is ", "waits ")) else f"is {words}"
     return f"{words}, {frames.place(child.frames)}" if child.frames else words
 

@@ -33,7 +33,7 @@ _SUREST = (Ending.NEVER, Ending.LONG, Ending.BY_OTHERS)
 _STARTERS = ("<frozen runpy>",)
 """What starts a script and catches nothing of it: `python -m`."""
 
-LOOP_FRAMES_MAX = 16
+LOOP_FRAMES_MAX = 64
 """So many of the user's frames are looked at for a loop, the innermost first."""
 
 

@@ -177,6 +177,10 @@ UNKNOWN = [
 BY_ERROR = [
     ("while True:\n    print(x)\n", 2),
     ("while True:\n    x = y[0]\n", 2),
+    (
+        "import logging\nlog = logging.getLogger()\nwhile True:\n    log.info('waits')\n    logging.error(x)\n",
+        4,
+    ),
     ("while True:\n    x = 1 / y\n", 2),
     ("while True:\n    x %= 0\n", 2),
     ("while True:\n    x = x @ y\n", 2),

@@ -74,6 +74,9 @@ def fill(queue):
             "deep.py:1 <module>",
         ),
         ("subprocess.Popen([sys.executable, 'deep.py'], stdout=-1).stdout.read()", "deep.py:1 <module>"),
+        ("subprocess.run(['sleep', '600'])", "which is in sleep(), "),
+        ("os.system('sleep 600; true')", "which is in sleep(), "),
+        ("subprocess.Popen(['sleep', '600'], stdout=-1).stdout.read()", "which is in sleep(), "),
     ],
 )
 def test_a_rank_that_none_of_its_children_can_let_go_on_is_proved(
