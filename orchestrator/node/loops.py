@@ -21,7 +21,6 @@ from orchestrator.node import harmless
 from orchestrator.node.endless import Endless
 from orchestrator.node.harmless import Care
 from orchestrator.node.lasting import LONG_S, Lasting
-from orchestrator.node.reading import Reading, exposed
 from orchestrator.node.written import POWER_MAX, Names
 
 
@@ -168,12 +167,11 @@ class _Parsed:
 @dataclass(frozen=True, slots=True)
 class _Module:
     """What is known of a module. `names`: what they stand for; `functions`: those of its own that return, as sure as
-    `care` says; `exposed`: see `reading`."""
+    `care` says."""
 
     names: Names
     care: Care
-    functions: Mapping[str, ast.FunctionDef]
-    exposed: frozenset[str]
+    functions: frozenset[str]
 
     @classmethod
     def of(cls, tree: ast.Module, names: Names, care: Care) -> _Module:
@@ -183,21 +181,19 @@ class _Module:
             for node in tree.body
             if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name in names.once
         }
-        return cls(names, care, functions, exposed(tree, names))._with_those_that_return()
+        return cls(names, care, frozenset(functions))._with_those_that_return(functions)
 
-    def _with_those_that_return(self) -> _Module:
+    def _with_those_that_return(self, functions: Mapping[str, ast.FunctionDef]) -> _Module:
         """Take them all to return, and then leave out those that do not if the others do, until that says no more."""
         module = self
         for _ in range(ROUNDS_MAX):
-            left = {
-                name: one
-                for name, one in module.functions.items()
-                if module._are_harmless(one.body, inside=True)
-            }
+            left = [
+                name for name in module.functions if module._are_harmless(functions[name].body, inside=True)
+            ]
             if len(left) == len(module.functions):
                 return module
-            module = dataclasses.replace(module, functions=left)
-        return dataclasses.replace(module, functions={})
+            module = dataclasses.replace(module, functions=frozenset(left))
+        return dataclasses.replace(module, functions=frozenset())
 
     @property
     def endless(self) -> Endless:
@@ -221,11 +217,9 @@ class _Module:
         """Tell whether a loop that was entered goes on for ever unless another thread changes what it looks at."""
         if isinstance(loop, ast.For) or not self._is_harmless(loop.test) or not self._stays(loop):
             return False
-        if any(isinstance(node, ast.Call) for node in ast.walk(loop.test)):
-            return Reading(self.names, self.functions, self.exposed).is_fixed(loop)
         looked_at = set(_names(loop.test, ast.Load))
         own = self.names.plain - self.names.shared - set(self.names.imports)
-        elsewhere = any(isinstance(node, ast.Attribute) for node in ast.walk(loop.test))
+        elsewhere = any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(loop.test))
         return bool(looked_at) and not elsewhere and looked_at <= own - set(_names(loop, ast.Store))
 
     def looks_at_clock(self, loop: ast.While) -> bool:

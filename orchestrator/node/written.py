@@ -24,14 +24,13 @@ _FOLDED: dict[type[ast.operator], Callable[[int, int], int]] = {
 class Names:
     """The names of a module. `imports`: what each imported name stands for; `bound`: names with a meaning of its own
     somewhere in it; `shared`: those that functions rebind for others; `plain`: those that are never anything but numbers,
-    texts, truth values or None, which nobody changes from afar; `data`: those, and lists, sets and the like of them; `values`: what those stand for that are bound once;
+    texts, truth values or None, which nobody changes from afar; `values`: what those stand for that are bound once;
     `once`: names that are bound once, and not by an import; `all_known`: no name comes from a `*`."""
 
     imports: Mapping[str, str]
     bound: frozenset[str]
     shared: frozenset[str]
     plain: frozenset[str]
-    data: frozenset[str]
     values: Mapping[str, ast.expr]
     once: frozenset[str]
     all_known: bool
@@ -56,9 +55,9 @@ class Names:
                     shared |= set(shared_names)
         once = frozenset(name for name, times in bound.items() if times == 1 and name not in imports)
         values = {name: value for name, value in _given(tree) if name in once}
-        plain, data = (_only(tree, bound, is_made) for is_made in (_is_plain, _is_data))
+        plain = _plain(tree, bound)
         known = "*" not in imports
-        return cls(imports, frozenset(bound), frozenset(shared), plain, data, values, once, known)
+        return cls(imports, frozenset(bound), frozenset(shared), plain, values, once, known)
 
     def called(self, func: ast.expr) -> str:
         """Return the full name of what is called, `time.sleep`; empty where that is not plain to see."""
@@ -133,40 +132,22 @@ def _given(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                 yield name, value
 
 
-def _only(tree: ast.Module, bound: Mapping[str, int], is_made: Callable[[ast.expr], bool]) -> frozenset[str]:
-    """Return the names that only statements bind like `done = False` or `rank, count = int(text), 0`, to what `is_made`."""
+def _plain(tree: ast.Module, bound: Mapping[str, int]) -> frozenset[str]:
+    """Return the names that only statements like `done = False` or `rank, count = int(text), 0` bind."""
     found: collections.Counter[str] = collections.Counter()
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found.update(name for target in targets for name in _made(target, node.value, is_made))
+            found.update(name for target in targets for name in _made_plain(target, node.value))
     return frozenset(name for name, times in found.items() if times == bound[name])
 
 
-def _made(target: ast.expr, value: ast.expr, is_made: Callable[[ast.expr], bool]) -> Iterator[str]:
+def _made_plain(target: ast.expr, value: ast.expr) -> Iterator[str]:
     match target, value:
         case ast.Tuple(elts=targets), ast.Tuple(elts=values) if len(targets) == len(values):
             for one, its in zip(targets, values, strict=True):
-                yield from _made(one, its, is_made)
-        case ast.Name(id=name), _ if is_made(value):
+                yield from _made_plain(one, its)
+        case ast.Name(id=name), ast.Constant():
             yield name
-
-
-def _is_plain(value: ast.expr) -> bool:
-    match value:
-        case ast.Constant() | ast.Call(func=ast.Name(id="int" | "float" | "str" | "bool" | "len")):
-            return True
-    return False
-
-
-def _is_data(value: ast.expr) -> bool:
-    match value:
-        case ast.Call(
-            func=ast.Name(id="set" | "frozenset" | "dict" | "list" | "tuple"), args=[], keywords=[]
-        ):
-            return True
-        case ast.List(elts=parts) | ast.Set(elts=parts) | ast.Tuple(elts=parts):
-            return all(map(_is_data, parts))
-        case ast.Dict(keys=keys, values=values):
-            return all(one is not None and _is_data(one) for one in (*keys, *values))
-    return _is_plain(value)
+        case ast.Name(id=name), ast.Call(func=ast.Name(id="int" | "float" | "str" | "bool" | "len")):
+            yield name
