@@ -165,7 +165,7 @@ class Endless:
     def _power_bits(self, left: ast.expr, right: ast.expr) -> int:
         """Return the length of a power in bits; 0 where its numbers are not written there."""
         base, by = abs(self.names.number(left)), self.names.number(right)
-        return int(math.log2(base) * by) if base > 1 and by > 0 else 0
+        return int(math.log2(base) * min(by, ENDLESS)) if base > 1 and by > 0 else 0
 
     def _matches_for_ever(self, func: ast.expr, name: str, args: list[ast.expr]) -> bool:
         """The same of a call that matches a regular expression, by `re` or by one that was compiled before."""

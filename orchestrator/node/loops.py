@@ -118,7 +118,11 @@ def _parsed(text: str) -> _Parsed:
 def _ending(parsed: _Parsed, row: int) -> Ending:
     module = parsed.sure
     around = [node for node in ast.walk(parsed.tree) if isinstance(node, ast.stmt) and _covers(node, row)]
-    loops = [node for node in around if isinstance(node, ast.While | ast.For)]
+    loops = [
+        node
+        for node in around
+        if isinstance(node, ast.While | ast.For) and row <= (node.body[-1].end_lineno or 0)
+    ]
     if any(map(module.never_ends, loops)) or any(module.endless.is_in(one, row) for one in around):
         return Ending.NEVER
     if any(map(module.stands, loops)):
@@ -203,7 +207,7 @@ class _Module:
     @property
     def lasting(self) -> Lasting:
         """How long its loops take."""
-        return Lasting(self.names, self._stays_in)
+        return Lasting(self.names)
 
     def never_ends(self, loop: ast.While | ast.For) -> bool:
         """Tell whether a loop goes on for ever, whatever happens elsewhere."""

@@ -77,6 +77,7 @@ NEVER = [
     ("math.factorial(10**7)\n", 1),
     ("import hashlib\nhashlib.pbkdf2_hmac('sha256', b'x', b'y', 10**9)\n", 2),
     ("x = 10**10**8\n", 1),
+    ("x = 2 ** (10**19)**20\n", 1),
     ("import os\nwhile True:\n    os.sched_yield()\n", 3),
     ("from datetime import datetime\nwhile True:\n    now = datetime.now()\n", 3),
     ("re.match('(a+)+$', 'a' * 64 + 'b')\n", 1),
@@ -113,7 +114,6 @@ UNKNOWN = [
     ("while True:\n    for i in (1, 2, 3):\n        pass\n    else:\n        break\n", 1),
     ("while True:\n    for i in y:\n        pass\n", 1),
     ("while True:\n    sum(i for i in y)\n", 2),
-    ("while True:\n    x = x ** y\n", 2),
     ("while not x.done:\n    time.sleep(1)\n", 2),
     ("sum(range(10**9))\n", 1),
     ("sum(range(n))\n", 1),
@@ -173,6 +173,14 @@ UNKNOWN = [
     ("stop = False\ndef f():\n    global stop\n    stop = True\nwhile not stop:\n    pass\n", 6),
     ("x = []\nwhile not x:\n    if time.time() > last + 30:\n        last = say()\n", 3),
     ("x = 1\n", 1),
+    ("a = 1\n" + "".join(f"a{n} = a{n - 1} + a{n - 1}\n" for n in range(1, 40)) + "range(a39)\n", 41),
+    ("from .random import step\nwhile True:\n    step()\n", 3),
+    (
+        "try:\n    from fast import sleep\nexcept ImportError:\n    from time import sleep\nwhile True:\n    sleep(1)\n",
+        6,
+    ),
+    ("done = False\nwhile done:\n    pass\nelse:\n    train()\n", 5),
+    ("n = False\nmatch x:\n    case {'n': n}:\n        pass\nwhile not n:\n    pass\n", 6),
 ]
 BY_ERROR = [
     ("while True:\n    print(x)\n", 2),
@@ -182,6 +190,7 @@ BY_ERROR = [
         4,
     ),
     ("while True:\n    x = 1 / y\n", 2),
+    ("while True:\n    x = x ** y\n", 2),
     ("while True:\n    x %= 0\n", 2),
     ("while True:\n    x = x @ y\n", 2),
     ("while True:\n    x = torch.nn.functional.relu(x).clamp(0, 1)\n", 2),
@@ -209,6 +218,7 @@ BY_OTHERS = [
 SURE = [
     ("for i in range(8):\n    try:\n        fetch()\n    except OSError:\n        time.sleep(10)\n", 5),
     ("for x in y:\n    z += work(x)\n", 2),
+    ("for i in range(10**11 - 1000 * x):\n    pass\n", 2),
     ("while time.monotonic() < until:\n    time.sleep(1)\n", 2),
     (
         "while not ready():\n    if time.time() - began > 600:\n        raise TimeoutError\n    time.sleep(5)\n",
