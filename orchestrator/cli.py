@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from orchestrator import home, statefile
-from orchestrator.errors import ClusterError, OrchError, UserError
+from orchestrator.errors import ClusterError, OrchError, UserError, with_fix
 from orchestrator.job import Job
 from orchestrator.params import Ago, JobName, Pattern, Verbs
 from orchestrator.revival import revive
@@ -98,10 +98,8 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 
 def _print_queue(job: Job) -> None:
     """Print Slurm's id of a new job, and what would keep it from ever starting, where Slurm knows that at once."""
-    from orchestrator import show
-
     told = job.last_status().get("queue") or {"said": ""}
-    what, fix = show.with_fix(told["said"])
+    what, fix = with_fix(told["said"])
     click.echo(f"  queue   {what if fix else f'Slurm job {job.slurm_id}'}")
     if fix:
         click.echo(f"          fix: {fix}")

@@ -37,3 +37,9 @@ class ClusterError(OrchError):
 def counted(number: int, what: str) -> str:
     """Return `1 host`, or `3 hosts`, for what is told to people."""
     return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def with_fix(text: str) -> tuple[str, str]:
+    """Return what is wrong, and how to mend it: a command to copy should end where its line ends."""
+    what, _, fix = text.partition("; fix: ")
+    return what, fix

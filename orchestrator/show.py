@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from orchestrator.errors import with_fix
 from orchestrator.node.hostlist import holds
 from orchestrator.statefile import ENDED, seconds
 
@@ -287,12 +288,6 @@ def _notes(nodes: Sequence[Json]) -> list[Line]:
     if len(hosts) > NOTES_SHOWN_MAX:
         lines.append(line(f"and {len(hosts) - NOTES_SHOWN_MAX} more: --json shows all"))
     return lines
-
-
-def with_fix(text: str) -> tuple[str, str]:
-    """Return what is wrong, and how to mend it: a command to copy should end where its line ends."""
-    what, _, fix = text.partition("; fix: ")
-    return what, fix
 
 
 def named(names: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
 """Where does text go? To a terminal in colour, to a pipe plain; asked once, here.
 
 `NO_COLOR` (no-color.org) and `TERM=dumb` mean no colours. `rich` takes longer to load than a status to write, so only
-the live view, which needs it, loads it.
+the live view, which needs it, loads it; `show` is loaded by what shows something.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TextIO
 
-from orchestrator import show
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+    from orchestrator import show
 
 _SGR = {
     "bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36,
@@ -43,6 +43,8 @@ def width() -> int | None:
 
 def write(lines: Iterable[show.Line]) -> None:
     """Write lines to standard output."""
+    from orchestrator import show
+
     sys.stdout.write(painted(lines) if has_colour() else show.plain(lines))
     sys.stdout.flush()
 
@@ -84,6 +86,8 @@ def rich_text(one: show.Line) -> Text:
 
 def complain(text: str) -> None:
     """Write an error to standard error, its first line red where there are colours."""
+    from orchestrator import show
+
     head, _, rest = text.partition("\n")
     head, *more = show.harmless(head), *([show.harmless(rest)] if rest else [])
     if has_colour(sys.stderr):

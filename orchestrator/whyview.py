@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.errors import with_fix
 from orchestrator.show import (
     STYLES,
     Cell,
@@ -22,7 +23,6 @@ from orchestrator.show import (
     reason_lines,
     short,
     span,
-    with_fix,
 )
 
 EARLIER_MAX = 6
