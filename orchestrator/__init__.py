@@ -14,8 +14,8 @@ The map of the code, in the order of a job's life; imports point from later to e
       backends/  how does an agent get there?      thin, no decisions
       wire/      what both ends share              messages, codec, lines, paths, durable files
       node/      what runs on a node               landing, keeper, agent, ranks, hook, checkpoints; looks:
-                                                   evidence, stacks, frames, source, loops, endless, lasting, kernel,
-                                                   flight, tracer, opcodes, sight, examine
+                                                   evidence, stacks, frames, source, loops, endless, lasting, settled,
+                                                   kernel, flight, tracer, opcodes, sight, examine
     story      how is it?                          story.py, statefile.py
     collect    what came of it?                    collect.py, logs.py, logcut.py
     postmortem what went wrong?                    postmortem.py

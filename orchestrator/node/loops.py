@@ -21,6 +21,7 @@ from orchestrator.node import harmless
 from orchestrator.node.endless import Endless
 from orchestrator.node.harmless import Care
 from orchestrator.node.lasting import LONG_S, Lasting
+from orchestrator.node.settled import Settled
 from orchestrator.node.written import POWER_MAX, Names
 
 
@@ -112,7 +113,8 @@ def _parsed(text: str) -> _Parsed:
         warnings.simplefilter("ignore")  # Python has told the script's own log what it thinks of it
         tree = ast.parse(text)
     names = Names.of(tree)
-    return _Parsed(tree, *(_Module.of(tree, names, care) for care in (Care.SURE, Care.UNLESS_IT_FAILS)))
+    modules = (_Module.of(tree, names, care) for care in (Care.SURE, Care.UNLESS_IT_FAILS))
+    return _Parsed(tree, Settled.of(tree, names), *modules)
 
 
 def _ending(parsed: _Parsed, row: int) -> Ending:
@@ -125,7 +127,7 @@ def _ending(parsed: _Parsed, row: int) -> Ending:
     ]
     if any(map(module.never_ends, loops)) or any(module.endless.is_in(one, row) for one in around):
         return Ending.NEVER
-    if any(map(module.stands, loops)):
+    if any(module.stands(loop, parsed.settled) for loop in loops):
         return Ending.BY_OTHERS
     if any(map(parsed.less.never_ends, loops)):
         return Ending.BY_ERROR
@@ -164,6 +166,7 @@ class _Parsed:
     """A module, and what is known of it for `sure`, and with `less` care."""
 
     tree: ast.Module
+    settled: Settled
     sure: _Module
     less: _Module
 
@@ -217,13 +220,15 @@ class _Module:
             endless = isinstance(loop.test, ast.Constant) and bool(loop.test.value)
         return endless and self._stays(loop)
 
-    def stands(self, loop: ast.While | ast.For) -> bool:
+    def stands(self, loop: ast.While | ast.For, settled: Settled) -> bool:
         """Tell whether a loop that was entered goes on for ever unless another thread changes what it looks at."""
         if isinstance(loop, ast.For) or not self._is_harmless(loop.test) or not self._stays(loop):
             return False
+        if any(isinstance(node, ast.Call) for node in ast.walk(loop.test)):
+            return settled.is_fixed(loop.test)
         looked_at = set(_names(loop.test, ast.Load))
         own = self.names.plain - self.names.shared - set(self.names.imports)
-        elsewhere = any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(loop.test))
+        elsewhere = any(isinstance(node, ast.Attribute) for node in ast.walk(loop.test))
         return bool(looked_at) and not elsewhere and looked_at <= own - set(_names(loop, ast.Store))
 
     def looks_at_clock(self, loop: ast.While) -> bool:
