@@ -25,6 +25,7 @@ _MEDDLES = (
     "import_module",
     "reload",
 )
+_MEDDLES_OF_MODULES = ("import_module", "reload", "modules", "__dict__", "__main__", "__setattr__")
 """What may change any name of a module without naming it."""
 
 
@@ -40,11 +41,13 @@ class Settled:
     @classmethod
     def of(cls, tree: ast.Module, names: Names) -> Settled:
         """Read a module."""
-        if any(_meddles(node) for node in ast.walk(tree)):
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        known = {id(call.func): name for call in calls if (name := _named(call)) is not None}
+        if any(_meddles(node) for node in ast.walk(tree) if id(node) not in known):
             return cls(names, frozenset(), {})
         plain = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in names.once)
         answers = {one.name: found for one in plain if (found := _answer(one)) is not None}
-        return cls(names, _data(tree, names), answers)
+        return cls(names, _data(tree, names) - set(known.values()), answers)
 
     def is_fixed(self, test: ast.expr) -> bool:
         """Tell whether an expression comes out the same whenever it is asked, and at once."""
@@ -74,10 +77,22 @@ class Settled:
         return False
 
 
+def _named(call: ast.Call) -> str | None:
+    """Return the name that `setattr` sets where it is written there, none for `vars` of a thing; None for other calls."""
+    match call:
+        case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[_, ast.Constant(value=str(name)), *_]):
+            return name
+        case ast.Call(func=ast.Name(id="vars"), args=[_]):
+            return ""
+    return None
+
+
 def _meddles(node: ast.AST) -> bool:
     match node:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name in _MEDDLES or name in ("__dict__", "modules", "__main__")
+        case ast.Name(id=name):
+            return name in _MEDDLES
+        case ast.Attribute(attr=name):
+            return name in _MEDDLES_OF_MODULES
         case ast.Import(names=names) | ast.ImportFrom(names=names):
             return any(one.name in ("*", "__main__") for one in names)
     return False
