@@ -25,6 +25,9 @@ def of(module: str, names: str) -> frozenset[str]:
 
 CLOCKS = of("time", "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns")
 
+CONSUMERS = of("builtins", "all any enumerate frozenset list max min set sorted sum tuple")
+"""What goes over all of its argument, if that is one."""
+
 _STATEMENTS = (
     ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Pass, ast.If, ast.Continue, ast.Expr, ast.Name, ast.Constant,
     ast.Compare, ast.BoolOp, ast.UnaryOp, ast.BinOp, ast.IfExp, ast.expr_context, ast.boolop, ast.unaryop, ast.cmpop,

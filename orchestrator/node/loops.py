@@ -80,9 +80,11 @@ def least(endings: Iterable[Ending]) -> Ending:
 
 def _catches(node: ast.AST, row: int) -> Iterator[Ending]:
     match node:
-        case ast.Try(body=body, handlers=handlers) if any(_covers(one, row) for one in body):
+        case ast.Try(body=body, handlers=handlers, finalbody=last) if any(_covers(one, row) for one in body):
+            if any(isinstance(one, _GOES_ON) for statement in last for one in ast.walk(statement)):
+                yield Ending.UNKNOWN
             for handler in handlers:
-                if not isinstance(handler.body[-1], ast.Raise):
+                if not _raises(handler):
                     interrupt = isinstance(handler.type, ast.Name) and handler.type.id == "KeyboardInterrupt"
                     yield Ending.BY_OTHERS if interrupt else Ending.UNKNOWN
         case ast.With(items=items) if _covers(node, row):
@@ -90,6 +92,15 @@ def _catches(node: ast.AST, row: int) -> Iterator[Ending]:
                 name = word.attr if isinstance(word, ast.Attribute) else getattr(word, "id", "")
                 if _SUPPRESSES.search(name):
                     yield Ending.UNKNOWN
+
+
+_GOES_ON = (ast.Return, ast.Break, ast.Continue)
+
+
+def _raises(handler: ast.ExceptHandler) -> bool:
+    """Tell whether a handler lets go on nobody: it raises at its end, and nothing in it comes before that."""
+    inside = any(isinstance(one, _GOES_ON) for statement in handler.body for one in ast.walk(statement))
+    return isinstance(handler.body[-1], ast.Raise) and not inside
 
 
 _SUPPRESSES = re.compile(r"(?i)suppress|raises|timeout|time_limit|alarm|deadline")
@@ -131,7 +142,7 @@ def _ending(parsed: _Parsed, row: int) -> Ending:
         return Ending.BY_OTHERS
     if any(map(parsed.less.never_ends, loops)):
         return Ending.BY_ERROR
-    if _lasts_s(parsed, row) > LONG_S:
+    if not parsed.settled.meddled and _lasts_s(parsed, row) > LONG_S:
         return Ending.LONG
     inner = loops[-1:]  # `walk` comes from the outside
     return Ending.SURE if inner and _innermost_ends(module, inner[0], around) else Ending.UNKNOWN
@@ -224,6 +235,8 @@ class _Module:
         """Tell whether a loop that was entered goes on for ever unless another thread changes what it looks at."""
         if isinstance(loop, ast.For) or not self._is_harmless(loop.test) or not self._stays(loop):
             return False
+        if settled.meddled:
+            return False
         if any(isinstance(node, ast.Call) for node in ast.walk(loop.test)):
             return settled.is_fixed(loop.test)
         looked_at = set(_names(loop.test, ast.Load))
@@ -256,6 +269,8 @@ class _Module:
         match node:
             case ast.Call(func=func, args=args, keywords=keywords):
                 given = (*args, *(word.value for word in keywords))
+                if self._takes_all_of_a_thing(func, args):
+                    return False
                 return self._returns(func, inside) and self._are_harmless(given, inside)
             case ast.With(items=items):
                 plain = all(self._is_plain_context(one) for one in items)
@@ -275,6 +290,13 @@ class _Module:
             case ast.Break():
                 return True  # see `_breaks`
         return harmless.is_plain(node, self.care) and self._are_harmless(ast.iter_child_nodes(node), inside)
+
+    def _takes_all_of_a_thing(self, func: ast.expr, args: list[ast.expr]) -> bool:
+        """Tell whether a call goes over something that is not known: a loader of data does its work by that."""
+        match args:
+            case [ast.Name() | ast.Attribute() | ast.Subscript()]:
+                return self.names.called(func) in harmless.CONSUMERS
+        return False
 
     def _are_harmless(self, nodes: Iterable[ast.AST], inside: bool) -> bool:
         return all(self._is_harmless(node, inside) for node in nodes)

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from orchestrator.node.harmless import of
 from orchestrator.node.written import Names
 
 _DEPTH_MAX = 8
@@ -25,18 +26,31 @@ _MEDDLES = (
     "import_module",
     "reload",
 )
-_MEDDLES_OF_MODULES = ("import_module", "reload", "modules", "__dict__", "__main__", "__setattr__")
+_CONTAINERS = of("builtins", "set frozenset dict list tuple")
+_MEDDLES_OF_MODULES = (
+    "import_module",
+    "reload",
+    "modules",
+    "__dict__",
+    "__main__",
+    "__setattr__",
+    "f_globals",
+    "__globals__",
+    "__code__",
+)
 """What may change any name of a module without naming it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
     """What of a module never changes. `data`: its names that are bound once, to a constant, or to what is empty and then
-    only compared, counted or negated; `answers`: what its functions return that do nothing else, by their arguments."""
+    only compared, counted or negated; `answers`: what its functions return that do nothing else, by their arguments;
+    `meddled`: it may change any name without naming it."""
 
     names: Names
     data: frozenset[str]
     answers: Mapping[str, tuple[frozenset[str], ast.expr]]
+    meddled: bool = False
 
     @classmethod
     def of(cls, tree: ast.Module, names: Names) -> Settled:
@@ -44,7 +58,7 @@ class Settled:
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         known = {id(call.func): name for call in calls if (name := _named(call)) is not None}
         if any(_meddles(node) for node in ast.walk(tree) if id(node) not in known):
-            return cls(names, frozenset(), {})
+            return cls(names, frozenset(), {}, meddled=True)
         plain = (one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name in names.once)
         answers = {one.name: found for one in plain if (found := _answer(one)) is not None}
         return cls(names, _data(tree, names) - set(known.values()), answers)
@@ -94,7 +108,7 @@ def _meddles(node: ast.AST) -> bool:
         case ast.Attribute(attr=name):
             return name in _MEDDLES_OF_MODULES
         case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return any(one.name in ("*", "__main__") for one in names)
+            return any(one.name in (*_MEDDLES, *_MEDDLES_OF_MODULES, "*") for one in names)
     return False
 
 
@@ -126,7 +140,7 @@ def _data(tree: ast.Module, names: Names) -> frozenset[str]:
     return frozenset(
         name
         for name, value in names.values.items()
-        if isinstance(value, ast.Constant) or (_is_empty(value) and name not in used)
+        if isinstance(value, ast.Constant) or (_is_empty(value, names) and name not in used)
     )
 
 
@@ -141,12 +155,10 @@ def _asked(node: ast.AST, names: Names) -> Iterator[ast.expr]:
             yield one
 
 
-def _is_empty(value: ast.expr) -> bool:
+def _is_empty(value: ast.expr, names: Names) -> bool:
     match value:
         case ast.List(elts=[]) | ast.Tuple(elts=[]) | ast.Dict(keys=[]):
             return True
-        case ast.Call(
-            func=ast.Name(id="set" | "frozenset" | "dict" | "list" | "tuple"), args=[], keywords=[]
-        ):
-            return True
+        case ast.Call(func=func, args=[], keywords=[]):
+            return names.called(func) in _CONTAINERS
     return False

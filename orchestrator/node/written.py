@@ -74,7 +74,7 @@ class Names:
         values = {name: value for name, value in _given(tree) if name in once}
         plain = _plain(tree, bound)
         known = "*" not in imports
-        replaces = any(_replaces(node, imports) for node in ast.walk(tree))
+        replaces = not known or any(_replaces(node, imports) for node in ast.walk(tree))
         return cls(imports, frozenset(bound), frozenset(shared), plain, values, once, known, replaces)
 
     def called(self, func: ast.expr) -> str:
@@ -183,6 +183,8 @@ def _replaces(node: ast.AST, imports: Mapping[str, str]) -> bool:
             return name in imports
         case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=name), *_]):
             return name in imports
+        case ast.Call(func=ast.Attribute(attr="setattr" | "patch" | "__setattr__")):
+            return True
         case ast.Import(names=names) | ast.ImportFrom(names=names):
             return any(_FAKES.search(f"{getattr(node, 'module', '')}.{one.name}") for one in names)
     return False

@@ -77,6 +77,8 @@ UNKNOWN_OR_SHORT = [
     ("WAIT = 600\nexec(open(path).read())\nfor _ in range(WAIT):\n    sleep(1)\n", 4),
     ("time.sleep = print\nfor _ in range(600):\n    time.sleep(1)\n", 3),
     ("from unittest import mock\nfor _ in range(600):\n    time.sleep(1)\n", 3),
+    ("from helpers import *\nfor _ in range(600):\n    time.sleep(1)\n", 3),
+    ("monkeypatch.setattr(time, 'sleep', print)\nfor _ in range(600):\n    time.sleep(1)\n", 3),
     ("from .time import nap\nfor _ in range(600):\n    nap(1)\n", 3),
     (f"def f():\n    {BOUND}    yield\n    while time.time() < until:\n        sleep(1)\n", 5),
     (f"{BOUND}batches = [b for b in loader]\nwhile time.time() < until:\n    sleep(1)\n", 4),

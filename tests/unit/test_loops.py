@@ -174,6 +174,9 @@ UNKNOWN = [
     ("x = []\nwhile not x:\n    if time.time() > last + 30:\n        last = say()\n", 3),
     ("x = 1\n", 1),
     ("a = 1\n" + "".join(f"a{n} = a{n - 1} + a{n - 1}\n" for n in range(1, 40)) + "range(a39)\n", 41),
+    ("stop = False\nwhile not stop:\n    losses = list(loader)\n", 3),
+    ("done = False\nsignal.signal(15, lambda *_: globals().update(done=1))\nwhile not done:\n    pass\n", 4),
+    ("from shared import int\nn = int(0)\nwhile len(n) < 3:\n    pass\n", 4),
     ("from .random import step\nwhile True:\n    step()\n", 3),
     (
         "try:\n    from fast import sleep\nexcept ImportError:\n    from time import sleep\nwhile True:\n    sleep(1)\n",
@@ -246,6 +249,12 @@ CAUGHT = [
     ("try:\n    x\nexcept KeyboardInterrupt:\n    pass\n", 2, Ending.BY_OTHERS),
     ("try:\n    x\nexcept Exception as err:\n    print(err)\n    raise\n", 2, Ending.NEVER),
     ("try:\n    x\nfinally:\n    y\n", 2, Ending.NEVER),
+    ("def f():\n    try:\n        x\n    finally:\n        return 1\n", 3, Ending.UNKNOWN),
+    (
+        "for i in n:\n    try:\n        x\n    except E:\n        if i: continue\n        raise\n",
+        3,
+        Ending.UNKNOWN,
+    ),
     ("try:\n    x\nexcept ValueError:\n    y\n", 4, Ending.NEVER),
     (
         "def f():\n    try:\n        try:\n            x\n        finally:\n            y\n    except:\n        pass\n",
