@@ -25,11 +25,15 @@ def loads(made: tuple[bytes, bytes], folder: Path) -> bool:
 def test_another_process_makes_it_ahead_and_is_gone_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    forked: list[int] = []
+    fork = os.fork
+    monkeypatch.setattr(os, "fork", lambda: forked.append(fork()) or forked[-1])  # type: ignore[func-returns-value]
     with certificate.ahead():
         monkeypatch.setattr(certificate, "_made", lambda: pytest.fail("made here"))
         assert loads(certificate.new(), tmp_path)
+    (pid,) = forked
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def test_nobody_waits_where_children_are_nobodys(tmp_path: Path) -> None:
