@@ -8,11 +8,14 @@ import importlib.util
 import io
 import marshal
 import sys
-import zipfile
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.wire.durable import replace_bytes
+
+if TYPE_CHECKING:
+    import zipfile
 
 PACKAGE = Path(__file__).parent
 
@@ -70,7 +73,7 @@ def build(home: Path | None = None) -> bytes:
     Beside each source stands its compiled code, which saves a node half of the time to start. A Python of another
     version passes over it and compiles the source, as for any import. Compiling takes 0.2 to 0.5 s, so what was made is
     kept where Python keeps compiled code; where that is not ours to write, as in an installation that many share, in
-    the folder `cache` of the job home, if one is given.
+    the folder `cache` of the job home, if one is given and there.
     """
     files = contents()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
@@ -93,6 +96,8 @@ def build(home: Path | None = None) -> bytes:
 
 
 def _zipped(files: dict[str, bytes]) -> bytes:
+    import zipfile
+
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
@@ -103,6 +108,8 @@ def _zipped(files: dict[str, bytes]) -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
+    import zipfile
+
     info = zipfile.ZipInfo(name, _DATE)
     info.create_system = 3  # unix, whatever this machine is
     info.external_attr = 0o644 << 16

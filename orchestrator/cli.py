@@ -37,6 +37,10 @@ CLUSTER_CANNOT = 3
 CANCEL_S_MAX = 120.0
 """How long `orch cancel` waits beside the grace that ranks have."""
 
+GARBAGE_OBJECTS = 100_000
+"""So many new objects make Python look for garbage. Loading libraries makes 70,000, hardly one of them garbage; with
+Python's own limit, 700, it looks a hundred times meanwhile."""
+
 JOB = click.argument("job", required=False, type=JobName())
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 FOLLOW = click.option(
@@ -75,9 +79,9 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 
     Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
     """
-    from orchestrator import certificate
+    from orchestrator import bundle, certificate, meanwhile, render
 
-    with certificate.ahead():
+    with meanwhile.process((certificate.new,), (bundle.build, home.home(os.environ)), (render.load,)):
         from orchestrator import terminal
         from orchestrator.job import submit as submit_job
 
@@ -606,6 +610,7 @@ _NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "submit"})
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
+    gc.set_threshold(GARBAGE_OBJECTS)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -7,7 +7,7 @@ import secrets as random_secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator import certificate, plan
+from orchestrator import certificate, meanwhile, plan
 from orchestrator.plan import Plan
 from orchestrator.wire.durable import replace_bytes
 
@@ -18,7 +18,7 @@ def fill(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
     """Make the folder of a job's private files, all of them private from their first byte."""
     folder.mkdir(mode=0o700)
     kept = {name: environ[name] for name in made.secrets}
-    public, key = certificate.new()
+    public, key = meanwhile.call(certificate.new)
     files = {
         "secrets.json": json.dumps(kept).encode(),
         "environment.json": json.dumps(plan.outer_env(environ, made.secrets)).encode(

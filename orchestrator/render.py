@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from orchestrator import sbatch
 from orchestrator.errors import UserError
 from orchestrator.plan import Plan
 from orchestrator.wire.paths import JobDir
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -83,9 +86,18 @@ def _unfit_for_slurm(root: str) -> str:
     return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
 
 
+def load() -> None:
+    """Load what renders, and all templates, so that the first script does not wait for that."""
+    for name in environment().list_templates():
+        environment().get_template(name)
+
+
+@functools.cache
 def environment() -> jinja2.Environment:
     """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line,
     `directive` speaks to sbatch."""
+    import jinja2  # slow to load, and not every process that knows of scripts renders one
+
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         undefined=jinja2.StrictUndefined,

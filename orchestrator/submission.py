@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator import (
     bundle,
     credentials,
-    fleet,
     home,
     hosts,
+    meanwhile,
     planning,
     provenance,
     render,
@@ -38,6 +39,9 @@ from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
 
+if TYPE_CHECKING:
+    from orchestrator import fleet
+
 GPU_LIST_S_MAX = 20.0
 
 
@@ -48,6 +52,8 @@ def inventory(environ: Mapping[str, str]) -> Inventory:
 
 def _inventory_of_hosts(file: SpecFile, ask: fleet.Ask | None) -> Inventory:
     """Return what the hosts have, asking them only for what the spec leaves open. Raises OrchError."""
+    from orchestrator import fleet
+
     gpus: int | None = None
     if planning.asks_hosts(file):
         names = [host.name for host in file.hosts]
@@ -140,6 +146,8 @@ def submit(
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
     if made.ssh is not None:
         code = snapshot.with_sync(code, made.ssh.sync, file.spec.snapshot.limit_mb, folder)
+        from orchestrator import fleet
+
         fleet.refuse_locked_keys([node.host for node in made.nodes], made.ssh)
     job = _fill(folder, file, made, code, environ, overrides)
     if made.slurm is not None:
@@ -202,9 +210,9 @@ def _fill(
         replace_text(draft.spec, file.text, durable=False)
         replace_text(draft.overrides, json.dumps(list(overrides)), durable=False)
         replace_text(draft.plan, codec.dumps(made), durable=False)
-        for script in render.render(made, place, sys.executable):
+        for script in meanwhile.call(render.render, made, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
-        replace_bytes(draft.bundle, bundle.build(folder), durable=False)
+        replace_bytes(draft.bundle, meanwhile.call(bundle.build, folder), durable=False)
         credentials.fill(draft.secrets, made, environ)
         provenance.record(draft, file.workdir)
         draft.root.rename(place.root)

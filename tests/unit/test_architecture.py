@@ -23,7 +23,7 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 LAYERS = (
-    ("version", "errors"),
+    ("version", "errors", "meanwhile"),
     ("wire",),
     ("brain",),
     ("node",),
