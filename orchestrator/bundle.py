@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import io
 import marshal
@@ -75,6 +74,8 @@ def build(home: Path | None = None) -> bytes:
     kept where Python keeps compiled code; where that is not ours to write, as in an installation that many share, in
     the folder `cache` of the job home, if one is given and there.
     """
+    import hashlib
+
     files = contents()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
     for name, data in files.items():
@@ -129,4 +130,6 @@ def _compiled(name: str, source: bytes) -> bytes:
 
 def sha256(data: bytes) -> str:
     """Return the name of a bundle."""
+    import hashlib
+
     return hashlib.sha256(data).hexdigest()

@@ -100,6 +100,7 @@ class Queue:
         self._looked_at = float("-inf")
         self._apart_s = SOON_S
         self._cluster: Cluster | None = None
+        self._cluster_lock = threading.Lock()
 
     def look(self, ids: Iterable[str], age_s_max: float = SELDOM_S) -> dict[str, QueueJob]:
         """Return each of these jobs as Slurm last told of it; asks Slurm when it is time to, or when nothing is known
@@ -177,11 +178,16 @@ class Queue:
 
     def cluster(self) -> Cluster | None:
         """Return what Slurm is set up like, asked once; None while it does not answer."""
-        if self._cluster is None:
-            said = command(["scontrol", "show", "config"], self._environ())
-            if said.code == 0:
-                self._cluster = words.scontrol_config(said.out)
-        return self._cluster
+        with self._cluster_lock:
+            if self._cluster is None:
+                said = command(["scontrol", "show", "config"], self._environ())
+                if said.code == 0:
+                    self._cluster = words.scontrol_config(said.out)
+            return self._cluster
+
+    def ask_ahead(self) -> None:
+        """Begin to ask what Slurm is set up like, for a `cluster` that comes later."""
+        threading.Thread(target=self.cluster, daemon=True).start()
 
     def _told(self, job_id: str) -> QueueJob:
         known = self._known.get(job_id)
