@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from orchestrator import closing, home, requests, statefile
@@ -178,12 +179,22 @@ def _told(job: JobDir, age_s_max: float = float("inf")) -> QueueJob | None:
     job_id = present(job)
     if job_id is None:
         return None
-    told = _remembered(job, QUEUE.look([job_id], age_s_max)[job_id])
+    told = _remembered(job, _of_this(job, QUEUE.look([job_id], age_s_max)[job_id]))
     at_home, here = _home_cluster(job), QUEUE.cluster_name
     if at_home and here and here != at_home:
         silent = f"it is in the queue of cluster {at_home}, and this machine's Slurm is cluster {here}"
         return QueueJob(job_id, "UNKNOWN", silent=silent)
     return told
+
+
+def _of_this(job: JobDir, told: QueueJob) -> QueueJob:
+    """Return what Slurm says of the job, or that it has lost it where the id is another's by now: a Slurm that has lost
+    its memory, or whose numbers have come round, gives ids again. Every batch script runs in its job's folder, though
+    not on every machine by the same path."""
+    if not told.folder or PurePath(told.folder).name == job.id:
+        return told
+    reason = f"its id is now that of a job in {told.folder}; fix: orch resume {job.id}"
+    return QueueJob(told.id, "FORGOTTEN", reason, silent=told.silent, heard_s=told.heard_s)
 
 
 def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
@@ -238,7 +249,8 @@ def settle(job: JobDir) -> None:
         _pursue_cancel(job, told)
         _bring_back(job, told)
     elif told.stage is Stage.OVER or _is_still(job):
-        told = QUEUE.detail(told)
+        is_lost = told.stage is Stage.FORGOTTEN and bool(told.reason)
+        told = told if is_lost else _of_this(job, QUEUE.detail(told))
         if is_over(told):
             stay = told.id if told.restarts is None else f"{told.id}.{told.restarts}"
             closing.close(job, stay, told.cause, _end_words(job, told))
@@ -263,11 +275,14 @@ def cancel(job: JobDir) -> None:
 
 def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     """Let Slurm end a job whose supervisor cannot be asked to, since the disk refuses; return what to say of that."""
-    job_id = present(job)
-    refusal = QUEUE.cancel(job_id) if job_id else "Slurm was never given the job"
+    told = _told(job)
+    if told is None or told.stage is Stage.FORGOTTEN:
+        said = words.ended(told) if told else "Slurm was never given the job"
+        return ClusterError(f"{err.what}; {said}", err.where, err.fix)
+    refusal = QUEUE.cancel(told.id)
     if refusal:
-        return ClusterError(f"{err.what}; scancel {job_id}: {refusal}", err.where, err.fix)
-    what = f"{err.what}, so Slurm was told to end the job: scancel {job_id}"
+        return ClusterError(f"{err.what}; scancel {told.id}: {refusal}", err.where, err.fix)
+    what = f"{err.what}, so Slurm was told to end the job: scancel {told.id}"
     return ClusterError(what, err.where, f"make room in {job.root}, then see with orch status {job.id}")
 
 

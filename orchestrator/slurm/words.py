@@ -9,14 +9,14 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.backends.slurm import noexec
 from orchestrator.brain.causes import Cause
 from orchestrator.slurm import reasons
 
-SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r"
-"""Id, state, start, number of nodes, nodes, reason: what may hold anything stands last."""
+SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
+"""Id, state, start, number of nodes, nodes, reason, folder: what may hold anything stands last."""
 
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
 
@@ -63,7 +63,9 @@ class QueueJob:
 
     `state`: Slurm's word, `FORGOTTEN` or `UNKNOWN` where it has none. `expected_start`: UTC, ISO 8601, of a waiting
     job. `nodes`: as Slurm writes them, `node[1-4]`. `by`: who cancelled it. `exit`: of the batch script, `1:0` is code
-    and signal. `restarts`: how often it was requeued, which only scontrol tells. `silent`: why Slurm did not answer the last question, empty when it did; `heard_s`: how old all this is.
+    and signal. `restarts`: how often it was requeued, which only scontrol tells. `folder`: where its batch script runs;
+    empty where that is not told. `silent`: why Slurm did not answer the last question, empty when it did; `heard_s`:
+    how old all this is.
     """
 
     id: str
@@ -75,6 +77,7 @@ class QueueJob:
     by: str = ""
     exit: str = ""
     restarts: int | None = None
+    folder: str = ""
     silent: str = ""
     heard_s: float = 0.0
 
@@ -107,11 +110,16 @@ def squeue(text: str) -> dict[str, QueueJob]:
         parts = line.split("|", 5)
         if len(parts) < 6:
             continue
-        job_id, state, start, count, nodes, reason = (part.strip() for part in parts)
-        job = QueueJob(job_id, state.upper(), _or_empty(reason), nodes=_or_empty(nodes), count=_number(count))
-        if job.stage is Stage.WAITING:
-            job = QueueJob(job_id, job.state, job.reason, _utc(start), count=job.count)
-        found[job_id] = job
+        job_id, state, start, count, nodes, rest = (part.strip() for part in parts)
+        reason, mark, path = rest.partition("|/")
+        reason, folder = (
+            (reason, f"/{path}") if mark else (rest.removesuffix("|(null)").removesuffix("|"), "")
+        )
+        job = QueueJob(job_id, state.upper(), _or_empty(reason), count=_number(count), folder=folder)
+        is_waiting = job.stage is Stage.WAITING
+        found[job_id] = (
+            replace(job, expected_start=_utc(start)) if is_waiting else replace(job, nodes=_or_empty(nodes))
+        )
     return found
 
 
@@ -145,6 +153,7 @@ def scontrol_job(text: str) -> QueueJob | None:
         nodes=_or_empty(found.get("NodeList", "")),
         exit=found.get("ExitCode", ""),
         restarts=_number(found.get("Restarts", "")),
+        folder=path[1] if (path := re.search(r"\sWorkDir=(/.*?)(?=\s+\w+=|\s*$)", text)) else "",
     )
 
 
@@ -235,6 +244,8 @@ def ended(job: QueueJob) -> str:
             return f"{name} was given nodes that did not boot"
         case "OUT_OF_MEMORY":
             return f"{name} used more memory than it had asked for; fix: raise slurm.mem"
+        case "FORGOTTEN" if job.reason:
+            return f"Slurm has lost its job {job.id}: {job.reason}"
         case "FORGOTTEN":
             return f"Slurm knows no job {job.id} any more, and keeps no account of how it ended"
         case "COMPLETED":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -105,6 +107,31 @@ def test_a_job_that_slurm_forgot_is_ended_from_its_folder(slurm: SlurmBox, desk:
     job.folder.slurm.write_text(json.dumps(["999999"]))
     status = job.status()
     assert (status["state"], "knows no job 999999" in str(status["reason"])) == ("FAILED", True)
+
+
+def test_what_has_the_id_of_a_lost_job_by_now_is_left_alone(slurm: SlurmBox, desk: Desk) -> None:
+    """A slurmctld that loses what it knew, here all of it since before the submit, gives the next job the same id."""
+    knows, knew = slurm.logs / "ctld", slurm.state / "knew"
+    slurm.stop_slurmctld()
+    subprocess.run(["cp", "-a", knows, knew], check=True)
+    slurm.start_slurmctld()
+    job = desk.submit(FILES, slurm={"extra": ["--hold"]})
+    slurm.stop_slurmctld(kill=True)
+    shutil.rmtree(knows)
+    knew.rename(knows)
+    slurm.start_slurmctld()
+    others = slurm.queue.sbatch("sleep 600", "--hold")
+    assert others == job.slurm_id()
+    status = job.status()
+    lost = f"Slurm has lost its job {others}: its id is now that of a job in /home/trainer"
+    assert (status["state"], str(status["reason"]).startswith(lost)) == ("FAILED", True), status["reason"]
+    desk.orch("cancel", job.id)
+    assert slurm.queue.state(others) == "PENDING"
+    desk.orch("resume", job.id)
+    assert job.slurm_id() != others
+    assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
+    assert slurm.queue.state(others) == "PENDING"
+    slurm.queue.scancel(others)
 
 
 def test_a_running_job_is_told_with_its_nodes_and_stopped_by_its_supervisor(

@@ -77,6 +77,29 @@ def test_a_reason_may_hold_anything() -> None:
     assert words.squeue(said)["5"].reason == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
 
 
+@pytest.mark.parametrize(
+    ("rest", "reason", "folder"),
+    [
+        ("Priority|/home/ada/.orch/jobs/gpt-1", "Priority", "/home/ada/.orch/jobs/gpt-1"),
+        ("call 5|5, or | 6|/nfs/a|/b c", "call 5|5, or | 6", "/nfs/a|/b c"),
+        ("None|/", "", "/"),
+        ("None|(null)", "", ""),
+        ("None|", "", ""),
+        ("None", "", ""),
+    ],
+)
+def test_the_folder_stands_behind_the_reason(rest: str, reason: str, folder: str) -> None:
+    found = words.squeue(f"5|PENDING|N/A|2||{rest}")["5"]
+    assert (found.reason, found.folder) == (reason, folder)
+
+
+def test_scontrol_tells_the_folder_too() -> None:
+    shown = "JobId=7 JobState=RUNNING Command=/a b/slurm.sh WorkDir=/a b/gpt-1 StdErr=/a b/gpt-1/logs/slurm.log Power="
+    for text in (shown, shown.partition(" StdErr")[0], shown.replace(" StdErr", "\n   StdErr")):
+        found = words.scontrol_job(text)
+        assert found is not None and found.folder == "/a b/gpt-1"
+
+
 @pytest.mark.parametrize("text", ["", "\n", "squeue: warning: odd\n", "|||||", "7|PENDING", "\x00|\xff"])
 def test_what_is_no_job_is_no_job(text: str) -> None:
     assert all(not job_id for job_id in words.squeue(text))

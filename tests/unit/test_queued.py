@@ -209,6 +209,24 @@ def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlu
     assert folder.ended.exists()
 
 
+def test_an_id_that_is_anothers_by_now_is_not_taken_for_the_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A Slurm that has lost its memory gives ids again: what has ours now must not be told of, nor cancelled."""
+    folder = job(tmp_path, "7")
+    slurm.queue(f"{RUNNING}|/nfs/home/jobs/{folder.id}")
+    assert Job(folder).status()["queue"]["state"] == "RUNNING"  # the same folder, by another path
+    for anothers in (RUNNING, FAILED, PENDING):
+        slurm.queue(f"{anothers}|/home/ada/other")
+        slurm.says("scontrol.job", f"{SHOWN.strip()} WorkDir=/home/ada/other StdErr=/dev/null\n")
+        queued.QUEUE.expect_news()
+        told = Job(folder).last_status()["queue"]
+        assert (told["state"], told["nodes"]) == ("FORGOTTEN", "")
+    queued.cancel(folder)
+    assert not slurm.calls("scancel") and not slurm.calls("sacct")
+    lost = "Slurm has lost its job 7: its id is now that of a job in /home/ada/other; fix: orch resume "
+    assert [one.get("why") for one in asked(folder)] == [None, f"{lost}{folder.id}"]
+    assert folder.ended.exists()
+
+
 def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.says("squeue.out", "", UNKNOWN_ID, 1)
     alive = job(tmp_path, "7")
