@@ -50,7 +50,24 @@ _CPUS = r"cpu"
 _LIMIT = r"node count|partition configuration"
 """What sbatch says of a limit of the partition, which sinfo does not show."""
 
-_SIZED_BY = ("nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "constraint", "nodelist", "exclude")
+_RAW_SIZES = (
+    *(
+        "mem-per-cpu",
+        "mem-per-gpu",
+        "tmp",
+        "mincpus",
+        "extra-node-info",
+        "sockets-per-node",
+        "cores-per-socket",
+    ),
+    *("threads-per-core", "ntasks-per-socket", "ntasks-per-core"),
+)
+"""Options that ask something of a node and have no field of their own: they can only come from `slurm.extra`."""
+
+_SIZED_BY = (
+    *("nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "constraint", "nodelist", "exclude"),
+    *_RAW_SIZES,
+)
 """A refusal in the words of `_SIZES` may be about any of these options, and does not say which; and the cores are often
 not what a job file says, but what follows from it."""
 
@@ -67,9 +84,9 @@ _ABOUT = (
     (r"time limit", "time", "sinfo -o '%P %l'"),
     (r"node name|host ?list", "nodelist exclude", "sinfo -N"),
     (r"generic resource|gres|gpu|tres", "gres gpus-per-node", "sinfo -o '%20N %G'"),
-    (r"memory", "mem", "sinfo -o '%20N %m'"),
+    (r"memory", "mem mem-per-cpu mem-per-gpu", "sinfo -o '%20N %m'"),
     (_CPUS, "cpus-per-task", "sinfo -o '%20N %c'"),
-    (_SIZES, "nodes", "sinfo -o '%20N %.5D %c %m %G %f'"),
+    (_SIZES, " ".join(("nodes", *_RAW_SIZES)), "sinfo -o '%20N %.5D %c %z %m %d %G %f'"),
 )
 """Words of a refusal, the options that they may be about, and the command that shows what there is."""
 
@@ -87,7 +104,9 @@ _FIELDS = {
     "nodes": "nodes",
     "job-name": "name",
 }
-"""The field of the spec that an option of the batch script comes from; that of any other is `slurm.extra`."""
+"""The field of the spec that an option of the batch script comes from; that of any other is `_RAW`."""
+
+_RAW = "slurm.extra"
 
 
 def require_commands(environ: Mapping[str, str], where: str) -> None:
@@ -117,7 +136,7 @@ def test(script: str, environ: Mapping[str, str], where: Where) -> str:
     """Ask sbatch whether it would take a batch script, and return what it says. Raises OrchError as `submit` does."""
     done = _tried(_TEST, environ, script)
     if done.returncode:
-        raise _refused(done, script, where, _too_much(_words(done), script, environ))
+        raise _refused(done, script, where, environ)
     return _words(done) or "sbatch would take it"
 
 
@@ -146,7 +165,8 @@ def _executor() -> Callable[[JobDir, Mapping[str, str], Where], SlurmExecutor]:
             argv = self._make_submission_command(Path(self.folder) / "slurm.sh")
             done = _tried(argv, self._environ)
             if done.returncode:
-                raise _refused(done, self._make_submission_file_text("", ""), self._where)
+                script = self._make_submission_file_text("", "")
+                raise _refused(done, script, self._where, self._environ)
             return SlurmJob(
                 folder=self.folder, job_id=self._get_job_id_from_submission_command(done.stdout), tasks=[0]
             )
@@ -211,7 +231,7 @@ def _too_much(said: str, script: str, environ: Mapping[str, str]) -> str:
     """Return the one option without which sbatch would take a script; nothing where it says itself what is wrong, or
     takes it on one node.
 
-    Of nodes that are too small a submit says in what (`Memory specification can not be satisfied`), a test does not.
+    Of nodes that are too small a submit often says in what (`Memory specification can not be satisfied`), a test never.
     """
     if _about(said, script)[0] != _SIZES:
         return ""
@@ -233,9 +253,9 @@ def _about(said: str, script: str, too_much: str = "") -> tuple[str, str, str]:
 
 
 def _refused(
-    done: subprocess.CompletedProcess[str], script: str, where: Where, too_much: str = ""
+    done: subprocess.CompletedProcess[str], script: str, where: Where, environ: Mapping[str, str]
 ) -> OrchError:
-    """Return the error for a script that sbatch did not take. `too_much`: the option that it would take it without."""
+    """Return the error for a script that sbatch did not take."""
     said = _words(done)
     if _LASTING.search(said):
         fix = "this is between this machine and its Slurm; ask who looks after it"
@@ -243,14 +263,17 @@ def _refused(
     what = f"sbatch refuses the job: {said}"
     named = re.search(r"(?<![\w-])--([a-z-]+)", said)
     if named is not None and f"#SBATCH --{named[1]}" in script:
-        return UserError(what, where(_FIELDS.get(named[1], "slurm.extra")), "see man sbatch")
+        return UserError(what, where(_FIELDS.get(named[1], _RAW)), "see man sbatch")
+    too_much = _too_much(said, script, environ)
     pattern, option, shows = _about(said, script, too_much)
     if option:
         more = f" (asked: {_sizes(script)})" if pattern in (_SIZES, _CPUS) else ""
         more = f" (it would take it without --{too_much})" if too_much else more
         shows = _shows_limits(script) if re.search(_LIMIT, said, re.IGNORECASE) else shows
-        return UserError(f"{what}{more}", where(_FIELDS[option]), f"see what there is with: {shows}")
-    key = "slurm.extra" if re.search("option|licen|depend|switch|wckey", said, re.IGNORECASE) else "slurm"
+        return UserError(
+            f"{what}{more}", where(_FIELDS.get(option, _RAW)), f"see what there is with: {shows}"
+        )
+    key = _RAW if re.search("option|licen|depend|switch|wckey", said, re.IGNORECASE) else "slurm"
     return UserError(what, where(key), "change what the job asks for, or ask who looks after the cluster")
 
 

@@ -82,6 +82,9 @@ def refused(desk: Desk, **spec: Any) -> tuple[str, str]:
         ({"slurm": {"reservation": "nope"}}, "reservation: nope", "Requested reservation is invalid"),
         ({"slurm": {"mem": "900G"}}, "mem: 900G", "Memory specification can not be satisfied"),
         ({"slurm": {"extra": ["--licenses=nope"]}}, "extra:", "Invalid license specification"),
+        ({"slurm": {"extra": ["--mem-per-cpu=900G"]}}, "extra:", "Memory specification can not be satisfied"),
+        ({"slurm": {"extra": ["--tmp=900T"]}}, "extra:", "(it would take it without --tmp)"),
+        ({"slurm": {"extra": ["--ntasks-per-socket=99"]}}, "extra:", "without --ntasks-per-socket"),
         (
             {"gpus_per_node": 3, "procs_per_node": None},
             "nodes: 2",

@@ -88,7 +88,8 @@ def test_what_sbatch_refuses_is_the_users_error_at_its_line(
     err = _refusal(tmp_path, slurm, said)
     assert isinstance(err, UserError) and err.where.endswith(f"job.yaml:{where}")
     assert said in err.what and err.fix
-    assert slurm.calls == 1
+    tests = 3 if where == "3: nodes" else 0  # would it take the job without this or that option?
+    assert slurm.calls == 1 + tests
 
 
 def test_a_refusal_that_names_no_option_is_told_with_all_that_was_asked(
@@ -191,6 +192,16 @@ def test_a_check_blames_the_line_of_the_option_without_which_sbatch_would_take_t
     err = _test_refusal(slurm, "--mem=900G")
     assert err.where == "job.yaml:1: slurm.mem" and err.fix.endswith("sinfo -o '%20N %m'")
     assert err.what.endswith("not available (it would take it without --mem)")
+
+
+def test_a_refused_submit_is_looked_into_as_a_check_is(tmp_path: Path, slurm: Commands) -> None:
+    needs = UNLESS.format("--tmp=900G", slurm.folder).replace(f'"{slurm.folder}/stdin"', '"$script"')
+    asked = f'[ "$1" = --test-only ] && script={slurm.folder}/stdin || script=$1'
+    (slurm.folder / "say").write_text(f"{asked}\n{needs}")
+    with pytest.raises(UserError) as told:
+        _submit(tmp_path, slurm, SPEC.replace("--licenses=foo", "--tmp=900G"))
+    assert told.value.where.endswith("job.yaml:10: slurm.extra")
+    assert told.value.what.endswith("(it would take it without --tmp)")
 
 
 @pytest.mark.parametrize("needed", ["--nodes=2", "--nodes=2\\|--mem=900G", "#!/bin/sh"])
