@@ -85,11 +85,7 @@ def refused(desk: Desk, **spec: Any) -> tuple[str, str]:
         ({"slurm": {"extra": ["--mem-per-cpu=900G"]}}, "extra:", "Memory specification can not be satisfied"),
         ({"slurm": {"extra": ["--tmp=900T"]}}, "extra:", "(it would take it without --tmp)"),
         ({"slurm": {"extra": ["--ntasks-per-socket=99"]}}, "extra:", "without --ntasks-per-socket"),
-        (
-            {"gpus_per_node": 3, "procs_per_node": None},
-            "nodes: 2",
-            "(asked: --nodes=2 --cpus-per-task=3 --gpus-per-node=3)",
-        ),
+        ({"gpus_per_node": 3, "procs_per_node": None}, "gpus_per_node: 3", "without --gpus-per-node)"),
     ],
 )
 def test_what_the_cluster_has_not_got_is_refused_in_sbatchs_words_at_the_line(

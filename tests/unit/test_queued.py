@@ -16,7 +16,7 @@ from orchestrator.job import Job
 from orchestrator.revival import revive
 from orchestrator.slurm.queue import Queue
 from tests.golden.jobs import BEGAN_S
-from tests.unit.queue_world import CONFIG, UNKNOWN_ID, FakeSlurm, asked, installed, job, tell
+from tests.unit.queue_world import UNKNOWN_ID, FakeSlurm, asked, installed, job, tell
 
 PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
 HELD = "7|PENDING|N/A|2||JobHeldUser"
@@ -140,20 +140,6 @@ def test_all_jobs_are_asked_for_at_once(
     assert [call.rpartition(" ")[2] for call in slurm.calls("squeue")] == ["7,8"]
 
 
-def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.queue(FAILED)
-    folder = job(tmp_path, "7")
-    queued.note_cluster(folder)
-    slurm.says("scontrol.config", CONFIG.format("none", "other"))
-    queued.QUEUE = Queue()
-    status = Job(folder).status()
-    assert (
-        status["queue"]["silent"]
-        == "it is in the queue of cluster box, and this machine's Slurm is cluster other"
-    )
-    assert asked(folder) == []
-
-
 # The end
 
 
@@ -206,24 +192,6 @@ def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlu
     folder.bundle.write_text(works)
     queued.settle(folder)
     assert len(asked(folder)) == 1
-    assert folder.ended.exists()
-
-
-def test_an_id_that_is_anothers_by_now_is_not_taken_for_the_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
-    """A Slurm that has lost its memory gives ids again: what has ours now must not be told of, nor cancelled."""
-    folder = job(tmp_path, "7")
-    slurm.queue(f"{RUNNING}|/nfs/home/jobs/{folder.id}")
-    assert Job(folder).status()["queue"]["state"] == "RUNNING"  # the same folder, by another path
-    for anothers in (RUNNING, FAILED, PENDING):
-        slurm.queue(f"{anothers}|/home/ada/other")
-        slurm.says("scontrol.job", f"{SHOWN.strip()} WorkDir=/home/ada/other StdErr=/dev/null\n")
-        queued.QUEUE.expect_news()
-        told = Job(folder).last_status()["queue"]
-        assert (told["state"], told["nodes"]) == ("FORGOTTEN", "")
-    queued.cancel(folder)
-    assert not slurm.calls("scancel") and not slurm.calls("sacct")
-    lost = "Slurm has lost its job 7: its id is now that of a job in /home/ada/other; fix: orch resume "
-    assert [one.get("why") for one in asked(folder)] == [None, f"{lost}{folder.id}"]
     assert folder.ended.exists()
 
 

@@ -1,0 +1,51 @@
+"""Is what Slurm tells of the job that is meant? Its id may be that of another cluster's job, or have been given again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator import queued
+from orchestrator.job import Job
+from orchestrator.slurm.queue import Queue
+from tests.unit.queue_world import CONFIG, FakeSlurm, asked, installed, job
+from tests.unit.test_queued import FAILED, PENDING, RUNNING, SHOWN
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Return the Slurm of this machine, of which this process knows nothing yet."""
+    return installed(tmp_path, monkeypatch)
+
+
+def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.queue(FAILED)
+    folder = job(tmp_path, "7")
+    queued.note_cluster(folder)
+    slurm.says("scontrol.config", CONFIG.format("none", "other"))
+    queued.QUEUE = Queue()
+    status = Job(folder).status()
+    assert (
+        status["queue"]["silent"]
+        == "it is in the queue of cluster box, and this machine's Slurm is cluster other"
+    )
+    assert asked(folder) == []
+
+
+def test_an_id_that_is_anothers_by_now_is_not_taken_for_the_jobs(slurm: FakeSlurm, tmp_path: Path) -> None:
+    """A Slurm that has lost its memory gives ids again: what has ours now must not be told of, nor cancelled."""
+    folder = job(tmp_path, "7")
+    slurm.queue(f"{RUNNING}|/nfs/home/jobs/{folder.id}")
+    assert Job(folder).status()["queue"]["state"] == "RUNNING"  # the same folder, by another path
+    for anothers in (RUNNING, FAILED, PENDING):
+        slurm.queue(f"{anothers}|/home/ada/other")
+        slurm.says("scontrol.job", f"{SHOWN.strip()} WorkDir=/home/ada/other StdErr=/dev/null\n")
+        queued.QUEUE.expect_news()
+        told = Job(folder).last_status()["queue"]
+        assert (told["state"], told["nodes"]) == ("FORGOTTEN", "")
+    queued.cancel(folder)
+    assert not slurm.calls("scancel") and not slurm.calls("sacct")
+    lost = "Slurm has lost its job 7: its id is now that of a job in /home/ada/other; fix: orch resume "
+    assert [one.get("why") for one in asked(folder)] == [None, f"{lost}{folder.id}"]
+    assert folder.ended.exists()
