@@ -276,8 +276,8 @@ def cancel(job: JobDir) -> None:
 def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     """Let Slurm end a job whose supervisor cannot be asked to, since the disk refuses; return what to say of that."""
     told = _told(job)
-    if told is None or told.stage is Stage.FORGOTTEN:
-        said = words.ended(told) if told else "Slurm was never given the job"
+    if told is None or told.silent or told.stage is Stage.FORGOTTEN:
+        said = (told.silent or words.ended(told)) if told else "Slurm was never given the job"
         return ClusterError(f"{err.what}; {said}", err.where, err.fix)
     refusal = QUEUE.cancel(told.id)
     if refusal:

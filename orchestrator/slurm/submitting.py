@@ -51,22 +51,14 @@ _LIMIT = r"node count|partition configuration"
 """What sbatch says of a limit of the partition, which sinfo does not show."""
 
 _RAW_SIZES = (
-    *(
-        "mem-per-cpu",
-        "mem-per-gpu",
-        "tmp",
-        "mincpus",
-        "extra-node-info",
-        "sockets-per-node",
-        "cores-per-socket",
-    ),
-    *("threads-per-core", "ntasks-per-socket", "ntasks-per-core"),
+    "mem-per-cpu mem-per-gpu tmp mincpus extra-node-info sockets-per-node cores-per-socket threads-per-core "
+    "ntasks-per-socket ntasks-per-core"
 )
 """Options that ask something of a node and have no field of their own: they can only come from `slurm.extra`."""
 
 _SIZED_BY = (
     *("nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "constraint", "nodelist", "exclude"),
-    *_RAW_SIZES,
+    *_RAW_SIZES.split(),
 )
 """A refusal in the words of `_SIZES` may be about any of these options, and does not say which; and the cores are often
 not what a job file says, but what follows from it."""
@@ -86,7 +78,7 @@ _ABOUT = (
     (r"generic resource|gres|gpu|tres", "gres gpus-per-node", "sinfo -o '%20N %G'"),
     (r"memory", "mem mem-per-cpu mem-per-gpu", "sinfo -o '%20N %m'"),
     (_CPUS, "cpus-per-task", "sinfo -o '%20N %c'"),
-    (_SIZES, " ".join(("nodes", *_RAW_SIZES)), "sinfo -o '%20N %.5D %c %z %m %d %G %f'"),
+    (_SIZES, f"nodes {_RAW_SIZES}", "sinfo -o '%20N %.5D %c %z %m %d %G %f'"),
 )
 """Words of a refusal, the options that they may be about, and the command that shows what there is."""
 

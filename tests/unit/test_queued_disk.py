@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import queued
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
@@ -36,6 +37,20 @@ def test_a_job_whose_folder_takes_no_request_is_ended_by_slurm(slurm: FakeSlurm,
         Job(folder).cancel()
     assert told.value.fix == f"make room in {folder.root}, then see with orch status {folder.id}"
     assert slurm.calls("scancel") == ["scancel 7"]
+
+
+@pytest.mark.parametrize("said", ["lost", "down"])
+def test_what_is_not_known_to_be_the_job_is_not_ended_by_slurm(
+    slurm: FakeSlurm, tmp_path: Path, said: str
+) -> None:
+    if said == "lost":
+        slurm.queue(f"{RUNNING}|/home/ada/other")
+    else:
+        slurm.down()
+    words = "Slurm has lost its job 7" if said == "lost" else "Unable to contact slurm controller"
+    with pytest.raises(ClusterError, match=words):
+        queued.cancel(refusing(tmp_path))
+    assert not slurm.calls("scancel")
 
 
 def test_a_job_that_cannot_be_closed_for_its_folder_says_so(slurm: FakeSlurm, tmp_path: Path) -> None:
