@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib.util
 import io
 import marshal
 import sys
+import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.wire.durable import replace_bytes
-
-if TYPE_CHECKING:
-    import zipfile
 
 PACKAGE = Path(__file__).parent
 
@@ -74,8 +72,6 @@ def build(home: Path | None = None) -> bytes:
     kept where Python keeps compiled code; where that is not ours to write, as in an installation that many share, in
     the folder `cache` of the job home, if one is given and there.
     """
-    import hashlib
-
     files = contents()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
     for name, data in files.items():
@@ -97,8 +93,6 @@ def build(home: Path | None = None) -> bytes:
 
 
 def _zipped(files: dict[str, bytes]) -> bytes:
-    import zipfile
-
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in files.items():
@@ -109,8 +103,6 @@ def _zipped(files: dict[str, bytes]) -> bytes:
 
 
 def _entry(name: str) -> zipfile.ZipInfo:
-    import zipfile
-
     info = zipfile.ZipInfo(name, _DATE)
     info.create_system = 3  # unix, whatever this machine is
     info.external_attr = 0o644 << 16
@@ -130,6 +122,4 @@ def _compiled(name: str, source: bytes) -> bytes:
 
 def sha256(data: bytes) -> str:
     """Return the name of a bundle."""
-    import hashlib
-
     return hashlib.sha256(data).hexdigest()

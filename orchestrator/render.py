@@ -88,8 +88,9 @@ def _unfit_for_slurm(root: str) -> str:
 
 def load() -> None:
     """Load what renders, and all templates, so that the first script does not wait for that."""
-    for name in environment().list_templates():
-        environment().get_template(name)
+    env = environment()
+    for name in env.list_templates():
+        env.get_template(name)
 
 
 @functools.cache

@@ -145,9 +145,9 @@ def submit(
     made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s, ask)
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
     if made.ssh is not None:
-        code = snapshot.with_sync(code, made.ssh.sync, file.spec.snapshot.limit_mb, folder)
         from orchestrator import fleet
 
+        code = snapshot.with_sync(code, made.ssh.sync, file.spec.snapshot.limit_mb, folder)
         fleet.refuse_locked_keys([node.host for node in made.nodes], made.ssh)
     job = _fill(folder, file, made, code, environ, overrides)
     if made.slurm is not None:

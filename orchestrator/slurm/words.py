@@ -18,6 +18,9 @@ from orchestrator.slurm import reasons
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
 """Id, state, start, number of nodes, nodes, reason, folder: what may hold anything stands last."""
 
+_FOLDER = re.compile(r"\|((?:/.*|\(null\))?)$")
+"""The folder behind a reason, which may have `|` in it as well, but not before a `/`."""
+
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
 
 NO_LOG_EXIT = "0:53"
@@ -111,15 +114,15 @@ def squeue(text: str) -> dict[str, QueueJob]:
         if len(parts) < 6:
             continue
         job_id, state, start, count, nodes, rest = (part.strip() for part in parts)
-        reason, mark, path = rest.partition("|/")
-        reason, folder = (
-            (reason, f"/{path}") if mark else (rest.removesuffix("|(null)").removesuffix("|"), "")
-        )
-        job = QueueJob(job_id, state.upper(), _or_empty(reason), count=_number(count), folder=folder)
-        is_waiting = job.stage is Stage.WAITING
-        found[job_id] = (
-            replace(job, expected_start=_utc(start)) if is_waiting else replace(job, nodes=_or_empty(nodes))
-        )
+        ending = _FOLDER.search(rest)
+        reason, folder = (rest[: ending.start()], ending[1]) if ending else (rest, "")
+        job = QueueJob(
+            job_id, state.upper(), _or_empty(reason),
+            nodes=_or_empty(nodes), count=_number(count), folder=_or_empty(folder),
+        )  # fmt: skip
+        if job.stage is Stage.WAITING:
+            job = replace(job, expected_start=_utc(start), nodes="")
+        found[job_id] = job
     return found
 
 

@@ -11,6 +11,7 @@ from hypothesis import settings
 from orchestrator.backends.ssh.launch import Code
 from tests.unit import disks, hosts
 from tests.unit.hosts import Host
+from tests.unit.queue_world import FakeSlurm, installed
 
 settings.register_profile(
     "orch", deadline=None
@@ -35,3 +36,9 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def code(tmp_path: Path) -> Code:
     """The archive of `hosts.FILES`."""
     return hosts.archive(tmp_path / "code.tar.gz", hosts.FILES)
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Return the Slurm of this machine, of which this process knows nothing yet."""
+    return installed(tmp_path, monkeypatch)

@@ -25,6 +25,17 @@ CONFIG = (
     "AccountingStorageType   = accounting_storage/{}\nClusterName             = {}\nMinJobAge   = 300 sec\n"
 )
 
+PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
+HELD = "7|PENDING|N/A|2||JobHeldUser"
+RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
+COMPLETING = "7|COMPLETING|2026-11-21T06:21:01|2|node[1-2]|None"
+FAILED = "7|FAILED|2026-11-21T06:21:01|2|node[1-2]|NonZeroExitCode"
+CANCELLED = "7|CANCELLED|2026-11-21T06:21:01|2||BeginTime"
+"""What squeue lists of a job 7, without its folder."""
+
+SHOWN = "JobId=7 JobState=FAILED Reason=NonZeroExitCode Restarts=2 ExitCode=1:0 NodeList=node[1-2]\n"
+"""What scontrol shows of it."""
+
 _SCRIPT = """#!/bin/sh
 cd {folder}
 echo "{name} $*" >> calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import ssl
 import subprocess
@@ -125,6 +126,19 @@ def test_a_process_that_does_not_answer_costs_only_time(
     with meanwhile.process(*[(broken,)] * is_ahead):
         assert meanwhile.call(broken) == meanwhile.call(where) == os.getpid()
     assert time.monotonic() - start_s < 30
+
+
+def test_half_an_answer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meanwhile, "ANSWER_S_MAX", 0.5)
+    whole = pickle.dumps
+
+    def half(told: object) -> bytes:
+        data = whole(told)
+        return data if os.getpid() == OURS else data[: len(data) // 2]
+
+    monkeypatch.setattr(pickle, "dumps", half)
+    with meanwhile.process((where,)):
+        assert [meanwhile.call(where), meanwhile.call(where)] == [os.getpid()] * 2
 
 
 def test_nobody_waits_where_children_are_nobodys() -> None:

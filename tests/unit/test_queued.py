@@ -16,22 +16,22 @@ from orchestrator.job import Job
 from orchestrator.revival import revive
 from orchestrator.slurm.queue import Queue
 from tests.golden.jobs import BEGAN_S
-from tests.unit.queue_world import UNKNOWN_ID, FakeSlurm, asked, installed, job, tell
+from tests.unit.queue_world import (
+    CANCELLED,
+    COMPLETING,
+    FAILED,
+    HELD,
+    PENDING,
+    RUNNING,
+    SHOWN,
+    UNKNOWN_ID,
+    FakeSlurm,
+    asked,
+    job,
+    tell,
+)
 
-PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
-HELD = "7|PENDING|N/A|2||JobHeldUser"
-RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
-COMPLETING = "7|COMPLETING|2026-11-21T06:21:01|2|node[1-2]|None"
-FAILED = "7|FAILED|2026-11-21T06:21:01|2|node[1-2]|NonZeroExitCode"
-CANCELLED = "7|CANCELLED|2026-11-21T06:21:01|2||BeginTime"
-SHOWN = "JobId=7 JobState=FAILED Reason=NonZeroExitCode Restarts=2 ExitCode=1:0 NodeList=node[1-2]\n"
 DENIED = "scancel: error: Kill job error on job id 7: Access/permission denied\n"
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Return the Slurm of this machine, of which this process knows nothing yet."""
-    return installed(tmp_path, monkeypatch)
 
 
 # The status

@@ -10,16 +10,9 @@ from orchestrator import queued
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
-from tests.unit.queue_world import FakeSlurm, installed, job
+from tests.unit.queue_world import RUNNING, FakeSlurm, job
 
-RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
 CANCELLED = "7|CANCELLED|2026-11-21T06:21:01|2||None"
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Return the Slurm of this machine, of which this process knows nothing yet."""
-    return installed(tmp_path, monkeypatch)
 
 
 def refusing(tmp_path: Path) -> JobDir:

@@ -12,15 +12,9 @@ from orchestrator import queued, requests
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
-from tests.unit.queue_world import FakeSlurm, asked, installed, job, tell
+from tests.unit.queue_world import FakeSlurm, asked, job, tell
 
 DENIED = "Access/permission denied for job 7\n"
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Return the Slurm of this machine, of which this process knows nothing yet."""
-    return installed(tmp_path, monkeypatch)
 
 
 ORPHANED = "JobId=7 JobState=RUNNING Restarts=1 BatchHost=node1 NodeList=node2 BatchFlag=1\n"

@@ -4,19 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from orchestrator import queued
 from orchestrator.job import Job
 from orchestrator.slurm.queue import Queue
-from tests.unit.queue_world import CONFIG, FakeSlurm, asked, installed, job
-from tests.unit.test_queued import FAILED, PENDING, RUNNING, SHOWN
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Return the Slurm of this machine, of which this process knows nothing yet."""
-    return installed(tmp_path, monkeypatch)
+from tests.unit.queue_world import CONFIG, FAILED, PENDING, RUNNING, SHOWN, FakeSlurm, asked, job
 
 
 def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:

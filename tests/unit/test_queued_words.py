@@ -6,22 +6,11 @@ import os
 import time
 from pathlib import Path
 
-import pytest
-
 from orchestrator import queued, requests, show, whyview
 from orchestrator.job import Job
 from orchestrator.slurm.queue import Queue
 
-from .queue_world import FakeSlurm, installed, job, tell
-
-PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
-RUNNING = "7|RUNNING|2026-11-21T06:21:01|2|node[1-2]|None"
-
-
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Return the Slurm of this machine, of which this process knows nothing yet."""
-    return installed(tmp_path, monkeypatch)
+from .queue_world import PENDING, RUNNING, FakeSlurm, job, tell
 
 
 def test_while_slurm_is_silent_its_last_word_stands_also_for_other_commands(
