@@ -80,19 +80,14 @@ def _checkpoint_row(one: Json) -> list[Cell]:
 
 
 def findings(found: Sequence[Json]) -> list[Line]:
-    """Return what a preflight found, a line each, faults and warnings with their fix; what is wrong alike with several hosts once."""
+    """Return what a preflight found, a line each, faults with their fix; what is wrong alike with several hosts once."""
     lines: list[Line] = []
     for one, text in _folded(found):
-        lines.append(line(_mark(one), f"{one['what']:<8} {text}"))
+        mark = Cell("ok    ", "green") if one["ok"] else Cell("fault ", "bold red")
+        lines.append(line(mark, f"{one['what']:<8} {text}"))
         if one["fix"]:
             lines.append(line(f"               fix: {one['fix']}"))
     return lines
-
-
-def _mark(one: Json) -> Cell:
-    if not one["ok"]:
-        return Cell("fault ", "bold red")
-    return Cell("warn  ", "yellow") if one["fix"] else Cell("ok    ", "green")
 
 
 def _folded(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from orchestrator import bundle, fleet, home, leftovers, render, sbatch, snapshot, submission
+from orchestrator import bundle, fleet, home, leftovers, render, snapshot, submission
 from orchestrator.backends import LaunchError
-from orchestrator.errors import ClusterError, OrchError, UserError
+from orchestrator.errors import ClusterError, OrchError
 from orchestrator.node import setup
 from orchestrator.node.jobfolder import SPARE_BYTES, megabytes
 from orchestrator.plan import Plan, PlannedSsh
-from orchestrator.slurm import disks, partitions, queue, submitting
+from orchestrator.slurm import submitting
 from orchestrator.spec import SpecFile, load
 from orchestrator.wire.paths import JobDir
 
@@ -59,8 +59,7 @@ print(json.dumps(said))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: `ok`, what was found, and how to mend it when it is not ok. Ok with a fix is a
-    warning: the job may run, and nothing is refused."""
+    """One thing that was looked at: `ok`, what was found, and how to mend it when it is not ok."""
 
     what: str
     ok: bool
@@ -105,14 +104,8 @@ def _findings(file: SpecFile, environ: Mapping[str, str], ask: fleet.Ask | None)
     if plan.ssh is not None:
         yield from _over_ssh(plan, code_bytes, environ, ask)
         return
-    if plan.slurm is not None:
-        yield _shared(home.home(environ))
     yield from _python(file, plan, environ)
-    if plan.slurm is not None:
-        yield _try("queue", lambda: _queue(file, plan, environ))
-        yield from _limits(file, plan, environ)
-    else:
-        yield _loopback()
+    yield _try("queue", lambda: _queue(file, plan, environ)) if plan.slurm is not None else _loopback()
 
 
 def _fault(what: str, err: OrchError) -> Finding:
@@ -205,54 +198,11 @@ def _loopback() -> Finding:
 # On Slurm
 
 
-def _shared(folder: Path) -> Finding:
-    """A disk of this machine may be exported to the nodes, so that it is is no fault."""
-    kind = disks.local_kind(folder)
-    if kind in disks.UNSHARED_KINDS:
-        fix = "set ORCH_HOME to a folder that all nodes share"
-        return Finding("shared", True, f"{folder} is on {kind}, which only this machine sees", fix)
-    found = f"{folder} is on no disk of this machine alone"
-    if kind:
-        found = (
-            f"{folder} is on {kind}, as disks of one machine are: the nodes must see it too, or set ORCH_HOME"
-        )
-    return Finding("shared", True, found)
-
-
 def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
     """Ask sbatch, which looks at all that a submit would be refused for, and estimates a start."""
     submitting.require_commands(environ, file.where("backend"))
     script = render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)[0]
     return Finding("queue", True, submitting.test(script.text, environ, file.where))
-
-
-def _limits(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Look for what sbatch takes and Slurm then never starts. A Slurm that does not tell was met before this."""
-    said = queue.command(["scontrol", "-a", "-o", "show", "partition"], environ)
-    asked = _asked(file, plan)
-    there = partitions.wanted(asked, partitions.read(said.out))
-    faults = [partitions.fault(asked, one) for one in there]
-    if not there:
-        return
-    if all(what for what, _ in faults):  # it starts in whichever of them can have it
-        what, field = faults[0]
-        fix = f"change it, or slurm.partition; see the limits with: scontrol show partition {there[0].name}"
-        yield Finding("limits", False, f"{file.where(field)}: {what}", fix, UserError.exit_code)
-    else:
-        fit = [one for one, (what, _) in zip(there, faults, strict=True) if not what]
-        yield Finding("limits", True, "; ".join(one.size for one in fit))
-
-
-def _asked(file: SpecFile, plan: Plan) -> partitions.Asked:
-    assert plan.slurm is not None and plan.pool is not None
-    chosen = dict(option[2:].partition("=")[::2] for option in plan.slurm.options)
-    limit_s = file.spec.time_limit
-    return partitions.Asked(
-        tuple(one for one in chosen.get("partition", "").split(",") if one),
-        plan.pool.nodes + plan.pool.spares,
-        sbatch.limit_s(limit_s) if limit_s is not None else None,
-        "qos" in chosen,
-    )
 
 
 # Over SSH

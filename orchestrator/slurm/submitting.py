@@ -1,7 +1,7 @@
 """How does a job get into Slurm's queue? Through submitit's executor and job, with the rendered script.
 
 Rules: sbatch has a bounded time, and is tried again only for troubles that pass; what sbatch refuses is
-the user's error, in its own words and at the line of the spec.
+the user's error, in its own words and at the line of the spec where they name an option that comes from there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ WORDS_CHARS_MAX = 600
 Where = Callable[[str], str]
 """From a key of the spec to its place, such as `job.yaml:7: slurm.partition`."""
 
-_TEST = ("sbatch", "--test-only")
-
 _PASSING = re.compile(
     r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|standby mode"
     r"|resource temporarily unavailable|connection (refused|timed out|reset)|communication (connection|failure)"
@@ -45,24 +43,7 @@ _LASTING = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",
     re.IGNORECASE,
 )
-_SIZES = r"node count|node configuration|processors"
-_CPUS = r"cpu"
-_LIMIT = r"node count|partition configuration"
-"""What sbatch says of a limit of the partition, which sinfo does not show."""
-
-_RAW_SIZES = (
-    "mem-per-cpu mem-per-gpu tmp mincpus extra-node-info sockets-per-node cores-per-socket threads-per-core "
-    "ntasks-per-socket ntasks-per-core"
-)
-"""Options that ask something of a node and have no field of their own: they can only come from `slurm.extra`."""
-
-_SIZED_BY = (
-    *("nodes", "cpus-per-task", "gpus-per-node", "gres", "mem", "constraint", "nodelist", "exclude"),
-    *_RAW_SIZES.split(),
-)
-"""A refusal in the words of `_SIZES` may be about any of these options, and does not say which; and the cores are often
-not what a job file says, but what follows from it."""
-
+_PARTITIONS = "scontrol show partition"
 _ABOUT = (
     (
         r"invalid account|account or account/partition|invalid bank",
@@ -70,17 +51,20 @@ _ABOUT = (
         "sacctmgr show assoc user=$USER",
     ),
     (r"qos", "qos", "sacctmgr show qos"),
-    (r"partition", "partition", "sinfo -s"),
+    (r"partition", "partition", _PARTITIONS),
     (r"feature", "constraint", "sinfo -o '%20N %f'"),
     (r"reservation", "reservation", "scontrol show reservation"),
-    (r"time limit", "time", "sinfo -o '%P %l'"),
+    (r"time limit", "time", _PARTITIONS),
+    (r"node count", "nodes", _PARTITIONS),
     (r"node name|host ?list", "nodelist exclude", "sinfo -N"),
     (r"generic resource|gres|gpu|tres", "gres gpus-per-node", "sinfo -o '%20N %G'"),
     (r"memory", "mem mem-per-cpu mem-per-gpu", "sinfo -o '%20N %m'"),
-    (_CPUS, "cpus-per-task", "sinfo -o '%20N %c'"),
-    (_SIZES, f"nodes {_RAW_SIZES}", "sinfo -o '%20N %.5D %c %z %m %d %G %f'"),
+    (r"cpu", "cpus-per-task", "sinfo -o '%20N %c'"),
+    (r"licen", "licenses", "scontrol show licenses"),
 )
-"""Words of a refusal, the options that they may be about, and the command that shows what there is."""
+"""Words of a refusal, the options that they name, and the command that shows what there is."""
+
+_NODES = "sinfo -o '%20N %.5D %c %z %m %d %G %f'"
 
 _FIELDS = {
     **{
@@ -126,9 +110,9 @@ def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
 
 def test(script: str, environ: Mapping[str, str], where: Where) -> str:
     """Ask sbatch whether it would take a batch script, and return what it says. Raises OrchError as `submit` does."""
-    done = _tried(_TEST, environ, script)
+    done = _tried(("sbatch", "--test-only"), environ, script)
     if done.returncode:
-        raise _refused(done, script, where, environ)
+        raise _refused(done, script, where)
     return _words(done) or "sbatch would take it"
 
 
@@ -157,8 +141,7 @@ def _executor() -> Callable[[JobDir, Mapping[str, str], Where], SlurmExecutor]:
             argv = self._make_submission_command(Path(self.folder) / "slurm.sh")
             done = _tried(argv, self._environ)
             if done.returncode:
-                script = self._make_submission_file_text("", "")
-                raise _refused(done, script, self._where, self._environ)
+                raise _refused(done, self._make_submission_file_text("", ""), self._where)
             return SlurmJob(
                 folder=self.folder, job_id=self._get_job_id_from_submission_command(done.stdout), tasks=[0]
             )
@@ -219,62 +202,24 @@ def _words(done: subprocess.CompletedProcess[str]) -> str:
     return said[:WORDS_CHARS_MAX] or f"it ended with code {done.returncode}"
 
 
-def _too_much(said: str, script: str, environ: Mapping[str, str]) -> str:
-    """Return the one option without which sbatch would take a script; nothing where it says itself what is wrong, or
-    takes it on one node.
-
-    Of nodes that are too small a submit often says in what (`Memory specification can not be satisfied`), a test never.
-    """
-    if _about(said, script)[0] != _SIZES:
-        return ""
-    fitting = []
-    for name in _SIZED_BY:
-        less = re.sub(rf"(?m)^#SBATCH --{name}=.*\n", "", script)
-        if less != script and not _run(_TEST, environ, less).returncode:
-            fitting.append(name)
-    return fitting[0] if len(fitting) == 1 and fitting != ["nodes"] else ""
-
-
-def _about(said: str, script: str, too_much: str = "") -> tuple[str, str, str]:
-    """Return the words that a refusal goes by, the option that they are about, and the command that shows what there is."""
-    for pattern, options, shows in _ABOUT:
-        asked = [option for option in options.split() if f"#SBATCH --{option}=" in script]
-        if too_much in asked or (not too_much and asked and re.search(pattern, said, re.IGNORECASE)):
-            return pattern, too_much or asked[0], shows
-    return "", "", ""
-
-
-def _refused(
-    done: subprocess.CompletedProcess[str], script: str, where: Where, environ: Mapping[str, str]
-) -> OrchError:
+def _refused(done: subprocess.CompletedProcess[str], script: str, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
     said = _words(done)
     if _LASTING.search(said):
         fix = "this is between this machine and its Slurm; ask who looks after it"
         return ClusterError(f"sbatch cannot reach Slurm: {said}", "", fix)
-    what = f"sbatch refuses the job: {said}"
-    named = re.search(r"(?<![\w-])--([a-z-]+)", said)
-    if named is not None and f"#SBATCH --{named[1]}" in script:
-        return UserError(what, where(_FIELDS.get(named[1], _RAW)), "see man sbatch")
-    too_much = _too_much(said, script, environ)
-    pattern, option, shows = _about(said, script, too_much)
-    if option:
-        more = f" (asked: {_sizes(script)})" if pattern in (_SIZES, _CPUS) else ""
-        more = f" (it would take it without --{too_much})" if too_much else more
-        shows = _shows_limits(script) if re.search(_LIMIT, said, re.IGNORECASE) else shows
-        return UserError(
-            f"{what}{more}", where(_FIELDS.get(option, _RAW)), f"see what there is with: {shows}"
-        )
-    key = _RAW if re.search("option|licen|depend|switch|wckey", said, re.IGNORECASE) else "slurm"
-    return UserError(what, where(key), "change what the job asks for, or ask who looks after the cluster")
+    option, fix = _named(said, script)
+    key = _FIELDS.get(option, _RAW) if option else "slurm"
+    return UserError(f"sbatch refuses the job: {said}", where(key), fix)
 
 
-def _sizes(script: str) -> str:
-    """Return all that a script asks of its nodes, as it says it to sbatch."""
-    lines = re.findall(r"(?m)^#SBATCH (--([a-z-]+)=.+)$", script)
-    return " ".join(option for option, name in lines if name in _SIZED_BY)
-
-
-def _shows_limits(script: str) -> str:
-    named = re.search(r"(?m)^#SBATCH --partition=([\w.-]+)$", script)
-    return f"scontrol show partition{f' {named[1]}' if named else ''}"
+def _named(said: str, script: str) -> tuple[str, str]:
+    """Return the option of a script that a refusal names, empty for none, and what to do about it."""
+    written = re.search(r"(?<![\w-])--([a-z-]+)", said)
+    if written is not None and f"#SBATCH --{written[1]}" in script:
+        return written[1], "see man sbatch"
+    for pattern, options, shows in _ABOUT:
+        asked = [option for option in options.split() if f"#SBATCH --{option}=" in script]
+        if asked and re.search(pattern, said, re.IGNORECASE):
+            return asked[0], f"see what there is with: {shows}"
+    return "", f"compare what the job asks for (orch render) with what there is: {_NODES}"

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 
 from orchestrator.backends.slurm import noexec
 from orchestrator.brain.causes import Cause
-from orchestrator.slurm import reasons
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
 """Id, state, start, number of nodes, nodes, reason, folder: what may hold anything stands last."""
@@ -49,6 +48,19 @@ _STAGES = {
     "LAUNCH_FAILED RECONFIG_FAIL EXPEDITING_FAIL",
 }
 _STAGE_OF = {word: stage for stage, words in _STAGES.items() for word in words.split()}
+
+_NEVER = {
+    "partitionnodelimit": "nodes=…",
+    "partitiontimelimit": "time_limit=…",
+    "dependencyneversatisfied": "slurm.extra=[]",
+    "reservationdeleted": "slurm.reservation=…",
+    "(invalid)?account(notallowed)?": "slurm.account=…",
+    "(invalid)?qos(notallowed)?": "slurm.qos=…",
+    "partitionconfig|badconstraints|maxmemperlimit": "KEY=VALUE; sinfo -o '%P %l %D %c %m %G %f' shows what there is",
+    "(assoc|qos)(max.*(perjob|pernode|wall)|min).*": "KEY=VALUE; sacctmgr show qos, and assoc, show the limits",
+}
+"""Reasons that time does not mend, as patterns of their first word, and what to change of the job then. None of them is
+taken for an end, since an administrator may change the limits."""
 
 _CAUSES = {
     "CANCELLED": Cause.CANCELLED,
@@ -213,11 +225,12 @@ def _waits(job: QueueJob, name: str) -> str:
         fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
         by = " by an administrator" if is_admins else ""
         return f"Slurm job {job.id} is held{by}{why}; fix: {fix}"
-    wait, is_final = reasons.of(job.reason)
-    fix = f"; fix: {wait.fix.replace('{job}', name)}" if wait.fix else ""
-    if is_final:
-        return f"Slurm job {job.id} cannot start as it is, since {wait.why}{why}{fix}"
-    return f"Slurm job {job.id} waits in the queue{f' {wait.why}' if wait.why else ''}{why}{fix}"
+    first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
+    change = next((change for pattern, change in _NEVER.items() if re.fullmatch(pattern, first)), "")
+    if change:
+        fix = f"orch cancel {name}, then orch resume {name} --set {change}"
+        return f"Slurm job {job.id} cannot start as it is{why}; fix: {fix}"
+    return f"Slurm job {job.id} waits in the queue{why}"
 
 
 def ended(job: QueueJob) -> str:

@@ -58,7 +58,7 @@ def test_a_pending_job_is_told_with_its_reason_held_and_released_and_cancelled(
     slurm: SlurmBox, desk: Desk, crowd: None
 ) -> None:
     job = desk.submit(FILES)
-    _wait(job, "until enough nodes are free: Resources")
+    _wait(job, "waits in the queue: Resources")
     assert job.status()["state"] == "QUEUED"
     slurm.login.run(["scontrol", "hold", job.slurm_id()], user="trainer")
     _wait(job, f"fix: scontrol release {job.slurm_id()}")

@@ -157,9 +157,7 @@ def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
 def test_a_held_job_is_told_with_what_lets_it_go() -> None:
     assert words.say(QueueJob("7", "PENDING", "JobHeldUser"), "t-1").endswith("; fix: scontrol release 7")
     assert words.say(QueueJob("7", "REQUEUE_HOLD"), "t-1").endswith("; fix: scontrol release 7")
-    assert words.say(QueueJob("7", "PENDING", "Resources"), "t-1") == (
-        "Slurm job 7 waits in the queue until enough nodes are free: Resources"
-    )
+    assert words.say(QueueJob("7", "PENDING"), "t-1") == "Slurm job 7 waits in the queue"
 
 
 def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
@@ -167,55 +165,29 @@ def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
     assert said == "Slurm has suspended its job 7 on node1; fix: scontrol resume 7 lets it go on"
 
 
-def test_a_job_with_a_time_to_begin_at_is_not_said_to_start_again() -> None:
-    said = words.say(QueueJob("7", "PENDING", "BeginTime"), "t-1")
-    assert said == ("Slurm job 7 waits in the queue until the time at which Slurm may start it: BeginTime")
+@pytest.mark.parametrize(
+    ("reason", "change"),
+    [
+        ("PartitionNodeLimit", "nodes=…"),
+        ("PartitionTimeLimit", "time_limit=…"),
+        ("DependencyNeverSatisfied", "slurm.extra=[]"),
+        ("InvalidAccount", "slurm.account=…"),
+        ("QOSNotAllowed", "slurm.qos=…"),
+        *((word, "KEY=VALUE; sinfo -o ") for word in ("PartitionConfig", "BadConstraints", "MaxMemPerLimit")),
+        *((word, "KEY=VALUE; sacctmgr") for word in ("QOSMaxNodePerJobLimit", "AssocMaxWallDurationPerJobLimit")),
+    ],
+)  # fmt: skip
+def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(reason: str, change: str) -> None:
+    said = words.say(QueueJob("7", "PENDING", reason), "t-1")
+    fix = f"orch cancel t-1, then orch resume t-1 --set {change}"
+    assert said.startswith(f"Slurm job 7 cannot start as it is: {reason}; fix: {fix}")
 
 
 @pytest.mark.parametrize(
-    ("reason", "why", "fix"),
-    [
-        (
-            "PartitionNodeLimit",
-            "more nodes than its partition has up",
-            "orch cancel t-1, then orch resume t-1 --set nodes=…",
-        ),
-        ("PartitionTimeLimit", "more time than its partition lets", "--set time_limit=…"),
-        ("PartitionConfig", "more nodes, cores, GPUs, memory or time", "sinfo -o"),
-        ("BadConstraints", "no nodes have all that it asks for", "sinfo -o"),
-        ("DependencyNeverSatisfied", "has not ended as it should", "slurm.extra=[]"),
-        ("InvalidAccount", "its account may not be used", "--set slurm.account=…"),
-        ("QOSNotAllowed", "its QOS may not be used", "--set slurm.qos=…"),
-        ("QOSMaxNodePerJobLimit", "lets a job have", "sacctmgr show qos"),
-        ("AssocMaxWallDurationPerJobLimit", "lets a job have", "sacctmgr show assoc"),
-        ("QOSMinGRES", "lets a job have", "sacctmgr show qos"),
-    ],
+    "reason", ["QOSMaxJobsPerUserLimit", "AssocGrpGRES", "ReqNodeNotAvail, Unavail", "New99"]
 )
-def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(
-    reason: str, why: str, fix: str
-) -> None:
-    said = words.say(QueueJob("7", "PENDING", reason), "t-1")
-    assert said.startswith("Slurm job 7 cannot start as it is, since ")
-    what, _, how = said.partition("; fix: ")
-    assert why in what and what.endswith(f": {reason}") and fix in how
-
-
-@pytest.mark.parametrize(
-    ("reason", "why"),
-    [
-        ("QOSMaxJobsPerUserLimit", "until other jobs"),
-        ("AssocGrpGRES", "until other jobs"),
-        ("AssocGrpGRESMinutes", "is used up"),
-        ("QOSGrpNodeLimit", "until other jobs"),
-        ("ReqNodeNotAvail, UnavailableNodes:node[1-2]", "down, drained or reserved"),
-        ("PartitionDown", "its partition is down"),
-        ("NewInSlurm99", "waits in the queue: NewInSlurm99"),
-        ("", "waits in the queue"),
-    ],
-)
-def test_a_job_whose_turn_may_come_waits(reason: str, why: str) -> None:
-    said = words.say(QueueJob("7", "PENDING", reason), "t-1")
-    assert said.startswith("Slurm job 7 waits in the queue") and why in said
+def test_a_job_whose_turn_may_come_waits(reason: str) -> None:
+    assert words.say(QueueJob("7", "PENDING", reason), "t-1") == f"Slurm job 7 waits in the queue: {reason}"
 
 
 def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None:

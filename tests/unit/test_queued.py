@@ -43,7 +43,7 @@ def test_a_pending_job_is_queued_with_slurms_reason_and_expected_start(
     slurm.queue(PENDING)
     status = Job(job(tmp_path, "7")).status()
     assert (status["state"], status["attempt"], status["world_size"]) == ("QUEUED", 1, 4)
-    assert status["reason"] == "Slurm job 7 waits in the queue until enough nodes are free: Resources"
+    assert status["reason"] == "Slurm job 7 waits in the queue: Resources"
     told = status["queue"]
     assert {key: told[key] for key in ("id", "state", "reason", "expected_start", "nodes", "by")} == {
         "id": "7", "state": "PENDING", "reason": "Resources", "expected_start": "2026-11-21T06:26:01Z",
@@ -59,10 +59,7 @@ def test_the_queue_line_says_when_it_will_start_and_how_to_let_it_go(
     assert show.plain(show.job(Job(folder).status())).splitlines() == [
         f"{folder.id}  4 ranks, slurm",
         "QUEUED  attempt 1",
-        (
-            "queue       Slurm job 7 waits in the queue until enough nodes are free: Resources, "
-            "expected to start at 2026-11-21 06:26 UTC"
-        ),
+        ("queue       Slurm job 7 waits in the queue: Resources, expected to start at 2026-11-21 06:26 UTC"),
     ]
     slurm.queue(HELD)
     queued.QUEUE.expect_news()

@@ -47,7 +47,7 @@ def test_the_post_mortem_of_a_queued_job_says_what_it_waits_for(slurm: FakeSlurm
     assert (why["state"], why["queue"]["reason"]) == ("QUEUED", "PartitionNodeLimit")
     lines = show.plain(whyview.post_mortem(why)).splitlines()
     assert lines[0] == f"{folder.id}  QUEUED"
-    assert lines[1].startswith("Slurm job 7 cannot start as it is, since it asks for more nodes")
+    assert lines[1].startswith("Slurm job 7 cannot start as it is: PartitionNodeLimit")
     assert lines[2].startswith(f"  fix: orch cancel {folder.id}, then orch resume {folder.id} --set nodes=…")
     assert not [line for line in lines if "checkpoint" in line], "nothing was lost yet"
 

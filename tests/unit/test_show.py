@@ -287,7 +287,6 @@ def test_checkpoints_and_findings_are_those_that_were_looked_at() -> None:
     assert show.plain(listview.checkpoints([])) == "no checkpoints yet\n"
     found = [
         {"what": "plan", "ok": True, "found": "4 ranks on 2 nodes, on CPUs", "fix": ""},
-        {"what": "shared", "ok": True, "found": "/tmp/o is on tmpfs", "fix": "set ORCH_HOME"},
         {"what": "space", "ok": False, "found": "0.1 GB free at /home", "fix": "free some space"},
     ]
     golden.check("findings.txt", show.plain(listview.findings(found)))
