@@ -313,13 +313,11 @@ def submit(
     from orchestrator.spec import load
 
     file = load(Path(spec), overrides=overrides, backend=backend)
-    if file.spec.backend == "slurm":
-        from orchestrator import queued
-
-        queued.QUEUE.ask_ahead()
     kept = [*overrides, *([f"backend={backend}"] if backend else [])]
     job = Job(submission.submit(file, os.environ if environ is None else environ, kept, ask))
     if file.spec.backend == "slurm":
+        from orchestrator import queued
+
         queued.note_cluster(job.folder)
     return job
 

@@ -1,9 +1,9 @@
 """How is a job whose nodes a queue system gives? What its folder says and what Slurm says, put together.
 
 Rules: while a supervisor lives, the folder is right; while none does, Slurm is. A job is closed from here only when
-Slurm says that it is over for good, and nothing in its folder moves any more: then a request tells so, and a supervisor
-without nodes, on this machine, learns it and ends the job. Who cannot write to the folder only reads. What Slurm does
-not answer is never taken for a no.
+Slurm says that it is over for good; where it knows no such job, only when nothing in the folder moves any more and
+scontrol says so after squeue. Then a request tells so, and a supervisor without nodes, on this machine, learns it and
+ends the job. Who cannot write to the folder only reads. What Slurm does not answer is never taken for a no.
 """
 
 from __future__ import annotations
@@ -90,12 +90,6 @@ def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
     told = _told(job)
     if told is None:
         return known or from_plan(plan(), "QUEUED", "it is being handed to Slurm")
-    if (
-        known is not None
-        and told.stage is Stage.WAITING
-        and known["state"] not in ("QUEUED", *statefile.ENDED)
-    ):
-        told = _told(job, age_s_max=0.0) or told  # it may have begun since Slurm was last asked
     shown = {
         "id": told.id,
         "state": told.state,
@@ -174,27 +168,30 @@ def from_plan(plan: Plan, state: str, reason: str) -> Json:
     }
 
 
-def _told(job: JobDir, age_s_max: float = float("inf")) -> QueueJob | None:
+def _told(job: JobDir) -> QueueJob | None:
     """Return what Slurm says of a job; None when it was never given it."""
     job_id = present(job)
-    if job_id is None:
-        return None
-    told = _remembered(job, _of_this(job, QUEUE.look([job_id], age_s_max)[job_id]))
-    at_home, here = _home_cluster(job), QUEUE.cluster_name
-    if at_home and here and here != at_home:
-        silent = f"it is in the queue of cluster {at_home}, and this machine's Slurm is cluster {here}"
-        return QueueJob(job_id, "UNKNOWN", silent=silent)
-    return told
+    return _remembered(job, _of_this(job, QUEUE.look([job_id])[job_id])) if job_id is not None else None
 
 
 def _of_this(job: JobDir, told: QueueJob) -> QueueJob:
     """Return what Slurm says of the job, or that it has lost it where the id is another's by now: a Slurm that has lost
     its memory, or whose numbers have come round, gives ids again. Every batch script runs in its job's folder, though
-    not on every machine by the same path."""
-    if not told.folder or PurePath(told.folder).name == job.id:
+    not on every machine by the same path. Of a job that it does not know to be this one, the Slurm of another cluster
+    says nothing."""
+    if told.stage is Stage.UNHEARD or PurePath(told.folder).name == job.id:
+        return told
+    at_home = _home_cluster(job)
+    if at_home and (here := QUEUE.cluster_name()) != at_home:
+        silent = f"it is in the queue of cluster {at_home}, and this machine's Slurm is "
+        silent += f"cluster {here}" if here else "of a cluster that it does not name"
+        return QueueJob(told.id, "UNKNOWN", silent=silent)
+    if not told.folder:
         return told
     reason = f"its id is now that of a job in {told.folder}; fix: orch resume {job.id}"
-    return QueueJob(told.id, "FORGOTTEN", reason, silent=told.silent, heard_s=told.heard_s)
+    return replace(
+        QueueJob(told.id, "FORGOTTEN", reason, folder=told.folder), silent=told.silent, heard_s=told.heard_s
+    )
 
 
 def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
@@ -214,9 +211,8 @@ def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
 
 def note_cluster(job: JobDir) -> None:
     """Keep of which cluster a new job is: its folder may be seen from others, whose ids are not its."""
-    here = QUEUE.cluster()
-    if here is not None and here.name:
-        replace_text(job.queue, json.dumps({"cluster": here.name}))
+    if here := QUEUE.cluster_name():
+        replace_text(job.queue, json.dumps({"cluster": here}))
 
 
 def _home_cluster(job: JobDir) -> str:
@@ -249,9 +245,8 @@ def settle(job: JobDir) -> None:
         _pursue_cancel(job, told)
         _bring_back(job, told)
     elif told.stage is Stage.OVER or _is_still(job):
-        is_lost = told.stage is Stage.FORGOTTEN and bool(told.reason)
-        told = told if is_lost else _of_this(job, QUEUE.detail(told))
-        if is_over(told):
+        told = _of_this(job, QUEUE.confirmed(told))
+        if is_over(told) and not told.silent:
             stay = told.id if told.restarts is None else f"{told.id}.{told.restarts}"
             closing.close(job, stay, told.cause, _end_words(job, told))
 

@@ -172,19 +172,10 @@ def scontrol_job(text: str) -> QueueJob | None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """What is the same for all jobs: the cluster's name, and whether it keeps accounts."""
-
-    name: str
-    has_accounts: bool
-
-
-def scontrol_config(text: str) -> Cluster:
-    """Read what `scontrol show config` prints."""
-    found = {key: value.strip() for key, value in re.findall(r"(?m)^(\w+)\s*=(.*)$", text)}
-    storage = found.get("AccountingStorageType", "")
-    return Cluster(found.get("ClusterName", ""), bool(_or_empty(storage)) and not storage.endswith("/none"))
+def cluster_name(text: str) -> str:
+    """Read the cluster's name in what `scontrol show config` prints; empty where it is not told."""
+    found = re.search(r"(?m)^ClusterName\s*=(.*)$", text)
+    return _or_empty(found[1].strip()) if found else ""
 
 
 def _or_empty(word: str) -> str:
@@ -263,7 +254,7 @@ def ended(job: QueueJob) -> str:
         case "FORGOTTEN" if job.reason:
             return f"Slurm has lost its job {job.id}: {job.reason}"
         case "FORGOTTEN":
-            return f"Slurm knows no job {job.id} any more, and keeps no account of how it ended"
+            return f"Slurm knows no job {job.id} any more"
         case "COMPLETED":
             return f"{name} has ended before the job did"
         case _:

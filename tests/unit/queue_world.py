@@ -22,7 +22,7 @@ COMMANDS = ("squeue", "sacct", "scontrol", "scancel")
 UNKNOWN_ID = "slurm_load_jobs error: Invalid job id specified\n"
 NO_ACCOUNTS = "Slurm accounting storage is disabled\n"
 CONFIG = (
-    "AccountingStorageType   = accounting_storage/{}\nClusterName             = {}\nMinJobAge   = 300 sec\n"
+    "AccountingStorageType   = accounting_storage/none\nClusterName             = {}\nMinJobAge   = 300 sec\n"
 )
 
 PENDING = "7|PENDING|2026-11-21T06:26:01|2||Resources"
@@ -42,8 +42,6 @@ echo "{name} $*" >> calls
 env > {name}.env
 file={name}.out
 [ -e "{name}.$2" ] && file="{name}.$2"
-[ -e "$file.2" ] && [ -e "$file.seen" ] && file="$file.2"
-touch "$file.seen"
 cat "$file.err" >&2
 cat "$file"
 exit "$(cat "$file.code")"
@@ -73,7 +71,7 @@ class FakeSlurm:
         self.says("squeue.out", "", UNKNOWN_ID, 1)
         self.says("sacct.out", "", "" if accounts else NO_ACCOUNTS, 0 if accounts else 1)
         self.says("scontrol.job", "", UNKNOWN_ID, 1)
-        self.says("scontrol.config", CONFIG.format("slurmdbd" if accounts else "none", cluster))
+        self.says("scontrol.config", CONFIG.format(cluster))
 
     @property
     def path(self) -> str:
@@ -86,12 +84,9 @@ class FakeSlurm:
         (self.folder / f"{what}.err").write_text(err)
         (self.folder / f"{what}.code").write_text(str(code))
 
-    def queue(self, *lines: str, then: str | None = None) -> None:
-        """Let squeue list these lines; `then`: what it says from its second call on."""
+    def queue(self, *lines: str) -> None:
+        """Let squeue list these lines."""
         self.says("squeue.out", "".join(f"{one}\n" for one in lines))
-        (self.folder / "squeue.out.seen").unlink(missing_ok=True)
-        if then is not None:
-            self.says("squeue.out.2", then)
 
     def down(self) -> None:
         """Let nothing answer."""

@@ -1,8 +1,7 @@
-"""Is Slurm understood, asked seldom, and never taken for saying what it does not say?"""
+"""Is Slurm understood, asked once for all jobs, and never taken for saying what it does not say?"""
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pytest
@@ -32,7 +31,7 @@ SHOWN = (
 
 
 class Time:
-    """A clock that only a test moves; who sleeps moves it too."""
+    """A clock that only a test moves."""
 
     def __init__(self) -> None:
         self.now_s = 100.0
@@ -40,10 +39,6 @@ class Time:
     def clock_s(self) -> float:
         """Return the time."""
         return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass."""
-        self.now_s += seconds
 
 
 @pytest.fixture
@@ -59,7 +54,7 @@ def clock() -> Time:
 
 
 def _queue(slurm: FakeSlurm, clock: Time, **environ: str) -> Queue:
-    return Queue(lambda: {"PATH": slurm.path, **environ}, clock.clock_s, clock.sleep)
+    return Queue(lambda: {"PATH": slurm.path, **environ}, clock.clock_s)
 
 
 # Words
@@ -222,66 +217,39 @@ def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -
     assert slurm.calls("squeue") == [f"squeue -h --states=all -o {words.SQUEUE_FORMAT} -j 1,2,3"]
 
 
-def test_looks_come_seldom_while_nothing_changes_and_soon_after_a_change(
+def test_an_answer_serves_for_two_seconds_and_the_next_question_is_for_all_jobs_that_go_on(
     slurm: FakeSlurm, clock: Time
 ) -> None:
+    slurm.queue(PENDING, RUNNING.replace("1|", "4|", 1), CANCELLED)
+    there = _queue(slurm, clock)
+    there.look(["1", "2", "4"])
+    clock.now_s += queue.AGE_S_MAX
+    assert there.look(["2"])["2"].state == "PENDING"
+    assert len(slurm.calls("squeue")) == 1
+    clock.now_s += 0.1
+    there.look(["2"])
+    assert there.look(["4"])["4"].state == "RUNNING"
+    there.expect_news()
+    there.look(["4"])
+    assert [call.rpartition(" ")[2] for call in slurm.calls("squeue")] == ["1,2,4", "2,4", "4,2"]
+
+
+@pytest.mark.parametrize("accounts", [True, False])
+def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
+    tmp_path: Path, clock: Time, accounts: bool
+) -> None:
+    slurm = FakeSlurm(tmp_path / "slurm", accounts=accounts)
+    slurm.says("sacct.out", SACCT if accounts else "")
     slurm.queue(PENDING)
     there = _queue(slurm, clock)
-    looked_at = []
-    for _ in range(1500):
-        before = len(slurm.calls("squeue"))
-        there.look(["2"])
-        looked_at += [clock.now_s] if len(slurm.calls("squeue")) > before else []
-        if clock.now_s == 170.0:
-            slurm.queue(RUNNING.replace("1|", "2|", 1))
-        clock.now_s += 0.5
-        if clock.now_s > 220:
-            break
-    gaps = [round(b - a, 1) for a, b in itertools.pairwise(looked_at)]
-    assert gaps == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 2.0, 4.0, 8.0, 16.0][: len(gaps)]
-    assert len(gaps) >= 8
-
-
-def test_two_hundred_jobs_cost_as_many_calls_a_minute_as_one(slurm: FakeSlurm, clock: Time) -> None:
-    ids = [str(number) for number in range(1, 201)]
-    slurm.queue(*(PENDING.replace("2|", f"{one}|", 1) for one in ids))
-    there = _queue(slurm, clock)
-    there.look(ids)
-    for _ in range(12):
-        clock.now_s += 5.0
-        for one in ids:
-            assert there.look([one])[one].state == "PENDING"
-    assert len(slurm.calls("squeue")) <= 6
-
-
-def test_the_estimated_start_alone_is_no_news(slurm: FakeSlurm, clock: Time) -> None:
-    there = _queue(slurm, clock)
-    for minute in range(10, 20):
-        slurm.queue(PENDING.replace("06:26", f"06:{minute}"))
-        there.look(["2"])
-        clock.now_s += 3.0
-    assert len(slurm.calls("squeue")) == 4  # after 0, 3, 9 and 18 s
-
-
-def test_a_job_that_squeue_does_not_know_is_looked_up_in_the_accounts(tmp_path: Path, clock: Time) -> None:
-    slurm = FakeSlurm(tmp_path / "slurm", accounts=True)
-    slurm.says("sacct.out", SACCT)
-    slurm.queue()
-    found = _queue(slurm, clock).look(["1", "3", "99"])
-    assert [found[one].state for one in ("1", "3", "99")] == ["TIMEOUT", "CANCELLED", "FORGOTTEN"]
-    assert found["3"].by == "root"
-    assert len(slurm.calls("sacct")) == 1
-
-
-def test_a_job_is_forgotten_only_when_slurm_has_said_so_twice(slurm: FakeSlurm, clock: Time) -> None:
-    there = _queue(slurm, clock)
-    slurm.says("squeue.out", "", "slurm_load_jobs error: Invalid job id specified\n", 1)
-    before_s = clock.now_s
-    assert there.look(["9"])["9"].stage is Stage.FORGOTTEN
-    assert (len(slurm.calls("squeue")), clock.now_s - before_s) == (2, queue.CONFIRM_S)
-    slurm.queue(then=PENDING + "\n")
-    assert _queue(slurm, clock).look(["2"])["2"].state == "PENDING"
-    assert slurm.calls("sacct") == []
+    missed = there.look(["3", "2"])["3"]
+    assert (missed.stage, missed.silent) == (Stage.FORGOTTEN, "")
+    found = there.confirmed(missed)
+    assert (found.state, found.by) == (("CANCELLED", "root") if accounts else ("FORGOTTEN", ""))
+    slurm.says("scontrol.job", SHOWN.replace("=2 ", "=3 ").replace("=FAILED", "=PENDING"))
+    assert there.confirmed(missed).stage is Stage.WAITING
+    slurm.down()
+    assert "Unable to contact slurm controller" in there.confirmed(missed).silent
 
 
 def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: Time) -> None:
@@ -300,7 +268,7 @@ def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: T
 
 
 def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
-    told = Queue(lambda: {"PATH": str(tmp_path)}, clock.clock_s, clock.sleep).look(["1"])["1"]
+    told = Queue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).look(["1"])["1"]
     assert (told.state, told.silent) == ("UNKNOWN", "there is no squeue on this machine")
 
 
@@ -328,9 +296,9 @@ def test_the_users_formats_and_an_outer_job_do_not_reach_slurms_commands(
 
 def test_the_end_of_a_job_is_told_with_its_exit_and_who_ended_it(tmp_path: Path, clock: Time) -> None:
     slurm = FakeSlurm(tmp_path / "slurm", accounts=True)
-    slurm.says("scontrol.job", "", "slurm_load_jobs error: Invalid job id specified\n", 1)
     slurm.says("sacct.out", SACCT)
     there = _queue(slurm, clock)
-    assert there.detail(QueueJob("3", "CANCELLED")) == QueueJob("3", "CANCELLED", by="root", exit="0:0")
+    assert there.confirmed(QueueJob("3", "CANCELLED")) == QueueJob("3", "CANCELLED", by="root", exit="0:0")
     slurm.says("scontrol.job", SHOWN)
-    assert there.detail(QueueJob("2", "FAILED")) == QueueJob("2", "FAILED", exit="7:0", restarts=3)
+    found = there.confirmed(QueueJob("2", "FAILED"))
+    assert (found.state, found.exit, found.restarts) == ("FAILED", "7:0", 3)

@@ -14,7 +14,6 @@ from orchestrator import cli, queued, show
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.revival import revive
-from orchestrator.slurm.queue import Queue
 from tests.golden.jobs import BEGAN_S
 from tests.unit.queue_world import (
     CANCELLED,
@@ -91,19 +90,6 @@ def test_a_job_that_slurm_requeued_by_itself_is_queued_whatever_its_last_supervi
     tell(folder, "RUNNING", step=12, steps_per_s=3.0)
     status = Job(folder).status()
     assert (status["state"], status["step"], status["steps_per_s"]) == ("QUEUED", 12, None)
-
-
-def test_a_job_that_began_since_the_last_look_is_not_called_queued(slurm: FakeSlurm, tmp_path: Path) -> None:
-    now = [0.0]
-    queued.QUEUE = Queue(lambda: os.environ, lambda: now[0])
-    slurm.queue(PENDING)
-    folder = job(tmp_path, "7")
-    for now[0] in (0.0, 3.0, 8.0, 17.0):
-        Job(folder).status()
-    slurm.queue(RUNNING)
-    tell(folder, "RUNNING")
-    now[0] = 20.0
-    assert Job(folder).status()["state"] == "RUNNING"
 
 
 def test_why_a_requeued_job_waits_again_is_still_told(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -213,12 +199,21 @@ def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSl
         over.set()
         supervisor.join()
     Job(alive).look_after()
-    assert [one["why"] for one in asked(alive)] == [
-        "Slurm knows no job 7 any more, and keeps no account of how it ended"
-    ]
+    assert [one["why"] for one in asked(alive)] == ["Slurm knows no job 7 any more"]
     assert [one["allocation"] for one in asked(alive)] == ["7"], (
         "how often it was requeued nobody knows any more"
     )
+
+
+def test_a_job_that_squeue_does_not_list_is_not_closed_while_scontrol_is_silent(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queued, "STILL_S", 0.0)
+    slurm.says("squeue.out", "", UNKNOWN_ID, 1)
+    slurm.says("scontrol.job", "", "Unable to contact slurm controller (connect failure)\n", 1)
+    folder = job(tmp_path, "7")
+    Job(folder).look_after()
+    assert asked(folder) == []
 
 
 @pytest.mark.parametrize(

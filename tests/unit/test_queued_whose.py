@@ -14,7 +14,7 @@ def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlu
     slurm.queue(FAILED)
     folder = job(tmp_path, "7")
     queued.note_cluster(folder)
-    slurm.says("scontrol.config", CONFIG.format("none", "other"))
+    slurm.says("scontrol.config", CONFIG.format("other"))
     queued.QUEUE = Queue()
     status = Job(folder).status()
     assert (
@@ -35,8 +35,9 @@ def test_an_id_that_is_anothers_by_now_is_not_taken_for_the_jobs(slurm: FakeSlur
         queued.QUEUE.expect_news()
         told = Job(folder).last_status()["queue"]
         assert (told["state"], told["nodes"]) == ("FORGOTTEN", "")
+    slurm.says("sacct.out", "7|FAILED|1:0|node[1-2]\n")  # that, too, is another's
     queued.cancel(folder)
-    assert not slurm.calls("scancel") and not slurm.calls("sacct")
+    assert not slurm.calls("scancel")
     lost = "Slurm has lost its job 7: its id is now that of a job in /home/ada/other; fix: orch resume "
     assert [one.get("why") for one in asked(folder)] == [None, f"{lost}{folder.id}"]
     assert folder.ended.exists()
