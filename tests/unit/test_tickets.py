@@ -2,111 +2,80 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator.tickets import Ticket
+from orchestrator.tickets import LOOK_S, Queue
 from orchestrator.wire.paths import JobDir
 
 
-class Queue:
-    """A job home in which this process holds the locks of the jobs that live."""
+class Waiting:
+    """A job that waits for hosts, as its supervisor sees the queue; the first look draws its ticket."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.locks: dict[str, int] = {}
+    def __init__(self, home: Path, job_id: str, hosts: str, at: float) -> None:
+        self.queue = Queue(JobDir(home / "jobs" / job_id), hosts.split(), at)
+        self.now_s = 0.0
+        self.ahead()
 
-    def job(self, job_id: str) -> JobDir:
-        """Return a job's folder, made."""
-        job = JobDir(self.home / "jobs" / job_id)
-        job.root.mkdir(parents=True, exist_ok=True)
-        return job
+    def ahead(self) -> tuple[str, ...]:
+        """Return who is before it now."""
+        self.now_s += LOOK_S
+        return self.queue.ahead(self.now_s)
 
-    def enter(self, job_id: str, hosts: str, at: float) -> Ticket:
-        """Start a job's supervisor, which draws a ticket for these hosts."""
-        lock = os.open(self.job(job_id).lock, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self.locks[job_id] = lock
-        return Ticket.take(self.home, job_id, hosts.split(), at)
-
-    def die(self, job_id: str) -> None:
-        """Let a supervisor die."""
-        os.close(self.locks.pop(job_id))
+    def die(self) -> None:
+        """Let its supervisor die."""
+        assert self.queue._fd is not None
+        os.close(self.queue._fd)
 
 
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    made = Queue(tmp_path)
-    yield made
-    for job_id in list(made.locks):
-        made.die(job_id)
-
-
-def test_the_earlier_submit_comes_first_whoever_draws_first(queue: Queue) -> None:
-    late, early = queue.enter("late", "a b", 20.0), queue.enter("early", "b c", 10.0)
+def test_the_earlier_submit_comes_first_whoever_draws_first(tmp_path: Path) -> None:
+    late, early = Waiting(tmp_path, "late", "a b", 20.0), Waiting(tmp_path, "early", "b c", 10.0)
     assert (late.ahead(), early.ahead()) == (("early",), ())
-    last = queue.enter("last", "a c", 30.0)
-    assert last.ahead() == ("early", "late")
+    assert Waiting(tmp_path, "last", "a c", 30.0).ahead() == ("early", "late")
 
 
-def test_jobs_that_want_other_hosts_are_in_nobodys_way(queue: Queue) -> None:
-    queue.enter("one", "a b", 1.0)
-    assert queue.enter("two", "c d", 2.0).ahead() == ()
+def test_jobs_that_want_other_hosts_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    Waiting(tmp_path, "one", "a b", 1.0)
+    assert Waiting(tmp_path, "two", "c d", 2.0).ahead() == ()
 
 
-def test_a_ticket_that_is_given_up_lets_the_next_one_go(queue: Queue) -> None:
-    first, second = queue.enter("first", "a", 1.0), queue.enter("second", "a", 2.0)
+def test_a_ticket_that_is_given_up_lets_the_next_one_go(tmp_path: Path) -> None:
+    first, second = Waiting(tmp_path, "first", "a", 1.0), Waiting(tmp_path, "second", "a", 2.0)
     assert second.ahead() == ("first",)
-    first.drop()
-    first.drop()
+    first.queue.leave()
+    first.queue.leave()
     assert second.ahead() == ()
+    assert len(list((tmp_path / "queue").iterdir())) == 1
 
 
-def test_a_dead_supervisor_stands_in_nobodys_way_and_gets_its_place_back(queue: Queue) -> None:
-    queue.enter("first", "a", 1.0)
-    second = queue.enter("second", "a", 2.0)
-    queue.die("first")
-    assert second.ahead() == ()
-    again = queue.enter("first", "a", 1.0)
-    assert (second.ahead(), again.ahead()) == (("first",), ())
+def test_a_dead_supervisor_is_not_waited_for_and_gets_its_place_back_with_other_hosts(tmp_path: Path) -> None:
+    first, second = Waiting(tmp_path, "first", "a b c", 1.0), Waiting(tmp_path, "second", "a", 2.0)
+    third = Waiting(tmp_path, "third", "b", 3.0)
+    first.die()
+    assert (second.ahead(), third.ahead()) == ((), ())
+    again = Waiting(tmp_path, "first", "a", 1.0)
+    assert (second.ahead(), third.ahead(), again.ahead()) == (("first",), (), ())
 
 
-@pytest.mark.parametrize("is_gone", [True, False])
-def test_the_ticket_of_a_job_that_is_over_is_swept(queue: Queue, is_gone: bool) -> None:
-    first = queue.enter("first", "a", 1.0)
-    queue.die("first")
-    job = queue.job("first")
-    if is_gone:
-        job.lock.unlink()
-        job.root.rmdir()
-    else:
-        job.ended.touch()
-    assert queue.enter("second", "a", 2.0).ahead() == ()
-    assert not first.path.exists()
+def test_the_queue_is_looked_at_once_a_second(tmp_path: Path) -> None:
+    second = Waiting(tmp_path, "second", "a", 2.0)
+    Waiting(tmp_path, "first", "a", 1.0)
+    assert second.queue.ahead(second.now_s + LOOK_S / 2) == ()
+    assert second.queue.ahead(second.now_s + LOOK_S) == ("first",)
 
 
-def test_a_ticket_that_somebody_took_away_is_drawn_again(queue: Queue) -> None:
-    first, second = queue.enter("first", "a", 1.0), queue.enter("second", "a", 2.0)
-    first.path.unlink()
-    assert first.ahead() == ()
-    assert second.ahead() == ("first",)
+def test_a_queue_that_cannot_be_kept_holds_no_job_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "queue").touch()
+    assert Waiting(tmp_path, "one", "a", 1.0).ahead() == ()
+    assert "no place in the queue: " in capsys.readouterr().out
 
 
-def test_a_changed_list_of_hosts_replaces_the_ticket(queue: Queue) -> None:
-    queue.enter("first", "a", 1.0)
-    queue.die("first")
-    queue.enter("first", "b", 1.0)
-    assert queue.enter("second", "a", 2.0).ahead() == ()
-    assert queue.enter("third", "b", 3.0).ahead() == ("first",)
-
-
-def test_what_is_no_ticket_is_left_alone(queue: Queue) -> None:
-    ticket = queue.enter("one", "a", 1.0)
-    (queue.home / "queue" / "notes.txt").write_text("a")
-    (queue.home / "queue" / ".half-written").write_text("a")
-    assert ticket.ahead() == ()
-    assert len(list((queue.home / "queue").iterdir())) == 3
+def test_what_is_no_ticket_is_left_alone(tmp_path: Path) -> None:
+    one = Waiting(tmp_path, "one", "a", 1.0)
+    (tmp_path / "queue" / "notes.txt").write_text("a")
+    assert one.ahead() == ()
+    assert len(list((tmp_path / "queue").iterdir())) == 2
