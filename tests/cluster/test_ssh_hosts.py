@@ -166,6 +166,9 @@ def test_two_jobs_that_want_the_same_hosts_follow_one_another(desk: Desk) -> Non
     waiting = second.wait_for_state("QUEUED")
     second.until(lambda seen: first.id in str(seen), "the name of whom it waits for")
     assert not waiting["step"]
+    third = desk.submit(SHORT, ssh=ssh, name="third")
+    third.until(lambda seen: second.id in str(seen), "the name of the job before it")
+    desk.orch("cancel", third.id)
     desk.orch("cancel", first.id)
     assert first.wait()["state"] == "CANCELLED"
     assert second.wait()["state"] == "SUCCEEDED"
