@@ -72,14 +72,6 @@ def test_a_pending_job_is_told_with_its_reason_held_and_released_and_cancelled(
     assert slurm.queue.state(job.slurm_id()) == "CANCELLED"
 
 
-def test_a_scancel_of_a_pending_job_from_outside_ends_it(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
-    job = desk.submit(FILES)
-    slurm.queue.scancel(job.slurm_id())
-    status = job.status()
-    assert status["state"] == "CANCELLED"
-    assert f"Slurm job {job.slurm_id()} was cancelled" in str(status["reason"])
-
-
 def test_many_pending_jobs_are_each_told_and_cancelled(slurm: SlurmBox, desk: Desk, crowd: None) -> None:
     jobs = [desk.submit(FILES, name=f"j{number}") for number in range(3)]
     told = json.loads(desk.orch("status", "--all", "--json").stdout)
@@ -132,21 +124,15 @@ def test_what_has_the_id_of_a_lost_job_by_now_is_left_alone(slurm: SlurmBox, des
     slurm.queue.scancel(others)
 
 
-def test_a_running_job_is_told_with_its_nodes_and_stopped_by_its_supervisor(
+def test_a_running_job_is_told_and_cancelled_and_resumes_in_the_queue_under_a_new_id(
     slurm: SlurmBox, desk: Desk
 ) -> None:
     job = desk.submit(LONG)
-    job.wait_for_state("RUNNING")
+    job.wait_for_step(5)
     told = job.status()["queue"]
     assert (told["state"], told["nodes"]) == ("RUNNING", "node[1-2]")
     assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
     assert job.status()["reason"] == "cancelled by the user"
-
-
-def test_a_cancelled_job_resumes_in_the_queue_under_a_new_id(slurm: SlurmBox, desk: Desk) -> None:
-    job = desk.submit(LONG)
-    job.wait_for_step(5)
-    desk.orch("cancel", job.id)
     first = job.slurm_id()
     desk.orch("resume", job.id)
     assert job.slurm_id() != first
@@ -170,14 +156,6 @@ def test_a_resume_is_shown_although_the_supervisor_of_the_last_end_is_still_ther
         assert (job.status()["state"], job.folder.ended.exists()) == ("QUEUED", False)
     job.wait_for_step(5, attempt=2)
     assert desk.orch("cancel", job.id).stdout.strip() == f"{job.id} CANCELLED"
-
-
-def test_a_scancel_of_a_running_job_from_outside_ends_it(slurm: SlurmBox, desk: Desk) -> None:
-    job = desk.submit(LONG)
-    job.wait_for_step(5)
-    slurm.queue.scancel(job.slurm_id())
-    wait_for(lambda: job.status()["state"] == "CANCELLED", "the end of the job", SOON_S_MAX)
-    assert "cancelled" in str(job.status()["reason"])
 
 
 @pytest.fixture

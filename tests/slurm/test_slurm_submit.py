@@ -13,7 +13,6 @@ import pytest
 from tests.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
 from tests.cluster.host import wait_for
 from tests.cluster.slurm import SlurmBox
-from tests.cluster.slurmconf import MIN_JOB_AGE_S
 
 from .conftest import using
 
@@ -208,39 +207,13 @@ def test_a_job_folder_that_no_node_sees_is_said_at_once(desk: Desk) -> None:
 # Jobs that Slurm has forgotten
 
 
-@pytest.fixture
-def forgetful(slurm: SlurmBox) -> Iterator[SlurmBox]:
-    """Give a Slurm without accounts that forgets jobs as soon as they are over."""
-    slurm.configure(MinJobAge=2)
-    yield slurm
-    slurm.configure(MinJobAge=MIN_JOB_AGE_S)
-
-
-def test_without_accounts_ended_jobs_are_told_from_their_folders_after_slurm_forgot_them(
-    forgetful: SlurmBox, desk: Desk
-) -> None:
-    done, ended = desk.submit(HELLO), desk.submit(HELLO, slurm={"extra": ["--hold"]})
-    assert done.wait()["state"] == "SUCCEEDED"
-    forgetful.queue.scancel(ended.slurm_id())
-    _forget(forgetful, done, ended)
-    assert (done.status()["state"], done.status()["restarts"]) == ("SUCCEEDED", 0)
-    told = ended.status()
-    assert told["state"] == "FAILED"
-    assert f"Slurm knows no job {ended.slurm_id()} any more" in str(told["reason"])
-
-
 def test_with_accounts_they_tell_how_a_job_ended_that_slurm_forgot(
     accounting_slurm: SlurmBox, accounted: Desk
 ) -> None:
     accounting_slurm.configure(MinJobAge=2)
     job = accounted.submit(HELLO, slurm={"extra": ["--hold"]})
     accounting_slurm.queue.scancel(job.slurm_id())
-    _forget(accounting_slurm, job)
+    known = accounting_slurm.queue.job
+    wait_for(lambda: not known(job.slurm_id()), "oblivion", OBLIVION_S_MAX, 0.5)
     told = job.status()
     assert told["state"] == "CANCELLED" and "was cancelled by trainer" in str(told["reason"])
-
-
-def _forget(slurm: SlurmBox, *jobs: Job) -> None:
-    """Wait until Slurm knows nothing of the jobs any more."""
-    ids = [job.slurm_id() for job in jobs]
-    wait_for(lambda: not any(map(slurm.queue.job, ids)), "oblivion", OBLIVION_S_MAX, 0.5)
