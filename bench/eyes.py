@@ -19,7 +19,7 @@ from orchestrator.node import beats, hook
 from orchestrator.node.ranks import NodeRanks, RankProcess
 from orchestrator.wire.logindex import LogIndex
 from orchestrator.wire.paths import JobDir
-from tests.unit.looked import SAY_READY, watching
+from tests.support.watch import SAY_READY, watching
 
 ROUNDS = 7
 STEPS = 20_000

@@ -20,7 +20,7 @@ from tests.hangs.innocents import INNOCENTS, Deed
 from tests.hangs.innocents_busy import BUSY
 from tests.hangs.innocents_waits import WAITS
 from tests.hangs.runs import Entry, Runs
-from tests.integration.conftest import Desk, Sight
+from tests.support.local import Desk, Sight
 
 END_S_MAX = 180.0
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.ssh import in_turns, table
-from tests.cluster import needs
-from tests.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
-from tests.cluster.slurm import SlurmBox
+from tests.support.cluster import needs
+from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
+from tests.support.cluster.slurm import SlurmBox
 
 RUNS = int(os.environ.get("BENCH_RUNS", "5"))
 JOBS = tuple(int(word) for word in os.environ.get("BENCH_JOBS", "10,200").split(","))

@@ -19,10 +19,10 @@ from orchestrator import journal
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.node import procfs
-from tests.cluster import needs
-from tests.cluster.box import Box
-from tests.cluster.desk import Desk, Job
-from tests.cluster.host import Host
+from tests.support.cluster import needs
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import Desk, Job
+from tests.support.cluster.host import Host
 
 RUNS = int(os.environ.get("BENCH_RUNS", "5"))
 FANOUT = 32

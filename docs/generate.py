@@ -22,8 +22,8 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.facts import Facts
 from orchestrator.brain.suspicion import SIGNS
 from orchestrator.cli import cli
-from tests.sim.night import random_night
-from tests.sim.world import World
+from tests.support.sim.night import random_night
+from tests.support.sim.world import World
 
 ROOT = Path(__file__).parents[1]
 NIGHTS = range(300)

@@ -1,1 +1,1 @@
-"""A cluster in a box: real hosts with real sshd, in namespaces of this machine, and the tests that need them."""
+"""Tests that need real hosts: on a cluster in a box, see `tests.support.cluster`."""

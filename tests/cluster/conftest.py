@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from . import needs
-from .box import Box
-from .desk import Desk
+from tests.support.cluster import needs
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import Desk
 
 HOSTS = 8
 

@@ -16,9 +16,8 @@ import pytest
 
 from orchestrator.node import procfs
 from orchestrator.node.procfs import Proc
-
-from .box import PLACE, PREFIX, REPOSITORY, Box, inside, sweep
-from .host import Host, end, wait_for
+from tests.support.cluster.box import PLACE, PREFIX, REPOSITORY, Box, inside, sweep
+from tests.support.cluster.host import Host, end, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
@@ -338,7 +337,7 @@ def test_nothing_is_left_of_a_box() -> None:
 OWNER = """
     import json, sys, time
     from orchestrator.node import procfs
-    from tests.cluster.box import Box, inside
+    from tests.support.cluster.box import Box, inside
     with Box(2) as box:
         pids = inside({inode for host in box.hosts.values() for inode in host.namespaces.values()})
         procs = [[pid, stat.start_ticks] for pid in pids if (stat := procfs.look(pid))]

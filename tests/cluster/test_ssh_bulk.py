@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node import procfs
-
-from .box import Box
-from .desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 

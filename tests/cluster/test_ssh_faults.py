@@ -11,10 +11,9 @@ import pytest
 
 from orchestrator import requests
 from orchestrator.node import procfs
-
-from .box import Box
-from .desk import FAKE_TORCH, TOGETHER, Desk, Job
-from .host import wait_for
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
+from tests.support.cluster.host import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.hangs.script import training
-
-from . import hanging
-from .box import Box
-from .desk import Desk
+from tests.support.cluster import hanging
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import Desk
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from .box import Box
-from .desk import FAKE_TORCH, STEPPER, Desk, Job
-from .host import USERS, wait_for
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
+from tests.support.cluster.host import USERS, wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from . import gpt
-from .box import REPOSITORY, Box
-from .desk import Desk, Job
-from .gpt import digest
+from tests.support.cluster import gpt
+from tests.support.cluster.box import REPOSITORY, Box
+from tests.support.cluster.desk import Desk, Job
+from tests.support.cluster.gpt import digest
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import Desk
+from tests.support.local import Desk
 
 from .runs import Entry
 

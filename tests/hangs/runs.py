@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from unittest import mock
 
 from orchestrator import story
-from tests.integration.conftest import Desk, Sight
+from tests.support.local import Desk, Sight
 
 from .gallery import Case
 from .innocents import Innocent

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-from tests.integration.conftest import Sight
+from tests.support.local import Sight
 
 from .conftest import as_params, desk_at, selected
 from .gallery import CASES, Case

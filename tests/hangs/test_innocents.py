@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.brain import decisions as d
 from orchestrator.node.procfs import Proc
-from tests.integration.conftest import Sight, kill
+from tests.support.local import Sight, kill
 
 from .compiled import COMPILED
 from .conftest import as_params, desk_at, selected

@@ -14,8 +14,7 @@ import pytest
 
 from orchestrator.intake import Intake
 from orchestrator.wire import messages as m
-
-from .shipping import Home, Host, play, prepare
+from tests.support.shipping import Home, Host, play, prepare
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ import pytest
 
 import orchestrator
 from orchestrator.node import procfs
-from tests.integration.conftest import Desk, Sight, wait_until
+from tests.support.local import Desk, Sight, wait_until
 
 pytestmark = pytest.mark.integration
 

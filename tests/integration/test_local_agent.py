@@ -13,8 +13,7 @@ import pytest
 
 from orchestrator.node import procfs
 from orchestrator.node.procfs import Proc
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, Sight, kill, proc_of, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, proc_of, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -6,8 +6,7 @@ import pytest
 
 from orchestrator.brain import events as e
 from orchestrator.errors import UserError
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 pytestmark = pytest.mark.integration
 

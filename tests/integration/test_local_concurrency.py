@@ -8,8 +8,7 @@ import pytest
 
 from orchestrator.brain import events as e
 from orchestrator.node import procfs
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 pytestmark = pytest.mark.integration
 

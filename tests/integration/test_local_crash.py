@@ -6,8 +6,7 @@ import pytest
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, kill
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import FAKE_TORCH, STEPPER, Desk
+from tests.support.local import FAKE_TORCH, STEPPER, Desk
 
 pytestmark = pytest.mark.integration
 

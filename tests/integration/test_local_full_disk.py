@@ -19,8 +19,7 @@ from orchestrator.brain import events as e
 from orchestrator.node import procfs
 from orchestrator.node.procfs import Proc
 from orchestrator.wire.room import RETRY_S
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,7 @@ import pytest
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 pytestmark = pytest.mark.integration
 

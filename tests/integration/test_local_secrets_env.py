@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Desk, wait_until
+from tests.support.local import Desk, wait_until
 
 pytestmark = pytest.mark.integration
 

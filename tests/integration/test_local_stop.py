@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator import requests
 from orchestrator.errors import UserError
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,7 @@ from click.testing import CliRunner
 
 from orchestrator.brain import decisions as d
 from orchestrator.cli import cli
-
-from .conftest import Desk, Sight, wait_until
+from tests.support.local import Desk, Sight, wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -11,8 +11,7 @@ from orchestrator import journal, requests
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.node import procfs
-
-from .conftest import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
 
 pytestmark = pytest.mark.integration
 

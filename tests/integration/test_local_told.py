@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator import show, stackview
 from orchestrator.brain import decisions as d
-
-from .conftest import FAKE_TORCH, STEPPER, Desk, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 pytestmark = pytest.mark.integration
 

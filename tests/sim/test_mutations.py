@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .mutations import KILLERS, MUTATIONS, Mutation, kills
+from tests.support.sim.mutations import KILLERS, MUTATIONS, Mutation, kills
 
 MUTATIONS_MIN = 25
 
@@ -18,5 +18,5 @@ def test_there_are_enough_mutations_and_each_has_a_night() -> None:
 def test_a_mutation_of_the_brain_is_killed(mutation: Mutation) -> None:
     nights = KILLERS[mutation.name].split(", ")
     assert any(kills(night, mutation) for night in nights), (
-        f"{nights} no longer notice {mutation.name!r}; look for others: python -m tests.sim.mutations {mutation.name!r}"
+        f"{nights} no longer notice {mutation.name!r}; look for others: python -m tests.support.sim.mutations {mutation.name!r}"
     )

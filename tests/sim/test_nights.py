@@ -10,16 +10,16 @@ from typing import TypeVar
 
 import pytest
 
-from .clean import check_clean, clean_night
-from .clean_desync import CASES as DESYNC_CASES
-from .clean_desync import check_desync, desync_night
-from .clean_hang import CASES, hang_night
-from .clean_pool import check_pool, pool_night
-from .clean_queue import check_queue, queue_night
-from .named import NAMED
-from .night import Night, random_night
-from .tale import LINES_MAX, tale
-from .world import World
+from tests.support.sim.clean import check_clean, clean_night
+from tests.support.sim.clean_desync import CASES as DESYNC_CASES
+from tests.support.sim.clean_desync import check_desync, desync_night
+from tests.support.sim.clean_hang import CASES, hang_night
+from tests.support.sim.clean_pool import check_pool, pool_night
+from tests.support.sim.clean_queue import check_queue, queue_night
+from tests.support.sim.named import NAMED
+from tests.support.sim.night import Night, random_night
+from tests.support.sim.tale import LINES_MAX, tale
+from tests.support.sim.world import World
 
 X = TypeVar("X")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from .named import NAMED
-from .night import random_night
-from .tale import tale
-from .world import World
+from tests.support.sim.named import NAMED
+from tests.support.sim.night import random_night
+from tests.support.sim.tale import tale
+from tests.support.sim.world import World
 
 FOLDER = Path(__file__).parent / "transcripts"
 ROOT = Path(__file__).parents[2]

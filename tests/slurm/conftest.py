@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.cluster import needs
-from tests.cluster.desk import Desk
-from tests.cluster.slurm import SlurmBox
+from tests.support.cluster import needs
+from tests.support.cluster.desk import Desk
+from tests.support.cluster.slurm import SlurmBox
 
 NODES = 4
 

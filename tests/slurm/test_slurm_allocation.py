@@ -13,8 +13,8 @@ from datetime import datetime
 import pytest
 
 from orchestrator import queued
-from tests.cluster.desk import FAKE_TORCH, STEPPER, TOGETHER, Desk, Job
-from tests.cluster.slurm import SlurmBox
+from tests.support.cluster.desk import FAKE_TORCH, STEPPER, TOGETHER, Desk, Job
+from tests.support.cluster.slurm import SlurmBox
 
 from .conftest import using
 

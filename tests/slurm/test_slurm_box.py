@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cluster.box import inside
-from tests.cluster.host import wait_for
-from tests.cluster.slurm import SlurmBox
-from tests.cluster.slurmconf import ACCOUNT, GRACE_S, KILL_WAIT_S, SLURMD_TIMEOUT_S
-from tests.cluster.slurmqueue import QUEUE_S_MAX
+from tests.support.cluster.box import inside
+from tests.support.cluster.host import wait_for
+from tests.support.cluster.slurm import SlurmBox
+from tests.support.cluster.slurmconf import ACCOUNT, GRACE_S, KILL_WAIT_S, SLURMD_TIMEOUT_S
+from tests.support.cluster.slurmqueue import QUEUE_S_MAX
 
 pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
 

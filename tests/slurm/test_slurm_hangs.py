@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tests.cluster import hanging
-from tests.cluster.desk import Desk
-from tests.cluster.host import TRAINER
+from tests.support.cluster import hanging
+from tests.support.cluster.desk import Desk
+from tests.support.cluster.host import TRAINER
 
 from .test_slurm_allocation import allocations
 

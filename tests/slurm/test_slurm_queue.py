@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import pytest
 
-from tests.cluster.desk import ENDED, FAKE_TORCH, STEPPER, Desk, Job
-from tests.cluster.host import wait_for
-from tests.cluster.slurm import SlurmBox
+from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, Desk, Job
+from tests.support.cluster.host import wait_for
+from tests.support.cluster.slurm import SlurmBox
 
 from .conftest import using
 

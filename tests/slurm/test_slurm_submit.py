@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
-from tests.cluster.host import wait_for
-from tests.cluster.slurm import SlurmBox
+from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
+from tests.support.cluster.host import wait_for
+from tests.support.cluster.slurm import SlurmBox
 
 from .conftest import using
 

@@ -1,6 +1,6 @@
 """Does real training on a real Slurm end as if nothing had happened? With torch and gloo, whatever is taken away.
 
-Weights are compared bit for bit with those of a run in which nothing happens: see `tests/cluster/gpt.py`. Whatever
+Weights are compared bit for bit with those of a run in which nothing happens: see `tests/support/cluster/gpt.py`. Whatever
 happens, happens in the middle: a gate keeps the training from its end until the test has done what it does.
 """
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster import gpt
-from tests.cluster.desk import Desk, Job
-from tests.cluster.slurm import SlurmBox
+from tests.support.cluster import gpt
+from tests.support.cluster.desk import Desk, Job
+from tests.support.cluster.slurm import SlurmBox
 
 from .test_slurm_allocation import allocations
 

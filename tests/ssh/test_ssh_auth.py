@@ -16,7 +16,7 @@ from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh.config import Target, resolve
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from orchestrator.backends.ssh.keys import Ask
-from tests.ssh.conftest import LOOPBACK, WAIT_S, Desk, Sshd, make_key, needs_sshd, public
+from tests.support.sshd import LOOPBACK, WAIT_S, Desk, Sshd, make_key, needs_sshd, public
 
 pytestmark = needs_sshd
 

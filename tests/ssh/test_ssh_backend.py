@@ -26,7 +26,7 @@ from orchestrator.spec import JobSpec, SpecFile
 from orchestrator.wire import line
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
-from tests.ssh.conftest import Desk, Sshd, free_port, needs_sshd
+from tests.support.sshd import Desk, Sshd, free_port, needs_sshd
 
 pytestmark = [needs_sshd, pytest.mark.integration]
 

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh import config
 from orchestrator.backends.ssh.config import resolve
-from tests.ssh.conftest import needs_sshd
+from tests.support.sshd import needs_sshd
 
 
 @pytest.fixture(params=["ssh -G", "paramiko"])

@@ -19,7 +19,7 @@ from orchestrator.backends.ssh import auth, dial
 from orchestrator.backends.ssh.config import resolve
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from orchestrator.backends.ssh.transport import Transport
-from tests.ssh.conftest import (
+from tests.support.sshd import (
     LOOPBACK,
     WAIT_S,
     Desk,

@@ -19,7 +19,7 @@ from orchestrator.backends.ssh import config, copying
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from orchestrator.backends.ssh.copying import Copies
 from orchestrator.wire.messages import Piece
-from tests.ssh.conftest import LOOPBACK, Desk, Sshd, needs_sshd
+from tests.support.sshd import LOOPBACK, Desk, Sshd, needs_sshd
 
 pytestmark = [
     needs_sshd,

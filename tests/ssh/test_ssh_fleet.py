@@ -21,8 +21,8 @@ from orchestrator.planning import Inventory
 from orchestrator.spec import load
 from orchestrator.wire import codec
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
-from tests.ssh.conftest import Desk, Sshd, free_port, make_key, needs_sshd
+from tests.support import jobs
+from tests.support.sshd import Desk, Sshd, free_port, make_key, needs_sshd
 
 pytestmark = needs_sshd
 

@@ -13,7 +13,7 @@ import pytest
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh.config import Target, resolve
 from orchestrator.backends.ssh.hostkeys import HostKey, Policy, check, known_kinds
-from tests.ssh.conftest import fingerprint, make_key, needs_sshd, public
+from tests.support.sshd import fingerprint, make_key, needs_sshd, public
 
 pytestmark = needs_sshd
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.backends import Trouble
 from orchestrator.backends.ssh.config import resolve
 from orchestrator.backends.ssh.connection import Connection, Jumps
-from tests.ssh.conftest import (
+from tests.support.sshd import (
     LOOPBACK,
     WAIT_S,
     Desk,

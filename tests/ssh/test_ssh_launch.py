@@ -14,23 +14,22 @@ from orchestrator.backends.ssh.connection import Connection, Jumps, Remote
 from orchestrator.backends.ssh.launch import Code, land, reach, sweep
 from orchestrator.node import jobfolder
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
-from tests.ssh.conftest import Desk, Sshd, enter
-from tests.unit import hosts
+from tests.support import fake_host, jobs
+from tests.support.sshd import Desk, Sshd, enter
 
 NOISY = 'ForceCommand /bin/sh -c \'echo Welcome; echo warning >&2; printf "no end"; eval "$SSH_ORIGINAL_COMMAND"\''
 
 
 @pytest.fixture
 def code(tmp_path: Path) -> Code:
-    return hosts.archive(tmp_path / "code.tar.gz", {**hosts.FILES, "large": os.urandom(3_000_000)})
+    return fake_host.archive(tmp_path / "code.tar.gz", {**fake_host.FILES, "large": os.urandom(3_000_000)})
 
 
 @pytest.fixture
 def there(tmp_path: Path) -> Iterator[JobDir]:
     """The job's folder on the host; its agents are ended after the test."""
     yield JobDir(tmp_path / "sshd0" / "home" / ".orch" / "jobs" / jobs.ID)
-    hosts.end_all(tmp_path)
+    fake_host.end_all(tmp_path)
 
 
 def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
@@ -39,13 +38,13 @@ def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
     server = desk.start(NOISY)
     desk.know(server)
     connection = enter(server, jumps)
-    landed = land(connection, hosts.launch(code))
+    landed = land(connection, fake_host.launch(code))
     assert landed.root == str(there.root) and "Welcome" in landed.notes[0]
     assert (there.code / "large").stat().st_size == 3_000_000
     connection.close()
     again = enter(server, jumps)
-    assert reach(again, hosts.kit(), hosts.config()).alive
-    assert sweep(again, hosts.kit(), hosts.config().root, jobs.ID).kept == ""
+    assert reach(again, fake_host.kit(), fake_host.config()).alive
+    assert sweep(again, fake_host.kit(), fake_host.config().root, jobs.ID).kept == ""
     assert not there.root.exists()
 
 
@@ -79,7 +78,7 @@ def test_a_launch_that_is_cut_before_its_agent_was_let_go_leaves_none(
     words: int, server: Sshd, jumps: Jumps, code: Code, there: JobDir
 ) -> None:
     with pytest.raises(LaunchError, match=r"broke|ended|session"):
-        land(Cut(enter(server, jumps), server, words), hosts.launch(code))
-    hosts.wait_gone(hosts.keepers(there.root))
+        land(Cut(enter(server, jumps), server, words), fake_host.launch(code))
+    fake_host.wait_gone(fake_host.keepers(there.root))
     assert not jobfolder.is_locked(there.node("node-0") / "agent.lock")
-    assert not land(enter(server, jumps), hosts.launch(code)).was_up
+    assert not land(enter(server, jumps), fake_host.launch(code)).was_up

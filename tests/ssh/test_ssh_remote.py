@@ -13,13 +13,7 @@ from orchestrator.backends import LaunchError
 from orchestrator.backends.ssh import transport
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from orchestrator.backends.ssh.remote import ERRORS_BYTES_MAX, LINE_BYTES_MAX, Remote
-from tests.ssh.conftest import (
-    WAIT_S,
-    Desk,
-    Sshd,
-    enter,
-    needs_sshd,
-)
+from tests.support.sshd import WAIT_S, Desk, Sshd, enter, needs_sshd
 
 pytestmark = needs_sshd
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings
 
 from orchestrator.backends.ssh.launch import Code
-from tests.unit import disks, hosts
-from tests.unit.hosts import Host
-from tests.unit.queue_world import FakeSlurm, installed
+from tests.support import fake_disk, fake_host
+from tests.support.fake_host import Host
+from tests.support.fake_slurm import FakeSlurm, installed
 
 settings.register_profile(
     "orch", deadline=None
@@ -20,22 +20,22 @@ settings.load_profile("orch")
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> disks.Disk:
+def disk(monkeypatch: pytest.MonkeyPatch) -> fake_disk.Disk:
     """A disk below this process that can be full."""
-    return disks.install(monkeypatch)
+    return fake_disk.install(monkeypatch)
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[Host]:
     """A host of the test's own; nothing that was started on it stays."""
-    with hosts.host(tmp_path / "there") as here:
+    with fake_host.host(tmp_path / "there") as here:
         yield here
 
 
 @pytest.fixture
 def code(tmp_path: Path) -> Code:
-    """The archive of `hosts.FILES`."""
-    return hosts.archive(tmp_path / "code.tar.gz", hosts.FILES)
+    """The archive of `fake_host.FILES`."""
+    return fake_host.archive(tmp_path / "code.tar.gz", fake_host.FILES)
 
 
 @pytest.fixture

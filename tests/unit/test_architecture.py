@@ -74,7 +74,7 @@ LONG_FILES = {
     "orchestrator/spec_model.py": "one table of all that a job file may say",
     "orchestrator/spec_rules.py": "one list of all that a value may be",
     "orchestrator/wire/messages.py": "one list of all that supervisor and agents say",
-    "tests/sim/mutations.py": "one list of all mutations, each with its night",
+    "tests/support/sim/mutations.py": "one list of all mutations, each with its night",
     "tests/hangs/gallery.py": "the gallery: one case after the other, and nothing else",
 }
 """Files of more than `FILE_LINES_MAX` lines, and why."""

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from orchestrator.plan import Plan
 from orchestrator.render import render
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 WAIT_S_MAX = 20.0
 PLAN = jobs.plan(backend="slurm")

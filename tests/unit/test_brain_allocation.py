@@ -11,8 +11,7 @@ from orchestrator.brain import events as e
 from orchestrator.brain.causes import Cause
 from orchestrator.brain.facts import Want
 from orchestrator.journal import Entry
-
-from .brain_story import OWN, Story, names, none_of, only
+from tests.support.brain_story import OWN, Story, names, none_of, only
 
 SIGTERM = 15
 

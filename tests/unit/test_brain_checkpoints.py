@@ -7,8 +7,7 @@ import pytest
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.recognise import ALIKE_MAX
-
-from .brain_story import Story, none_of, only
+from tests.support.brain_story import Story, none_of, only
 
 TEN = ("step-000010.pt", 10)
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .brain_story import Story, look, none_of, only
+from tests.support.brain_story import Story, look, none_of, only
 
 GROUP = "00c0ffee"
 EVERY_BEAT_STEPS = 8

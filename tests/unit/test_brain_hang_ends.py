@@ -9,9 +9,8 @@ import pytest
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain import folding
-
-from .brain_story import Story, look, none_of, only
-from .hang_story import (
+from tests.support.brain_story import Story, look, none_of, only
+from tests.support.hang_story import (
     ALL,
     BLOCKED,
     SLEEPS,

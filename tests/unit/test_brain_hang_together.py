@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .brain_story import Story, look, none_of
-from .hang_story import ALL, BLOCKED, SLEEPS, beat, entered, gang_of, judged, silence
+from tests.support.brain_story import Story, look, none_of
+from tests.support.hang_story import ALL, BLOCKED, SLEEPS, beat, entered, gang_of, judged, silence
 
 
 def test_where_nobody_is_seen_to_wait_the_one_that_is_behind_is_to_blame() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .brain_story import Story, names, none_of, only
+from tests.support.brain_story import Story, names, none_of, only
 
 LAN, FAST, BRIDGE = "10.0.0.1", "192.168.0.1", "172.17.0.1"
 

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .brain_story import none_of
-from .hang_story import ALL, BLOCKED, SLEEPS, beat, entered, gang_of, judged, silence
+from tests.support.brain_story import none_of
+from tests.support.hang_story import ALL, BLOCKED, SLEEPS, beat, entered, gang_of, judged, silence
 
 
 def test_who_has_entered_another_collective_before_it_left_it_is_the_odd_one() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .brain_story import Story, none_of, only
+from tests.support.brain_story import Story, none_of, only
 
 
 def _crashed(**limits: object) -> Story:

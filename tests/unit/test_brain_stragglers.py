@@ -5,8 +5,7 @@ from __future__ import annotations
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain import stragglers
-
-from .brain_story import Story, only
+from tests.support.brain_story import Story, only
 
 
 def running() -> Story:

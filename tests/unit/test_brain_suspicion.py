@@ -10,8 +10,7 @@ import pytest
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain import looks, suspicion
-
-from .brain_story import Story, look, none_of
+from tests.support.brain_story import Story, look, none_of
 
 WAITS = e.Doing.WAITS
 

@@ -13,7 +13,7 @@ from orchestrator.carry import COMING_MAX
 from orchestrator.errors import ClusterError
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
-from tests.unit.carry_world import ALONE, GANG, World
+from tests.support.fake_carrier import ALONE, GANG, World
 
 
 @pytest.fixture

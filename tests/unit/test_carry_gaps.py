@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.wire.paths import JobDir
-from tests.unit.carry_world import GANG, World
+from tests.support.fake_carrier import GANG, World
 
 ALL_STOPPED = dict.fromkeys(GANG, 1)
 

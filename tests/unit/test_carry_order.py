@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.brain import events as e
 from orchestrator.wire.paths import JobDir
-from tests.unit.carry_world import GANG, Files, World
+from tests.support.fake_carrier import GANG, Files, World
 
 
 @dataclass

@@ -18,7 +18,7 @@ import pytest
 
 from orchestrator import cli
 from orchestrator.wire.paths import JobDir
-from tests.golden import folders, jobs
+from tests.support import folders, jobs
 
 FUZZ_RUNS = 300
 OUTPUT_CHARS_MAX = 200_000

@@ -15,8 +15,8 @@ from orchestrator.brain import events as e
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
-from tests.golden import folders, jobs
-from tests.unit.unprivileged import unprivileged
+from tests.support import folders, jobs
+from tests.support.unprivileged import unprivileged
 
 
 def _with_checkpoints(tmp_path: Path) -> JobDir:

@@ -14,7 +14,7 @@ from orchestrator.deeds import Deeds
 from orchestrator.ferry import Ferry
 from orchestrator.links import Links
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 OLD, NEW = "127.0.0.1:4000", "127.0.0.1:4001"
 

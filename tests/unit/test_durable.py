@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.wire import durable
 from orchestrator.wire.durable import LineLog, read_lines, replace_bytes, replace_text
-from tests.unit.disks import Disk
+from tests.support.fake_disk import Disk
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from orchestrator import ending
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import Link
-
-from .brain_story import Story
+from tests.support.brain_story import Story
 
 
 def _left(*events: e.Event) -> tuple[str, ...]:

@@ -10,8 +10,7 @@ import pytest
 
 from orchestrator.node import evidence, natives, openfiles
 from orchestrator.node.hook import RANK_DIR_ENV, SOCKET_FILE
-
-from .looked import LOOKS_S_MAX, SAY_READY, Watch, watching
+from tests.support.watch import LOOKS_S_MAX, SAY_READY, Watch, watching
 
 TRACE = "trace.json"
 

@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator.node.frames import Frame, is_in_users_code
 from orchestrator.wire.messages import Doing
-
-from .looked import SAY_READY, watching
+from tests.support.watch import SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 """The same on one line, so that line numbers below can be counted."""

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.wire.messages import Doing
-
-from .looked import BETWEEN_S, SAY_READY, watching
+from tests.support.watch import BETWEEN_S, SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 """The same on one line, so that line numbers below can be counted."""

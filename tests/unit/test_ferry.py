@@ -18,7 +18,7 @@ from orchestrator.links import Said
 from orchestrator.wire import codec
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 THREAD_S_MAX = 10.0
 GANG = (("n0", (0,)), ("n1", (1,)))

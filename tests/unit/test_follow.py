@@ -15,7 +15,7 @@ from orchestrator import follow
 from orchestrator.job import Job
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
-from tests.golden import folders, jobs
+from tests.support import folders, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 SHOWN_S = 1.2

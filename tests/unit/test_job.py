@@ -19,8 +19,8 @@ from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.revival import BEGIN_S_MAX, STOPPED_S_MAX, revive
 from orchestrator.wire.paths import JobDir
-from tests.golden import folders, jobs
-from tests.unit.queue_world import SUPERVISOR
+from tests.support import folders, jobs
+from tests.support.fake_slurm import SUPERVISOR
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 

@@ -12,8 +12,8 @@ from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
 from orchestrator.journal import Entry, JobClock, Journal, JournalError, read
 from orchestrator.wire import room
-from tests.unit import hosts
-from tests.unit.disks import Disk
+from tests.support import fake_host
+from tests.support.fake_disk import Disk
 
 NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
@@ -63,7 +63,7 @@ def test_news_waits_for_room_on_the_disk_in_order_and_a_full_disk_is_not_tried_a
     disk.room_bytes = None
     assert not journal.sync(), "a moment ago it was full"
     monkeypatch.setattr(room, "RETRY_S", 0.0)
-    hosts.wait_for(journal.sync, "another try")
+    fake_host.wait_for(journal.sync, "another try")
     journal.close()
     entries = list(read(path))
     assert tuple(entry.news for entry in entries) == NEWS

@@ -14,7 +14,7 @@ from orchestrator.node import jobfolder, keeper, procfs
 from orchestrator.wire import codec
 from orchestrator.wire import landing as w
 from orchestrator.wire.messages import AgentConfig
-from tests.unit import hosts
+from tests.support import fake_host
 
 WAIT_S_MAX = 30.0
 PROGRAM = """
@@ -75,7 +75,7 @@ class Keeper:
 
 
 def _config(folder: Path) -> AgentConfig:
-    return hosts.config(root=str(folder))
+    return fake_host.config(root=str(folder))
 
 
 def test_a_keeper_waits_for_its_leave_then_lets_go_of_the_line_and_starts(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_second_keeper_tells_of_the_first_and_ends(tmp_path: Path) -> None:
     one.word()
     one.go()
     one.word()
-    hosts.wait_for(lambda: (tmp_path / "nodes/node-0/agent.json").exists(), "the keeper's record")
+    fake_host.wait_for(lambda: (tmp_path / "nodes/node-0/agent.json").exists(), "the keeper's record")
     other = Keeper(tmp_path)
     assert other.word() == w.AlreadyUp(one.process.pid, ())
     assert other.process.wait(WAIT_S_MAX) == 0
@@ -144,7 +144,7 @@ def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
     one.go()
     one.word()
     record = tmp_path / "nodes/node-0/agent.json"
-    hosts.wait_for(record.exists, "the keeper's record")
+    fake_host.wait_for(record.exists, "the keeper's record")
     data = json.loads(record.read_text())
     assert data["pid"] == one.process.pid and data["gpus"] == [] and data["start_ticks"] > 0
     one.end()
@@ -200,7 +200,9 @@ def _step(folder: Path) -> subprocess.Popen[bytes]:
         env={"SLURMD_NODENAME": "gpu-7", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert process.stdin is not None
-    process.stdin.write(codec.dumps(hosts.config(node="", root=str(folder), allocated=True)).encode() + b"\n")
+    process.stdin.write(
+        codec.dumps(fake_host.config(node="", root=str(folder), allocated=True)).encode() + b"\n"
+    )
     process.stdin.close()
     return process
 
@@ -210,13 +212,13 @@ def test_in_an_allocation_term_ends_neither_keeper_nor_agent_and_the_agent_hears
 ) -> None:
     process = _step(tmp_path)
     log = tmp_path / "nodes/gpu-7/agent.log"
-    hosts.wait_for(lambda: log.exists() and "agent of gpu-7" in log.read_text(), "the agent")
+    fake_host.wait_for(lambda: log.exists() and "agent of gpu-7" in log.read_text(), "the agent")
     assert process.stdout is not None and process.stdout.readline() == b"orch agent on gpu-7\n"
     process.terminate()
-    hosts.wait_for(lambda: "warned" in log.read_text(), "the agent's word")
+    fake_host.wait_for(lambda: "warned" in log.read_text(), "the agent's word")
     assert process.poll() is None
     agents = procfs.descendants(process.pid)
     process.kill()
-    hosts.wait_gone(agents)
+    fake_host.wait_gone(agents)
     process.wait(WAIT_S_MAX)
     process.stdout.close()

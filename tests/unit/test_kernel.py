@@ -17,8 +17,7 @@ from orchestrator.node.frames import Frame
 from orchestrator.node.kernel import Wait
 from orchestrator.node.loops import Ending
 from orchestrator.node.source import Line
-
-from .unprivileged import NOBODY, unprivileged
+from tests.support.unprivileged import NOBODY, unprivileged
 
 SEEN_S_MAX = 60.0
 

@@ -18,9 +18,8 @@ from orchestrator.backends.ssh.talk import Clocks
 from orchestrator.node import jobfolder, procfs
 from orchestrator.wire import landing as w
 from orchestrator.wire.messages import Needs
-from tests.golden import jobs
-from tests.unit import hosts
-from tests.unit.hosts import Host
+from tests.support import fake_host, jobs
+from tests.support.fake_host import Host
 
 OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 
@@ -29,12 +28,12 @@ OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 
 
 def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: Host, code: Code) -> None:
-    landed = land(host, hosts.launch(code))
-    assert host.processes[0].wait(hosts.GONE_S_MAX) == 0
+    landed = land(host, fake_host.launch(code))
+    assert host.processes[0].wait(fake_host.GONE_S_MAX) == 0
     assert (landed.root, landed.ships, landed.was_up) == (str(host.job.root), True, False)
-    assert {name: (host.job.code / name).read_bytes() for name in hosts.FILES} == hosts.FILES
-    assert hosts.sha256(host.job.bundle) == hosts.kit().parcel.sha256
-    assert landed.pid in hosts.keepers(host.home)
+    assert {name: (host.job.code / name).read_bytes() for name in fake_host.FILES} == fake_host.FILES
+    assert fake_host.sha256(host.job.bundle) == fake_host.kit().parcel.sha256
+    assert landed.pid in fake_host.keepers(host.home)
     stat = procfs.look(landed.pid)
     assert stat is not None and stat.session == landed.pid
     words = Path(f"/proc/{landed.pid}/cmdline").read_text().rstrip("\0").split("\0")
@@ -42,7 +41,7 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: Host, code:
 
 
 def test_only_its_own_folder_is_touched(host: Host, code: Code) -> None:
-    land(host, hosts.launch(code))
+    land(host, fake_host.launch(code))
     assert [str(path.relative_to(host.home)) for path in host.home.rglob("*") if host.job.root not in path.parents] == [
         ".orch", ".orch/jobs", f".orch/jobs/{jobs.ID}",
     ]  # fmt: skip
@@ -53,16 +52,16 @@ def test_only_its_own_folder_is_touched(host: Host, code: Code) -> None:
 
 
 def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: Host, code: Code) -> None:
-    first, second = land(host, hosts.launch(code)), land(host, hosts.launch(code))
+    first, second = land(host, fake_host.launch(code)), land(host, fake_host.launch(code))
     assert (second.was_up, second.pid) == (True, first.pid)
 
 
 def test_what_is_there_is_not_sent_again(host: Host, code: Code) -> None:
-    land(host, hosts.launch(code))
-    assert _sent_bytes(host) > len(hosts.BUNDLE) + code.parcel.size_bytes
-    land(host, hosts.launch(code))
+    land(host, fake_host.launch(code))
+    assert _sent_bytes(host) > len(fake_host.BUNDLE) + code.parcel.size_bytes
+    land(host, fake_host.launch(code))
     assert _sent_bytes(host) < 20_000
-    land(host, hosts.launch(code, hosts.config(root="~/.orch/jobs/another")))
+    land(host, fake_host.launch(code, fake_host.config(root="~/.orch/jobs/another")))
     assert _sent_bytes(host) < 20_000, "another job's folder has the same bundle and the same code"
     assert (host.jobs / "another" / "code.tar.gz").stat().st_nlink == 2
 
@@ -76,27 +75,27 @@ def _sent_bytes(host: Host) -> int:
 
 def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: Host, code: Code) -> None:
     host.job.root.mkdir(parents=True)
-    data = bytearray(hosts.BUNDLE)
+    data = bytearray(fake_host.BUNDLE)
     data[1000] ^= 1
     host.job.bundle.write_bytes(data)
-    land(host, hosts.launch(code))
-    assert hosts.sha256(host.job.bundle) == hosts.kit().parcel.sha256
+    land(host, fake_host.launch(code))
+    assert fake_host.sha256(host.job.bundle) == fake_host.kit().parcel.sha256
 
 
 def test_parts_of_a_launch_that_was_killed_do_not_matter(host: Host, code: Code) -> None:
     (host.job.root / ".code.part" / "junk").mkdir(parents=True)
     (host.job.root / ".code.tar.gz.part").write_bytes(b"half")
     (host.job.root / "code.tar.gz").write_bytes(b"torn")
-    land(host, hosts.launch(code))
+    land(host, fake_host.launch(code))
     assert sorted(path.name for path in host.job.code.iterdir()) == ["pkg", "train.py"]
 
 
 def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: Host, code: Code) -> None:
     host.job.secrets.mkdir(parents=True)
-    (host.job.secrets / "token").write_text(hosts.config().token)
-    host.job.bundle.write_bytes(hosts.BUNDLE)
+    (host.job.secrets / "token").write_text(fake_host.config().token)
+    host.job.bundle.write_bytes(fake_host.BUNDLE)
     host.job.code.mkdir()
-    landed = land(host, hosts.launch(code))
+    landed = land(host, fake_host.launch(code))
     assert not landed.ships and "nothing is copied" in landed.notes[0]
     assert not (host.job.root / "code.tar.gz").exists() and list(host.job.code.iterdir()) == []
 
@@ -104,20 +103,22 @@ def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: Host,
 def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(host: Host, code: Code) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text("f" * 64)
-    assert land(host, hosts.launch(code)).ships
+    assert land(host, fake_host.launch(code)).ships
 
 
 def test_two_hosts_with_one_home_land_at_once(host: Host, code: Code) -> None:
-    landed = _at_once([partial(land, host, hosts.launch(code, hosts.config(f"host-{n}"))) for n in range(3)])
+    landed = _at_once(
+        [partial(land, host, fake_host.launch(code, fake_host.config(f"host-{n}"))) for n in range(3)]
+    )
     assert len({one.pid for one in landed}) == 3 and not any(one.was_up for one in landed)
-    assert (host.job.code / "pkg/deep/mod.py").read_bytes() == hosts.FILES["pkg/deep/mod.py"]
+    assert (host.job.code / "pkg/deep/mod.py").read_bytes() == fake_host.FILES["pkg/deep/mod.py"]
 
 
 def test_two_launches_of_one_node_at_once_leave_one_agent(host: Host, code: Code) -> None:
-    landed = _at_once([lambda: land(host, hosts.launch(code))] * 2)
+    landed = _at_once([lambda: land(host, fake_host.launch(code))] * 2)
     assert sorted(one.was_up for one in landed) == [False, True]
     alone = next(one for one in landed if not one.was_up)
-    assert alone.pid in hosts.keepers(host.home)
+    assert alone.pid in fake_host.keepers(host.home)
 
 
 def _at_once(deeds: list[Callable[[], Landed]]) -> list[Landed]:
@@ -139,43 +140,43 @@ def _at_once(deeds: list[Callable[[], Landed]]) -> list[Landed]:
 )
 def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: Host, code: Code) -> None:
     host.rc = rc
-    landed = land(host, hosts.launch(code))
+    landed = land(host, fake_host.launch(code))
     assert "its login shell prints on its own" in landed.notes[0]
 
 
 def test_a_shell_that_ends_before_us_is_named_with_its_words(host: Host, code: Code) -> None:
     host.rc = "echo 'This account is closed'; exit 7"
-    failure = hosts.failure(host, code)
+    failure = fake_host.failure(host, code)
     assert (failure.stage, failure.trouble) == ("shell", Trouble.LASTING)
     assert "code 7" in failure.reason and "This account is closed" in failure.reason
     assert "~/.bashrc" in failure.fix
 
 
 def test_an_old_python_first_in_path_is_passed_over(host: Host, code: Code, tmp_path: Path) -> None:
-    hosts.program(tmp_path / "old", "python3", OLD_PYTHON)
+    fake_host.program(tmp_path / "old", "python3", OLD_PYTHON)
     host.env["PATH"] = f"{tmp_path / 'old'}:{os.environ['PATH']}"
-    assert land(host, hosts.launch(code)).python != str(tmp_path / "old/python3")
+    assert land(host, fake_host.launch(code)).python != str(tmp_path / "old/python3")
 
 
 def test_the_submitter_s_python_is_the_first_that_is_tried(host: Host, code: Code, tmp_path: Path) -> None:
     mine = tmp_path / 'it\'s "my" $(python)'
     mine.symlink_to(Path(sys.executable).resolve())
-    landed = land(host, hosts.launch(code, of=hosts.kit(str(mine))))
+    landed = land(host, fake_host.launch(code, of=fake_host.kit(str(mine))))
     assert landed.python == str(mine)
 
 
 def test_a_host_without_a_fitting_python_says_which_ones_it_has(
     host: Host, code: Code, tmp_path: Path
 ) -> None:
-    old = hosts.program(tmp_path / "o \"l' d", "python3", OLD_PYTHON)
-    failure = hosts.failure(host, code, of=_without_pythons(host, tmp_path, old.parent))
+    old = fake_host.program(tmp_path / "o \"l' d", "python3", OLD_PYTHON)
+    failure = fake_host.failure(host, code, of=_without_pythons(host, tmp_path, old.parent))
     assert (failure.stage, failure.trouble) == ("python", Trouble.LASTING)
     assert f"{old} (Python 3.8.10)" in failure.reason and "3.10" in failure.reason
     assert "install" in failure.fix
 
 
 def test_a_host_with_no_python_at_all_says_so(host: Host, code: Code, tmp_path: Path) -> None:
-    assert hosts.failure(host, code, of=_without_pythons(host, tmp_path)).reason == "there is no Python"
+    assert fake_host.failure(host, code, of=_without_pythons(host, tmp_path)).reason == "there is no Python"
 
 
 def _without_pythons(host: Host, folder: Path, *more: Path) -> Kit:
@@ -186,12 +187,14 @@ def _without_pythons(host: Host, folder: Path, *more: Path) -> Kit:
         found = next(Path(place, name) for place in ("/usr/bin", "/bin") if Path(place, name).exists())
         (tools / name).symlink_to(found)
     host.env["PATH"] = ":".join(map(str, (*more, tools)))
-    return Kit(hosts.kit().script.replace("/usr/", "/nowhere/").replace("/opt/", "/nowhere/"), hosts.BUNDLE)
+    return Kit(
+        fake_host.kit().script.replace("/usr/", "/nowhere/").replace("/opt/", "/nowhere/"), fake_host.BUNDLE
+    )
 
 
 def test_a_clock_that_is_far_off_is_noted(host: Host, code: Code) -> None:
     clocks = Clocks(wall=lambda: time.time() - 3600)
-    landed = land(host, hosts.launch(code), clocks=clocks)
+    landed = land(host, fake_host.launch(code), clocks=clocks)
     assert landed.clock_s == pytest.approx(3600, abs=60)
     assert "its clock is 3600 s ahead" in landed.notes
 
@@ -204,35 +207,37 @@ def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_f
 ) -> None:
     _gpus(host, tmp_path, 2)
     both, one = Needs(2, 0, 0), Needs(1, 0, 0)
-    first = land(host, hosts.launch(code, hosts.config(needs=both)))
+    first = land(host, fake_host.launch(code, fake_host.config(needs=both)))
     assert first.gpus == ("0", "1")
-    other = hosts.config(needs=one, job="other", root="~/.orch/jobs/other")
-    failure = hosts.failure(host, code, other)
+    other = fake_host.config(needs=one, job="other", root="~/.orch/jobs/other")
+    failure = fake_host.failure(host, code, other)
     assert (failure.stage, failure.trouble) == ("lease", Trouble.BUSY)
     assert f"GPUs 0, 1 held by job {jobs.ID}" in failure.reason and f"pid {first.pid}" in failure.reason
-    assert land(host, hosts.launch(code, hosts.config(needs=both))).gpus == ("0", "1"), "its own agent is up"
-    hosts.end_all(host.home)
-    assert land(host, hosts.launch(code, other)).gpus == ("0",)
+    assert land(host, fake_host.launch(code, fake_host.config(needs=both))).gpus == ("0", "1"), (
+        "its own agent is up"
+    )
+    fake_host.end_all(host.home)
+    assert land(host, fake_host.launch(code, other)).gpus == ("0",)
 
 
 def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
     host: Host, code: Code, tmp_path: Path
 ) -> None:
-    told = hosts.config(needs=Needs(8, 0, 0))
+    told = fake_host.config(needs=Needs(8, 0, 0))
     _gpus(host, tmp_path, 2)
-    failure = hosts.failure(host, code, told)
+    failure = fake_host.failure(host, code, told)
     assert (failure.stage, failure.trouble) == ("lease", Trouble.LASTING)
     assert "8 GPUs wanted, the host has 2" in failure.reason
-    hosts.program(
+    fake_host.program(
         tmp_path / "gpu", "nvidia-smi", "#!/bin/sh\necho 'NVML: Driver/library version mismatch'; exit 18\n"
     )
-    assert "Driver/library version mismatch" in hosts.failure(host, code, told).reason
-    hosts.wait_gone(hosts.keepers(host.home))
+    assert "Driver/library version mismatch" in fake_host.failure(host, code, told).reason
+    fake_host.wait_gone(fake_host.keepers(host.home))
 
 
 def _gpus(host: Host, folder: Path, count: int) -> None:
     lines = [f"GPU {n}: NVIDIA H200 (UUID: GPU-{folder.name}-{os.getpid()}-{n})" for n in range(count)]
-    hosts.program(folder / "gpu", "nvidia-smi", "#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
+    fake_host.program(folder / "gpu", "nvidia-smi", "#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
     host.env["PATH"] = f"{folder / 'gpu'}:{os.environ['PATH']}"
 
 
@@ -241,7 +246,7 @@ def _gpus(host: Host, folder: Path, count: int) -> None:
 
 def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: Host, code: Code) -> None:
     (host.job.node("node-0") / "agent.lock").mkdir(parents=True)
-    failure = hosts.failure(host, code)
+    failure = fake_host.failure(host, code)
     assert failure.stage == "agent" and "Is a directory" in failure.reason
 
 
@@ -252,16 +257,16 @@ def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
     """The line breaks after so many lines: an agent is there only if it was told to go."""
     host.breaks_after = words_heard
     try:
-        land(host, hosts.launch(code))
+        land(host, fake_host.launch(code))
         went = True
     except LaunchError as err:
         assert "broke" in err.reason
         went = w.GO + b"\n" in host.sent
-    assert host.processes[0].wait(hosts.GONE_S_MAX) is not None
+    assert host.processes[0].wait(fake_host.GONE_S_MAX) is not None
     host.breaks_after = None
     if went:
-        assert reach(host, hosts.kit(), hosts.config()).alive
+        assert reach(host, fake_host.kit(), fake_host.config()).alive
     else:
-        hosts.wait_gone(hosts.keepers(host.home))
+        fake_host.wait_gone(fake_host.keepers(host.home))
         assert not jobfolder.is_locked(host.job.node("node-0") / "agent.lock")
-    assert land(host, hosts.launch(code)).was_up is went, "and the next launch finds all in order"
+    assert land(host, fake_host.launch(code)).was_up is went, "and the next launch finds all in order"

@@ -11,9 +11,8 @@ import pytest
 from orchestrator.backends import Trouble
 from orchestrator.backends.ssh.launch import Code, land
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
-from tests.unit import hosts
-from tests.unit.hosts import Host
+from tests.support import fake_host, jobs
+from tests.support.fake_host import Host
 
 GZIP = b"\x1f\x8b"
 
@@ -21,8 +20,8 @@ GZIP = b"\x1f\x8b"
 def test_a_disk_without_room_says_how_much_there_is_and_how_much_is_needed(
     host: Host, code: Code, tmp_path: Path
 ) -> None:
-    with hosts.disk(tmp_path / "small", "size=1m") as small:
-        failure = hosts.failure(host, code, hosts.config(root=f"{small}/jobs/{jobs.ID}"))
+    with fake_host.disk(tmp_path / "small", "size=1m") as small:
+        failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
         assert (failure.stage, failure.trouble) == ("folder", Trouble.LASTING)
         assert (
             "1.0 MB free" in failure.reason
@@ -33,14 +32,14 @@ def test_a_disk_without_room_says_how_much_there_is_and_how_much_is_needed(
 
 
 def test_a_read_only_disk_is_named(host: Host, code: Code, tmp_path: Path) -> None:
-    with hosts.disk(tmp_path / "small", "size=40m,ro") as small:
-        failure = hosts.failure(host, code, hosts.config(root=f"{small}/jobs/{jobs.ID}"))
+    with fake_host.disk(tmp_path / "small", "size=40m,ro") as small:
+        failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
         assert failure.stage == "folder" and f"{small}/jobs: read-only file system" in failure.reason
 
 
 def test_a_disk_out_of_inodes_is_named(host: Host, code: Code, tmp_path: Path) -> None:
-    with hosts.disk(tmp_path / "small", "size=40m,nr_inodes=7") as small:
-        failure = hosts.failure(host, code, hosts.config(root=f"{small}/jobs/{jobs.ID}"))
+    with fake_host.disk(tmp_path / "small", "size=40m,nr_inodes=7") as small:
+        failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
         assert failure.stage == "folder" and failure.trouble is Trouble.LASTING
         assert "no space left on device" in failure.reason or "inodes" in failure.reason
 
@@ -48,8 +47,8 @@ def test_a_disk_out_of_inodes_is_named(host: Host, code: Code, tmp_path: Path) -
 def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
     host: Host, tmp_path: Path
 ) -> None:
-    code = hosts.archive(tmp_path / "large.tar.gz", {"weights": bytes(6_000_000)})
-    with hosts.disk(tmp_path / "small", "size=32m") as small:
+    code = fake_host.archive(tmp_path / "large.tar.gz", {"weights": bytes(6_000_000)})
+    with fake_host.disk(tmp_path / "small", "size=32m") as small:
         filler = small / "filler"
 
         def fill(data: bytes) -> None:
@@ -57,36 +56,36 @@ def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
                 filler.write_bytes(bytes(30_000_000))
 
         host.before_send = fill
-        failure = hosts.failure(host, code, hosts.config(root=f"{small}/jobs/{jobs.ID}"))
+        failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
         assert (failure.stage, failure.trouble) == ("copy", Trouble.LASTING)
         assert "no space left on device" in failure.reason and "ssh.remote_dir" in failure.fix
         job = JobDir(small / "jobs" / jobs.ID)
         assert [path.name for path in job.root.iterdir() if "code" in path.name] == []
         filler.unlink()
         host.before_send = len
-        assert not land(host, hosts.launch(code, hosts.config(root=str(job.root)))).was_up
+        assert not land(host, fake_host.launch(code, fake_host.config(root=str(job.root)))).was_up
 
 
 def test_noexec_is_noted_where_a_program_of_the_snapshot_is_to_run(
     host: Host, code: Code, tmp_path: Path
 ) -> None:
-    with hosts.disk(tmp_path / "small", "size=60m,noexec") as small:
-        told = hosts.config(root=f"{small}/jobs/{jobs.ID}")
-        landed = land(host, replace(hosts.launch(code, told), executes=True))
+    with fake_host.disk(tmp_path / "small", "size=60m,noexec") as small:
+        told = fake_host.config(root=f"{small}/jobs/{jobs.ID}")
+        landed = land(host, replace(fake_host.launch(code, told), executes=True))
         assert any("noexec" in note for note in landed.notes)
-        hosts.end_all(small)
-        assert land(host, hosts.launch(code, told)).notes == ()
+        fake_host.end_all(small)
+        assert land(host, fake_host.launch(code, told)).notes == ()
 
 
 def test_a_place_where_no_folder_can_be_made_is_named(host: Host, code: Code) -> None:
     (host.home / ".orch").write_text("a file")
-    failure = hosts.failure(host, code)
+    failure = fake_host.failure(host, code)
     assert (failure.stage, failure.trouble) == ("folder", Trouble.LASTING)
     assert str(host.home / ".orch") in failure.reason and "ssh.remote_dir" in failure.fix
 
 
 def test_a_user_that_the_host_does_not_know_is_named(host: Host, code: Code) -> None:
-    failure = hosts.failure(host, code, hosts.config(root="~nobody-at-all/.orch/jobs/x"))
+    failure = fake_host.failure(host, code, fake_host.config(root="~nobody-at-all/.orch/jobs/x"))
     assert failure.stage == "folder" and "~nobody-at-all" in failure.reason
     assert list(host.home.iterdir()) == []
 
@@ -98,7 +97,7 @@ def test_a_folder_that_the_user_may_not_write_is_named(host: Host, code: Code) -
     try:
         for folder, mode in closed:
             folder.chmod(mode | 0o055)
-        failure = hosts.failure(host, code)
+        failure = fake_host.failure(host, code)
     finally:
         for folder, mode in closed:
             folder.chmod(mode)
@@ -112,14 +111,14 @@ def test_a_folder_that_the_user_may_not_write_is_named(host: Host, code: Code) -
 
 
 def test_a_bundle_that_is_damaged_on_the_way_is_not_run(host: Host, code: Code) -> None:
-    host.damages = hosts.BUNDLE[:4]
-    failure = hosts.failure(host, code)
+    host.damages = fake_host.BUNDLE[:4]
+    failure = fake_host.failure(host, code)
     assert (failure.stage, failure.trouble) == ("copy", Trouble.PASSING) and "bundle" in failure.reason
     assert list(host.home.iterdir()) == []
 
 
 def test_code_that_is_damaged_on_the_way_is_not_unpacked(host: Host, code: Code) -> None:
     host.damages = GZIP
-    failure = hosts.failure(host, code)
+    failure = fake_host.failure(host, code)
     assert failure.stage == "copy" and "code archive" in failure.reason
     assert not host.job.code.exists() and not (host.job.root / "code.tar.gz").exists()

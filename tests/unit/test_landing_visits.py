@@ -15,31 +15,30 @@ from orchestrator.backends.ssh.launch import Code, land, reach, survey, sweep
 from orchestrator.node import jobfolder, procfs
 from orchestrator.wire import landing as w
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
-from tests.unit import hosts
-from tests.unit.hosts import Host
+from tests.support import fake_host, jobs
+from tests.support.fake_host import Host
 
 
 def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: Host, code: Code) -> None:
-    land(host, hosts.launch(code))
+    land(host, fake_host.launch(code))
     endpoint = host.job.node("node-0") / "endpoint"
     assert endpoint.read_text() == "127.0.0.1:9\n"
-    seen = reach(host, hosts.kit(), hosts.config(address="127.0.0.1:7"))
+    seen = reach(host, fake_host.kit(), fake_host.config(address="127.0.0.1:7"))
     assert seen.alive and seen.boot == procfs.boot_id() and endpoint.read_text() == "127.0.0.1:7\n"
     log = host.job.node("node-0") / "agent.log"
-    hosts.wait_for(lambda: "Connect call failed" in log.read_text(), "the agent's first call")
-    hosts.end_all(host.home)
-    seen = reach(host, hosts.kit(), hosts.config())
+    fake_host.wait_for(lambda: "Connect call failed" in log.read_text(), "the agent's first call")
+    fake_host.end_all(host.home)
+    seen = reach(host, fake_host.kit(), fake_host.config())
     assert not seen.alive and "Connect call failed" in seen.words
 
 
 def test_reaching_a_host_without_the_job_makes_nothing_there(host: Host) -> None:
-    assert not reach(host, hosts.kit(), hosts.config()).alive
+    assert not reach(host, fake_host.kit(), fake_host.config()).alive
     assert list(host.home.iterdir()) == []
 
 
 def test_a_survey_tells_what_there_is_and_leaves_nothing(host: Host) -> None:
-    found = survey(host, hosts.kit(), "~/.orch/jobs/x", ("no-such-python", ".venv/bin/python"))
+    found = survey(host, fake_host.kit(), "~/.orch/jobs/x", ("no-such-python", ".venv/bin/python"))
     assert found.looked.root == str(host.home / ".orch/jobs/x") and found.looked.fault == ""
     assert found.looked.cores == os.cpu_count() and found.looked.free_bytes > 0
     assert found.looked.program == ".venv/bin/python" and "snapshot" in found.looked.torch
@@ -47,39 +46,39 @@ def test_a_survey_tells_what_there_is_and_leaves_nothing(host: Host) -> None:
 
 
 def test_a_survey_says_which_torch_the_ranks_would_have(host: Host, tmp_path: Path) -> None:
-    python = hosts.program(tmp_path, "py", "#!/bin/sh\necho noise; echo torch 9.9.9\n")
-    broken = hosts.program(
+    python = fake_host.program(tmp_path, "py", "#!/bin/sh\necho noise; echo torch 9.9.9\n")
+    broken = fake_host.program(
         tmp_path, "no", "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n"
     )
-    assert survey(host, hosts.kit(), "~/x/jobs/y", (str(python),)).looked.torch == "9.9.9"
-    assert "No module named" in survey(host, hosts.kit(), "~/x/jobs/y", (str(broken),)).looked.torch
+    assert survey(host, fake_host.kit(), "~/x/jobs/y", (str(python),)).looked.torch == "9.9.9"
+    assert "No module named" in survey(host, fake_host.kit(), "~/x/jobs/y", (str(broken),)).looked.torch
 
 
 def test_a_survey_names_a_folder_that_cannot_be_made(host: Host) -> None:
     (host.home / ".orch").write_text("a file")
-    looked = survey(host, hosts.kit(), "~/.orch/jobs/x", ()).looked
+    looked = survey(host, fake_host.kit(), "~/.orch/jobs/x", ()).looked
     assert "not a directory" in looked.fault and "ssh.remote_dir" in looked.fix
 
 
 def test_sweeping_ends_what_runs_and_removes_the_folder(host: Host, code: Code) -> None:
-    landed = land(host, hosts.launch(code))
-    swept = sweep(host, hosts.kit(), hosts.config().root, jobs.ID)
+    landed = land(host, fake_host.launch(code))
+    swept = sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID)
     assert swept == w.Swept(killed=2, kept="")
-    hosts.wait_gone([landed.pid])
-    assert hosts.keepers(host.home) == [] and not host.jobs.exists()
-    assert sweep(host, hosts.kit(), hosts.config().root, jobs.ID) == w.Swept(0, "")
+    fake_host.wait_gone([landed.pid])
+    assert fake_host.keepers(host.home) == [] and not host.jobs.exists()
+    assert sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID) == w.Swept(0, "")
 
 
 def test_sweeping_kills_what_an_agent_left(host: Host, code: Code) -> None:
     host.job.node("node-0").mkdir(parents=True)
     orphan = subprocess.Popen(["sleep", "600"], env={"ORCH_TAG": f"{jobs.ID}/node-0"})
-    sweep(host, hosts.kit(), hosts.config().root, jobs.ID)
-    assert orphan.wait(hosts.GONE_S_MAX) == -9
+    sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID)
+    assert orphan.wait(fake_host.GONE_S_MAX) == -9
 
 
 def test_sweeping_keeps_the_folder_that_the_job_was_submitted_from(host: Host) -> None:
     host.job.secrets.mkdir(parents=True)
-    assert "submitted from" in sweep(host, hosts.kit(), hosts.config().root, jobs.ID).kept
+    assert "submitted from" in sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID).kept
     assert host.job.secrets.is_dir()
 
 
@@ -91,14 +90,14 @@ def test_sweeping_keeps_a_folder_where_an_agent_of_another_host_lives(host: Host
     )
     with (node / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "other-host" in sweep(host, hosts.kit(), hosts.config().root, jobs.ID).kept
+        assert "other-host" in sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID).kept
     assert node.is_dir()
 
 
 def test_sweeping_refuses_a_folder_that_is_not_the_job_s(host: Host) -> None:
     (host.home / "precious").mkdir()
     with pytest.raises(LaunchError, match="is not the folder of job"):
-        sweep(host, hosts.kit(), "~/precious", jobs.ID)
+        sweep(host, fake_host.kit(), "~/precious", jobs.ID)
     assert (host.home / "precious").is_dir()
 
 

@@ -24,7 +24,7 @@ from orchestrator.backends.ssh.session import Unwanted
 from orchestrator.backends.ssh.talk import Clocks
 from orchestrator.wire import codec
 from orchestrator.wire import landing as w
-from tests.unit import hosts
+from tests.support import fake_host
 
 BUNDLE = b"B" * 700_000
 CODE = b"C" * 900_000
@@ -177,7 +177,7 @@ class Host:
 
 
 def _land(host: Host, code: Code) -> Landed | LaunchError:
-    told = Launch(Kit("exit 0", BUNDLE), code, False, hosts.config())
+    told = Launch(Kit("exit 0", BUNDLE), code, False, fake_host.config())
     clocks = Clocks(monotonic=lambda: host.now_s, wall=lambda: host.now_s)
     try:
         return land(host, told, clocks=clocks)
@@ -188,7 +188,7 @@ def _land(host: Host, code: Code) -> Landed | LaunchError:
 def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: Code) -> None:
     host = Host(steps(True, True, was_up=False), None, [])
     with pytest.raises(Unwanted):
-        land(host, Launch(Kit("exit 0", BUNDLE), code, False, hosts.config()), lambda: False)
+        land(host, Launch(Kit("exit 0", BUNDLE), code, False, fake_host.config()), lambda: False)
     assert host.closed and host.keeper is KeeperState.ENDED
 
 
@@ -313,4 +313,4 @@ def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -
             self.run = run
 
     with pytest.raises(LaunchError, match="opens no session"):
-        land(Refusing(), Launch(Kit("", b""), code, False, hosts.config()))
+        land(Refusing(), Launch(Kit("", b""), code, False, fake_host.config()))

@@ -22,8 +22,7 @@ from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.journal import Journal, read, tail
 from orchestrator.wire.paths import JobDir
-from tests import golden
-from tests.golden import folders, jobs
+from tests.support import folders, golden, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 WAIT_S_MAX = 20.0

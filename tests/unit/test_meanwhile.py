@@ -17,7 +17,7 @@ import pytest
 from orchestrator import bundle, certificate, meanwhile, render
 from orchestrator.errors import UserError
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 

@@ -13,8 +13,8 @@ from orchestrator.memory import Memory
 from orchestrator.orders import planned
 from orchestrator.wire import room
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
-from tests.unit.disks import Disk
+from tests.support import jobs
+from tests.support.fake_disk import Disk
 
 
 @pytest.fixture

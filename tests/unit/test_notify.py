@@ -20,7 +20,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.facts import Facts
 from orchestrator.notify import Courier, Notifier, post, run_command
 from orchestrator.wire.mask import Mask
-from tests.golden import jobs
+from tests.support import jobs
 
 SECRET = "hf_0123456789abcdef"
 AT = "2026-11-20T22:46:05.123Z"

@@ -17,7 +17,7 @@ from orchestrator.node import orphan as orphans
 from orchestrator.node import stepenv
 from orchestrator.node.orphan import AGAIN_S, ALONE_S, TURN_S, Orphan, Successor, is_orphaned
 from orchestrator.wire.paths import JobDir
-from tests.unit import hosts, queue_world
+from tests.support import fake_host, fake_slurm
 
 FENCE_S = 36.0
 
@@ -37,7 +37,7 @@ def test_only_a_stay_without_its_batch_host_is_orphaned() -> None:
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put an scontrol first in PATH that writes down what it is asked."""
     shown = " ".join(f"{name}={value}" for name, value in SHOWN.items())
-    hosts.program(
+    fake_host.program(
         tmp_path / "bin", "scontrol", f"#!/bin/sh\necho \"$@\" >>{tmp_path}/asked\necho '{shown}'\n"
     )
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -50,7 +50,7 @@ def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path
     orphan.look(ALONE_S + TURN_S - 0.1)
     orphan.look(0.0)
     orphan.look(ALONE_S + TURN_S)
-    hosts.wait_for(lambda: notes, "the note")
+    fake_host.wait_for(lambda: notes, "the note")
     orphan.look(ALONE_S + TURN_S + AGAIN_S - 0.1)
     assert asked.read_text().splitlines() == ["--oneliner show job 8", "requeue 8"]
     assert notes == ["node1 is lost, and the supervisor with it: Slurm job 8 is requeued"]
@@ -63,7 +63,7 @@ def _seen(successor: Successor, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what two looks bring: the first one reads."""
     monkeypatch.setattr(orphans, "LOOK_S", 0.0)
     successor.look()
-    hosts.wait_for(lambda: not _readers(), "the end of reading")
+    fake_host.wait_for(lambda: not _readers(), "the end of reading")
     return successor.look()
 
 
@@ -73,7 +73,7 @@ def _readers() -> list[threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def _no_reader_of_an_earlier_test() -> None:
-    hosts.wait_for(lambda: not _readers(), "the end of what an earlier test's last look reads")
+    fake_host.wait_for(lambda: not _readers(), "the end of what an earlier test's last look reads")
 
 
 def test_an_agent_knows_its_allocation_by_the_name_that_its_supervisor_has_for_it() -> None:
@@ -127,8 +127,8 @@ def test_a_job_folder_that_does_not_answer_stops_nobody(
     assert len(_readers()) == 1, "one reader at a time"
     with file.open("w") as writer:
         writer.write("8.2\n")
-    hosts.wait_for(lambda: successor.look() == "8.2", "the answer")
-    hosts.wait_for(lambda: _is_let_go(file), "the end of the last reader")
+    fake_host.wait_for(lambda: successor.look() == "8.2", "the answer")
+    fake_host.wait_for(lambda: _is_let_go(file), "the end of the last reader")
 
 
 def _is_let_go(file: Path) -> bool:
@@ -163,7 +163,7 @@ def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:
 def test_one_that_finds_the_lock_taken_lets_the_holder_know_that_the_job_is_elsewhere(
     tmp_path: Path, there: str, after: str
 ) -> None:
-    folder = queue_world.job(tmp_path, "8")
+    folder = fake_slurm.job(tmp_path, "8")
     stay.claim(folder, there)
     assert stay.knock(folder, "8.1") == stay.BUSY
     assert folder.allocation.read_text() == f"{after}\n"

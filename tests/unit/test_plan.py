@@ -11,7 +11,7 @@ from orchestrator.errors import UserError
 from orchestrator.plan import Plan, Seat, arguments, node_env, outer_env, rank_env
 from orchestrator.wire import codec
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 JOB = JobDir.at(jobs.ROOT)
 CONTRACT = {

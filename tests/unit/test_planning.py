@@ -13,7 +13,7 @@ from orchestrator.plan import Plan, PlannedNode, PlannedPool, PlannedSsh, node_e
 from orchestrator.planning import Inventory
 from orchestrator.spec import JobSpec, SpecFile
 from orchestrator.wire import codec
-from tests.golden import jobs
+from tests.support import jobs
 
 PYTHON = "/opt/venv/bin/python"
 LAB = (Host("gpu1", 8, None, "10.0.0.1"), Host("gpu2", 8), Host("gpu3", 4), Host("cpu1", None, 16))

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.preflight import Finding, check
 from orchestrator.specfile import SpecError
-from tests.unit import slurm_commands
+from tests.support import fake_sbatch
 
 SPEC = "name: gpt\nprocs_per_node: 2\nentrypoint: train.py\npython: ./python\n"
 ANSWER = '{"python": "3.11.7", "torch": "2.13.0", "gpus": 0}'
@@ -137,7 +137,7 @@ def test_a_torch_that_sees_too_few_gpus_is_a_fault(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_job_folder_that_slurm_takes_for_another_is_refused(tmp_path: Path, name: str, said: str) -> None:
-    slurm = slurm_commands.make(tmp_path / "bin")
+    slurm = fake_sbatch.make(tmp_path / "bin")
     on_slurm = ("backend=slurm", "nodes=2")
     queue = _found(tmp_path, *on_slurm, path=slurm.environ["PATH"], home=tmp_path / name)["queue"]
     assert (queue.ok, queue.exit_code) == ((True, 0) if not said else (False, 2))

@@ -10,7 +10,7 @@ from orchestrator.brain.causes import Cause
 from orchestrator.slurm import queue, words
 from orchestrator.slurm.queue import Queue
 from orchestrator.slurm.words import QueueJob, Stage
-from tests.unit.queue_world import FakeSlurm
+from tests.support.fake_slurm import FakeSlurm
 
 PENDING = "2|PENDING|2026-11-21T06:26:01|2||Priority"
 HELD = "3|PENDING|N/A|1||JobHeldUser"

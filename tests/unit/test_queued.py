@@ -14,8 +14,7 @@ from orchestrator import cli, queued, show
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
 from orchestrator.revival import revive
-from tests.golden.jobs import BEGAN_S
-from tests.unit.queue_world import (
+from tests.support.fake_slurm import (
     CANCELLED,
     COMPLETING,
     FAILED,
@@ -29,6 +28,7 @@ from tests.unit.queue_world import (
     job,
     tell,
 )
+from tests.support.jobs import BEGAN_S
 
 DENIED = "scancel: error: Kill job error on job id 7: Access/permission denied\n"
 

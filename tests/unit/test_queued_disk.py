@@ -10,7 +10,7 @@ from orchestrator import queued
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
-from tests.unit.queue_world import RUNNING, FakeSlurm, job
+from tests.support.fake_slurm import RUNNING, FakeSlurm, job
 
 CANCELLED = "7|CANCELLED|2026-11-21T06:21:01|2||None"
 

@@ -12,7 +12,7 @@ from orchestrator import queued, requests
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
-from tests.unit.queue_world import FakeSlurm, asked, job, tell
+from tests.support.fake_slurm import FakeSlurm, asked, job, tell
 
 DENIED = "Access/permission denied for job 7\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from orchestrator import queued
 from orchestrator.job import Job
 from orchestrator.slurm.queue import Queue
-from tests.unit.queue_world import CONFIG, FAILED, PENDING, RUNNING, SHOWN, FakeSlurm, asked, job
+from tests.support.fake_slurm import CONFIG, FAILED, PENDING, RUNNING, SHOWN, FakeSlurm, asked, job
 
 
 def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:

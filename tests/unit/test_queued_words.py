@@ -9,8 +9,7 @@ from pathlib import Path
 from orchestrator import queued, requests, show, whyview
 from orchestrator.job import Job
 from orchestrator.slurm.queue import Queue
-
-from .queue_world import PENDING, RUNNING, FakeSlurm, job, tell
+from tests.support.fake_slurm import PENDING, RUNNING, FakeSlurm, job, tell
 
 
 def test_while_slurm_is_silent_its_last_word_stands_also_for_other_commands(

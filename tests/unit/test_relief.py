@@ -11,8 +11,7 @@ import pytest
 
 from orchestrator.node.frames import Frame, awaits_task, is_worker_of_loader, serves
 from orchestrator.wire.messages import Doing, RankLook
-
-from .looked import SAY_READY, watching
+from tests.support.watch import SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 STILL_S = 3.0

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from orchestrator.plan import Plan, PlannedPool, PlannedSsh
 from orchestrator.render import render
 from orchestrator.wire.paths import JobDir
-from tests import golden
-from tests.golden import jobs
-from tests.unit import hosts
+from tests.support import fake_host, golden, jobs
 
 RUN_S_MAX = 20.0
 KEPT_SCRIPTS = sorted(Path(golden.__file__).parents[1].rglob("*.sh"))
@@ -41,9 +39,9 @@ PLANS = {
 
 
 SSH_PLANS = {
-    "host-cpu.sh": hosts.plan(),
+    "host-cpu.sh": fake_host.plan(),
     "host-gpus-setup.sh": dataclasses.replace(
-        hosts.plan(), pool=PlannedPool(2, 8, 8, 1), setup=("module load cuda", "source 'my env/bin/activate'"),
+        fake_host.plan(), pool=PlannedPool(2, 8, 8, 1), setup=("module load cuda", "source 'my env/bin/activate'"),
         ssh=PlannedSsh("ml", None, "strict", "/scratch/my jobs/", (), None),
     ),
 }  # fmt: skip
@@ -157,7 +155,7 @@ def test_no_text_of_a_spec_runs_or_breaks_a_line(
             "agent",
         ]
         over_ssh = dataclasses.replace(
-            plan, pool=hosts.plan().pool, ssh=dataclasses.replace(_ssh(), remote_dir=text)
+            plan, pool=fake_host.plan().pool, ssh=dataclasses.replace(_ssh(), remote_dir=text)
         )
         argv_seen = _argv_seen(_script(over_ssh, job, str(interpreter)), Path(place), end=85)
         assert argv_seen == [str(interpreter), "-I", "-S", "-X", "utf8", "-c", argv_seen[-2], "mark"]
@@ -167,7 +165,7 @@ def test_no_text_of_a_spec_runs_or_breaks_a_line(
 
 
 def _ssh() -> PlannedSsh:
-    ssh = hosts.plan().ssh
+    ssh = fake_host.plan().ssh
     assert ssh is not None
     return ssh
 

@@ -11,8 +11,8 @@ import pytest
 from orchestrator import joblock
 from orchestrator.errors import OrchError, UserError
 from orchestrator.job import Job
-from tests.golden import folders
-from tests.unit.queue_world import FakeSlurm, installed, job, tell
+from tests.support import folders
+from tests.support.fake_slurm import FakeSlurm, installed, job, tell
 
 PENDING = "8|PENDING|2026-11-21T06:26:01|2||Resources"
 AT_ONCE = 4

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.wire import room
-from tests.unit.disks import Disk
+from tests.support.fake_disk import Disk
 
 PRINTS = """
 import os, sys

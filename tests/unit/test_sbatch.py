@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from orchestrator import sbatch
 from orchestrator.plan import PlannedSlurm
-from tests.golden import jobs
+from tests.support import jobs
 
 RUN_S_MAX = 20.0
 

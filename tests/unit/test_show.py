@@ -13,8 +13,7 @@ from orchestrator.brain import events as e
 from orchestrator.brain.facts import Facts, News
 from orchestrator.brain.fold import fold
 from orchestrator.story import status
-from tests import golden
-from tests.golden import jobs
+from tests.support import golden, jobs
 
 SCREEN_COLUMNS, SCREEN_LINES = 80, 40
 LONG_TRACEBACK = "Traceback (most recent call last):\n" + "".join(

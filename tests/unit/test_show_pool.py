@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator import show
-from tests import golden
-from tests.golden import jobs
+from tests.support import golden, jobs
 
 
 def _host(name: str, state: str, role: str, ranks: tuple[int, ...] = (), note: str = "") -> dict[str, Any]:

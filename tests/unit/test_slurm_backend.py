@@ -19,7 +19,7 @@ from orchestrator.backends.slurm.allocation import Grant, grant_of
 from orchestrator.backends.slurm.backend import SlurmBackend
 from orchestrator.brain.causes import Cause
 from orchestrator.wire.paths import JobDir
-from tests.unit import hosts
+from tests.support import fake_host
 
 SRUN = """#!/bin/sh
 n=0; until mkdir "{folder}/runs/$n" 2>/dev/null; do n=$((n + 1)); done; run="{folder}/runs/$n"
@@ -57,7 +57,7 @@ class World:
 
     def launch(self, one: SlurmBackend, *nodes: str) -> list[tuple[str, LaunchError]]:
         for node in nodes:
-            one.launch(hosts.config(node, job=self.job.id, root=str(self.job.root), allocated=True))
+            one.launch(fake_host.config(node, job=self.job.id, root=str(self.job.root), allocated=True))
         return one.failures()
 
     def failures(self, one: SlurmBackend) -> dict[str, LaunchError]:
@@ -67,12 +67,12 @@ class World:
             found.update(one.failures())
             return bool(found)
 
-        hosts.wait_for(is_found, "a failure")
+        fake_host.wait_for(is_found, "a failure")
         return found
 
     def run(self, number: int, what: str = "argv") -> list[str]:
         path = self.folder / "runs" / str(number) / "argv"
-        hosts.wait_for(path.exists, f"srun number {number}")
+        fake_host.wait_for(path.exists, f"srun number {number}")
         return path.with_name(what).read_text().splitlines()
 
     def runs(self) -> int:
@@ -96,7 +96,7 @@ class World:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     before = [(signum, signal.getsignal(signum)) for signum in (signal.SIGUSR1, signal.SIGTERM)]
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
-        hosts.program(tmp_path / "bin", name, text.format(folder=tmp_path))
+        fake_host.program(tmp_path / "bin", name, text.format(folder=tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     one = World(tmp_path, JobDir(tmp_path / "jobs" / "j"))
     for folder in (one.job.logs, one.job.scripts, tmp_path / "runs"):
@@ -139,7 +139,7 @@ def test_a_node_that_fails_is_told_and_those_it_took_along_are_started_again_wit
     world.launch(one, "n1", "n2", "n3")
     assert [str(err) for err in world.failures(one).values()] == ["srun: Communication failure"]
     # The others are known to be gone when srun is, which may be a look later.
-    hosts.wait_for(lambda: one.failures() == [] and world.runs() > 1, "another srun")
+    fake_host.wait_for(lambda: one.failures() == [] and world.runs() > 1, "another srun")
     assert "--nodelist=n1,n3" in world.run(1)
     world.launch(one, "n2")
     assert "--nodelist=n2" in world.run(2)
@@ -154,7 +154,7 @@ def test_a_step_that_slurm_does_not_make_is_tried_node_by_node(world: World) -> 
         world.end(number)
     world.launch(one, "n1", "n2", "n3")
     failures = world.failures(one)
-    hosts.wait_for(lambda: world.runs() == 4, "an srun for each node")
+    fake_host.wait_for(lambda: world.runs() == 4, "an srun for each node")
     assert len(failures) == 1
     ((node, err),) = failures.items()
     assert f"--nodelist={node}" in world.run(2) and err.trouble is Trouble.LASTING
@@ -179,7 +179,7 @@ def test_an_agent_is_gone_when_srun_says_so_and_not_before(world: World) -> None
     world.say(0, "0: orch agent on n1\n1: orch agent on n2\nsrun: error: n2: task 1: Killed\n")
     one = world.backend()
     world.launch(one, "n1", "n2")
-    hosts.wait_for(lambda: one.gone("n2"), "the end of the agent")
+    fake_host.wait_for(lambda: one.gone("n2"), "the end of the agent")
     assert one.gone("n2") == "srun: Killed" and one.gone("n1") is None
     world.launch(one, "n2")
     assert one.gone("n2") is None, "another one is coming up"
@@ -190,7 +190,7 @@ def test_the_next_supervisor_watches_on_over_the_sruns_of_the_one_before(world: 
     world.launch(world.backend(), "n1", "n2")
     world.run(0)
     path = next(world.job.steps.glob("*.log"))
-    hosts.wait_for(lambda: "on n2" in path.read_text(), "the words of the agents")
+    fake_host.wait_for(lambda: "on n2" in path.read_text(), "the words of the agents")
     later = world.backend()
     assert later.gone("n1") is None
     with path.open("a") as log:
@@ -233,7 +233,7 @@ def endings(one: SlurmBackend) -> list[tuple[Cause, float | None]]:
 def test_the_signal_before_the_time_limit_is_told_with_what_is_left(world: World) -> None:
     one = world.backend()
     os.kill(os.getpid(), signal.SIGUSR1)
-    hosts.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.stirred.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 90.0)] and endings(one) == []
 
 
@@ -249,11 +249,11 @@ def test_a_signal_long_before_the_time_limit_is_no_news(
         said.append(capsys.readouterr().out)
         return "none of Slurm's" in "".join(said)
 
-    hosts.wait_for(is_said, "what came of it")
+    fake_host.wait_for(is_said, "what came of it")
     assert endings(one) == [] and not world.stirred.is_set()
     world.shows(RUNNING.replace("RunTime=00:00:30", "RunTime=00:00:31"))
     os.kill(os.getpid(), signal.SIGUSR1)
-    hosts.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.stirred.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 89.0)]
 
 
@@ -263,13 +263,13 @@ def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> 
     one = world.backend()
     world.prints(word.format(" DUE TO PREEMPTION"))
     os.kill(os.getpid(), signal.SIGTERM)
-    hosts.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.stirred.is_set, "the news")
     assert endings(one) == [(Cause.PREEMPTED, 7.0)]
 
 
 def test_a_signal_that_came_before_the_supervisor_is_heeded_too(world: World) -> None:
     one = world.backend(ORCH_ENDING="USR1")
-    hosts.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.stirred.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
 
 
@@ -278,7 +278,7 @@ def test_a_term_that_ends_nothing_is_no_news(world: World, monkeypatch: pytest.M
     one = world.backend()
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
-    hosts.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.stirred.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
 
 
@@ -287,7 +287,7 @@ def test_an_agents_warning_shows_the_grace_before_preemption(world: World) -> No
     world.shows(f"{RUNNING} EndTime=2026-11-21T06:00:40 PreemptTime=2026-11-21T06:00:30")
     assert one.allocation is not None
     one.allocation.look()
-    hosts.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.stirred.is_set, "the news")
     assert endings(one) == [(Cause.PREEMPTED, 10.0)]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator import snapshot
 from orchestrator.errors import UserError
-from tests.unit.unprivileged import unprivileged
+from tests.support.unprivileged import unprivileged
 
 NOWHERE = Path("/no/job/home")
 LIMIT_MB = 10

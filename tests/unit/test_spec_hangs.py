@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.plan import PlannedNotify
-from tests.golden import jobs
+from tests.support import jobs
 
 from .test_spec import HEAD, fault, folder, loaded
 

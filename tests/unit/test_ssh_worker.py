@@ -10,7 +10,7 @@ import pytest
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh import pace
 from orchestrator.backends.ssh import worker as w
-from tests.unit.ssh_world import CONFIG, REST_S_MAX, World
+from tests.support.fake_session import CONFIG, REST_S_MAX, World
 
 
 @pytest.fixture

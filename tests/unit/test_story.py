@@ -13,7 +13,7 @@ from orchestrator.brain import events as e
 from orchestrator.brain.facts import Facts, Link, News
 from orchestrator.brain.fold import fold
 from orchestrator.orders import planned
-from tests.golden import jobs
+from tests.support import jobs
 
 NUMBER = (int, float)
 MAYBE = type(None)

@@ -19,8 +19,8 @@ from orchestrator.job import Job
 from orchestrator.spec import load
 from orchestrator.submission import inventory, make_plan, rendered, submit
 from orchestrator.wire.paths import JobDir
-from tests.golden import folders, jobs
-from tests.unit.unprivileged import unprivileged
+from tests.support import folders, jobs
+from tests.support.unprivileged import unprivileged
 
 SPEC = "name: gpt\nnodes: 2\nprocs_per_node: 2\nentrypoint: train.py\n"
 UUIDS = ("GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3", "GPU-aadd-4")

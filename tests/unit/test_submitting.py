@@ -13,8 +13,8 @@ from orchestrator.job import Job
 from orchestrator.slurm import submitting
 from orchestrator.spec import load
 from orchestrator.wire.paths import JobDir
-from tests.unit import slurm_commands
-from tests.unit.slurm_commands import Commands
+from tests.support import fake_sbatch
+from tests.support.fake_sbatch import Commands
 
 SPEC = """name: gpt
 backend: slurm
@@ -33,7 +33,7 @@ slurm:
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     """Slurm's commands; nobody waits between tries."""
     monkeypatch.setattr(submitting, "PAUSE_S", 0.0)
-    return slurm_commands.make(tmp_path / "bin")
+    return fake_sbatch.make(tmp_path / "bin")
 
 
 def _submit(tmp_path: Path, slurm: Commands, text: str = SPEC, **environ: str) -> JobDir:

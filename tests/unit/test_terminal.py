@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator import show, terminal, whyview
 from orchestrator.show import Cell, line
-from tests.golden import jobs
+from tests.support import jobs
 
 LINES = [line(Cell("FAILED", "bold red"), "  attempt 2"), line("plain"), ()]
 

@@ -18,8 +18,7 @@ import pytest
 
 from orchestrator.node import procfs, tracer
 from orchestrator.wire.messages import Doing
-
-from .looked import SAY_READY, watching
+from tests.support.watch import SAY_READY, watching
 
 CC_S_MAX = 60.0
 FOUND_S_MAX = 30.0

@@ -16,7 +16,7 @@ from orchestrator.plan import Plan, PlannedPool, PlannedSlurm
 from orchestrator.slurm.queue import Queue
 from orchestrator.wire import codec
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 COMMANDS = ("squeue", "sacct", "scontrol", "scancel")
 UNKNOWN_ID = "slurm_load_jobs error: Invalid job id specified\n"

@@ -28,7 +28,7 @@ from orchestrator.plan import Plan, PlannedPool, PlannedSsh
 from orchestrator.render import render
 from orchestrator.wire.messages import AgentConfig, Needs
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 GONE_S_MAX = 20.0
 POLL_S = 0.02

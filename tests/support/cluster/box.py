@@ -34,7 +34,7 @@ from .network import Network, address
 PLACE = Path("/var/tmp")
 PREFIX = "orch-box-"
 INIT = Path(__file__).with_name("hostinit.sh")
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 OWN_OF_A_HOST = ("/root", "/home", "/tmp", "/run")
 
 UP_S_MAX = 120.0

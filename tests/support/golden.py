@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1] / "golden"
 
 
 def check(name: str, text: str) -> None:

@@ -14,7 +14,7 @@ from orchestrator.journal import Journal
 from orchestrator.plan import Plan
 from orchestrator.wire import codec
 from orchestrator.wire.paths import JobDir
-from tests.golden import jobs
+from tests.support import jobs
 
 SECRET = "hf_0123456789abcdef"
 

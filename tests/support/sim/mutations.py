@@ -1,7 +1,7 @@
 """Would the oracles notice a brain that is wrong? Mutations made by hand, each of which a stated night must kill.
 
 A mutation replaces a piece of one function's source, or a constant. A piece that is no longer there fails the test:
-the list is kept in step with the code. `python -m tests.sim.mutations` looks for the nights anew and prints them.
+the list is kept in step with the code. `python -m tests.support.sim.mutations` looks for the nights anew and prints them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import yaml
 
 from orchestrator.node.procfs import Proc
 from orchestrator.wire.paths import JobDir
-from tests.integration.conftest import FAKE_TORCH, STEPPER
+from tests.support.local import FAKE_TORCH, STEPPER
 
 from .box import Box
 from .host import TRAINER, USERS, Host, Running, User, wait_for

@@ -19,7 +19,7 @@ from orchestrator.wire import codec, line
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
 
-from .conftest import FAKE_TORCH, STEPPER, WAIT_S_MAX
+from .local import FAKE_TORCH, STEPPER, WAIT_S_MAX
 
 TOKEN = "right token"
 JOB = "job-1"
