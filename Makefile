@@ -1,9 +1,9 @@
 # What one does with a checkout. Everything lives in .venv; `make clean` takes it away again.
 #
-# PYTHON: the interpreter that .venv is made from, 3.10 or newer. EXTRA_PYTEST: more arguments for pytest.
+# PYTHON: the interpreter that .venv is made from, 3.10 or newer. STRICT=--strict: `make test` fails when a test is skipped.
 
 PYTHON ?= python3
-EXTRA_PYTEST ?=
+STRICT ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -13,7 +13,7 @@ RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench bench-ssh bench-slurm bench-hangs docs clean
+.PHONY: help demo quick test soak check bench bench-ssh bench-slurm bench-hangs docs clean
 
 help: ## say what one can type
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,8 +21,16 @@ help: ## say what one can type
 demo: $(RUN_STAMP) ## train a small GPT on two nodes with two ranks each, all on this machine (a minute or two)
 	$(BIN)/orch submit jobs/tiny_gpt.yaml --follow
 
-test: check ## every check and every test; pytest's summary comes last
-	$(BIN)/python -m pytest $(EXTRA_PYTEST)
+quick: $(DEV_STAMP) ## a minute: ruff, mypy, and the tests that start no process
+	@$(BIN)/python -m tests.run quick
+
+test: $(DEV_STAMP) ## a quarter of an hour: every check and test but the longest; as root it installs what they need with apt
+	@tests/install.sh
+	@$(BIN)/python -m tests.run test $(STRICT)
+
+soak: $(DEV_STAMP) ## hours: what `make test` leaves out, whole galleries, 10,000 nights, and all that is slow 20 times
+	@tests/install.sh
+	@$(BIN)/python -m tests.run soak
 
 check: $(DEV_STAMP) ## ruff, ruff format and mypy
 	$(BIN)/ruff check .

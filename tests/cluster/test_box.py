@@ -19,8 +19,6 @@ from orchestrator.node.procfs import Proc
 from tests.support.cluster.box import PLACE, PREFIX, REPOSITORY, Box, inside, sweep
 from tests.support.cluster.host import Host, end, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-
 SSH = ("ssh", "-o", "BatchMode=yes")
 PATIENT = ("-o", "ConnectTimeout=20")
 IMPATIENT = ("-o", "ConnectTimeout=2")

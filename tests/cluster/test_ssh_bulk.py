@@ -8,13 +8,9 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-import pytest
-
 from orchestrator.node import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
-
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 LOG_MIB = 1024
 CHECKPOINT_MIB = 500

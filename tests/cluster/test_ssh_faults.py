@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from orchestrator import requests
 from orchestrator.node import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
 from tests.support.cluster.host import wait_for
-
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 GATED = (
     TOGETHER

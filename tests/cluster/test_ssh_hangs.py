@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.hangs.script import training
 from tests.support.cluster import hanging
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import Desk
-
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 LONG_TRAINING = training("""
 def misbehave():

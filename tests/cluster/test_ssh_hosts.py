@@ -12,8 +12,6 @@ from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk, Job
 from tests.support.cluster.host import USERS, wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
-
 SHORT = {**FAKE_TORCH, "train.py": STEPPER + "run(20)\n"}
 FOREVER = {**FAKE_TORCH, "train.py": STEPPER + "run(10**9, each_s=0.05)\n"}
 

@@ -7,14 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.support.cluster import gpt
 from tests.support.cluster.box import REPOSITORY, Box
 from tests.support.cluster.desk import Desk, Job
 from tests.support.cluster.gpt import digest
-
-pytestmark = [pytest.mark.integration, pytest.mark.cluster]
 
 STEPS = 120
 

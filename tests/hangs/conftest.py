@@ -1,9 +1,14 @@
-"""What do the galleries share? A desk for each, and their jobs running side by side."""
+"""What do the galleries share? A desk for each, their jobs side by side, and the choice of those that are played.
+
+Without the mark `soak` that is a third, another one at each commit, and some always.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -35,9 +40,28 @@ def selected(request: pytest.FixtureRequest, entries: Sequence[Entry]) -> list[E
     return [entry for entry in entries if entry.name in names]
 
 
-def as_params(entries: Sequence[Entry]) -> list[object]:
-    """Return pytest's parameters; those that take long bear the mark `long`."""
+def as_params(entries: Sequence[Entry], is_always_played: Callable[[Entry], bool]) -> list[object]:
+    """Return pytest's parameters; those that are not played at this commit bear the mark `soak`."""
+    commit = _commit()
     return [
-        pytest.param(entry, id=entry.name, marks=[pytest.mark.long] if entry.is_long else [])
+        pytest.param(
+            entry,
+            id=entry.name,
+            marks=[] if is_always_played(entry) or _is_in_turn(entry, commit) else [pytest.mark.soak],
+        )
         for entry in entries
     ]
+
+
+def _is_in_turn(entry: Entry, commit: str) -> bool:
+    """Tell whether an entry is of the third that the commit's hash chooses."""
+    return hashlib.sha256(f"{commit} {entry.name}".encode()).digest()[0] % 3 == 0
+
+
+def _commit() -> str:
+    """Return the hash of the commit, or nothing where this is not a checkout."""
+    argv = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(
+        argv, cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=10
+    )
+    return done.stdout.strip()

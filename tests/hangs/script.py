@@ -7,6 +7,8 @@ fault bears the mark `# here`.
 
 from __future__ import annotations
 
+from tests.support.torch_script import WITHOUT_DYNAMO
+
 WARM_STEPS = 60
 """Quick steps of about 40 ms before a case happens: enough for the usual step time to be known to the supervisor."""
 
@@ -42,15 +44,7 @@ def native(code, *types, prototype=ctypes.PYFUNCTYPE):
 """
 """Gives a script `native`: machine code, by machine, as a function that keeps the GIL. No compiler is needed for that."""
 
-_TORCH = """
-import torch
-import torch.distributed as dist
-
-torch.set_num_threads(1)
-for function in vars(torch.optim.Optimizer).values():
-    # Else the first call imports torch._dynamo, which is half of what a rank's start costs.
-    if hasattr(function, "__wrapped__"):
-        setattr(function.__wrapped__, "__dynamo_disable", function.__wrapped__)
+_TORCH = f"""{WITHOUT_DYNAMO}import torch.distributed as dist
 
 """
 

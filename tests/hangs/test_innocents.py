@@ -25,8 +25,6 @@ from .innocents_waits import WAITS
 from .runs import Runs
 from .unlike import UNLIKE
 
-pytestmark = pytest.mark.integration
-
 ALL = (*INNOCENTS, *BUSY, *COMPILED, *UNLIKE, *WAITS)
 SIDE_BY_SIDE = 4
 
@@ -103,7 +101,7 @@ def gallery(
         yield Runs(desk, entries, SIDE_BY_SIDE, lambda one: one.lasts_s + END_S_MAX, tend, pythons)
 
 
-@pytest.mark.parametrize("entry", as_params(ALL))
+@pytest.mark.parametrize("entry", as_params(ALL, lambda one: one in UNLIKE))
 def test_an_innocent_is_never_killed(gallery: Runs, entry: Innocent) -> None:
     job = gallery.result(entry.name)
     said = [one.verdict for one in job.news(d.Judge, d.Notice)]

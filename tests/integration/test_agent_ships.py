@@ -10,13 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from orchestrator.intake import Intake
 from orchestrator.wire import messages as m
 from tests.support.shipping import Home, Host, play, prepare
-
-pytestmark = pytest.mark.integration
 
 LOG = "logs/attempt-001/rank-00000.log"
 

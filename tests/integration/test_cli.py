@@ -21,8 +21,6 @@ import orchestrator
 from orchestrator.node import procfs
 from tests.support.local import Desk, Sight, wait_until
 
-pytestmark = pytest.mark.integration
-
 RUN_S_MAX = 120.0
 SECRET = "hf_S3cr3t-$(x)-'q'"
 COUNT = "import time\nfor n in range(1000):\n    print('line', n, flush=True)\n    time.sleep(0.05)\n"

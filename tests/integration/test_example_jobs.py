@@ -13,8 +13,6 @@ import pytest
 import orchestrator
 from orchestrator.job import Job
 
-pytestmark = pytest.mark.integration
-
 JOBS = Path(__file__).parents[2] / "jobs"
 RUN_S_MAX = 600.0
 POLL_S = 0.1

@@ -14,8 +14,6 @@ from orchestrator.node.flight import Window
 from tests.integration.test_flight_torch import READY_S_MAX, until
 from tests.integration.test_hook_torch import free_port, gang, torchrun_env
 
-pytestmark = [pytest.mark.integration, pytest.mark.gpu]
-
 STUCK = """
 import torch
 import torch.distributed as dist

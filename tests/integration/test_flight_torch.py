@@ -19,8 +19,6 @@ from orchestrator.node.flight import Flight, Window
 from tests.integration.test_hook_torch import free_port, gang, torchrun_env
 from tests.unit.test_hook import Rank, lay_out
 
-pytestmark = pytest.mark.integration
-
 WORLD_SIZE = 4
 STEPS = 12
 SLOW_S = 0.2

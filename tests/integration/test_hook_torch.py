@@ -19,8 +19,6 @@ from orchestrator.node.beats import NO_BEAT
 from orchestrator.node.stacks import RankStack
 from tests.unit.test_hook import RUN_S_MAX, STACK_SIGNAL, Rank, bare_env, lay_out
 
-pytestmark = pytest.mark.integration
-
 STEPS = 6
 WORLD_SIZE = 2
 STACKS_S_MAX = 2.0  # a busy machine; the agent waits less

@@ -15,8 +15,6 @@ from orchestrator.node import procfs
 from orchestrator.node.procfs import Proc
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, proc_of, wait_until
 
-pytestmark = pytest.mark.integration
-
 FAMILY = (
     STEPPER
     + """

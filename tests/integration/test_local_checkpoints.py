@@ -8,8 +8,6 @@ from orchestrator.brain import events as e
 from orchestrator.errors import UserError
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
-pytestmark = pytest.mark.integration
-
 SAVER = (
     STEPPER
     + """

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from orchestrator.brain import events as e
 from orchestrator.node import procfs
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
-
-pytestmark = pytest.mark.integration
 
 
 def test_two_jobs_at_once_do_not_touch_each_other(desk: Desk) -> None:

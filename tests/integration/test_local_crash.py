@@ -8,8 +8,6 @@ from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill
 
-pytestmark = pytest.mark.integration
-
 STEPS = 40
 EVERY = 10
 

@@ -9,8 +9,6 @@ import pytest
 
 from tests.support.local import FAKE_TORCH, STEPPER, Desk
 
-pytestmark = pytest.mark.integration
-
 ENTRIES: dict[str, dict[str, Any]] = {
     "script": {"entrypoint": "train.py --lr 0.1 'two words'"},
     "module": {"entrypoint": "-m pack.train --lr 0.1 'two words'"},

@@ -21,8 +21,6 @@ from orchestrator.node.procfs import Proc
 from orchestrator.wire.room import RETRY_S
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
-pytestmark = pytest.mark.integration
-
 DISK_BYTES = 24 << 20
 PAGE_BYTES = 4096
 SUPERVISORS_MAX = 20

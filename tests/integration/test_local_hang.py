@@ -5,13 +5,9 @@ from __future__ import annotations
 import signal
 import time
 
-import pytest
-
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
-
-pytestmark = pytest.mark.integration
 
 SLEEPER = (
     STEPPER

@@ -8,11 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.support.local import Desk, wait_until
-
-pytestmark = pytest.mark.integration
 
 DUMP = """
 import json, os

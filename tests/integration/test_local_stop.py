@@ -13,8 +13,6 @@ from orchestrator import requests
 from orchestrator.errors import UserError
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
-pytestmark = pytest.mark.integration
-
 SAVER = """
 import os, signal, sys, time
 from pathlib import Path

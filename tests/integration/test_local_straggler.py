@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from click.testing import CliRunner
 
 from orchestrator.brain import decisions as d
 from orchestrator.cli import cli
 from tests.support.local import Desk, Sight, wait_until
-
-pytestmark = pytest.mark.integration
 
 SLOW_RANK = 2
 SLOW_S = 0.06

@@ -5,15 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from orchestrator import journal, requests
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.node import procfs
 from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
-
-pytestmark = pytest.mark.integration
 
 GATED = (
     STEPPER

@@ -7,13 +7,9 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from orchestrator import show, stackview
 from orchestrator.brain import decisions as d
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
-
-pytestmark = pytest.mark.integration
 
 STEPS = STEPPER + "run(1000000 if attempt == 1 else 10)"
 WAITER = (

@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.sim.mutations import KILLERS, MUTATIONS, Mutation, kills
 
+pytestmark = pytest.mark.slow
+
 MUTATIONS_MIN = 25
 
 

@@ -1,4 +1,4 @@
-"""Named nights read as they did when a person last reviewed them. `ORCH_GOLDEN=1` writes them anew."""
+"""Named nights break no oracle, and read as they did when a person last reviewed them. `ORCH_GOLDEN=1` writes them."""
 
 from __future__ import annotations
 
@@ -43,6 +43,7 @@ def tell(seeds: range) -> None:
         print("\n".join([f"night {seed}", *tale(world), *world.journal.lines]))
 
 
+@pytest.mark.slow
 def test_a_night_is_the_same_under_every_hash_seed() -> None:
     told = {
         subprocess.run(

@@ -18,8 +18,6 @@ from tests.support.cluster.slurm import SlurmBox
 
 from .conftest import using
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
-
 SAVES = (
     TOGETHER
     + """

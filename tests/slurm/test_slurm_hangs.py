@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from tests.support.cluster import hanging
 from tests.support.cluster.desk import Desk
 from tests.support.cluster.host import TRAINER
 
 from .test_slurm_allocation import allocations
-
-pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
 
 ALWAYS_SLEEPS = """
 import time

@@ -16,8 +16,6 @@ from tests.support.cluster.slurm import SlurmBox
 
 from .conftest import using
 
-pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
-
 SOON_S_MAX = 60.0
 FIRST_S_MAX = 30.0
 """How long a fault of the very first second may take to be told on a busy machine."""

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from tests.support.cluster import gpt
 from tests.support.cluster.desk import Desk, Job
 from tests.support.cluster.slurm import SlurmBox
 
 from .test_slurm_allocation import allocations
-
-pytestmark = [pytest.mark.integration, pytest.mark.cluster, pytest.mark.slurm]
 
 STEPS = 100
 STRUCK_AT = 25

@@ -28,7 +28,7 @@ from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
 from tests.support.sshd import Desk, Sshd, free_port, needs_sshd
 
-pytestmark = [needs_sshd, pytest.mark.integration]
+pytestmark = needs_sshd
 
 WAIT_S_MAX = 30.0
 TOKEN = "ab" * 32

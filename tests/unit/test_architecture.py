@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import functools
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,10 +116,12 @@ def _modules() -> dict[str, Path]:
 MODULES = _modules()
 
 
+@functools.cache
 def _tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@functools.cache
 def _imports(module: str) -> list[Import]:
     path = MODULES[module]
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]

@@ -23,6 +23,8 @@ from orchestrator.render import render
 from orchestrator.wire.paths import JobDir
 from tests.support import jobs
 
+pytestmark = pytest.mark.slow
+
 WAIT_S_MAX = 20.0
 PLAN = jobs.plan(backend="slurm")
 FAKE = """#!/bin/sh

@@ -15,6 +15,8 @@ import pytest
 from orchestrator import bundle
 from orchestrator.version import VERSION
 
+pytestmark = pytest.mark.slow
+
 RUN_S_MAX = 60.0
 MINORS = range(10, 16)
 """Of Python 3, the versions that are looked for on this machine."""

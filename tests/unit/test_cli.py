@@ -127,6 +127,7 @@ TABLE: list[tuple[str, int, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "text"), TABLE, ids=[words or "(nothing)" for words, _, _ in TABLE]
 )
@@ -163,6 +164,7 @@ def test_secrets_are_in_nothing_that_is_shown(orch: Type) -> None:
     assert "rank 0 logs in with ***" in orch("logs").out
 
 
+@pytest.mark.slow
 def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> None:
     assert orch("init").code == 0
     said = orch("check", "job.yaml")
@@ -235,6 +237,7 @@ def test_a_damaged_job_folder_is_told_about_and_never_a_traceback(
     assert (said.code, "done-" in said.out) == (0, True), "the other jobs are shown"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "missing", "proc"])
 def test_a_home_that_is_none_is_told_about(
     orch: Type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -270,6 +273,7 @@ def _starts_something(words: list[str]) -> bool:
     return words[0] in ("submit", "resume", "collect", "check")
 
 
+@pytest.mark.slow
 def test_words_of_the_user_cannot_command_the_terminal(orch: Type) -> None:
     assert "\x1b" not in orch("status", "\x1b[2J").err
     assert "\x1b" not in orch("submit", "\x1b[2J").err

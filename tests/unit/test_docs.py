@@ -123,6 +123,7 @@ def test_the_diagrams_show_every_state() -> None:
     assert seen == set(show.STYLES)
 
 
+@pytest.mark.slow
 def test_the_diagrams_show_every_step_that_nights_make() -> None:
     unknown = GENERATE.steps(NIGHTS) - GENERATE.drawn(ARCHITECTURE)
     assert unknown == set(), "stale: run `make docs`"

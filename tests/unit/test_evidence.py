@@ -12,6 +12,8 @@ from orchestrator.node import evidence, natives, openfiles
 from orchestrator.node.hook import RANK_DIR_ENV, SOCKET_FILE
 from tests.support.watch import LOOKS_S_MAX, SAY_READY, Watch, watching
 
+pytestmark = pytest.mark.slow
+
 TRACE = "trace.json"
 
 # Answers as torch's window does: a trace that the test may exchange, and no counters.

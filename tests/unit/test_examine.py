@@ -19,9 +19,10 @@ GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 DEPTH = 12
 """Imports within one another; CPython has five frames of its own for each, and a dump ends after a hundred."""
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"),
+]
 
 
 def test_a_first_look_says_where_a_rank_is_and_judges_nothing(tmp_path: Path) -> None:

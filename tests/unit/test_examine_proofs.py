@@ -16,9 +16,10 @@ from tests.support.watch import BETWEEN_S, SAY_READY, watching
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 """The same on one line, so that line numbers below can be counted."""
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"),
+]
 
 
 def test_a_loop_without_a_way_out_is_proof(tmp_path: Path) -> None:

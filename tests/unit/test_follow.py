@@ -18,8 +18,9 @@ from orchestrator.wire.paths import JobDir
 from tests.support import folders, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
-SHOWN_S = 1.2
-"""Each status stays for so long: more than two looks of whoever watches."""
+STATUS_S = 0.02
+SHOWN_S = 0.2
+"""Each status stays for so long: many looks of whoever watches."""
 
 STAGES = (
     {"suspicion": None},
@@ -36,6 +37,12 @@ def _play(job: JobDir) -> None:
     for stage in STAGES:
         replace_text(job.state, json.dumps({**known, **stage}))
         time.sleep(SHOWN_S)
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let whoever watches look often."""
+    monkeypatch.setattr(follow, "STATUS_S", STATUS_S)
 
 
 def _watched(folder: Path, watch: Callable[[Job], object], capsys: pytest.CaptureFixture[str]) -> list[str]:

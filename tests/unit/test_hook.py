@@ -16,6 +16,8 @@ import pytest
 from orchestrator.node import beats, hook, stacks
 from orchestrator.node.beats import NO_BEAT, Beat, Beats
 
+pytestmark = pytest.mark.slow
+
 STACK_SIGNAL = 50
 RUN_S_MAX = 180  # a busy machine imports torch three times
 

@@ -12,6 +12,8 @@ from orchestrator.node import hook
 from orchestrator.wire import messages as m
 from tests.unit.test_hook import RUN_S_MAX, STEPS, Rank, lay_out_with_stand_in
 
+pytestmark = pytest.mark.slow
+
 # As much of torch.distributed as the hook looks at: the table of groups, and what a group is asked.
 DISTRIBUTED = """
 class Group:

@@ -54,6 +54,7 @@ def test_an_ended_or_supervised_job_is_not_revived(tmp_path: Path) -> None:
         assert revive(running) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("age_s", "is_left_alone"), [(BEGIN_S_MAX - 10, True), (BEGIN_S_MAX + 1, False)])
 def test_a_job_whose_submit_is_at_work_is_left_alone(
     tmp_path: Path, age_s: float, is_left_alone: bool
@@ -83,6 +84,7 @@ def test_a_supervisor_that_cannot_write_its_status_is_known_by_its_full_disk(
     assert Job(running).last_status()["full_disk"] == str(running.root)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("silent_s", "goes_on"), [(STOPPED_S_MAX + 1, True), (STOPPED_S_MAX - 5, False)])
 def test_a_supervisor_that_has_long_been_stopped_is_let_go_on(
     tmp_path: Path, silent_s: float, goes_on: bool

@@ -55,6 +55,7 @@ def test_news_waits_for_room_on_the_disk_in_order_and_a_full_disk_is_not_tried_a
     journal = Journal(path, "machine", 0)
     journal.write(NEWS[0])
     assert journal.sync()
+    monkeypatch.setattr(room, "RETRY_S", 0.3)
     disk.room_bytes = 10  # half a line
     for news in NEWS[1:]:
         journal.write(news)
@@ -62,7 +63,6 @@ def test_news_waits_for_room_on_the_disk_in_order_and_a_full_disk_is_not_tried_a
     assert [entry.n for entry in read(path)] == [1]
     disk.room_bytes = None
     assert not journal.sync(), "a moment ago it was full"
-    monkeypatch.setattr(room, "RETRY_S", 0.0)
     fake_host.wait_for(journal.sync, "another try")
     journal.close()
     entries = list(read(path))

@@ -10,11 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from orchestrator.node import jobfolder, keeper, procfs
 from orchestrator.wire import codec
 from orchestrator.wire import landing as w
 from orchestrator.wire.messages import AgentConfig
 from tests.support import fake_host
+
+pytestmark = pytest.mark.slow
 
 WAIT_S_MAX = 30.0
 PROGRAM = """

@@ -21,9 +21,10 @@ from tests.support.unprivileged import NOBODY, unprivileged
 
 SEEN_S_MAX = 60.0
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"),
+]
 
 
 @contextmanager

@@ -21,6 +21,8 @@ from orchestrator.wire.messages import Needs
 from tests.support import fake_host, jobs
 from tests.support.fake_host import Host
 
+pytestmark = pytest.mark.slow
+
 OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 
 

@@ -14,6 +14,8 @@ from orchestrator.wire.paths import JobDir
 from tests.support import fake_host, jobs
 from tests.support.fake_host import Host
 
+pytestmark = pytest.mark.slow
+
 GZIP = b"\x1f\x8b"
 
 

@@ -18,6 +18,8 @@ from orchestrator.wire.paths import JobDir
 from tests.support import fake_host, jobs
 from tests.support.fake_host import Host
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: Host, code: Code) -> None:
     land(host, fake_host.launch(code))

@@ -205,6 +205,7 @@ noises = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(faults, noises, st.booleans(), st.booleans(), st.booleans())
 @example(Fault(7, Kind.HANGS), [], False, False, False)

@@ -55,19 +55,19 @@ def _refusal(needs: Needs, of: Stock, who: Holder = OTHER) -> LeaseError:
 
 
 class _Answering:
-    """Answers those who ask, as a keeper does in its loop."""
+    """Answers those who ask, as keepers do in their loops."""
 
-    def __init__(self, held: Leases) -> None:
-        self._held = held
+    def __init__(self, *held: Leases) -> None:
+        self._held = {fd: one for one in held for fd in one.fds}
         self._left, self._leave = os.pipe()
         self._thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
         while True:
-            for fd in select.select([self._left, *self._held.fds], [], [], WAIT_S_MAX)[0]:
+            for fd in select.select([self._left, *self._held], [], [], WAIT_S_MAX)[0]:
                 if fd == self._left:
                     return
-                self._held.answer(fd)
+                self._held[fd].answer(fd)
 
     def __enter__(self) -> None:
         self._thread.start()
@@ -95,7 +95,8 @@ def test_what_is_given_back_can_be_had_again(held: list[Leases]) -> None:
 def test_who_is_refused_keeps_nothing(held: list[Leases]) -> None:
     here = stock(3)
     held.append(leases.take(Needs(2, 0, 0), ME, here))
-    assert _refusal(Needs(2, 0, 0), here).is_busy
+    with _Answering(*held):
+        assert _refusal(Needs(2, 0, 0), here).is_busy
     held.append(leases.take(Needs(1, 0, 0), OTHER, here))
     assert held[1].gpus == ("2",)
 
@@ -122,6 +123,7 @@ def test_a_holder_that_does_not_answer_is_known_by_user_and_pid(
     assert f"somebody who does not answer of {ME.user}, pid {os.getpid()}" in reason
 
 
+@pytest.mark.slow
 def test_a_lease_ends_with_the_last_process_that_has_it() -> None:
     here = stock(1)
     mine = leases.take(Needs(1, 0, 0), ME, here)
@@ -156,7 +158,8 @@ def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
     here = stock(cores=64)
     for _ in range(2):
         held.append(leases.take(Needs(0, 2, 5), ME, here))
-    refusal = _refusal(Needs(0, 2, 5), here)
+    with _Answering(*held):
+        refusal = _refusal(Needs(0, 2, 5), here)
     assert refusal.is_busy and "2 slots wanted, 1 of 5 free; slots 0-3 held by" in refusal.reason
     held.append(leases.take(Needs(0, 1, 5), OTHER, here))
 
@@ -164,7 +167,8 @@ def test_slots_are_counted_and_never_given_twice(held: list[Leases]) -> None:
 def test_a_job_with_more_ranks_than_cores_has_the_machine_to_itself(held: list[Leases]) -> None:
     here = stock(cores=2)
     held.append(leases.take(Needs(0, 8, 0), ME, here))
-    assert _refusal(Needs(0, 1, 0), here).is_busy
+    with _Answering(*held):
+        assert _refusal(Needs(0, 1, 0), here).is_busy
 
 
 def test_slots_that_the_user_counted_are_a_limit() -> None:
@@ -188,6 +192,7 @@ def test_two_hosts_of_a_job_that_are_one_machine_do_not_share_gpus(held: list[Le
     assert refusal.reason.endswith("has them as host-1: name each machine once in the list of hosts")
 
 
+@pytest.mark.slow
 def test_many_at_once_get_all_or_nothing() -> None:
     """Four want three of six GPUs: two have them, two have none."""
     here = stock(6)

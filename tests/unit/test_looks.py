@@ -98,7 +98,10 @@ def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_pat
     assert taken["ranks"][0]["collectives"][0]["number"] == 9655
 
 
-def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(tmp_path: Path) -> None:
+def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(looks, "APART_S", 0.05)
     job = folders.make(tmp_path, RUNNING)
 
     def answer(number: int, n: int) -> list[News]:
@@ -119,13 +122,13 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
         _supervised(job, lambda number, n: [*late, e.LookAsked(20.0, number), *late]),
         pytest.raises(ClusterError, match="no rank of it was left to look at"),
     ):
-        looks.stacks(job, _status(job), 0.5)
+        looks.stacks(job, _status(job), 0.1)
 
 
 def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
     with _supervised(job, lambda number, n: [e.LookAsked(20.0, number), *_looked(n, 0)]):
-        taken = looks.stacks(job, _status(job), 0.5)
+        taken = looks.stacks(job, _status(job), 0.1)
     assert (taken["unanswered"], [rank["rank"] for rank in taken["ranks"]]) == (["node-1"], [0, 1])
     assert "no answer from node-1" in show.plain(stackview.stacks(taken))
 
@@ -133,8 +136,8 @@ def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_pa
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ([], "its supervisor did not hear the request within 0.5 s"),
-        (_looked(1), "node-0, node-1 did not answer within 0.5 s"),
+        ([], "its supervisor did not hear the request within 0.1 s"),
+        (_looked(1), "node-0, node-1 did not answer within 0.1 s"),
     ],
 )
 def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: str) -> None:
@@ -144,7 +147,7 @@ def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: st
         return [e.LookAsked(20.0, number), *said] if said else []
 
     with _supervised(job, answer), pytest.raises(ClusterError, match=what) as told:
-        looks.stacks(job, _status(job), 0.5)
+        looks.stacks(job, _status(job), 0.1)
     assert told.value.exit_code == 3
     assert told.value.fix
 

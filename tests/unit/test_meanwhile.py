@@ -19,7 +19,7 @@ from orchestrator.errors import UserError
 from orchestrator.wire.paths import JobDir
 from tests.support import jobs
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")]
 
 
 def where() -> int:

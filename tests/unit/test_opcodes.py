@@ -191,6 +191,7 @@ def _instructions() -> list[tuple[bytes, str]]:
     ]  # the last may be cut off
 
 
+@pytest.mark.slow
 def test_lengths_are_those_of_objdump() -> None:
     found = _instructions()
     assert len(found) > 10_000

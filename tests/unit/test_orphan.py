@@ -44,6 +44,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "asked"
 
 
+@pytest.mark.slow
 def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path) -> None:
     notes: list[str] = []
     orphan = Orphan(ENVIRON, Successor(asked, ENVIRON), 1e9, notes.append)

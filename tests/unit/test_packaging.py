@@ -13,6 +13,8 @@ import pytest
 
 from orchestrator.version import VERSION
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BUILD_S_MAX = 120.0
 SOURCES = ("orchestrator", "templates", "pyproject.toml", "README.md", "LICENSE")

@@ -11,6 +11,8 @@ from orchestrator.preflight import Finding, check
 from orchestrator.specfile import SpecError
 from tests.support import fake_sbatch
 
+pytestmark = pytest.mark.slow
+
 SPEC = "name: gpt\nprocs_per_node: 2\nentrypoint: train.py\npython: ./python\n"
 ANSWER = '{"python": "3.11.7", "torch": "2.13.0", "gpus": 0}'
 

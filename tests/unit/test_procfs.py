@@ -14,6 +14,8 @@ import pytest
 from orchestrator.node import procfs
 from orchestrator.node.procfs import Proc
 
+pytestmark = pytest.mark.slow
+
 MARK = b"ORCH_TEST_MARK=procfs%d\0ORCH_TEST_PART=1" % os.getpid()
 
 

@@ -10,9 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator import provenance
 from orchestrator.version import VERSION
 from orchestrator.wire.paths import JobDir
+
+pytestmark = pytest.mark.slow
 
 
 def _git(folder: Path, *words: str) -> str:

@@ -30,6 +30,8 @@ from tests.support.fake_slurm import (
 )
 from tests.support.jobs import BEGAN_S
 
+pytestmark = pytest.mark.slow
+
 DENIED = "scancel: error: Kill job error on job id 7: Access/permission denied\n"
 
 

@@ -12,6 +12,8 @@ from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
 from tests.support.fake_slurm import RUNNING, FakeSlurm, job
 
+pytestmark = pytest.mark.slow
+
 CANCELLED = "7|CANCELLED|2026-11-21T06:21:01|2||None"
 
 

@@ -14,6 +14,8 @@ from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
 from tests.support.fake_slurm import FakeSlurm, asked, job, tell
 
+pytestmark = pytest.mark.slow
+
 DENIED = "Access/permission denied for job 7\n"
 
 

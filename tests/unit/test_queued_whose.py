@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from orchestrator import queued
 from orchestrator.job import Job
 from orchestrator.slurm.queue import Queue
 from tests.support.fake_slurm import CONFIG, FAILED, PENDING, RUNNING, SHOWN, FakeSlurm, asked, job
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -6,10 +6,14 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from orchestrator import queued, requests, show, whyview
 from orchestrator.job import Job
 from orchestrator.slurm.queue import Queue
 from tests.support.fake_slurm import PENDING, RUNNING, FakeSlurm, job, tell
+
+pytestmark = pytest.mark.slow
 
 
 def test_while_slurm_is_silent_its_last_word_stands_also_for_other_commands(

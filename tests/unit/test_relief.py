@@ -16,9 +16,10 @@ from tests.support.watch import SAY_READY, watching
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"
 STILL_S = 3.0
 
-pytestmark = pytest.mark.skipif(
-    not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="this kernel does not tell calls"),
+]
 
 MONITOR = """import multiprocessing, os, signal, subprocess, sys, threading, time
 fork = multiprocessing.get_context('fork')

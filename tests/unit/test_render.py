@@ -75,11 +75,13 @@ def test_the_scripts_for_slurm_are_those_that_were_looked_at(name: str) -> None:
     golden.check(f"{name}-agent.sh", agent.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS | SSH_PLANS)
 def test_shells_and_shellcheck_find_no_fault(name: str, tmp_path: Path) -> None:
     _check(_script((PLANS | SSH_PLANS)[name]), tmp_path / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLURM_PLANS)
 @pytest.mark.parametrize("number", [0, 1])
 def test_shells_and_shellcheck_find_no_fault_in_those_for_slurm(
@@ -106,6 +108,7 @@ def _shellcheck() -> str:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", KEPT_SCRIPTS, ids=lambda path: path.name)
 def test_shells_and_shellcheck_find_no_fault_in_the_scripts_of_this_repository(
     path: Path, tmp_path: Path
@@ -127,6 +130,7 @@ names = st.text(
 ).filter(lambda name: name not in (".", ".."))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(texts, st.lists(texts, max_size=3), st.lists(texts, min_size=1, max_size=3), names, names)
 @example(EVIL, [EVIL], [EVIL], EVIL.replace("/", "_"), "$(touch EVIL)")
@@ -196,6 +200,7 @@ def test_neither_secrets_nor_environment_are_in_a_script() -> None:
     assert all(word not in _script(plan) for word in ("HF_TOKEN", "WANDB_MODE", "offline"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("missing", "code"), [("python", 127), ("bundle", 66)])
 def test_what_a_node_lacks_is_said_in_a_line(missing: str, code: int, tmp_path: Path) -> None:
     job = JobDir(tmp_path)

@@ -76,6 +76,7 @@ def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
     assert Requests(tmp_path / "missing").since(0, 1.0) == []
 
 
+@pytest.mark.slow
 def test_many_who_ask_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:

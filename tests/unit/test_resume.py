@@ -35,6 +35,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     return there
 
 
+@pytest.mark.slow
 def test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ print("said", 2)
 """
 
 
+@pytest.mark.slow
 def test_what_a_full_disk_refuses_is_printed_before_the_next_line_and_no_exit_code_tells_of_it(
     tmp_path: Path,
 ) -> None:

@@ -165,6 +165,7 @@ def test_an_option_is_one_word_for_sbatch_and_comes_as_it_was(text: str) -> None
         assert len(sbatch.directive(option).splitlines()) == 1
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(texts.filter(lambda text: text.strip() == text and text != ""))
 @example(EVIL)

@@ -19,6 +19,7 @@ def _run(tmp_path: Path, *lines: str) -> dict[str, str]:
     return one.result(status)
 
 
+@pytest.mark.slow
 def test_what_the_lines_set_and_the_environment_before_are_returned(tmp_path: Path) -> None:
     env = _run(tmp_path, 'export GREETING="hello $WHO', 'again"', "export NUMBER=$((1 + 1))", "LOCAL=no")
     assert env["GREETING"] == "hello world\nagain"
@@ -26,11 +27,13 @@ def test_what_the_lines_set_and_the_environment_before_are_returned(tmp_path: Pa
     assert {"LOCAL", "ORCH_SETUP_ENV", "SHLVL", "_"}.isdisjoint(env)
 
 
+@pytest.mark.slow
 def test_the_lines_environment_is_never_on_disk(tmp_path: Path) -> None:
     _run(tmp_path, "export TOKEN=s3cret")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["node.log", "setup.sh"]
 
 
+@pytest.mark.slow
 def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path: Path) -> None:
     (tmp_path / "node.log").write_text("before\n")
     with pytest.raises(SetupError) as caught:
@@ -39,11 +42,13 @@ def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path
     assert caught.value.tail == "one\ntwo\n"
 
 
+@pytest.mark.slow
 def test_lines_that_take_the_exit_trap_for_themselves_are_told_of_it(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="do they set a trap on EXIT"):
         _run(tmp_path, "trap true EXIT")
 
 
+@pytest.mark.slow
 def test_lines_that_cannot_run_are_a_setup_error(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="cannot run"):
         Setup(("true",), ENV, tmp_path / "missing", tmp_path, tmp_path / "node.log")

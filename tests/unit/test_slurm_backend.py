@@ -21,6 +21,8 @@ from orchestrator.brain.causes import Cause
 from orchestrator.wire.paths import JobDir
 from tests.support import fake_host
 
+pytestmark = pytest.mark.slow
+
 SRUN = """#!/bin/sh
 n=0; until mkdir "{folder}/runs/$n" 2>/dev/null; do n=$((n + 1)); done; run="{folder}/runs/$n"
 printf '%s\\n' "$@" >"$run/argv.part"; env >"$run/env"; cat >"$run/stdin"; mv "$run/argv.part" "$run/argv"

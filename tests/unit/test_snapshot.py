@@ -15,6 +15,8 @@ from orchestrator import snapshot
 from orchestrator.errors import UserError
 from tests.support.unprivileged import unprivileged
 
+pytestmark = pytest.mark.slow
+
 NOWHERE = Path("/no/job/home")
 LIMIT_MB = 10
 ENV = {

@@ -256,6 +256,7 @@ def test_random_yaml_is_answered(fuzzed: Path, text: str) -> None:
     answer(fuzzed, text.encode())
 
 
+@pytest.mark.slow
 @given(data=st.dictionaries(key, tree, max_size=8))
 @fuzz
 def test_random_data_is_answered(fuzzed: Path, data: dict[str, object]) -> None:

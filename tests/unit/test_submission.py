@@ -45,6 +45,7 @@ def _smi(tmp_path: Path, said: str, code: int = 0) -> dict[str, str]:
 LISTED = "".join(f"{number}, {uuid}\\n" for number, uuid in enumerate(UUIDS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("visible", "gpus"),
     [
@@ -59,6 +60,7 @@ def test_the_gpus_are_those_that_cuda_may_see(
     assert inventory({**_smi(tmp_path, LISTED), **more}).gpus == gpus
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("visible", ["4", "GPU-zz", "GPU-aa", "MIG-1234"])
 def test_a_gpu_that_is_not_there_is_an_error_and_not_a_cpu_job(tmp_path: Path, visible: str) -> None:
     with pytest.raises(ClusterError, match="is none of the 4 GPUs") as told:
@@ -66,11 +68,13 @@ def test_a_gpu_that_is_not_there_is_an_error_and_not_a_cpu_job(tmp_path: Path, v
     assert told.value.where == f"CUDA_VISIBLE_DEVICES={visible}"
 
 
+@pytest.mark.slow
 def test_a_machine_without_gpus_has_none(tmp_path: Path) -> None:
     assert inventory({"PATH": "/nonexistent"}).gpus == ()
     assert inventory(_smi(tmp_path, "No devices were found\\n", 6)).gpus == ()
 
 
+@pytest.mark.slow
 def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     environ = _smi(tmp_path, "")
     (tmp_path / "bin/nvidia-smi").write_bytes(b"\x7fELF not a program")
@@ -217,6 +221,7 @@ def _over_ssh(tmp_path: Path) -> JobDir:
     return submission._fill(tmp_path / "home", file, made, code, {"PATH": "/usr/bin:/bin"}, ())
 
 
+@pytest.mark.slow
 def test_a_job_over_ssh_has_its_code_as_an_archive_with_what_sync_names(tmp_path: Path) -> None:
     job = _over_ssh(tmp_path)
     with tarfile.open(job.archive) as archive:
@@ -225,6 +230,7 @@ def test_a_job_over_ssh_has_its_code_as_an_archive_with_what_sync_names(tmp_path
     assert [node.name for node in Job(job).plan().nodes] == ["gpu1", "gpu2", "gpu3"]
 
 
+@pytest.mark.slow
 def test_a_resume_over_ssh_reads_the_hosts_of_the_submit(tmp_path: Path) -> None:
     job = _over_ssh(tmp_path)
     shutil.rmtree(tmp_path / "work")

@@ -16,6 +16,8 @@ from orchestrator.wire.paths import JobDir
 from tests.support import fake_sbatch
 from tests.support.fake_sbatch import Commands
 
+pytestmark = pytest.mark.slow
+
 SPEC = """name: gpt
 backend: slurm
 nodes: 2

@@ -20,6 +20,7 @@ SCRIPTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(SCRIPTS))
 def test_what_python_prints_is_understood(tmp_path: Path, name: str) -> None:
     script, kind, message, where = SCRIPTS[name]

@@ -20,6 +20,8 @@ from orchestrator.node import procfs, tracer
 from orchestrator.wire.messages import Doing
 from tests.support.watch import SAY_READY, watching
 
+pytestmark = pytest.mark.slow
+
 CC_S_MAX = 60.0
 FOUND_S_MAX = 30.0
 ANSWER_S_MAX = 30.0

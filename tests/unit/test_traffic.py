@@ -6,6 +6,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from orchestrator.node.traffic import FAMILY_S, Traffic
 
 RUN_S_MAX = 30.0
@@ -22,6 +24,7 @@ sys.stdin.readline()
 CHILD = 'import sys; open("/dev/null", "wb").write(bytes(2 << 20))'
 
 
+@pytest.mark.slow
 def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", WRITER.format(CHILD)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -1,0 +1,221 @@
+"""Runs the tests in groups side by side, and says at the end what came of each: `python -m tests.run quick | test | soak`.
+
+Every group is one process; what it prints is shown when it is done. Most of them wait most of the time, so more run at
+once than there are processors; tests that measure time run alone, at the end. The exit code is 0 when all is well; with
+`--strict` a skipped test is a failure, but for one that needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+
+SIDE_BY_SIDE = 5
+"""How many groups run at once; with more, tests on two processors run out of the time that they give what they wait for."""
+
+GROUP_S_MAX = 4 * 3600.0
+END_S_MAX = 120.0
+"""How long a group that took too long may take to clear up."""
+
+NO_TESTS = 5
+"""What pytest ends with when there was nothing to run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A program of the virtual environment and its words; of pytest, the results are counted."""
+
+    name: str
+    words: tuple[str, ...]
+    environ: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of a group; `skips`: how many tests were skipped for which reason."""
+
+    group: Group
+    is_good: bool
+    seconds: float
+    output: str
+    passed: int = 0
+    failed: int = 0
+    skips: Counter[str] = field(default_factory=Counter)
+
+
+def tests(name: str, paths: str, mark: str = "not soak and not quiet", **environ: str) -> Group:
+    """Return the group of the tests below `paths` whose marks fit."""
+    return Group(name, ("pytest", "-q", "-p", "no:cacheprovider", "-m", mark, *paths.split()), environ)
+
+
+RUFF = (Group("ruff", ("ruff", "check", ".")), Group("ruff format", ("ruff", "format", "--check", ".")))
+MYPY = Group("mypy", ("mypy",))
+QUICK = "not slow and not quiet and not soak"
+
+SUITES: dict[str, tuple[Group, ...]] = {
+    "quick": (
+        tests("unit", "tests/unit", QUICK),
+        Group("mypy", ("dmypy", "run")),
+        tests("sim", "tests/sim", QUICK),
+        *RUFF,
+    ),
+    "test": (
+        tests("slurm, allocation", "tests/slurm/test_slurm_allocation.py"),
+        tests("slurm, submit", "tests/slurm/test_slurm_submit.py"),
+        tests("hangs", "tests/hangs/test_hangs.py"),
+        tests("innocents", "tests/hangs/test_innocents.py"),
+        tests("cluster", "tests/cluster"),
+        tests(
+            "slurm, rest",
+            "tests/slurm --ignore-glob=*_allocation.py --ignore-glob=*_submit.py",
+        ),
+        tests("integration", "tests/integration"),
+        tests("ssh", "tests/ssh"),
+        tests("unit", "tests/unit"),
+        tests("sim", "tests/sim"),
+        MYPY,
+        *RUFF,
+    ),
+    "soak": (
+        tests("nights", "tests/sim/test_nights.py", "", ORCH_NIGHTS="10000"),
+        tests("galleries", "tests/hangs", ""),
+        tests("the rest", "tests", "soak and not quiet"),
+        tests("galleries under load", "tests/hangs", "", ORCH_JOBS_AT_ONCE="8"),
+        *(
+            tests(f"again, {n} of 20", "tests/unit tests/integration tests/ssh", "slow and not soak")
+            for n in range(1, 21)
+        ),
+    ),
+}
+"""What each command runs, the longest first."""
+
+ALONE: dict[str, tuple[Group, ...]] = {
+    "quick": (),
+    "test": (tests("quiet", "tests", "quiet and not soak"),),
+    "soak": (tests("quiet", "tests", "quiet"),),
+}
+"""And what after it, each by itself."""
+
+
+def main(words: Sequence[str]) -> int:
+    """Run a suite, print what came of it, and return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.run")
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("--strict", action="store_true", help="fail when a test is skipped")
+    parser.add_argument("--side-by-side", type=int, default=SIDE_BY_SIDE)
+    asked = parser.parse_args(words)
+    began_s = time.monotonic()
+    results = []
+    for result in run(asked.suite, asked.side_by_side):
+        results.append(result)
+        print(f"\n--- {result.group.name}\n{shown(result)}", flush=True)
+    print(f"\n{table(results)}")
+    is_good = all(one.is_good for one in results)
+    skipped = [why for one in results for why in one.skips if not re.search("gpu|cuda", why, re.IGNORECASE)]
+    if asked.strict and skipped:
+        print("A test that is skipped proves nothing, so this run has failed.")
+        is_good = False
+    print(closing_line(results, time.monotonic() - began_s), flush=True)
+    return 0 if is_good else 1
+
+
+def run(suite: str, side_by_side: int) -> Iterator[Result]:
+    """Run the groups of a suite; give each result as soon as it is there."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(side_by_side) as pool:
+        begun = [pool.submit(_run, group, Path(folder)) for group in SUITES[suite]]
+        yield from (one.result() for one in as_completed(begun))
+        for group in ALONE[suite]:
+            yield _run(group, Path(folder))
+
+
+def _run(group: Group, folder: Path) -> Result:
+    xml, log = folder / f"{group.name}.xml", folder / f"{group.name}.log"
+    program, *words = group.words
+    if program == "pytest":
+        words.append(f"--junitxml={xml}")
+    began_s = time.monotonic()
+    with log.open("wb") as out:
+        argv = [str(Path(sys.executable).with_name(program)), *words]
+        process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            env={**os.environ, **group.environ},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        )
+        code = _wait(process)
+    result = Result(group, code in (0, NO_TESTS), time.monotonic() - began_s, log.read_text(errors="replace"))
+    if xml.exists():
+        _count(result, xml)
+    if not result.is_good and not result.failed:
+        result.failed = 1
+    return result
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code; one that takes too long is interrupted, and killed if it does not clear up."""
+    for limit_s, signum in ((GROUP_S_MAX, signal.SIGINT), (END_S_MAX, signal.SIGKILL)):
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signum)
+    return process.wait()
+
+
+def _count(result: Result, xml: Path) -> None:
+    """Count what pytest has written of each test."""
+    for case in ElementTree.parse(xml).iter("testcase"):
+        skip = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            result.failed += 1
+        elif skip is not None:
+            result.skips[skip.get("message", "")] += 1
+        else:
+            result.passed += 1
+
+
+def shown(result: Result) -> str:
+    """Return what a group has printed, of one that is well only the last line."""
+    lines = result.output.rstrip().splitlines() or ["no output"]
+    return lines[-1] if result.is_good else "\n".join(lines)
+
+
+def table(results: Sequence[Result]) -> str:
+    """Return a line for each group, and one for each thing that was missing."""
+    lines = [f"{'':20}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}"]
+    for one in results:
+        counts = f"{one.passed:8}{one.failed:8}{one.skips.total():8}"
+        lines.append(f"{one.group.name:20}{counts}{one.seconds:9.1f}")
+    skips = sum((one.skips for one in results), Counter[str]())
+    if skips:
+        lines += ["", "Not tested here, and what it needs:"]
+        lines += [f"{count:6}  {reason}" for reason, count in skips.most_common()]
+    return "\n".join(lines)
+
+
+def closing_line(results: Sequence[Result], seconds: float) -> str:
+    """Return what pytest would close with, had it run all."""
+    skipped = sum(one.skips.total() for one in results)
+    counts = {"failed": sum(one.failed for one in results), "passed": sum(one.passed for one in results)}
+    parts = [f"{count} {what}" for what, count in {**counts, "skipped": skipped}.items() if count]
+    minutes, rest_s = divmod(round(seconds), 60)
+    return f"==== {', '.join(parts)} in {seconds:.2f}s ({minutes // 60}:{minutes % 60:02}:{rest_s:02}) ===="
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
