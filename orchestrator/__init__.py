@@ -6,8 +6,7 @@ The map of the code, in the order of a job's life; imports point from later to e
     plan       where does every rank go?           plan.py, planning.py, hosts.py, sbatch.py
     render     which scripts will run?             render.py, templates/
     submit     how does a job begin?               submission.py, credentials.py, certificate.py, snapshot.py,
-                                                   bundle.py, provenance.py, meanwhile.py, home.py,
-                                                   slurm/submitting.py
+                                                   bundle.py, provenance.py, home.py, slurm/submitting.py
     supervise  what happens, and what is done?     supervise.py, journal.py, joblock.py, requests.py, asked.py,
                                                    tickets.py, links.py, orders.py, deeds.py, notify.py, memory.py, stay.py
       ferry.py   what travels?                     intake.py, carry.py, shelf.py

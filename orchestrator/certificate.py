@@ -1,4 +1,4 @@
-"""By what do a job's processes know one another? A certificate of its own, made at submit."""
+"""Certificate of one job, by which its processes know one another; made at submit."""
 
 from __future__ import annotations
 

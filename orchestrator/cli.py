@@ -6,7 +6,6 @@ goes on. Every verb loads what it needs when it runs: `orch status` must not wai
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import os
@@ -36,10 +35,6 @@ JOB_FAILED = 1
 CLUSTER_CANNOT = 3
 CANCEL_S_MAX = 120.0
 """How long `orch cancel` waits beside the grace that ranks have."""
-
-GARBAGE_OBJECTS = 100_000
-"""So many new objects make Python look for garbage. Loading libraries makes 70,000, hardly one of them garbage; with
-Python's own limit, 700, it looks a hundred times meanwhile."""
 
 JOB = click.argument("job", required=False, type=JobName())
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -79,13 +74,10 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 
     Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
     """
-    from orchestrator import bundle, certificate, meanwhile, render
+    from orchestrator import terminal
+    from orchestrator.job import submit as submit_job
 
-    with meanwhile.process((certificate.new,), (bundle.build, home.home(os.environ)), (render.load,)):
-        from orchestrator import terminal
-        from orchestrator.job import submit as submit_job
-
-        job = submit_job(spec, backend=backend, overrides=overrides, ask=terminal.asker())
+    job = submit_job(spec, backend=backend, overrides=overrides, ask=terminal.asker())
     if as_json:
         state = job.status()["state"]
         _print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
@@ -610,16 +602,13 @@ _NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "submit"})
 
 def main() -> None:
     """Run the command line and end the process with its exit code."""
-    gc.set_threshold(GARBAGE_OBJECTS)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(
                 errors="replace"
             )  # a job's words must not fail on a terminal that knows ASCII only
-    code = run(sys.argv[1:])
-    gc.freeze()  # Python looks through all that it holds before it ends, for 0.1 s; what is frozen it leaves alone
-    sys.exit(code)
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: list[str]) -> int:

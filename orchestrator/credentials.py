@@ -1,4 +1,4 @@
-"""What must nobody but the submitter read of a job? Its secrets, environment, token and key, made at submit."""
+"""Private files of a job: secrets, environment, token, certificate and key; made at submit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import secrets as random_secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from orchestrator import certificate, meanwhile, plan
+from orchestrator import certificate, plan
 from orchestrator.plan import Plan
 from orchestrator.wire.durable import replace_bytes
 
@@ -18,7 +18,7 @@ def fill(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
     """Make the folder of a job's private files, all of them private from their first byte."""
     folder.mkdir(mode=0o700)
     kept = {name: environ[name] for name in made.secrets}
-    public, key = meanwhile.call(certificate.new)
+    public, key = certificate.new()
     files = {
         "secrets.json": json.dumps(kept).encode(),
         "environment.json": json.dumps(plan.outer_env(environ, made.secrets)).encode(

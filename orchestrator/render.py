@@ -86,13 +86,6 @@ def _unfit_for_slurm(root: str) -> str:
     return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
 
 
-def load() -> None:
-    """Load what renders, and all templates, so that the first script does not wait for that."""
-    env = environment()
-    for name in env.list_templates():
-        env.get_template(name)
-
-
 @functools.cache
 def environment() -> jinja2.Environment:
     """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line,

@@ -22,7 +22,6 @@ from orchestrator import (
     credentials,
     home,
     hosts,
-    meanwhile,
     planning,
     provenance,
     render,
@@ -210,9 +209,9 @@ def _fill(
         replace_text(draft.spec, file.text, durable=False)
         replace_text(draft.overrides, json.dumps(list(overrides)), durable=False)
         replace_text(draft.plan, codec.dumps(made), durable=False)
-        for script in meanwhile.call(render.render, made, place, sys.executable):
+        for script in render.render(made, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
-        replace_bytes(draft.bundle, meanwhile.call(bundle.build, folder), durable=False)
+        replace_bytes(draft.bundle, bundle.build(folder), durable=False)
         credentials.fill(draft.secrets, made, environ)
         provenance.record(draft, file.workdir)
         draft.root.rename(place.root)

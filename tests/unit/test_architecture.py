@@ -24,7 +24,7 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 LAYERS = (
-    ("version", "errors", "meanwhile"),
+    ("version", "errors"),
     ("wire",),
     ("brain",),
     ("node",),
