@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import click
 
@@ -22,6 +22,8 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.facts import Facts
 from orchestrator.brain.suspicion import SIGNS
 from orchestrator.cli import cli
+from orchestrator.spec_rules import PATTERNS, WHOLE_MAX
+from orchestrator.specfile import shown
 from tests.support.sim.night import random_night
 from tests.support.sim.world import World
 
@@ -29,6 +31,7 @@ ROOT = Path(__file__).parents[1]
 NIGHTS = range(300)
 """The seeds whose nights draw the diagrams; a test plays some of them again."""
 
+Json: TypeAlias = Mapping[str, Any]
 STATES = ("job", "attempt", "agent", "rank")
 
 
@@ -73,25 +76,79 @@ def _row(*cells: str) -> str:
 # The job file
 
 
+class Field(NamedTuple):
+    """A field of the job file; a section has the value `section`."""
+
+    name: str
+    told: str
+    value: str
+    default: str
+
+
+def job_file() -> Iterator[Field]:
+    """Yield every field of the job file in its order, a section before what it holds."""
+    schema = spec.json_schema()
+    yield from _fields(schema, schema["$defs"], "")
+
+
+def _fields(part: Json, sections: Json, prefix: str) -> Iterator[Field]:
+    for key, info in part["properties"].items():
+        name, told = f"{prefix}{key}", info["description"]
+        if "$ref" in info:
+            yield Field(name, told, "section", "")
+            yield from _fields(sections[info["$ref"].rpartition("/")[2]], sections, f"{name}.")
+        else:
+            default = "required" if key in part.get("required", ()) else _default(info["default"])
+            yield Field(name, told, _value(info), default)
+
+
+def _value(info: Json) -> str:
+    """Return in words what a field takes."""
+    match info:
+        case {"anyOf": kinds}:
+            return ", or ".join(dict.fromkeys(text for kind in kinds if (text := _value(kind))))
+        case {"enum": [*words, _]}:
+            last = info["enum"][-1]
+            return f"{', '.join(words)} or {last}" if isinstance(last, str) else " or ".join(words)
+        case {"const": word}:
+            return str(word)
+        case {"pattern": pattern}:
+            return PATTERNS[pattern]
+        case {"type": "integer", "minimum": low}:
+            high = info.get("maximum", WHOLE_MAX)
+            return f"a whole number from {low}" + (f" to {high}" if high < WHOLE_MAX else " on")
+        case {"type": "array", "items": items}:
+            return "a list of texts" if _value(items) == "text" else f"a list, each {_value(items)}"
+        case {"type": "boolean"}:
+            return "true or false"
+        case {"type": "object"}:
+            return "a map of names to values"
+        case {"type": "null" | "number"}:  # a number is a duration in seconds, beside its pattern
+            return ""
+    return "text"
+
+
+def _default(default: object) -> str:
+    if default in (None, [], {}):
+        return "none"
+    return _code(", ".join(default) if isinstance(default, list) else shown(default))
+
+
 def fields() -> str:
     """Return every field of the job file: those at the top, then a table for each section."""
-    found = spec.fields()
-    sections = [one for one in found if one.type == "section"]
-    top = [one for one in found if one.type != "section" and "." not in one.name]
+    found = list(job_file())
+    top = [one for one in found if one.value != "section" and "." not in one.name]
     parts = [_table(top)]
-    for section in sections:
+    for section in [one for one in found if one.value == "section"]:
         held = [one for one in found if one.name.rpartition(".")[0] == section.name]
-        inner = [one for one in held if one.type != "section"]
-        parts.append(f"**`{section.name}`**: {section.description}\n\n{_table(inner)}")
+        inner = [one for one in held if one.value != "section"]
+        parts.append(f"**`{section.name}`**: {section.told}\n\n{_table(inner)}")
     return "\n\n".join(parts)
 
 
-def _table(found: Iterable[spec.FieldDoc]) -> str:
+def _table(found: Iterable[Field]) -> str:
     lines = ["| field | what it is | value | default |", "|---|---|---|---|"]
-    for one in found:
-        default = one.default if one.default in ("none", "required") else _code(one.default)
-        lines.append(_row(_code(one.name), one.description, one.type, default))
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_row(_code(one.name), *one[1:]) for one in found)])
 
 
 # The signs of life

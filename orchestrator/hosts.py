@@ -8,12 +8,12 @@ range, and `#` begins a comment. With both fields, `ssh.hosts` chooses, and the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.specfile import Fault, did_you_mean, escaped, shown
+from orchestrator.specfile import Fault, did_you_mean, escaped, missing_file, path_in, shown
 
 if TYPE_CHECKING:
     from orchestrator.spec_model import Ssh
@@ -43,25 +43,33 @@ class Host:
     where: str = ""
 
 
-def listed(ssh: Ssh, folder: Path, where: str) -> tuple[tuple[Host, ...], list[Fault]]:
-    """Return the hosts of a job file in `folder`, and what is wrong with them; `where` names the field `ssh.hosts`.
+def listed(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[Host, ...], list[Fault]]:
+    """Return the hosts of a job file in `folder`, and what is wrong with them; `where` tells the place of a field.
 
     Hosts that lack one of `ssh.labels` are left out.
     """
     faults: list[Fault] = []
     known: dict[str, Host] = {}
     if ssh.hosts_file is not None:
-        known, faults = read_file(file_path(folder, ssh.hosts_file))
+        path = path_in(folder, ssh.hosts_file)
+        if missing := missing_file(path):
+            return (), [Fault(where("ssh.hosts_file"), missing)]
+        known, faults = read_file(path)
     chosen = known
     if ssh.hosts:
-        chosen = {name: known.get(name, Host(name)) for name in _named(ssh.hosts, where, faults)}
+        chosen = {name: known.get(name, Host(name)) for name in _named(ssh.hosts, where("ssh.hosts"), faults)}
         strangers = [name for name in chosen if name not in known] if ssh.hosts_file is not None else []
         if strangers and not faults:
             hint = did_you_mean(strangers[0], known)
-            faults.append(Fault(where, f"{strangers[0]} does not stand in {ssh.hosts_file}{hint}"))
+            faults.append(
+                Fault(where("ssh.hosts"), f"{strangers[0]} does not stand in {ssh.hosts_file}{hint}")
+            )
     if len(chosen) > HOSTS_MAX:
         faults.append(
-            Fault(where, f"names {len(chosen)} hosts, and {HOSTS_MAX} are the most that there may be")
+            Fault(
+                where("ssh.hosts"),
+                f"names {len(chosen)} hosts, and {HOSTS_MAX} are the most that there may be",
+            )
         )
     wanted = frozenset(ssh.labels)
     return tuple(host for host in chosen.values() if wanted <= frozenset(host.labels)), faults
@@ -106,14 +114,6 @@ def _count(text: str) -> int:
             inner += max(0, int(last) - int(first)) + 1 if is_range else 1
         count *= inner
     return count
-
-
-def file_path(folder: Path, written: str) -> Path:
-    """Return where a `hosts_file` is that a job file in `folder` names."""
-    try:
-        return folder / Path(written.strip()).expanduser()
-    except RuntimeError:  # `~` has no meaning here
-        return folder / written.strip()
 
 
 def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:

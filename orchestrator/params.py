@@ -1,4 +1,4 @@
-"""What may an argument be? The kinds of verbs and values that the command line takes, beside click's own."""
+"""Kinds of verbs and values that the command line takes, beside click's own."""
 
 from __future__ import annotations
 

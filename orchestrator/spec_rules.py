@@ -1,325 +1,236 @@
-"""What may a value of the job file be? The kinds of values are named at the end; what reads them stands before.
+"""Kinds of values that a job file may hold: pydantic's own, and readers of what pydantic does not know.
 
-Rules: a value comes as the text that was written or, from Python, as what it is; a `Rule` returns it in its final
-type or raises ValueError with a whole sentence. Nothing here reads the disk or knows another field.
+Rules: a value comes as the text that was written. A ValueError is the rest of a sentence that begins with the field;
+one that says "must be" gets the value added. Nothing here reads the disk or knows another field.
 """
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_args
 
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic_core import CoreSchema, core_schema
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
-from orchestrator.specfile import did_you_mean, shown
+from orchestrator.specfile import shown
 
 DURATION_S_MIN = 0.001
 DURATION_S_MAX = 366 * 86_400.0
 WHOLE_MAX = 10**15
-NAME_CHARS_MAX = 63
-TEXT_CHARS_MAX = 130_000  # Linux takes no argument or variable above 128 KiB
-
-Schema: TypeAlias = dict[str, Any]
-EntryKind: TypeAlias = Literal["script", "module", "command"]
+GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
 # What orch must set itself, or ranks would not find each other (the torchrun contract).
 OWNED_NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
 )
-_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "srun")
-_SHELLS = ("bash", "sh", "zsh", "dash", "ksh")
-_SWITCH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_UNITS_S = (("d", 86_400.0), ("h", 3_600.0), ("m", 60.0), ("s", 1.0), ("ms", 0.001))
+_NO_SCRIPTS = {
+    r"-.*": "options stand behind it, only -m before",
+    r"python[0-9.]*": "leave python out, or choose one with `python:`",
+    r"torchrun|accelerate|deepspeed|horovodrun|mpirun|mpiexec|srun": "orch takes the place of {}",
+    r"(ba|z|da|k)?sh|.*\.sh": "for a shell script write `command: bash run.sh`",
+}
+_UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
-_DURATION = re.compile("".join(f"(?:({_NUMBER}){unit})?" for unit, _ in _UNITS_S))
-_SECONDS = re.compile(r"[0-9]{1,15}(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,3})?")
-_WHOLE = re.compile(r"[+-]?[0-9]{1,18}")
-_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MODULE = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*")
-_HOST = r"(?!-)(?:[A-Za-z0-9_.:%-]|\[[0-9,-]+\])+"
+DURATION = f"^(?:{_NUMBER}|{''.join(f'(?:{_NUMBER}{unit})?' for unit in _UNITS_S)})$"
+LINE = r"^\S(?:[^\x00-\x1f\x7f]*\S)?$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+HOST = r"^(?:[A-Za-z0-9_.:%]|\[[0-9,-]+\])(?:[A-Za-z0-9_.:%-]|\[[0-9,-]+\])*$"
+USER = r"^[^\s:@/-][^\s:@/]*$"
+INTERFACE = r"^[^\s/]+$"
+URL = r"^https?://[^\s/@]\S*$"
+OPTION = r"^-[^\x00-\x1f\x7f]*\S$"
 
-
-class Unfit(ValueError):
-    """The value is not of the rule's kind; the text, if any, is a hint that ends the sentence."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """How a field reads a value. `says` completes "must be …"; `show` writes a default for the docs."""
-
-    says: str
-    read: Callable[[object], Any]
-    schema: Schema
-    show: Callable[[Any], str] = shown
-
-    def or_none(self) -> Rule:
-        """Return the rule that also takes None, for a field that may be left empty."""
-        schema = {"anyOf": [self.schema, {"type": "null"}]}
-        return replace(self, read=lambda value: None if value is None else self.read(value), schema=schema)
-
-    def checked(self, value: object) -> Any:
-        """Return the value in its final type. Raises ValueError with a whole sentence."""
-        try:
-            return self.read(value)
-        except Unfit as err:
-            hint = f" ({err})" if str(err) else ""
-            raise ValueError(f"must be {self.says}, not {shown(value)}{hint}") from err
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.checked)
-
-    def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> Schema:
-        return dict(self.schema)
+PATTERNS = {
+    DURATION: "a duration such as 90s, 10m or 1h30m",
+    LINE: "one line of text",
+    NAME: "1 to 63 letters, digits, dots, dashes or underscores, a letter or digit first",
+    VARIABLE: "a name of letters, digits and underscores, no digit first",
+    HOST: "a host such as gpu[01-08].lab, without a user",
+    USER: "a user name",
+    INTERFACE: "an interface such as eth0",
+    URL: "a URL such as https://…",
+    OPTION: "an sbatch option such as --licenses=foo",
+}
+"""What a text of each pattern is called, in faults and in the reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a rank runs: a script or module with `args`; or a command, as shell text in `target` or words in `args`."""
 
-    kind: EntryKind
+    kind: Literal["script", "module", "command"]
     target: str
     args: tuple[str, ...] = ()
 
 
-def whole(low: int, high: int | None = None) -> Rule:
-    """Return the rule of a whole number from `low` to `high`."""
-
-    def read(value: object) -> int:
-        number = _whole(value)
-        if not low <= number <= (WHOLE_MAX if high is None else high):
-            raise Unfit
-        return number
-
-    says = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
-    top = {} if high is None else {"maximum": high}
-    return Rule(says, read, {"type": "integer", "minimum": low, **top})
+# Sections and fields
 
 
-def duration(low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX) -> Rule:
-    """Return the rule of a duration in seconds, with the least and the longest it may be."""
+class Part(BaseModel):
+    """A section of the spec."""
 
-    def read(value: object) -> float:
-        seconds = _seconds(value)
-        if not low_s <= seconds <= high_s:
-            raise Unfit("" if seconds < low_s or high_s < DURATION_S_MAX else "a year at most")
-        return seconds
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    low = f" of at least {duration_text(low_s)}" if low_s > DURATION_S_MIN else "" if low_s else ", or 0"
-    high = f" and at most {duration_text(high_s)}" if high_s < DURATION_S_MAX else ""
-    text = {"type": "string", "pattern": f"^({_NUMBER}|{_DURATION.pattern})$"}
-    number = {"type": "number", "minimum": low_s, "maximum": high_s}
-    return Rule(
-        f"a duration such as 90s, 10m or 1h30m{low}{high}", read, {"anyOf": [number, text]}, duration_text
-    )
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _empty_is_unwritten(cls, data: object) -> object:
+        """Take a section, list or map that is left empty as not written; for a number that would be a guess."""
+        if not isinstance(data, Mapping):
+            return data
+        empty = [name for name, info in cls.model_fields.items() if info.default in (None, (), {})]
+        return {name: value for name, value in data.items() if value is not None or name not in empty}
 
-
-def choice(*words: str) -> Rule:
-    """Return the rule of one of a few words."""
-
-    def read(value: object) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise Unfit(did_you_mean(str(value), words).removeprefix("; "))
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _is_decimal(cls, value: object, info: ValidationInfo) -> object:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, str) and re.match(r"[+-]?0[0-9]", value) and int in (kind, *get_args(kind)):
+            # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: the user must say which.
+            raise ValueError("must be a whole number without a leading zero, which may mean octal")
         return value
 
-    return Rule(f"{', '.join(words[:-1])} or {words[-1]}", read, {"enum": list(words)})
+
+def about(default: object, text: str, **limits: Any) -> Any:
+    """Return a field's default, description and limits; the default is read like a written value."""
+    return Field(default=default, description=text, **limits)
 
 
-def line(says: str, pattern: str = r".+") -> Rule:
-    """Return the rule of a text in one line that fits `pattern` as a whole; blanks at its ends fall off."""
-    fits = re.compile(pattern)
-
-    def read(value: object) -> str:
-        text = plain_text(value).strip()
-        if not text.isprintable() or not fits.fullmatch(text):
-            raise Unfit
-        return text
-
-    return Rule(says, read, {"type": "string", "pattern": f"^(?:{pattern})$"})
+def whole(default: int | None, text: str, low: int = 1, high: int = WHOLE_MAX) -> Any:
+    """Return what `about` does for a whole number with its limits."""
+    return about(default, text, ge=low, le=high)
 
 
-def duration_text(seconds: float | str | None) -> str:
-    """Return `1h30m` for 5400 seconds, `off` for None, and a word as it is."""
-    if seconds is None or isinstance(seconds, str):
-        return seconds or "off"
+# Durations
+
+
+def duration(
+    low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, words: Any = None
+) -> BeforeValidator:
+    """Return the reader of a duration to seconds; a Literal of words may stand in its place, and `off` becomes None."""
+    number, text = Annotated[float, Field(ge=low_s, le=high_s)], Annotated[str, Field(pattern=DURATION)]
+    instead = [word for word in get_args(words) if isinstance(word, str)]
+    span = f" from {duration_text(low_s)} to {duration_text(high_s)}"
+    is_bounded = (low_s, high_s) != (DURATION_S_MIN, DURATION_S_MAX)
+    says = ", or ".join([PATTERNS[DURATION] + span * is_bounded, *instead])
+
+    def read(value: object) -> float | str | None:
+        if isinstance(value, str) and value.lower() in instead:
+            return None if value.lower() == "off" else value.lower()
+        seconds = _seconds(str(value))
+        if not low_s <= seconds <= high_s:
+            raise ValueError(f"must be {says}")
+        return seconds
+
+    schema: Any = number | text if words is None else number | text | words
+    return BeforeValidator(read, json_schema_input_type=schema)
+
+
+def _seconds(text: str) -> float:
+    """Return a duration's seconds, -1 for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        pairs = re.findall(rf"({_NUMBER})(ms|[dhms])", text) if re.match(DURATION, text) else []
+        return sum(float(number) * _UNITS_S[unit] for number, unit in pairs) if pairs else -1.0
+
+
+def duration_text(seconds: float) -> str:
+    """Return `1h30m` for 5400 seconds."""
     left_ms = round(seconds * 1000)
     parts = []
-    for unit, unit_s in _UNITS_S:
+    for unit, unit_s in _UNITS_S.items():
         count, left_ms = divmod(left_ms, round(unit_s * 1000))
         parts += [f"{count}{unit}"] if count else []
     return "".join(parts) or "0s"
 
 
-def plain_text(value: object) -> str:
-    """Return a scalar as text that a process can be given: no NUL, no lone surrogate. Raises Unfit."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if not isinstance(value, (str, int, float)):
-        raise Unfit('write "" for an empty text' if value is None else "")
-    text = str(value)
-    if len(text) > TEXT_CHARS_MAX:
-        raise Unfit(f"it has more than {TEXT_CHARS_MAX} characters")
-    if "\0" in text or any("\ud800" <= char <= "\udfff" for char in text):
-        raise Unfit("it holds a character that no process can be given")
-    return text
+# Numbers, names and texts
 
 
-def _whole(value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
+def _count_or_auto(value: object) -> object:
+    # Pydantic would find one fault for each branch of the union.
+    if value == "auto" or re.fullmatch(r"[1-9][0-9]{0,8}", str(value)):
         return value
-    if not isinstance(value, str) or not _WHOLE.fullmatch(value):
-        raise Unfit
-    digits = value.lstrip("+-")
-    if len(digits) > 1 and digits.startswith("0"):
-        # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: the user must say which.
-        raise Unfit("a leading zero may mean octal; leave it out")
-    return int(value)
+    raise ValueError("must be a whole number of at least 1, or auto")
 
 
-def _gpus(value: object) -> int | str:
-    return "auto" if value == "auto" else int(_COUNT.read(value))
-
-
-def _switch(value: object) -> bool:
-    found = value if isinstance(value, bool) else _SWITCH.get(str(value).lower())
-    if found is None:
-        raise Unfit
-    return found
-
-
-def _seconds(value: object) -> float:
-    """Read a duration to seconds. Raises Unfit for what is none, negative or not finite."""
-    if isinstance(value, str):
-        return _seconds_of(value.strip())
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Unfit
-    # A whole number of Python's may be too large for a float.
-    seconds = float(value) if abs(value) <= WHOLE_MAX else math.inf
-    if not 0 <= seconds < math.inf:
-        raise Unfit
-    return seconds
-
-
-def _seconds_of(text: str) -> float:
-    if re.fullmatch(r"[0-9]+(:[0-9]+)+", text):
-        # YAML 1.1 reads 1:30 as the number 90, people as minutes or hours.
-        raise Unfit("write 1h30m or 1m30s, so that nobody has to guess")
-    if _SECONDS.fullmatch(text):
-        return float(text)
-    found = _DURATION.fullmatch(text)
-    if not text or not found:
-        raise Unfit
-    pairs = zip(found.groups(), _UNITS_S, strict=True)
-    return math.fsum(float(count) * unit_s for count, (_, unit_s) in pairs if count)
-
-
-def _seconds_or_off(value: object) -> float | None:
-    if value is False or (isinstance(value, str) and value.lower() == "off"):
-        return None
-    return float(_SECONDS_RULE.read(value))
-
-
-def _silence(value: object) -> float | str | None:
-    return "auto" if value == "auto" else _seconds_or_off(value)
-
-
-def _name(value: object) -> str:
-    text = plain_text(value)
-    if not _NAME.fullmatch(text):
-        mended = re.sub(r"[^A-Za-z0-9._-]+", "-", text[:NAME_CHARS_MAX]).strip("-._")
-        raise Unfit(f"{mended} would do" if mended else "")
-    return text
-
-
-def _env_name(value: object) -> str:
-    text = plain_text(value)
-    if not _ENV_NAME.fullmatch(text):
-        raise Unfit
-    if text in OWNED_NAMES:
-        fix = "; set rendezvous.port" if text == "MASTER_PORT" else ""
-        raise ValueError(f"cannot be set: orch gives {text} its value on every rank{fix}")
-    if text.startswith("ORCH_"):
+def _not_owned(name: str) -> str:
+    if name in OWNED_NAMES:
+        fix = "; set rendezvous.port" if name == "MASTER_PORT" else ""
+        raise ValueError(f"cannot be set: orch gives {name} its value on every rank{fix}")
+    if name.startswith("ORCH_"):
         raise ValueError("cannot be set: names that start with ORCH_ are orch's own")
-    return text
+    return name
 
 
-def _nccl_name(value: object) -> str:
-    bare = plain_text(value).lower().removeprefix("nccl_")
-    if not _ENV_NAME.fullmatch(bare):
-        raise Unfit
+def _settings(value: object) -> object:
+    """Take the prefix off NCCL's names. NCCL reads switches as numbers, so true becomes 1."""
+    if not isinstance(value, Mapping):
+        return value
+    switches = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
+    bare = {
+        str(name).lower().removeprefix("nccl_"): switches.get(str(text).lower(), text)
+        for name, text in value.items()
+    }
+    if len(bare) < len(value):
+        raise ValueError("names one setting twice, in two spellings")
     return bare
 
 
-def _nccl_text(value: object) -> str:
-    """Read a setting's value; NCCL reads switches as numbers, so true becomes 1."""
-    text = plain_text(value)
-    return str(int(_SWITCH[text.lower()])) if text.lower() in _SWITCH else text
-
-
-def _shell_lines(value: object) -> tuple[str, ...]:
-    texts = (
-        _scalars(value) if isinstance(value, (list, tuple)) else [] if value is None else [plain_text(value)]
-    )
-    lines = [row for text in texts for row in text.strip("\n").split("\n")]
-    return tuple(lines) if any(row.strip() for row in lines) else ()
-
-
-def _glob(value: object) -> str:
-    text = str(_LINE.read(value))
-    if ".." in text.split("/"):
+def _below(glob: str) -> str:
+    if ".." in glob.split("/"):
         raise ValueError('must not hold ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
-    return text
+    return glob
 
 
-def _resume_args(value: object) -> str:
-    text = plain_text(value)
+def _resume_args(text: str) -> str:
     if "{path}" not in text:
-        raise Unfit("{path} stands for the checkpoint")
+        raise ValueError('must be arguments with {path} in them, such as "--resume {path}"')
     _split(text)
     return text
 
 
-def entry_of(value: object) -> Entry:
-    """Read an `entrypoint`. Raises ValueError."""
-    if isinstance(value, Entry):
+def _shell_lines(value: object) -> object:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         return value
+    lines = [line for text in texts for line in text.strip("\n").split("\n")]
+    return lines if any(line.strip() for line in lines) else []
+
+
+# Entries
+
+
+def _entry(value: object) -> Entry:
     if not isinstance(value, Mapping):
-        return _script_or_module(_words(value))
+        return _program(
+            _words(value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words')
+        )
     if list(value) != ["command"]:
-        raise Unfit("its only key may be `command`")
+        raise ValueError("must be a text, a list of words, or a map whose only key is `command`")
     return _command(value["command"])
 
 
 def _command(value: object) -> Entry:
-    if isinstance(value, Entry):
-        return value
-    if isinstance(value, (list, tuple)):
-        return Entry("command", "", tuple(_words(value)))
-    text = plain_text(value).strip()
-    if not text:
-        raise Unfit
-    return Entry("command", text)
+    if isinstance(value, str) and value.strip():
+        return Entry("command", value.strip())
+    return Entry("command", "", tuple(_words(value, "a shell command, as a text or a list of words")))
 
 
-def _words(value: object) -> list[str]:
-    """Split a text as a shell would, or take a list's items as they are. Raises Unfit, ValueError."""
-    words = _scalars(value) if isinstance(value, (list, tuple)) else _split(plain_text(value))
+def _words(value: object, says: str) -> list[str]:
+    """Split a text as a shell would, or take a list's words as they are. Raises ValueError."""
+    words = _split(value) if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"must be {says}")
     if not words or not words[0].strip():
-        raise Unfit
-    return words
-
-
-def _scalars(items: Sequence[object]) -> list[str]:
-    for number, item in enumerate(items, 1):
-        if not isinstance(item, (str, int, float)):
-            raise ValueError(f"item {number} must be text, not {shown(item)}")
-    return [plain_text(item) for item in items]
+        raise ValueError(f"must be {says}")
+    return list(words)
 
 
 def _split(text: str) -> list[str]:
@@ -329,81 +240,76 @@ def _split(text: str) -> list[str]:
         raise ValueError("has a quote or backslash that is not closed") from err
 
 
-def _script_or_module(words: list[str]) -> Entry:
+def _program(words: list[str]) -> Entry:
     first, rest = words[0], tuple(words[1:])
-    program = first.rsplit("/", 1)[-1]
+    name = first.rsplit("/", 1)[-1]
     if first == "-m":
-        if not rest or not _MODULE.fullmatch(rest[0]):
+        if not rest or not all(part.isidentifier() for part in rest[0].split(".")):
             raise ValueError("-m must be followed by a module's dotted name, such as -m pkg.train")
+        if rest[0].endswith(".py"):
+            raise ValueError(f"-m takes a module's name: write -m {rest[0][:-3]}, or {rest[0]} without -m")
         return Entry("module", rest[0], rest[1:])
-    if first.startswith("-"):
-        raise ValueError(f"must start with a script or -m, not with the option {shown(first)}")
-    if re.fullmatch(r"python[0-9.]*", program):
-        raise ValueError("must start with the script: leave python out, or choose one with `python:`")
-    if program in _LAUNCHERS:
-        raise ValueError(f"must start with the script: orch takes the place of {program}")
-    if program in _SHELLS or program.endswith(".sh"):
-        raise ValueError("must start with a Python script: for a shell script write `command: bash run.sh`")
+    if first.startswith("../"):
+        raise ValueError("lies outside workdir, and only workdir is copied; set workdir to a folder above it")
+    for pattern, hint in _NO_SCRIPTS.items():
+        if re.fullmatch(pattern, name):
+            raise ValueError(f"starts with {shown(first)}, not with a Python script: {hint.format(name)}")
     return Entry("script", first, rest)
 
 
-_STRING: Schema = {"type": "string"}
-_WORD: Schema = {"type": "string", "pattern": f"^{_ENV_NAME.pattern}$"}
-_SCALAR: Schema = {"type": ["string", "number", "boolean"]}
-_SCALARS: Schema = {"type": "array", "items": _SCALAR, "minItems": 1}
-_COMMAND_MAP: Schema = {"type": "object", "properties": {"command": {"anyOf": [_STRING, _SCALARS]}}}
-_COUNT = whole(1)
-_SECONDS_RULE = duration()
-_LINE = line("one line of text")
-_OFF: Schema = {"anyOf": [_SECONDS_RULE.schema, {"const": "off"}, {"const": False}]}
-_SILENCE: Schema = {"anyOf": [{"const": "auto"}, *_OFF["anyOf"]]}
-_VARIABLE = "a variable name of letters, digits and underscores, no digit first"
-_NAME_SAYS = f"1 to {NAME_CHARS_MAX} letters, digits, dots, dashes or underscores, a letter or digit first"
-_SETTING = "the name of an NCCL setting, such as debug"
-_ENTRY_SAYS = 'a script with arguments ("train.py --lr 0.1"), "-m module …", a list of words, or {command: …}'
+def _listed(value: object) -> object:
+    """Take one text as a list of one."""
+    return [value] if isinstance(value, str) else value
 
-Name: TypeAlias = Annotated[str, Rule(_NAME_SAYS, _name, {**_STRING, "pattern": f"^{_NAME.pattern}$"})]
-EnvName: TypeAlias = Annotated[str, Rule(_VARIABLE, _env_name, _WORD)]
-EnvText: TypeAlias = Annotated[str, Rule("text", plain_text, _SCALAR)]
-NcclName: TypeAlias = Annotated[str, Rule(_SETTING, _nccl_name, _WORD)]
-NcclText: TypeAlias = Annotated[str, Rule("text", _nccl_text, _SCALAR)]
-Line: TypeAlias = Annotated[str, _LINE]
-OptionalLine: TypeAlias = Annotated[str | None, _LINE.or_none()]
-Host: TypeAlias = Annotated[str, line("a host such as gpu[01-08].lab, without a user", _HOST)]
-Option: TypeAlias = Annotated[str, line("an sbatch option such as --licenses=foo", r"-.+")]
-OptionalUser: TypeAlias = Annotated[str | None, line("a user name", r"[^\s:@/-][^\s:@/]*").or_none()]
-OptionalInterface: TypeAlias = Annotated[str | None, line("an interface such as eth0", r"[^\s/]+").or_none()]
-OptionalPort: TypeAlias = Annotated[int | None, whole(1, 65535).or_none()]
-OptionalCount: TypeAlias = Annotated[int | None, _COUNT.or_none()]
-OptionalGpus: TypeAlias = Annotated[
-    int | Literal["auto"] | None,
-    Rule(f"{_COUNT.says}, or auto", _gpus, {"anyOf": [_COUNT.schema, {"const": "auto"}]}).or_none(),
+
+def _host_list(value: object) -> object:
+    """Split `a,b gpu[1,3-5]` at commas and blanks outside of brackets."""
+    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", value) if isinstance(value, str) else value
+
+
+def _bare_signal(value: object) -> object:
+    return value.removeprefix("SIG") if isinstance(value, str) else value
+
+
+# The kinds
+
+Backend: TypeAlias = Literal["local", "ssh", "slurm"]
+Hang: TypeAlias = Literal["restart", "notify", "fail"]
+Desync: TypeAlias = Literal["fail", "notify"]
+HostKeys: TypeAlias = Literal["strict", "accept-new"]
+LimitAction: TypeAlias = Literal["fail", "requeue"]
+Occasion: TypeAlias = Literal[
+    "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"
 ]
-OptionalEntry: TypeAlias = Annotated[
-    Entry | None, Rule(_ENTRY_SAYS, entry_of, {"anyOf": [_STRING, _SCALARS, _COMMAND_MAP]}).or_none()
-]
-OptionalCommand: TypeAlias = Annotated[
-    Entry | None,
-    Rule("a shell command, as a text or a list of words", _command, {"anyOf": [_STRING, _SCALARS]}).or_none(),
-]
-ShellLines: TypeAlias = Annotated[
-    tuple[str, ...],
-    Rule("shell lines, as a text or a list", _shell_lines, {"anyOf": [_STRING, {**_SCALARS, "minItems": 0}]}),
-]
-Glob: TypeAlias = Annotated[str, Rule("a glob pattern such as step-*.pt", _glob, _STRING)]
-OptionalResumeArgs: TypeAlias = Annotated[
-    str | None,
-    Rule('arguments with {path} in them, such as "--resume {path}"', _resume_args, _STRING).or_none(),
-]
-Switch: TypeAlias = Annotated[bool, Rule("true or false", _switch, {"type": "boolean"})]
-Seconds: TypeAlias = Annotated[float, _SECONDS_RULE]
+Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
+# YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` stands a number: the JSON Schema takes what an editor sees.
+Scalar: TypeAlias = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Gpus: TypeAlias = Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_count_or_auto)]
+Seconds: TypeAlias = Annotated[float, duration()]
 Pause: TypeAlias = Annotated[float, duration(0.0)]
-OptionalSeconds: TypeAlias = Annotated[float | None, _SECONDS_RULE.or_none()]
-SecondsOrOff: TypeAlias = Annotated[
-    float | None, Rule(f"{_SECONDS_RULE.says}, or the word off", _seconds_or_off, _OFF, duration_text)
+Heartbeat: TypeAlias = Annotated[float, duration(0.1, 60.0)]
+NodeSilence: TypeAlias = Annotated[float, duration(5.0)]
+Grace: TypeAlias = Annotated[float, duration(0.0, GRACE_S_MAX)]
+SecondsOrOff: TypeAlias = Annotated[float | None, duration(words=Literal["off", False])]
+SilenceOrOff: TypeAlias = Annotated[
+    float | Literal["auto"] | None, duration(words=Literal["auto", "off", False])
 ]
-_SILENCE_RULE = Rule(f"auto, {_SECONDS_RULE.says}, or the word off", _silence, _SILENCE, duration_text)
-SilenceOrOff: TypeAlias = Annotated[float | Literal["auto"] | None, _SILENCE_RULE]
-OptionalUrl: TypeAlias = Annotated[
-    str | None, line("a URL such as https://…", r"https?://[^\s/@]\S*").or_none()
+Line: TypeAlias = Annotated[str, Field(pattern=LINE)]
+Glob: TypeAlias = Annotated[Line, AfterValidator(_below)]
+ResumeArgs: TypeAlias = Annotated[str, AfterValidator(_resume_args)]
+EnvName: TypeAlias = Annotated[str, Field(pattern=VARIABLE), AfterValidator(_not_owned)]
+Nccl: TypeAlias = Annotated[dict[Annotated[str, Field(pattern=VARIABLE)], Scalar], BeforeValidator(_settings)]
+_TEXT_OR_LIST: Any = str | list[Scalar]
+ShellLines: TypeAlias = Annotated[
+    tuple[str, ...], BeforeValidator(_shell_lines, json_schema_input_type=_TEXT_OR_LIST)
 ]
+Command: TypeAlias = Annotated[Entry, BeforeValidator(_command, json_schema_input_type=_TEXT_OR_LIST)]
+_ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
+EntryPoint: TypeAlias = Annotated[Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY)]
+_LISTED = BeforeValidator(_listed)
+Lines: TypeAlias = Annotated[tuple[Line, ...], _LISTED]
+Hosts: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], BeforeValidator(_host_list)]
+Options: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=OPTION)], ...], _LISTED]
+Secrets: TypeAlias = Annotated[tuple[EnvName, ...], _LISTED]
+Occasions: TypeAlias = Annotated[tuple[Occasion, ...], _LISTED]
+ExitCodes: TypeAlias = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], _LISTED]

@@ -1,4 +1,4 @@
-"""How does a job begin? Its folder is made whole under another name, then moved into place, then handed over.
+"""Start of a job: its folder is made whole under another name, then moved into place, then handed over.
 
 Rules: everything that can be refused is refused before a folder exists; a private file is private from its first byte;
 nothing secret is in argv, scripts or the journal.
@@ -21,7 +21,6 @@ from orchestrator import (
     bundle,
     credentials,
     home,
-    hosts,
     planning,
     provenance,
     render,
@@ -34,6 +33,7 @@ from orchestrator.plan import Plan
 from orchestrator.planning import Inventory
 from orchestrator.slurm import queue, submitting
 from orchestrator.spec import SpecFile, load
+from orchestrator.specfile import path_in
 from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
@@ -233,7 +233,7 @@ def _keep_hosts_file(job: JobDir, file: SpecFile) -> None:
     """Copy the file that names the hosts: a later resume reads it again, wherever the user's has gone."""
     named = file.spec.ssh.hosts_file
     if named is not None:
-        shutil.copyfile(hosts.file_path(file.folder, named), job.hosts_file)
+        shutil.copyfile(path_in(file.folder, named), job.hosts_file)
 
 
 SUPERVISOR_ENV = (

@@ -72,8 +72,6 @@ LONG_FILES = {
     "orchestrator/brain/events.py": "one list of all that the brain can hear",
     "orchestrator/cli.py": "one function for each verb",
     "orchestrator/node/hook.py": "one file is what is copied into every rank",
-    "orchestrator/spec_model.py": "one table of all that a job file may say",
-    "orchestrator/spec_rules.py": "one list of all that a value may be",
     "orchestrator/wire/messages.py": "one list of all that supervisor and agents say",
     "tests/support/sim/mutations.py": "one list of all mutations, each with its night",
     "tests/hangs/gallery.py": "the gallery: one case after the other, and nothing else",

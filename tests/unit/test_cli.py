@@ -71,7 +71,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("nosuch", 2, "No such command 'nosuch'"),
     ("--nosuch", 2, "No such option"),
     ("submit", 2, "Missing argument 'SPEC'"),
-    ("submit nosuch.yaml", 2, "nosuch.yaml: no such file"),
+    ("submit nosuch.yaml", 2, "no file nosuch.yaml in"),
     ("submit good.yml", 2, "did you mean good.yaml?"),
     ("submit .", 2, "is a folder"),
     ("submit bad.yaml", 2, "bad.yaml:2: nodes: must be"),

@@ -22,7 +22,7 @@ from orchestrator.journal import Entry
 from orchestrator.plan import Plan, PlannedLimits, PlannedNode, Seat, rank_env
 from orchestrator.slurm import words
 from orchestrator.slurm.words import QueueJob
-from orchestrator.spec_model import Occasion
+from orchestrator.spec_rules import Occasion
 from orchestrator.wire.paths import JobDir
 
 ROOT = Path(brain.__file__).parents[2]
@@ -93,7 +93,7 @@ def test_every_word_of_notify_on_is_explained() -> None:
 
 def test_every_limit_of_a_phase_is_explained_with_its_default() -> None:
     rows = dict(re.findall(r"^\|[^|]*\| `([a-z_.]+)` \| ([^|]+) \|", HANGS, re.MULTILINE))
-    defaults = {doc.name: doc.default for doc in spec.fields()}
+    defaults = {one.name: one.default.strip("`") for one in GENERATE.job_file()}
     limits = [name for name in defaults if re.fullmatch(r"monitor\.\w+_timeout|monitor\.stop_grace", name)]
     assert set(limits) - {"monitor.node_timeout"} <= set(rows)
     assert {name: text.replace(" ", "") for name, text in rows.items()} == {n: defaults[n] for n in rows}
@@ -110,9 +110,9 @@ def test_every_verb_and_option_is_in_the_readme_with_help() -> None:
 
 
 def test_every_field_of_the_spec_is_in_the_readme_with_its_description() -> None:
-    for field in spec.fields():
+    for field in GENERATE.job_file():
         assert f"`{field.name}`" in README, field.name
-        assert field.description.endswith("."), field.name
+        assert field.told.endswith("."), field.name
 
 
 def test_the_diagrams_show_every_state() -> None:

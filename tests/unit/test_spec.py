@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator import spec_rules
-from orchestrator.spec import Entry, JobSpec, SpecError, SpecFile, fields, json_schema, load
+from orchestrator.spec import Entry, SpecError, SpecFile, json_schema, load
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "name: demo\nentrypoint: train.py\n"
@@ -117,13 +116,6 @@ def test_a_spec_cannot_be_changed(folder: Path) -> None:
         spec.nodes = 2
 
 
-def test_python_values_are_taken_as_they_are() -> None:
-    spec = JobSpec.model_validate(
-        {"name": "a", "command": ["true"], "nodes": 2, "env": {"A": 1, "B": True, "C": 1.5}}
-    )
-    assert (spec.nodes, spec.env) == (2, {"A": "1", "B": "true", "C": "1.5"})
-
-
 def test_sections_and_lists_left_empty_have_their_defaults(folder: Path) -> None:
     spec = loaded(folder, HEAD + "monitor:\nenv:\nsecrets:\nsetup:\nslurm:\nnccl:\ntime_limit:\n").spec
     assert (spec.monitor.heartbeat_s, spec.env, spec.secrets, spec.setup) == (1.0, {}, (), ())
@@ -151,13 +143,16 @@ def test_an_entry_is_a_script_a_module_or_a_command(folder: Path, text: str, ent
         ("entrypoint:", "job.yaml:2: entrypoint: is missing"),
         ("entrypoint: train.py\ncommand: x", "entrypoint: stands beside command; keep one of the two"),
         ("entrypoint: ''", "entrypoint: must be a script with arguments"),
-        ("entrypoint: {cmd: x}", "its only key may be `command`"),
-        ("entrypoint: [train.py, [a]]", "entrypoint: item 2 must be text, not a list"),
+        ("entrypoint: {cmd: x}", "whose only key is `command`"),
+        ("entrypoint: [train.py, [a]]", "or a list of words, not a list"),
         ("entrypoint: train.py 'a", "has a quote or backslash that is not closed"),
         ("entrypoint: -m", "-m must be followed by a module's dotted name"),
         ("entrypoint: -m pkg/train", "-m must be followed by a module's dotted name"),
         ("entrypoint: -m train.py", "-m takes a module's name: write -m train, or train.py without -m"),
-        ("entrypoint: -u train.py", "must start with a script or -m, not with the option -u"),
+        (
+            "entrypoint: -u train.py",
+            "starts with -u, not with a Python script: options stand behind it, only -m before",
+        ),
         ("entrypoint: python3.11 train.py", "leave python out"),
         ("entrypoint: torchrun train.py", "orch takes the place of torchrun"),
         ("entrypoint: bash run.sh", "for a shell script write `command: bash run.sh`"),
@@ -225,18 +220,12 @@ def test_a_duration_that_makes_no_sense_is_refused(folder: Path, text: str) -> N
     )
 
 
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1, True, 10**400])
-def test_a_duration_from_python_that_makes_no_sense_is_refused(seconds: float) -> None:
-    with pytest.raises(pydantic.ValidationError, match="must be a duration"):
-        JobSpec.model_validate({"name": "a", "command": "x", "time_limit": seconds})
-
-
 @given(st.integers(1, 366 * 86_400_000))
 @settings(max_examples=EXAMPLES_MAX, deadline=None, database=None)
 def test_a_duration_written_out_reads_back(milliseconds: int) -> None:
     seconds = milliseconds / 1000
-    rule = spec_rules.duration()
-    assert rule.checked(spec_rules.duration_text(seconds)) == pytest.approx(seconds, abs=1e-6)
+    read = pydantic.TypeAdapter(spec_rules.Seconds).validate_python
+    assert read(spec_rules.duration_text(seconds)) == pytest.approx(seconds, abs=1e-6)
 
 
 @pytest.mark.parametrize("off", ["off", "OFF", "'off'"])
@@ -246,60 +235,59 @@ def test_hang_timeout_can_be_off(folder: Path, off: str) -> None:
 
 def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
     said = fault(folder, f"{HEAD}monitor:\n  hang_timeout:\n")
-    assert (
-        said
-        == "job.yaml:4: monitor.hang_timeout: must be auto, a duration such as 90s, 10m or 1h30m, or the word off, not empty"
+    assert said.startswith(
+        "job.yaml:4: monitor.hang_timeout: must be a duration such as 90s, 10m or 1h30m, or auto"
     )
+    assert said.endswith("or off, not empty")
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("name: a/b", "name: must be 1 to 63 letters, digits, dots, dashes or underscores, a letter or digit first, not a/b (a-b would do)"),
-        ('name: "a\\nb"', 'not "a\\nb" (a-b would do)'),
-        ('name: "a\\"b"', "(a-b would do)"),
+        ("name: a/b", "name: must be 1 to 63 letters, digits, dots, dashes or underscores, a letter or digit first, not a/b"),
+        ('name: "a\\nb"', 'not "a\\nb"'),
         ("name: ''", 'not ""'),
-        ("name: [a]", "name: must be 1 to 63 letters, digits, dots, dashes or underscores, a letter or digit first, not a list"),
+        ("name: [a]", "name: must be text (an empty one is \"\"), not a list"),
         (f"name: {'a' * 64}", "…"),
-        ("nodes: 0", "nodes: must be a whole number from 1 to 4096, not 0"),
-        ("nodes: 4097", "not 4097"),
-        ("nodes: 2.0", "not 2.0"),
+        ("nodes: 0", "nodes: must be a whole number of at least 1, not 0"),
+        ("nodes: 4097", "nodes: must be a whole number of at most 4096, not 4097"),
+        ("nodes: 2.5", "not 2.5"),
         ("nodes: true", "not true"),
-        ("nodes: 010", "not 010 (a leading zero may mean octal; leave it out)"),
+        ("nodes: 010", "without a leading zero, which may mean octal, not 010"),
         (f"nodes: {'9' * 5000}", "must be a whole number"),
-        ("nodes:", "nodes: must be a whole number from 1 to 4096, not empty"),
+        ("nodes:", "nodes: must be a whole number, not empty"),
         ("nodes: {a: 1}", "not a map"),
         ("nodes: \u0663", "not \u0663"),
-        ("spares: -1", "spares: must be a whole number from 0 to 4096, not -1"),
-        ("backend: slrum", "backend: must be local, ssh or slurm, not slrum (did you mean slurm?)"),
+        ("spares: -1", "spares: must be a whole number of at least 0, not -1"),
+        ("backend: slrum", "backend: must be local, ssh or slurm, not slrum; did you mean slurm?"),
         ("gpus_per_node: none", "gpus_per_node: must be a whole number of at least 1, or auto, not none"),
-        ("gpus_per_node: 2\nprocs_per_node: 4", "procs_per_node: must equal gpus_per_node, 2, not 4"),
-        ("workdir: nowhere", "workdir: nowhere cannot be used: no such folder"),
-        ("workdir: train.py", "workdir: train.py cannot be used: no such folder"),
-        ("workdir: ~nobody-of-this-name", "cannot be used"),
-        ("workdir:", "workdir: must be one line of text, not empty"),
-        ("time_limit: 1:30", "not 1:30 (write 1h30m or 1m30s, so that nobody has to guess)"),
-        ("env: {A: ~}", 'env.A: must be text, not empty (write "" for an empty text)'),
-        ("env: {A: {b: c}}", "env.A: must be text, not a map"),
-        ('env: {A: "a\\0b"}', "env.A: must be text, not "),
-        ("env: {A-B: 1}", "env.A-B: must be a variable name"),
+        ("gpus_per_node: 2\nprocs_per_node: 4", "procs_per_node: must be equal to gpus_per_node, 2, since one rank drives one GPU, not 4"),
+        ("workdir: nowhere", "workdir: must be an existing folder, not nowhere"),
+        ("workdir: train.py", "workdir: must be an existing folder, not train.py"),
+        ("workdir: ~nobody-of-this-name", "must be an existing folder"),
+        ("workdir:", "workdir: must be text (an empty one is \"\"), not empty"),
+        ("time_limit: 1:30", "must be a duration such as 90s, 10m or 1h30m, not 1:30"),
+        ("env: {A: ~}", 'env.A: must be text (an empty one is ""), not empty'),
+        ("env: {A: {b: c}}", 'env.A: must be text (an empty one is ""), not a map'),
+        ('env: {A: "a\\0b"}', "env.A: has more than 130000 characters, or one that no process can be given"),
+        ("env: {A-B: 1}", "env.A-B: must be a name of letters, digits and underscores"),
         ("env: {RANK: 0}", "env.RANK: cannot be set: orch gives RANK its value on every rank"),
         ("env: {MASTER_PORT: 1}", "set rendezvous.port"),
         ("env: {ORCH_X: 1}", "env.ORCH_X: cannot be set: names that start with ORCH_ are orch's own"),
         ("env: {A: 1}\nsecrets: [B, A]", "secrets: A stands in env too"),
-        ("secrets: [A, B C]", "secrets[1]: must be a variable name"),
+        ("secrets: [A, B C]", "secrets[1]: must be a name of letters"),
         ("secrets: [WORLD_SIZE]", "secrets[0]: cannot be set"),
         ("secrets: {A: b}", "secrets: must be a list, not a map"),
-        (f"env: {{A: {'x' * 140_000}}}", "(it has more than 130000 characters)"),
+        (f"env: {{A: {'x' * 140_000}}}", "env.A: has more than 130000 characters"),
         ("nccl: {debug: a, NCCL_DEBUG: b}", "nccl: names one setting twice"),
-        ("nccl: {a b: 1}", "nccl.a b: must be the name of an NCCL setting"),
+        ("nccl: {a b: 1}", "nccl.a b: must be a name of letters"),
         ("monitor: 5", "monitor: must be a section, with its keys indented below it, not 5"),
         ("monitor: {heartbeat_s: 0.01}", "monitor.heartbeat_s: must be a duration"),
         ("monitor: {heartbeat_s: 20}", "job.yaml:3: monitor.node_timeout: must be at least 5 heartbeats, 1m40s, not 1m"),
-        ("monitor: {node_timeout: 4s}", "of at least 5s, not 4s"),
+        ("monitor: {node_timeout: 4s}", "from 5s to 366d, not 4s"),
         ("monitor: {on_hang: on}", "monitor.on_hang: must be restart, notify or fail, not on"),
         ("restart: {backoff: 2m}", "restart.backoff_max: must be at least restart.backoff, 2m, not 1m"),
-        ("restart: {never_on_exit_codes: [1, 256]}", "restart.never_on_exit_codes[1]: must be a whole number from 1 to 255, not 256"),
+        ("restart: {never_on_exit_codes: [1, 256]}", "restart.never_on_exit_codes[1]: must be a whole number of at most 255, not 256"),
         ("restart:\n  never_on_exit_codes:\n    - 1\n    - x", "job.yaml:6: restart.never_on_exit_codes[1]"),
         ("checkpoint: {path: ../x}", 'checkpoint.path: must not hold ".."'),
         ("checkpoint: {keep: 0}", "checkpoint.keep: must be a whole number of at least 1, not 0"),
@@ -312,7 +300,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ("ssh: {user: -oX}", "ssh.user: must be a user name"),
         ('slurm: {partition: "a\\n#SBATCH -x"}', "slurm.partition: must be one line of text"),
         ("slurm: {extra: [licenses=foo]}", "slurm.extra[0]: must be an sbatch option"),
-        ("nodes: 2\nnodes: 3", "job.yaml:4: nodes: is written twice, first on line 3"),
+        ("nodes: 2\nnodes: 3", "job.yaml:4: nodes: is written twice, first at"),
         ('"a\\x1b[31m": 1', "a\\x1b[31m: is no field"),
     ],
 )  # fmt: skip
@@ -361,7 +349,7 @@ def test_overrides_win_and_are_named(folder: Path) -> None:
 
 
 def test_a_faulty_override_is_named_by_its_argument(folder: Path) -> None:
-    assert faults(folder, HEAD, "nodes=0") == ["--set nodes=0: must be a whole number from 1 to 4096, not 0"]
+    assert faults(folder, HEAD, "nodes=0") == ["--set nodes=0: must be a whole number of at least 1, not 0"]
     assert len(faults(folder, HEAD, "nodes", "spares=[", "nodes=0")) == 3
     assert faults(folder, HEAD, "nodse=1") == ["--set nodse=1: is no field; did you mean nodes?"]
     assert faults(folder, HEAD, "monitr.x=1") == [
@@ -377,14 +365,20 @@ def test_the_schema_describes_every_field() -> None:
             assert value.get("description", "").endswith("."), name
 
 
-def test_the_reference_has_every_field_with_type_default_and_description() -> None:
-    docs = {doc.name: doc for doc in fields()}
-    assert docs["name"].default == "required"
-    assert docs["monitor.hang_timeout"].default == "auto"
-    assert docs["slurm"].type == "section"
-    assert docs["restart.never_on_exit_codes"].type == "a list, each a whole number from 1 to 255"
-    assert all(doc.type and doc.description for doc in docs.values())
-    assert all(doc.default for doc in docs.values() if doc.type != "section")
+def test_the_schema_takes_what_an_editor_sees() -> None:
+    schema = json_schema()
+    monitor, top = schema["$defs"]["Monitor"]["properties"], schema["properties"]
+    assert top["nodes"] | {"description": ""} == {
+        "default": 1, "description": "", "maximum": 4096, "minimum": 1, "title": "Nodes", "type": "integer",
+    }  # fmt: skip
+    number, text, words = monitor["hang_timeout"]["anyOf"]
+    assert (number["type"], text["type"], words["enum"]) == ("number", "string", ["auto", "off", False])
+    assert re.fullmatch(text["pattern"], "1h30m") and not re.fullmatch(text["pattern"], "1m1h")
+    assert monitor["hang_timeout"]["default"] == "auto"
+    assert top["env"]["patternProperties"] == {
+        "^[A-Za-z_][A-Za-z0-9_]*$": {"type": ["string", "number", "boolean"]}
+    }
+    assert schema["required"] == ["name"]
 
 
 def test_the_starter_loads_once_its_script_exists(folder: Path) -> None:

@@ -19,7 +19,7 @@ __all__ = ["folder"]
         ("procs_per_node: 2\nslurm:\n  extra: [--nodes=3]", 'slurm.extra: "--nodes=3" cannot stand here: write `nodes`'),
         ("gpus_per_node: 2\nslurm: {gres: gpu:4}", "slurm: gres gpu:4 names 4 GPUs in place of gpus_per_node, 2"),
         ("gpus_per_node: 2\nslurm: {gres: shard:2}", "slurm: gres shard:2 names no GPUs"),
-        (f"procs_per_node: 2\nslurm: {{comment: {'x' * 4001}}}", "slurm.comment: must be at most 4000 characters"),
+        (f"procs_per_node: 2\nslurm: {{comment: {'x' * 4001}}}", "slurm.comment: must be printable, and at most 4000 characters"),
         ("procs_per_node: 2\ntime_limit: 1m", "checkpoint: on_preempt.grace of 1m and 30s to end in order fill"),
         ("procs_per_node: 2\ncheckpoint: {on_preempt: {signal: KILL}}", "checkpoint.on_preempt.signal: must be TERM"),
     ],

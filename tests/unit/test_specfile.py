@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator import specfile
-from orchestrator.spec import JobSpec, fields, load
-from orchestrator.specfile import Document, SpecError, compose, override, read
+from orchestrator.spec import JobSpec, json_schema, load
+from orchestrator.specfile import Document, SpecError, compose, read
 from tests.unit.test_spec import GOOD, HEAD
 
 BOMB_S_MAX = 5.0
@@ -41,23 +43,23 @@ def test_an_unquoted_nothing_is_none(nothing: str) -> None:
 
 
 def test_keys_and_list_items_know_their_lines() -> None:
-    places = compose("a: 1\n\nb:\n  c:\n    - x\n    - y\n", "dir/job.yaml").places
-    assert places.where("a") == "dir/job.yaml:1: a"
-    assert places.where("b.c") == "dir/job.yaml:4: b.c"
-    assert places.where("b.c[1]") == "dir/job.yaml:6: b.c[1]"
+    document = compose("a: 1\n\nb:\n  c:\n    - x\n    - y\n", "dir/job.yaml")
+    assert document.where("a") == "dir/job.yaml:1: a"
+    assert document.where("b.c") == "dir/job.yaml:4: b.c"
+    assert document.where("b.c[1]") == "dir/job.yaml:6: b.c[1]"
 
 
 def test_an_absent_key_has_its_nearest_parents_line_or_none() -> None:
-    places = compose("a:\n  b: 1\n", "job.yaml").places
-    assert places.where("a.c.d") == "job.yaml:1: a.c.d"
-    assert places.where("z") == "job.yaml: z"
+    document = compose("a:\n  b: 1\n", "job.yaml")
+    assert document.where("a.c.d") == "job.yaml:1: a.c.d"
+    assert document.where("z") == "job.yaml: z"
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n"])
 def test_a_bom_and_windows_line_ends_are_taken(ending: str) -> None:
     document = compose(f"\ufeffa: 1{ending}b: 2{ending}", "job.yaml")
     assert document.data == {"a": "1", "b": "2"}
-    assert document.places.where("b") == "job.yaml:2: b"
+    assert document.where("b") == "job.yaml:2: b"
 
 
 def test_aliases_are_read() -> None:
@@ -67,37 +69,43 @@ def test_aliases_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "job.yaml: is empty"),
-        ("# only a comment\n", "job.yaml: is empty"),
-        ("---\n", "job.yaml: is empty"),
+        ("", "job.yaml:1: must be a map of keys such as `name: my-job`, not empty; `orch init` writes a starter"),
+        ("# only a comment\n", "not empty"),
+        ("---\n", "not empty"),
         ("- a\n- b\n", "job.yaml:1: must be a map of keys such as `name: my-job`, not a list"),
         ("just words\n", 'job.yaml:1: must be a map of keys such as `name: my-job`, not "just words"'),
-        ("a: 1\n---\nb: 2\n", "job.yaml:2: starts a second document"),
-        ("a: *b\n", "job.yaml:1: the alias *b names nothing above it"),
-        ("a: &a [*a]\n", "job.yaml:1: the alias *a names nothing above it"),
-        ("? [a]\n: b\n", "job.yaml:1: a key must be a plain word"),
-        ("a: 1\nb: \x07\n", "job.yaml:2: holds the unprintable character \\x07"),
-        ("a:\n\tb: 1\n", "job.yaml:2: is no YAML: a tab stands here; YAML indents with spaces"),
-        ("a: b: c\n", "job.yaml:1: is no YAML: put quotes around a value that holds a colon"),
-        ("a: 1\nb: 'x\n\nc: 1\n", "job.yaml:2: is no YAML: a quote is not closed"),
-        ("a: [1, 2\n\nb: 3\n", "job.yaml:1: is no YAML: check the indentation, quotes and brackets"),
-        ("a: @x\n", "job.yaml:1: is no YAML: put quotes around a value that starts with this character"),
+        ("a: 1\n---\nb: 2\n", "job.yaml:2: is no YAML: expected a single document"),
+        ("a: *b\n", "job.yaml:1: is no YAML: found undefined alias 'b'"),
+        ("a: &a [*a]\n", f"job.yaml:1: holds more than 10000 values, or is nested deeper than {specfile.DEPTH_MAX}"),
+        ("a: 1\nb: \x07\n", "job.yaml:2: holds the unprintable character '\\x07'"),
+        ("a:\n\tb: 1\n", "job.yaml:2: is no YAML: while scanning for the next token, found character '\\t'"),
+        ("a: b: c\n", "job.yaml:1: is no YAML: mapping values are not allowed here (line 1); check quotes, colons"),
+        ("a: 1\nb: 'x\n\nc: 1\n", "while scanning a quoted scalar (line 2), found unexpected end of stream (line 5)"),
+        ("a: [1, 2\n\nb: 3\n", "job.yaml:3: is no YAML: while parsing a flow sequence (line 1), expected"),
+        ("a: @x\n", "job.yaml:1: is no YAML: while scanning for the next token, found character '@'"),
         ("a: {b: 1\n", "is no YAML"),
-        ("k" * 300 + ": 1\n", "job.yaml:1: a key is longer than 200 characters"),
+        ("a: 1\nb: '\n\n\t\x85", "is no YAML"),
+        ('a: 1\nb: "\\UFFFFFFFF"\n', "job.yaml:2: holds an escape or a nesting beyond what can be read"),
+        (f"%YAML {'9' * 5000}.1\n---\na: 1\n", "job.yaml:1: holds an escape"),
+        ("a: !%ff b\n", "job.yaml:1: is no YAML"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_job_file_gets_one_line(text: str, said: str) -> None:
     fault = fault_of(text)
     assert said in fault
-    assert "\n" not in fault
+    assert fault.isprintable()
 
 
 def test_faults_that_leave_the_rest_readable_are_collected() -> None:
-    document = compose("a: 1\na: 2\nb: !!python/object:os.system x\nc: &y {d: 1}\ne:\n  <<: *y\n", "job.yaml")
+    text = 'a: 1\na: 2\nb: !!python/object:os.system x\nc: &y {d: 1}\ne:\n  <<: *y\n? [a]\n: b\nf: "\\0"\n"\\ud800": 1\n'
+    document = compose(text, "job.yaml")
     assert [str(fault) for fault in document.faults] == [
-        "job.yaml:2: a: is written twice, first on line 1",
+        "job.yaml:2: a: is written twice, first at job.yaml:1",
         'job.yaml:3: b: the tag "tag:yaml.org,2002:python/object:os.system" is not read; write the value plainly',
-        "job.yaml:6: e: merge keys (<<) are not read; write the keys out",
+        "job.yaml:6: e: a key must be a plain word; merge keys (<<) are not read, write them out",
+        "job.yaml:7: a key must be a plain word; merge keys (<<) are not read, write them out",
+        "job.yaml:9: f: has more than 130000 characters, or one that no process can be given",
+        "job.yaml:10: a key must be a plain word; merge keys (<<) are not read, write them out",
     ]
     assert document.data["a"] == "1"
 
@@ -110,20 +118,20 @@ def laughs(levels: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text",
     [
-        (laughs(9), f"holds more than {specfile.VALUES_MAX} values"),
-        ("a: &a x\nb: [" + "*a, " * 200 + "]\n", f"uses more than {specfile.ALIASES_MAX} aliases"),
-        ("a: " + "[" * 100_000, f"is nested deeper than {specfile.DEPTH_MAX} levels"),
-        ("a: " + "{a: " * 100_000, f"is nested deeper than {specfile.DEPTH_MAX} levels"),
-        ("- " * 100_000, f"is nested deeper than {specfile.DEPTH_MAX} levels"),
-        ("a: [" + "1, " * 300_000 + "]", f"holds more than {specfile.VALUES_MAX} values"),
+        laughs(9),
+        "a: " + "[" * 100_000,
+        "a: " + "{a: " * 50_000,
+        "- " * 100_000,
+        "a: " + "[" * 20 + "]" * 20,
+        "a: [" + "1, " * 20_000 + "]",
     ],
-    ids=["laughs", "aliases", "lists", "maps", "dashes", "items"],
+    ids=["laughs", "lists", "maps", "dashes", "levels", "items"],
 )
-def test_a_bomb_meets_a_limit_before_it_goes_off(text: str, said: str) -> None:
+def test_a_bomb_meets_a_limit_before_it_goes_off(text: str) -> None:
     started_s = time.monotonic()
-    assert said in fault_of(text)
+    assert re.match("job.yaml:1: holds (more than 10000 values|an escape or a nesting)", fault_of(text))
     assert time.monotonic() - started_s < BOMB_S_MAX
 
 
@@ -141,16 +149,19 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "wide.yaml").write_bytes("name: a\n".encode("utf-16"))
     (tmp_path / "latin.yaml").write_bytes(b"# ok\nname: caf\xe9\n")
     (tmp_path / "big.yaml").write_bytes(b"#" * (specfile.SPEC_BYTES_MAX + 1))
+    os.mkfifo(tmp_path / "pipe")
     for name, said in (
-        ("jop.yaml", "jop.yaml: no such file; did you mean job.yaml?"),
-        ("none/at.all", "at.all: no such file; `orch init` writes a starter"),
-        (".", "is a folder; name the job file in it"),
-        ("job.yaml/x", "cannot be read: not a directory"),
-        ("x" * 300, "cannot be read: file name too long"),
-        ("a\0b", "a\\x00b: cannot be read"),
-        ("wide.yaml", "wide.yaml:1: is not UTF-8 text (it looks like UTF-16); save it as UTF-8"),
+        ("jop.yaml", "; did you mean job.yaml?"),
+        ("none/at.all", "no file at.all in"),
+        (".", "is a folder"),
+        ("job.yaml/x", "no file x in"),
+        ("x" * 300, "no file xxx"),
+        ("a\0b", "no file a\\x00b in"),
+        ("pipe", "is no regular file"),
+        ("/dev/zero", "is no regular file"),
+        ("wide.yaml", "wide.yaml:1: is not UTF-8 text (byte 0xff); save it as UTF-8"),
         ("latin.yaml", "latin.yaml:2: is not UTF-8 text (byte 0xe9); save it as UTF-8"),
-        ("big.yaml", "big.yaml: is larger than 1 MiB"),
+        ("big.yaml", "big.yaml: is larger than 256 KiB"),
     ):
         with pytest.raises(SpecError) as caught:
             read(tmp_path / name)
@@ -158,36 +169,32 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_device_is_no_job_file() -> None:
-    with pytest.raises(SpecError, match="is no regular file"):
-        read(Path("/dev/zero"))
-
-
-def base() -> Document:
-    """Return a small document to override."""
-    return compose("a: &x {b: 1, c: 2}\nd: *x\ne: 3\n", "job.yaml")
+def overridden(argument: str) -> Document:
+    """Return a small document with an override put in."""
+    document = compose("a: &x {b: 1, c: 2}\nd: *x\ne: 3\n", "job.yaml")
+    document.override(argument)
+    return document
 
 
 def test_an_override_is_put_in_and_known_by_its_argument() -> None:
-    document = override(base(), "a.b=[1, 2]")
+    document = overridden("a.b=[1, 2]")
     assert document.data["a"] == {"b": ["1", "2"], "c": "2"}
-    assert document.places.where("a.b") == "--set a.b=[1, 2]"
-    assert document.places.where("a.b[0]") == "--set a.b=[1, 2]: a.b[0]"
-    assert document.places.where("a.c") == "job.yaml:1: a.c"
+    assert document.where("a.b") == "--set a.b=[1, 2]"
+    assert document.where("a.b[0]") == "--set a.b=[1, 2]: a.b[0]"
+    assert document.where("a.c") == "job.yaml:1: a.c"
 
 
 def test_an_override_leaves_what_an_alias_shares_alone() -> None:
-    assert override(base(), "a.b=9").data["d"] == {"b": "1", "c": "2"}
+    assert overridden("a.b=9").data["d"] == {"b": "1", "c": "2"}
 
 
 def test_an_override_makes_the_sections_on_its_way() -> None:
-    document = override(base(), "new.deep=x")
-    assert document.data["new"] == {"deep": "x"}
-    assert document.places.where("new") == "--set new.deep=x: new"
+    assert overridden("new.deep=x").data["new"] == {"deep": "x"}
 
 
 def test_a_replaced_section_forgets_the_lines_of_the_file() -> None:
-    assert override(base(), "a={z: 1}").places.where("a.b") == "--set a={z: 1}: a.b"
+    assert overridden("a={b: 1}").where("a.b") == "--set a={b: 1}: a.b"
+    assert overridden("a={z: 1}").where("a.b") == "--set a={z: 1}: a.b"
 
 
 @pytest.mark.parametrize(
@@ -198,16 +205,15 @@ def test_a_replaced_section_forgets_the_lines_of_the_file() -> None:
         ("a..b=3", "must be key.path=value"),
         ("e.f=3", "--set e.f=3: e is no section of keys"),
         ("a=[1", "is no YAML"),
-        ("a={b: 1, b: 2}", "--set a={b: 1, b: 2}: b: is written twice"),
+        ("a={b: 1, b: 2}", "--set a={b: 1, b: 2}: a.b: is written twice"),
         ("a=x\x1b[31m", "\\x1b[31m"),
         ("a=\udcff", "unprintable character"),
     ],
 )
 def test_a_bad_override_is_named(argument: str, said: str) -> None:
-    with pytest.raises(SpecError) as caught:
-        override(base(), argument)
-    assert said in str(caught.value)
-    assert "\x1b" not in str(caught.value)
+    (fault,) = overridden(argument).faults
+    assert said in str(fault)
+    assert "\x1b" not in str(fault)
 
 
 def answer(folder: Path, raw: bytes, *overrides: str) -> None:
@@ -236,7 +242,8 @@ scalar = st.one_of(
     *[st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)],
     st.sampled_from(["off", "1:30", "010", "auto", "-m", "{path}", "~", "10m", "'", "\0", "\ud800", "~x"]),
 )
-key = st.sampled_from([*[doc.name.split(".")[-1] for doc in fields()], "command", "x", "", "<<"])
+PARTS = [json_schema(), *json_schema()["$defs"].values()]
+key = st.sampled_from([*[name for part in PARTS for name in part["properties"]], "x", "", "<<"])
 tree = st.recursive(
     scalar,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(key | st.text(max_size=5), inner, max_size=6),
