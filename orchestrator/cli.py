@@ -74,10 +74,9 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 
     Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
     """
-    from orchestrator import terminal
     from orchestrator.job import submit as submit_job
 
-    job = submit_job(spec, backend=backend, overrides=overrides, ask=terminal.asker())
+    job = submit_job(spec, backend=backend, overrides=overrides)
     if as_json:
         state = job.status()["state"]
         _print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
@@ -352,7 +351,7 @@ def collect_verb(job: str | None, folder: Path | None) -> int:
 
     Over SSH what an ended job's hosts still have comes home first; a job that runs brings it home by itself.
     """
-    from orchestrator import collect, leftovers, terminal
+    from orchestrator import collect, leftovers
 
     found = _find(job)
     _heed_slurm(found)
@@ -360,7 +359,7 @@ def collect_verb(job: str | None, folder: Path | None) -> int:
         click.echo("its last logs and checkpoints are still coming home …", err=True)
         collect.await_last(found)
     is_over = found.folder.ended.exists()
-    account = leftovers.collect(found, terminal.asker()) if is_over else leftovers.Account({}, {})
+    account = leftovers.collect(found) if is_over else leftovers.Account({}, {})
     place = collect.collect(found, folder)
     if brought := leftovers.summary([account]):
         click.echo(brought)
@@ -380,7 +379,7 @@ def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: 
     """
     from orchestrator import listview, preflight, terminal
 
-    findings = preflight.check(spec, backend, overrides, os.environ, terminal.asker())
+    findings = preflight.check(spec, backend, overrides, os.environ)
     if as_json:
         _print_json([finding.as_json() for finding in findings])
     else:
@@ -443,11 +442,11 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
 
     That is stray processes and run files, over SSH the job's folders on its hosts, once all that they hold is home; with --older-than whole jobs are deleted.
     """
-    from orchestrator import collect, show, terminal
+    from orchestrator import collect, show
 
     jobs = [_find(job)] if job else _jobs()
     tidied = collect.tidy(jobs)
-    accounts = collect.sweep_hosts(jobs, terminal.asker())
+    accounts = collect.sweep_hosts(jobs)
     left = {job_id: account for job_id, account in accounts.items() if not account.is_whole}
     done = [text for text in (tidied, collect.swept(list(accounts.values()))) if text]
     if done or not left:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -137,14 +137,14 @@ def swept(accounts: Sequence[leftovers.Account]) -> str:
     return f"{text}; {brought}" if brought else text
 
 
-def sweep_hosts(jobs: Sequence[Job], ask: Callable[[str], str | None] | None) -> dict[str, leftovers.Account]:
+def sweep_hosts(jobs: Sequence[Job]) -> dict[str, leftovers.Account]:
     """Clean the hosts of ended jobs; return how it went for each job that had anything there."""
     accounts: dict[str, leftovers.Account] = {}
     for job in jobs:
         if not job.folder.ended.exists() or not job.folder.archive.exists():
             continue
         try:
-            account = leftovers.sweep(job, ask)
+            account = leftovers.sweep(job)
         except OrchError as err:  # one damaged folder must not keep the others' hosts dirty
             account = leftovers.Account({}, {"its hosts": LaunchError("folder", err.what, err.fix)})
         if account.brought or account.failed:

@@ -6,15 +6,12 @@ behind on a host but what the work itself leaves.
 
 from __future__ import annotations
 
-import os
 import queue
 import re
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.errors import ClusterError, UserError
@@ -40,8 +37,6 @@ WORDS_CHARS_MAX = 300
 SHOWN_MAX = 8
 
 T = TypeVar("T")
-Ask: TypeAlias = Callable[[str], "str | None"]
-"""Asks a person for the passphrase of a key file; None where there is no person."""
 
 
 class _Round(Generic[T]):
@@ -89,7 +84,6 @@ def each(
     ssh: PlannedSsh,
     work: Callable[[Connection, str], T],
     *,
-    ask: Ask | None = None,
     limit_s: float = WORK_S_MAX,
 ) -> dict[str, T | LaunchError]:
     """Connect to every host and return what `work` returned there, or why it could not, in the order of the hosts."""
@@ -103,7 +97,7 @@ def each(
     def visit(host: str) -> T | LaunchError:
         try:
             target = config.resolve(host, ssh.user, ssh.port)
-            there = connection.Connection.open(target, host_keys=policy, ask=ask, jumps=jumps)
+            there = connection.Connection.open(target, host_keys=policy, jumps=jumps)
             try:
                 return work(there, host)
             finally:
@@ -119,13 +113,12 @@ def each(
         jumps.close()
 
 
-def gpus_each(hosts: Sequence[str], ssh: PlannedSsh, where: str, ask: Ask | None = None) -> int:
+def gpus_each(hosts: Sequence[str], ssh: PlannedSsh, where: str) -> int:
     """Return how many GPUs each host has, by asking the first of them.
 
     Raises ClusterError when none can be reached, UserError when they have different numbers.
     """
-    limit_s = ASK_S_MAX if ask is None else WORK_S_MAX  # a person needs time to type a passphrase
-    said = each(hosts[:ASKED_MAX], ssh, _gpus, ask=ask, limit_s=limit_s)
+    said = each(hosts[:ASKED_MAX], ssh, _gpus, limit_s=ASK_S_MAX)
     found = {host: answer for host, answer in said.items() if isinstance(answer, int)}
     if not found:
         what = "no host said how many GPUs it has\n" + told(said)
@@ -173,31 +166,15 @@ def refuse_locked_keys(hosts: Sequence[str], ssh: PlannedSsh) -> None:
     """
     from orchestrator.backends.ssh import config, keys
 
-    ring = keys.Keyring()
     for host in hosts[:KEYS_LOOKED_MAX]:
         try:
             target = config.resolve(host, ssh.user, ssh.port)
         except LaunchError as err:
             raise ClusterError(str(err), host, err.fix) from err
-        files, _ = ring.identities(replace(target, agent_socket=""), None)
-        if files and not any(key.ready for key in files) and not _agent_has_keys(target.agent_socket):
-            what = f"the key {files[0].name} is encrypted, and no ssh-agent has it"
-            start = "" if target.agent_socket else 'eval "$(ssh-agent)" && '
-            raise ClusterError(what, host, f"{start}ssh-add {files[0].name}")
-
-
-def _agent_has_keys(agent_socket: str) -> bool:
-    """Tell whether an ssh-agent holds any key; one that cannot be asked may."""
-    if not agent_socket:
-        return False
-    environ = {**os.environ, "SSH_AUTH_SOCK": agent_socket}
-    try:
-        done = subprocess.run(
-            ["ssh-add", "-l"], env=environ, capture_output=True, timeout=ASK_S_MAX, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return True
-    return done.returncode == 0
+        found = keys.find(target)
+        if found.locked and not found.offers:
+            what = f"the key {found.locked[0]} is encrypted, and no ssh-agent has it"
+            raise ClusterError(what, host, keys.ssh_add(target, found.locked[0]))
 
 
 def told(said: Mapping[str, object]) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -303,18 +303,14 @@ def submit(
     backend: str | None = None,
     overrides: Sequence[str] = (),
     environ: Mapping[str, str] | None = None,
-    ask: Callable[[str], str | None] | None = None,
 ) -> Job:
-    """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind.
-
-    `ask` is asked for the passphrase of a key file, should a host have to be reached at once; nobody is by default.
-    """
+    """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind."""
     from orchestrator import submission
     from orchestrator.spec import load
 
     file = load(Path(spec), overrides=overrides, backend=backend)
     kept = [*overrides, *([f"backend={backend}"] if backend else [])]
-    job = Job(submission.submit(file, os.environ if environ is None else environ, kept, ask))
+    job = Job(submission.submit(file, os.environ if environ is None else environ, kept))
     if file.spec.backend == "slurm":
         from orchestrator import queued
 

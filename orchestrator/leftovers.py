@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from orchestrator import fleet, journal
@@ -82,12 +82,12 @@ class Account:
         ]
 
 
-def collect(job: Job, ask: fleet.Ask | None = None) -> Account:
+def collect(job: Job) -> Account:
     """Bring home what an ended job's hosts still have. Raises ClusterError when the job's folder is damaged."""
-    return _visit_all(job, lambda _there, _host: None, ask)
+    return _visit_all(job, lambda _there, _host: None)
 
 
-def sweep(job: Job, ask: fleet.Ask | None = None) -> Account:
+def sweep(job: Job) -> Account:
     """Bring everything home, then end what an ended job left running on its hosts and remove its folders there.
 
     Raises ClusterError when the job's folder is damaged.
@@ -103,7 +103,7 @@ def sweep(job: Job, ask: fleet.Ask | None = None) -> Account:
             raise LaunchError("sweep", f"its folder was kept: {swept.kept}", "orch clean again later")
         _note_swept(job.folder, host)
 
-    return _visit_all(job, clean, ask)
+    return _visit_all(job, clean)
 
 
 def remote_root(plan: Plan) -> str:
@@ -127,7 +127,7 @@ def hosts_used(job: Job) -> tuple[str, ...]:
     return tuple(host for host, count in came.items() if count > 0 and host not in swept)
 
 
-def _visit_all(job: Job, then: Callable[[Connection, str], None], ask: fleet.Ask | None) -> Account:
+def _visit_all(job: Job, then: Callable[[Connection, str], None]) -> Account:
     """Bring home what each host has, and do `then` there when nothing is missing."""
     plan, hosts = job.plan(), hosts_used(job)
     if plan.ssh is None or not hosts:
@@ -140,7 +140,7 @@ def _visit_all(job: Job, then: Callable[[Connection, str], None], ask: fleet.Ask
             then(there, host)
         return brought
 
-    said = fleet.each(hosts, plan.ssh, visit, ask=ask, limit_s=ALL_S_MAX)
+    said = fleet.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
     return Account(
         {host: one for host, one in said.items() if isinstance(one, Brought)},
         {host: one for host, one in said.items() if isinstance(one, LaunchError)},
@@ -190,6 +190,14 @@ class _Pace:
         time.sleep(max(0.0, wait_s))
 
 
+@dataclass(frozen=True, slots=True)
+class _There:
+    """A host that is visited."""
+
+    connection: Connection
+    sftp: paramiko.SFTPClient
+
+
 class _Fetcher:
     """Brings one job's files home from any of its hosts; hosts may share a disk, so a file has one reader at a time."""
 
@@ -210,7 +218,7 @@ class _Fetcher:
             for name, size_bytes in _files(sftp, self._root):
                 if travel.may_send(host, name) or name.startswith("checkpoints/"):
                     with self._turn(name):
-                        self._bring(sftp, name, size_bytes, brought)
+                        self._bring(_There(there, sftp), name, size_bytes, brought)
         finally:
             sftp.close()
         return brought
@@ -223,53 +231,50 @@ class _Fetcher:
         except OSError:
             return False
 
-    def _bring(self, sftp: paramiko.SFTPClient, name: str, size_bytes: int, brought: Brought) -> None:
+    def _bring(self, there: _There, name: str, size_bytes: int, brought: Brought) -> None:
         home = self._job.root / name
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
             if name.startswith("checkpoints/"):
-                came = self._whole(sftp, name, home) if not os.path.lexists(home) else 0
+                came = self._whole(there, name, home) if not os.path.lexists(home) else 0
             else:
-                came = self._tail(sftp, name, home, size_bytes)
+                came = self._tail(there, name, home, size_bytes)
         except OSError as err:
             brought.missing.append(f"{name} could not be brought home: {err.strerror or err}")
             return
         brought.files += came > 0
         brought.size_bytes += came
 
-    def _tail(self, sftp: paramiko.SFTPClient, name: str, home: Path, size_bytes: int) -> int:
+    def _tail(self, there: _There, name: str, home: Path, size_bytes: int) -> int:
         """Append what is missing at the end of a file that only grows."""
         with home.open("ab") as out:
             begin = out.tell()
             if size_bytes > begin:
-                for piece in self._read(sftp, name, begin, size_bytes):
+                for piece in self._read(there, name, begin, size_bytes):
                     out.write(piece)
             return out.tell() - begin
 
-    def _whole(self, sftp: paramiko.SFTPClient, name: str, home: Path) -> int:
+    def _whole(self, there: _There, name: str, home: Path) -> int:
         """Bring a file under another name, and give it its own when it is whole."""
-        about = sftp.stat(f"{self._root}/{name}")
+        about = there.sftp.stat(f"{self._root}/{name}")
         size_bytes, mtime_s = about.st_size or 0, about.st_mtime or 0
         part = home.with_name(f".{home.name}.{os.getpid()}.part")
         try:
             with part.open("wb") as out:
-                for piece in self._read(sftp, name, 0, size_bytes):
+                for piece in self._read(there, name, 0, size_bytes):
                     out.write(piece)
-                if out.tell() != size_bytes:
-                    raise OSError(f"{out.tell()} of {size_bytes} bytes came")
             os.utime(part, (mtime_s, mtime_s))
             part.replace(home)
         finally:
             part.unlink(missing_ok=True)
         return size_bytes
 
-    def _read(self, sftp: paramiko.SFTPClient, name: str, begin: int, end: int) -> Iterator[bytes]:
-        with sftp.open(f"{self._root}/{name}", "rb") as file:
-            file.seek(begin)
-            file.prefetch(end)
-            left = end - begin
-            while left > 0 and (piece := file.read(min(READ_BYTES, left))):
-                left -= len(piece)
+    def _read(self, there: _There, name: str, begin: int, end: int) -> Iterator[bytes]:
+        from orchestrator.backends.ssh import files
+
+        path = PurePosixPath(there.sftp.normalize("."), self._root, name)  # where SFTP begins
+        with contextlib.closing(files.tail(there.connection, str(path), begin)) as remote:
+            for piece in files.blocks(remote, end - begin):
                 self._pace.advance(len(piece))
                 yield piece
 

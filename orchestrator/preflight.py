@@ -72,24 +72,20 @@ class Finding:
 
 
 def check(
-    spec: Path,
-    backend: str | None,
-    overrides: Sequence[str],
-    environ: Mapping[str, str],
-    ask: fleet.Ask | None = None,
+    spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> list[Finding]:
     """Return what was found, in the order a job would meet it; a job that cannot be planned is looked at no further.
 
-    `ask` asks a person for the passphrase of a key. Raises SpecError when the spec cannot be read.
+    Raises SpecError when the spec cannot be read.
     """
     file = load(spec, overrides=overrides, backend=backend)
-    return list(_findings(file, environ, ask))
+    return list(_findings(file, environ))
 
 
-def _findings(file: SpecFile, environ: Mapping[str, str], ask: fleet.Ask | None) -> Iterator[Finding]:
+def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("spec", True, f"{file.path} can be read")
     try:
-        plan = submission.make_plan(file, environ, home.new_id(file.spec.name, time.time()), time.time(), ask)
+        plan = submission.make_plan(file, environ, home.new_id(file.spec.name, time.time()), time.time())
     except OrchError as err:
         yield _fault("plan", err)
         return
@@ -102,7 +98,7 @@ def _findings(file: SpecFile, environ: Mapping[str, str], ask: fleet.Ask | None)
         yield _fault("code", err)
     yield _try("space", lambda: _space(home.home(environ)))
     if plan.ssh is not None:
-        yield from _over_ssh(plan, code_bytes, environ, ask)
+        yield from _over_ssh(plan, code_bytes, environ)
         return
     yield from _python(file, plan, environ)
     yield _try("queue", lambda: _queue(file, plan, environ)) if plan.slurm is not None else _loopback()
@@ -208,9 +204,7 @@ def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
 # Over SSH
 
 
-def _over_ssh(
-    plan: Plan, code_bytes: int, environ: Mapping[str, str], ask: fleet.Ask | None
-) -> Iterator[Finding]:
+def _over_ssh(plan: Plan, code_bytes: int, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Look at every host, all at once. One that cannot be used is a fault of the whole only when too few are left."""
     from orchestrator.backends.ssh import launch
 
@@ -223,10 +217,10 @@ def _over_ssh(
 
     def look(there: Connection, host: str) -> launch.Survey:
         survey = launch.survey(there, launch.Kit(scripts[f"{host}.sh"], bundled), root, plan.programs)
-        there.unforward(there.forward(lambda channel: channel.close()))
+        there.forward(lambda channel: channel.close())
         return survey
 
-    said = fleet.each(names, plan.ssh, look, ask=ask)
+    said = fleet.each(names, plan.ssh, look)
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
     fit = 0
     for node in plan.nodes:

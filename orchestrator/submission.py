@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator import (
     bundle,
@@ -38,9 +37,6 @@ from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
 
-if TYPE_CHECKING:
-    from orchestrator import fleet
-
 GPU_LIST_S_MAX = 20.0
 
 
@@ -49,14 +45,14 @@ def inventory(environ: Mapping[str, str]) -> Inventory:
     return Inventory(socket.gethostname(), _gpus(environ), sys.executable)
 
 
-def _inventory_of_hosts(file: SpecFile, ask: fleet.Ask | None) -> Inventory:
+def _inventory_of_hosts(file: SpecFile) -> Inventory:
     """Return what the hosts have, asking them only for what the spec leaves open. Raises OrchError."""
     from orchestrator import fleet
 
     gpus: int | None = None
     if planning.asks_hosts(file):
         names = [host.name for host in file.hosts]
-        gpus = fleet.gpus_each(names, planning.ssh_of(file.spec), file.where("gpus_per_node"), ask)
+        gpus = fleet.gpus_each(names, planning.ssh_of(file.spec), file.where("gpus_per_node"))
     return Inventory(socket.gethostname(), (), sys.executable, gpus)
 
 
@@ -103,11 +99,8 @@ def _visible(variable: str, found: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(dict.fromkeys(chosen))
 
 
-def make_plan(
-    file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float, ask: fleet.Ask | None = None
-) -> Plan:
-    """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed. `ask` asks a person for
-    the passphrase of a key, should a host have to be asked what it has."""
+def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
+    """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
     missing = [name for name in file.spec.secrets if name not in environ]
     if missing:
         what = f"{', '.join(missing)} named in secrets, and not set in this environment"
@@ -116,7 +109,7 @@ def make_plan(
         case "local":
             there = inventory(environ)
         case "ssh":
-            there = _inventory_of_hosts(file, ask)
+            there = _inventory_of_hosts(file)
         case "slurm":
             there = Inventory(socket.gethostname(), (), sys.executable, sbatch=sbatch.defaults(environ))
     return planning.make(file, there, job_id, wall_s)
@@ -132,16 +125,14 @@ def rendered(
     return render.render(made, JobDir(home.home(environ) / "jobs" / made.id), sys.executable)
 
 
-def submit(
-    file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = (), ask: fleet.Ask | None = None
-) -> JobDir:
+def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> JobDir:
     """Make a job's folder and start its supervisor, or queue it where Slurm will. `overrides` are those that `file` was
     loaded with, kept for a later resume. Raises OrchError, and then leaves no job behind."""
     if file.spec.backend == "slurm":
         submitting.require_commands(environ, file.where("backend"))
     folder = home.home(environ)
     wall_s = time.time()
-    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s, ask)
+    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
     if made.ssh is not None:
         from orchestrator import fleet

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -59,15 +59,6 @@ def _paint(cell: show.Cell) -> str:
         return cell.text
     codes = ";".join(str(_SGR[word]) for word in cell.style.split())
     return f"\x1b[{codes}m{cell.text}\x1b[0m"
-
-
-def asker() -> Callable[[str], str | None] | None:
-    """Return what asks a person for a passphrase, with the prompt it is given; None where there is no person."""
-    if not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
-        return None
-    import getpass
-
-    return lambda prompt: getpass.getpass(prompt) or None
 
 
 def console() -> Console:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import paramiko
 import pytest
+from paramiko.pkey import PublicBlob
 
 from orchestrator.backends import LaunchError, Trouble
+from orchestrator.backends.ssh import keys
 from orchestrator.backends.ssh.config import Target, resolve
 from orchestrator.backends.ssh.connection import Connection, Jumps
-from orchestrator.backends.ssh.keys import Ask
 from tests.support.sshd import LOOPBACK, WAIT_S, Desk, Sshd, make_key, needs_sshd, public
 
 pytestmark = needs_sshd
@@ -40,18 +45,18 @@ def _target(server: Sshd, **changes: object) -> Target:
     return replace(resolve(LOOPBACK, port=server.port), **changes)  # type: ignore[arg-type]
 
 
-def _enter(target: Target, jumps: Jumps, ask: Ask | None = None) -> None:
+def _enter(target: Target, jumps: Jumps) -> None:
     """Log in and see that commands run."""
-    connection = Connection.open(target, host_keys="strict", ask=ask, jumps=jumps)
+    connection = Connection.open(target, host_keys="strict", jumps=jumps)
     try:
         assert connection.run("echo in").line(WAIT_S) == b"in"
     finally:
         connection.close()
 
 
-def _refusal(target: Target, jumps: Jumps, ask: Ask | None = None) -> LaunchError:
+def _refusal(target: Target, jumps: Jumps) -> LaunchError:
     with pytest.raises(LaunchError) as caught:
-        Connection.open(target, host_keys="strict", ask=ask, jumps=jumps)
+        Connection.open(target, host_keys="strict", jumps=jumps)
     assert caught.value.stage == "auth"
     return caught.value
 
@@ -86,7 +91,7 @@ def test_each_kind_of_key_file_opens(
 
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 384)])
 def test_an_encrypted_key_is_used_through_the_agent(
-    desk: Desk, jumps: Jumps, agent: Path, kind: str, bits: int | None
+    desk: Desk, jumps: Jumps, agent: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bits: int | None
 ) -> None:
     key = make_key(desk.home / "key", kind, PASSPHRASE, bits)
     _add(key)
@@ -94,6 +99,8 @@ def test_an_encrypted_key_is_used_through_the_agent(
     desk.know(server)
     _enter(_target(server, identity_files=(key,)), jumps)
     _enter(_target(server, identity_files=()), jumps)
+    monkeypatch.delenv("SSH_AUTH_SOCK")
+    _enter(_target(server, identity_files=(), agent_socket=str(agent)), jumps)  # as `IdentityAgent` says
 
 
 def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: Jumps) -> None:
@@ -106,32 +113,55 @@ def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: Jump
     assert refusal.trouble is Trouble.LASTING
 
 
-def test_a_passphrase_is_asked_for_once_for_all_hosts_and_again_when_it_is_wrong(
-    desk: Desk, jumps: Jumps
-) -> None:
-    key = make_key(desk.home / "key", "ed25519", PASSPHRASE)
-    servers = [desk.start(authorized=public(key) + "\n") for _ in range(2)]
-    desk.know(*servers)
-    asked: list[str] = []
-
-    def ask(prompt: str) -> str:
-        asked.append(prompt)
-        return "wrong" if len(asked) == 1 else PASSPHRASE
-
-    for server in servers:
-        _enter(_target(server, identity_files=(key,)), jumps, ask)
-    assert asked == [f"Passphrase for {key}: "] * 2
-
-
-def test_nobody_is_asked_for_a_key_that_the_host_does_not_take(desk: Desk, jumps: Jumps) -> None:
-    key = make_key(desk.home / "key", "ed25519", PASSPHRASE)
+def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jumps: Jumps) -> None:
+    locked = make_key(desk.home / "locked", "ed25519", PASSPHRASE)
     server = desk.start()
     desk.know(server)
+    _enter(_target(server, identity_files=(locked, desk.key)), jumps)
+    wrong = make_key(desk.home / "wrong")
+    refusal = _refusal(_target(server, identity_files=(locked, wrong)), jumps)
+    assert f"takes none of the keys {wrong}; it lets" in refusal.reason
+    assert f"the key {locked} is encrypted and not in ssh-agent" in refusal.reason
+    assert refusal.fix.endswith(f"ssh-add {locked}")
 
-    def ask(prompt: str) -> str:
-        raise AssertionError(prompt)
 
-    _enter(_target(server, identity_files=(key, desk.key)), jumps, ask)
+@pytest.mark.parametrize("harm", ["hangs", "refuses"])
+def test_an_agent_that_does_not_sign_holds_no_other_key_up(
+    desk: Desk, jumps: Jumps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    monkeypatch.setattr(keys, "AGENT_S_MAX", 0.3)
+    held = PublicBlob.from_file(f"{make_key(tmp_path / 'held')}.pub").key_blob
+    server = desk.start(authorized=f"{public(desk.key)}\n{public(tmp_path / 'held')}\n")
+    desk.know(server)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "odd"))
+        listener.listen()
+        threading.Thread(target=_be_an_odd_agent, args=(listener, held, harm == "hangs"), daemon=True).start()
+        target = _target(server, identity_files=(desk.key,), agent_socket=str(tmp_path / "odd"))
+        _enter(target, jumps)
+        refusal = _refusal(replace(target, identity_files=()), jumps)
+        listener.shutdown(socket.SHUT_RDWR)
+    words = "does not answer" if harm == "hangs" else "refused to sign with held"
+    assert words in refusal.reason
+
+
+def _be_an_odd_agent(listener: socket.socket, key: bytes, hangs: bool) -> None:
+    """List one key, but do not sign with it."""
+    silent = []
+    with contextlib.suppress(OSError):
+        while True:
+            line, _ = listener.accept()
+            silent.append(line)
+            asked = line.recv(65536)[4:5]
+            answer = paramiko.Message()
+            answer.add_byte(b"\x0c" if asked == b"\x0b" else b"\x05")
+            if asked == b"\x0b":
+                answer.add_int(1)
+                answer.add_string(key)
+                answer.add_string("held")
+            elif hangs:
+                continue
+            line.sendall(len(answer.asbytes()).to_bytes(4, "big") + answer.asbytes())
 
 
 def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk, jumps: Jumps) -> None:
@@ -188,13 +218,18 @@ def test_a_dead_agent_is_mentioned_and_files_still_open(desk: Desk, jumps: Jumps
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("ed25519", None), ("rsa", 2048), ("ecdsa", 256)])
-def test_a_certificate_beside_the_key_opens(desk: Desk, jumps: Jumps, kind: str, bits: int | None) -> None:
+def test_a_certificate_opens_beside_its_key_and_in_the_agent(
+    desk: Desk, jumps: Jumps, agent: Path, kind: str, bits: int | None
+) -> None:
     authority = make_key(desk.home / "authority")
     key = make_key(desk.home / "key", kind, bits=bits)
     server = desk.start(f"TrustedUserCAKeys {authority}.pub", authorized="")
     desk.know(server)
     sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "me", "-n", server.user, f"{key}.pub"]
     subprocess.run(sign, check=True, capture_output=True, timeout=10)
+    _enter(_target(server, identity_files=(key,)), jumps)
+    _add(key)
+    _enter(_target(server, identity_files=()), jumps)
     _enter(_target(server, identity_files=(key,)), jumps)
 
 

@@ -19,7 +19,7 @@ from orchestrator.backends.ssh import config, copying
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from orchestrator.backends.ssh.copying import Copies
 from orchestrator.wire.messages import Piece
-from tests.support.sshd import LOOPBACK, Desk, Sshd, needs_sshd
+from tests.support.sshd import LOOPBACK, Desk, Sshd, is_over, needs_sshd
 
 pytestmark = [
     needs_sshd,
@@ -255,7 +255,7 @@ def test_a_copy_goes_on_when_its_broken_line_is_back(start: StartHost, has_rsync
     for pid in host.server.family()[1:]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, 9)
-    assert connection.ended.wait(END_S_MAX)
+    assert is_over(connection)
     host.connect()
     (done,) = host.wait()
     assert done.error == ""

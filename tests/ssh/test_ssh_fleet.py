@@ -75,7 +75,7 @@ def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> N
 
     def work(there: Connection, host: str) -> str:
         if host == "one":
-            there.ended.wait(20.0)
+            there.run("sleep 20").line(20.0)
         return host
 
     began_s = time.monotonic()
@@ -264,13 +264,13 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
-    accounts = list(sweep_hosts([job], None).values())
+    accounts = list(sweep_hosts([job]).values())
     assert swept(accounts) == "cleaned 2 hosts of 1 job; 3 files (3.0 MB) came from 2 hosts"
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
     assert json.loads(job.folder.swept.read_text()) == ["one", "two"]
     server.stop()
-    assert sweep_hosts([job], None) == {} and swept([]) == "", "nobody asks twice"
+    assert sweep_hosts([job]) == {} and swept([]) == "", "nobody asks twice"
 
 
 def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> 
     job, there = _ended(desk, tmp_path)
     job.folder.rank_log(1, 0).unlink()
     job.folder.rank_log(1, 0).mkdir()
-    left = sweep_hosts([job], None)
+    left = sweep_hosts([job])
     assert there.exists() and list(left) == [jobs.ID]
     assert any("rank-00000.log could not be brought home" in line for line in left[jobs.ID].lines())
 
@@ -292,5 +292,5 @@ def test_a_damaged_job_is_named_and_the_next_one_is_cleaned(desk: Desk, tmp_path
     damaged.root.mkdir()
     damaged.archive.touch()
     damaged.ended.touch()
-    accounts = sweep_hosts([Job(damaged), job], None)
+    accounts = sweep_hosts([Job(damaged), job])
     assert [account.is_whole for account in accounts.values()] == [False, True] and not there.exists()

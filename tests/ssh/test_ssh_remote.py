@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends import LaunchError
-from orchestrator.backends.ssh import transport
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from orchestrator.backends.ssh.remote import ERRORS_BYTES_MAX, LINE_BYTES_MAX, Remote
-from tests.support.sshd import WAIT_S, Desk, Sshd, enter, needs_sshd
+from tests.support.sshd import WAIT_S, Desk, Sshd, enter, is_over, needs_sshd
 
 pytestmark = needs_sshd
 
@@ -84,10 +83,9 @@ def test_a_line_without_an_end_comes_in_pieces(connection: Connection) -> None:
     assert remote.line(WAIT_S) == b"next"
 
 
-def test_new_keys_in_the_middle_of_everything_disturb_nothing(
-    server: Sshd, jumps: Jumps, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transport._Packets, "REKEY_BYTES", 100_000)
+def test_new_keys_in_the_middle_of_everything_disturb_nothing(desk: Desk, jumps: Jumps) -> None:
+    server = desk.start("RekeyLimit 100K")
+    desk.know(server)
     connection = enter(server, jumps)
     said: list[int] = []
 
@@ -123,7 +121,7 @@ def test_a_closed_connection_ends_every_wait(connection: Connection) -> None:
     closer.start()
     assert remote.line(WAIT_S) is None
     assert remote.exit_code(WAIT_S) is None
-    assert connection.ended.wait(WAIT_S)
+    assert is_over(connection)
     with pytest.raises(LaunchError, match="shell: "):
         connection.run("true")
 

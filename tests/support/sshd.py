@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,14 @@ def target_of(port: int) -> Target:
 def enter(server: Sshd, jumps: Jumps) -> Connection:
     """Connect to a server that is known."""
     return Connection.open(target_of(server.port), host_keys="strict", jumps=jumps)
+
+
+def is_over(connection: Connection) -> bool:
+    """Wait until a connection is gone; tell whether that came in time."""
+    deadline_s = time.monotonic() + WAIT_S
+    while connection.is_open and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    return not connection.is_open
 
 
 def refused(target: Target, jumps: Jumps, stage: str) -> LaunchError:

@@ -4,7 +4,6 @@
     hostkeys    is it really that host?                 known_hosts
     keys        which keys may be offered?              ssh-agent, identity files
     auth        does the host let us in?
-    transport   paramiko's transport, tuned and kept quiet
     dial        how is a line to a host opened?         TCP, ProxyCommand, the handshake
     remote      a command that runs on a host
     connection  one SSH connection, and the bastions that it goes through

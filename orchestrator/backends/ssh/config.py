@@ -231,15 +231,19 @@ def _tells_apart(keyword: str, value: str, host: str) -> bool:
 def _matches(patterns: str, host: str) -> bool:
     hit = False
     for pattern in patterns.replace('"', " ").split():
-        if _glob(pattern.removeprefix("!")).fullmatch(host):
+        if fits(pattern.removeprefix("!"), host):
             if pattern.startswith("!"):
                 return False
             hit = True
     return hit
 
 
-def _glob(pattern: str) -> re.Pattern[str]:
-    return re.compile("".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern))
+def fits(pattern: str, name: str) -> bool:
+    """Tell whether a name is meant by a pattern of OpenSSH's, in which only `*` and `?` mean something."""
+    if "*" not in pattern and "?" not in pattern:
+        return pattern == name
+    text = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
+    return re.fullmatch(text, name) is not None
 
 
 def _roots() -> tuple[Path, Path]:

@@ -7,13 +7,16 @@ threads; none of them waits without a limit, and `close` ends all of their waits
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import shutil
 import socket
 import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import TypeVar
 
 import paramiko
-from paramiko.common import cMSG_CHANNEL_REQUEST
 
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh import hostkeys
@@ -21,9 +24,8 @@ from orchestrator.backends.ssh.auth import authenticate
 from orchestrator.backends.ssh.config import Target, has_own_home, home
 from orchestrator.backends.ssh.dial import CONNECT_S_MAX, Proxy, dial, shake_hands, where
 from orchestrator.backends.ssh.hostkeys import HostKey, Policy
-from orchestrator.backends.ssh.keys import Ask, Keyring
 from orchestrator.backends.ssh.remote import Remote
-from orchestrator.backends.ssh.transport import Taken, Transport
+from orchestrator.backends.ssh.session import Taken
 
 __all__ = ["Connection", "Jumps", "Remote"]
 
@@ -34,8 +36,12 @@ SFTP_STALL_S_MAX = 60.0
 ALIVE_S_MAX = 5.0
 NOISE_BYTES_MAX = 1 << 20
 
+IDLE_CHECK_S = 10.0
+"""How often an idle line's thread wakes up; paramiko's ten times a second would be felt with hundreds of hosts."""
+
 _LOOPBACK = "127.0.0.1"
 _PROHIBITED = 1  # RFC 4254: administratively prohibited
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")
 _FAST_CIPHERS = (
     "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
 )
@@ -46,30 +52,34 @@ _SFTP_COMMAND = (
 )
 
 
+T = TypeVar("T")
+_Line = socket.socket | paramiko.Channel
+
+
 class Connection:
-    """An open SSH connection to a host. `ended` is set when it is gone, whoever ended it."""
+    """An open SSH connection to a host."""
 
     def __init__(
-        self, target: Target, transport: Transport, proxy: Proxy | None, key: str, key_is_ours: bool
+        self, target: Target, line: _Line, transport: paramiko.Transport, proxy: Proxy | None
     ) -> None:
         self.target = target
-        self.ended = transport.ended
+        self._line = line
         self._transport = transport
         self._proxy = proxy
-        self._key = key
-        self._key_is_ours = key_is_ours
+        self._asking = threading.Lock()
 
     @classmethod
-    def open(cls, target: Target, *, host_keys: Policy, ask: Ask | None = None, jumps: Jumps) -> Connection:
+    def open(cls, target: Target, *, host_keys: Policy, jumps: Jumps) -> Connection:
         """Connect, check who it is, log in. Raises LaunchError."""
-        line, proxy = _line(target, host_keys, ask, jumps)
-        transport = Transport(line, hostkeys.known_kinds(target))
+        line, proxy = _line(target, host_keys, jumps)
+        transport = paramiko.Transport(line)
         try:
+            _prefer(transport, hostkeys.known_kinds(target))
             shake_hands(transport, target, proxy)
             key = transport.get_remote_server_key()
             hostkeys.check(target, HostKey(key.get_name(), key.asbytes()), host_keys)
-            name = authenticate(transport, target, jumps.keyring, ask)
-            transport.settle()
+            authenticate(transport, target)
+            line.settimeout(IDLE_CHECK_S)
         except BaseException as err:
             transport.close()
             line.close()
@@ -78,11 +88,11 @@ class Connection:
             if isinstance(err, paramiko.SSHException | EOFError | OSError):
                 raise LaunchError("connect", f"{where(target)}: {err or type(err).__name__}") from err
             raise
-        return cls(target, transport, proxy, name, jumps.keyring.was_opened(name))
+        return cls(target, line, transport, proxy)
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not known to be gone; `ended` may be set a moment later."""
+        """Whether it is not known to be gone."""
         return self._transport.is_active()
 
     def run(self, command: str) -> Remote:
@@ -90,41 +100,32 @@ class Connection:
         return Remote(self._exec(command, "shell"))
 
     def forward(self, taken: Taken) -> int:
-        """Forward a free port of the host's loopback to here; return it. Raises LaunchError("forward").
-
-        `taken` gets each connection to it, in the transport's thread: it must hand it on.
-        """
+        """Forward a free port of the host's loopback to here, the only one at a time; return it. Raises
+        LaunchError("forward"). `taken` gets each connection to it, in the transport's thread: it must hand it on."""
         host = self.target.host
+
+        def ask() -> int:
+            return self._transport.request_port_forward(
+                _LOOPBACK, 0, lambda channel, _origin, _there: taken(channel)
+            )
+
         try:
-            reply = self._transport.ask("tcpip-forward", (_LOOPBACK, 0), FORWARD_S_MAX)
-        except (TimeoutError, ConnectionError) as err:
-            raise LaunchError(
-                "forward", f"{host} did not answer to a request for a port forward: {err}"
-            ) from err
-        if reply is None:
+            return self._asked(FORWARD_S_MAX, ask)
+        except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
+            if isinstance(err, TimeoutError) or not self.is_open:
+                raise LaunchError("forward", f"{host} did not answer to a request for a port: {err}") from err
             raise LaunchError(
                 "forward",
                 f"sshd on {host} refuses remote port forwarding",
                 "in its sshd_config: `AllowTcpForwarding yes` (or `remote`), no `DisableForwarding`, and a `PermitListen` "
                 "that allows localhost:*; in authorized_keys: no `restrict` or `no-port-forwarding` before the key",
                 Trouble.LASTING,
-            )
-        port = reply.get_int()
-        self._transport.route(port, taken)
-        return port
-
-    def unforward(self, port: int) -> None:
-        """Give a forwarded port back; connections over it stay."""
-        self._transport.route(port, None)
-        with contextlib.suppress(TimeoutError, ConnectionError):
-            self._transport.ask("cancel-tcpip-forward", (_LOOPBACK, port), FORWARD_S_MAX)
+            ) from err
 
     def sftp(self) -> paramiko.SFTPClient:
         """Open a file channel; where a shell's greeting spoils the usual one, by a command. Raises LaunchError("copy")."""
-        try:
-            return _sftp(self._request("subsystem", "sftp", "copy"))
-        except _NoSftp:
-            pass
+        with contextlib.suppress(LaunchError, _NoSftp):
+            return _sftp(self._session("copy", lambda channel: channel.invoke_subsystem("sftp")))
         mark = f"orch-{secrets.token_hex(8)}"
         channel = self._exec(_SFTP_COMMAND.format(mark=mark), "copy")
         try:
@@ -142,14 +143,16 @@ class Connection:
         if not self.is_open:
             return False
         try:
-            self._transport.ask("keepalive@openssh.com", None, answer_s_max)
-        except (TimeoutError, ConnectionError):
+            self._asked(answer_s_max, lambda: self._transport.global_request("keepalive@openssh.com"))
+        except (TimeoutError, paramiko.SSHException, EOFError, OSError):
             self.close()
-            return False
-        return True
+        return self.is_open
 
     def close(self) -> None:
         """End the connection and all that goes over it; bastions stay."""
+        if isinstance(self._line, socket.socket):
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads, which `close` does not
         self._transport.close()
         if self._proxy is not None:
             self._proxy.close()
@@ -157,10 +160,10 @@ class Connection:
     def openssh(self) -> tuple[str, ...] | None:
         """Return an OpenSSH client's argv (the host's name `target.host` is to follow) that leads to the same place.
 
-        None where there is no ssh, or where it could not log in: with a key that only our passphrase opened.
+        None where there is no ssh, or where it would look for the bastion's keys in another home.
         """
         target = self.target
-        if shutil.which("ssh") is None or self._key_is_ours or (has_own_home() and target.jump is not None):
+        if shutil.which("ssh") is None or (has_own_home() and target.jump is not None):
             return None
         options = [
             "BatchMode=yes",
@@ -187,38 +190,73 @@ class Connection:
         return self._transport.open_channel("direct-tcpip", (hostname, port), origin, timeout=answer_s_max)
 
     def _exec(self, command: str, stage: str) -> paramiko.Channel:
-        return self._request("exec", command, stage)
+        return self._session(stage, lambda channel: channel.exec_command(command))
 
-    def _request(self, kind: str, what: str, stage: str) -> paramiko.Channel:
-        """Open a session for a command or subsystem, not waiting for a yes: a no closes the channel."""
+    def _session(self, stage: str, begin: Callable[[paramiko.Channel], None]) -> paramiko.Channel:
+        """Open a session, and begin what runs in it. Raises LaunchError."""
+        host = self.target.host
         try:
             channel = self._transport.open_session(timeout=CHANNEL_S_MAX)
-            message = paramiko.Message()
-            message.add_byte(cMSG_CHANNEL_REQUEST)
-            message.add_int(channel.remote_chanid)
-            message.add_string(kind)
-            message.add_boolean(True)
-            message.add_string(what)
-            self._transport._send_user_message(message)
         except (paramiko.SSHException, EOFError, OSError) as err:
-            why = f"{self.target.host} opens no session: {err or type(err).__name__}"
+            why = f"{host} opens no session: {err or type(err).__name__}"
             raise LaunchError(stage, why, "look at MaxSessions in its sshd_config if this stays") from err
+        try:
+            _within(CHANNEL_S_MAX, functools.partial(begin, channel))
+        except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
+            channel.close()
+            raise LaunchError(
+                stage, f"{host} runs nothing in a session: {err or type(err).__name__}"
+            ) from err
         return channel
+
+    def _asked(self, s_max: float, ask: Callable[[], T]) -> T:
+        """Make a request of the whole connection: one at a time, or paramiko would mix up the answers."""
+
+        def in_turn() -> T:
+            with self._asking:
+                return ask()
+
+        return _within(s_max, in_turn)
+
+
+def _within(s_max: float, call: Callable[[], T]) -> T:
+    """Return what `call` returns, or raise TimeoutError: paramiko waits without a limit for some answers. Then its
+    thread waits on until the channel or the connection is closed."""
+    answer: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as err:
+            answer.set_exception(err)
+
+    threading.Thread(target=run, name="answer", daemon=True).start()
+    try:
+        return answer.result(s_max)
+    except futures.TimeoutError as err:  # another class than TimeoutError before Python 3.11
+        raise TimeoutError(f"no answer within {s_max:g} s") from err
+
+
+def _prefer(transport: paramiko.Transport, known_kinds: tuple[str, ...]) -> None:
+    """Have the host show a key of a type that it is known by."""
+    options = transport.get_security_options()
+    known = [name for kind in known_kinds for name in (_RSA if kind == "ssh-rsa" else (kind,))]
+    order = (*(name for name in known if name in options.key_types), *options.key_types)
+    options.key_types = tuple(dict.fromkeys(order))
 
 
 class Jumps:
-    """What the connections of one process share: bastions, one connection to each, and the keys."""
+    """The bastions of one process, with one connection to each for all hosts behind it."""
 
     def __init__(self) -> None:
-        self.keyring = Keyring()
         self._lock = threading.Lock()
         self._slots: dict[Target, _Slot] = {}
 
-    def reach(self, target: Target, jump: Target, host_keys: Policy, ask: Ask | None) -> paramiko.Channel:
+    def reach(self, target: Target, jump: Target, host_keys: Policy) -> paramiko.Channel:
         """Open a line to `target` from the bastion `jump`. Raises LaunchError about whichever of them fails."""
         s_max = target.connect_s_max or CONNECT_S_MAX
         for again in (False, True):
-            bastion = self._bastion(jump, host_keys, ask)
+            bastion = self._bastion(jump, host_keys)
             try:
                 return bastion.reach(target.hostname, target.port, s_max)
             except paramiko.ChannelException as err:
@@ -238,7 +276,7 @@ class Jumps:
             if slot.connection is not None:
                 slot.connection.close()
 
-    def _bastion(self, jump: Target, host_keys: Policy, ask: Ask | None) -> Connection:
+    def _bastion(self, jump: Target, host_keys: Policy) -> Connection:
         with self._lock:
             slot = self._slots.setdefault(jump, _Slot())
         failures = slot.failures
@@ -250,7 +288,7 @@ class Jumps:
             if slot.failure is not None and slot.failures != failures:
                 raise _on_bastion(jump, slot.failure)
             try:
-                slot.connection = Connection.open(jump, host_keys=host_keys, ask=ask, jumps=self)
+                slot.connection = Connection.open(jump, host_keys=host_keys, jumps=self)
             except LaunchError as err:
                 slot.failures += 1
                 slot.failure = err
@@ -272,11 +310,9 @@ class _NoSftp(Exception):
     """What came was not an SFTP server's answer."""
 
 
-def _line(
-    target: Target, host_keys: Policy, ask: Ask | None, jumps: Jumps
-) -> tuple[socket.socket | paramiko.Channel, Proxy | None]:
+def _line(target: Target, host_keys: Policy, jumps: Jumps) -> tuple[_Line, Proxy | None]:
     if target.jump is not None:
-        return jumps.reach(target, target.jump, host_keys, ask), None
+        return jumps.reach(target, target.jump, host_keys), None
     if target.proxy_command:
         proxy = Proxy(target.proxy_command)
         return proxy.line, proxy
@@ -298,27 +334,10 @@ def _on_bastion(jump: Target, err: LaunchError) -> LaunchError:
     return LaunchError(err.stage, f"the bastion {jump.host}: {err.reason}", err.fix, err.trouble)
 
 
-class _Files(paramiko.SFTPClient):
-    """Files on a host. Reading ahead ends quietly when the line is closed under it: paramiko's own thread would say so
-    with a traceback on stderr, and whoever reads is told anyway."""
-
-    def open(self, filename: str | bytes, mode: str = "r", bufsize: int = -1) -> paramiko.SFTPFile:
-        """Open a file, as paramiko does."""
-        file = super().open(filename, mode, bufsize)
-        ahead = file._prefetch_thread  # type: ignore[attr-defined]
-
-        def quietly(*given: object) -> None:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                ahead(*given)
-
-        file._prefetch_thread = quietly  # type: ignore[attr-defined]
-        return file
-
-
 def _sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
     channel.settimeout(SFTP_S_MAX)
     try:
-        client = _Files(channel)
+        client = paramiko.SFTPClient(channel)
     except (paramiko.SFTPError, paramiko.SSHException, EOFError, OSError) as err:
         channel.close()
         raise _NoSftp(str(err) or "it ended") from err

@@ -198,7 +198,7 @@ class Copies:
             if err.trouble is Trouble.LASTING:
                 raise
             return None
-        if connection is None or connection.ended.is_set():
+        if connection is None or not connection.is_open:
             return None
         job.unreached_s = None
         return connection
@@ -257,11 +257,7 @@ class Copies:
                 return
             except Unfit as err:
                 why = str(err)
-        sftp = connection.sftp()
-        try:
-            files.copy(job.load, sftp)
-        finally:
-            sftp.close()
+        files.copy(job.load, connection)
         if ssh is not None:  # it is rsync's fault, not the line's
             self._unfit[node] = why
 

@@ -1,27 +1,29 @@
-"""How is a line to a host opened? By TCP, or by a ProxyCommand; then both ends agree on keys, or one hangs up.
-
-A host that takes connections but hangs is named, with what it did last.
-"""
+"""A line to a host: opened by TCP or by a ProxyCommand; then both ends agree on keys, or one hangs up."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
 import threading
 import time
 
+import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
 
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh.config import Target
-from orchestrator.backends.ssh.transport import Socket, Transport, tuned
 
 CONNECT_S_MAX = 10.0
-BANNER_S_MAX = 15.0
-KEX_S_MAX = 15.0
+HANDSHAKE_S_MAX = 30.0
 PROXY_END_S_MAX = 2.0
 PROXY_WORDS_BYTES_MAX = 4096
+
+_log = logging.getLogger("paramiko")
+_log.addHandler(logging.NullHandler())
+_log.setLevel(logging.CRITICAL + 1)  # all that it says is said again by us, to the right person
+_log.propagate = False
 
 
 def where(target: Target) -> str:
@@ -29,7 +31,7 @@ def where(target: Target) -> str:
     return f"{target.hostname} port {target.port}"
 
 
-def dial(target: Target) -> Socket:
+def dial(target: Target) -> socket.socket:
     """Connect by TCP. Raises LaunchError("connect")."""
     s_max = target.connect_s_max or CONNECT_S_MAX
     deadline = time.monotonic() + s_max
@@ -45,7 +47,8 @@ def dial(target: Target) -> Socket:
         try:
             line.settimeout(max(0.1, deadline - time.monotonic()))
             line.connect(address)
-            return tuned(line)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return line
         except OSError as err:
             line.close()
             why = err
@@ -56,7 +59,10 @@ def dial(target: Target) -> Socket:
 
 
 class Proxy:
-    """A ProxyCommand, run by a shell as OpenSSH runs it, and talked to over a socket."""
+    """A ProxyCommand, run by a shell as OpenSSH runs it, and talked to over a socket.
+
+    Ours, since paramiko's does not notice that the program has ended, and knows no shell.
+    """
 
     def __init__(self, command: str) -> None:
         ours, theirs = socket.socketpair()
@@ -78,7 +84,7 @@ class Proxy:
         finally:
             theirs.close()
             os.close(words)
-        self.line = tuned(ours)
+        self.line = ours
         self._closed = False
 
     def words(self) -> str:
@@ -104,23 +110,15 @@ class Proxy:
         os.close(self._words)
 
 
-def shake_hands(transport: Transport, target: Target, proxy: Proxy | None) -> None:
+def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | None) -> None:
     """Wait until both ends speak encrypted; whose key it is has not been looked at. Raises LaunchError("connect")."""
     done = threading.Event()
-    transport.banner_timeout = BANNER_S_MAX + KEX_S_MAX  # the limits are counted here
     transport.start_client(event=done)
-    finished = done.wait(BANNER_S_MAX)
-    if not finished and not transport.remote_version:
-        why = f"{where(target)} takes connections, but said nothing for {BANNER_S_MAX:.0f} s"
-        raise LaunchError(
-            "connect", why, "its sshd hangs, or another program listens there: look at the host"
-        )
-    if not finished and not done.wait(KEX_S_MAX):
-        why = f"{where(target)} greeted, then hung in the key exchange"
-        raise LaunchError(
-            "connect", why, "the host is overloaded, or something on the way swallows big packets (MTU)"
-        )
-    if transport.is_active() and transport.initial_kex_done:
+    if not done.wait(HANDSHAKE_S_MAX):
+        why = f"{where(target)} takes connections, but did not greet as sshd within {HANDSHAKE_S_MAX:.0f} s"
+        fix = "its sshd hangs or is overloaded, another program listens there, or big packets get lost (MTU)"
+        raise LaunchError("connect", why, fix)
+    if transport.is_active():
         return
     failure = transport.get_exception()
     if isinstance(failure, IncompatiblePeer):
@@ -129,5 +127,5 @@ def shake_hands(transport: Transport, target: Target, proxy: Proxy | None) -> No
     if proxy is not None:
         why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'it left no word'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")
-    why = f"{where(target)} hung up before the login: {transport.farewell or failure or 'no reason given'}"
+    why = f"{where(target)} hung up before the login: {failure or 'no reason given'}"
     raise LaunchError("connect", why, "look at MaxStartups in its sshd_config, and at firewalls that ban")

@@ -1,7 +1,7 @@
-"""How is bulk copied where rsync cannot? By SFTP over the connection that is there, file by file and each atomically.
+"""Bulk copies where rsync cannot: over the connection that is there, file by file and each atomically.
 
-Many requests are on their way at once, or each would wait for the one before. A file is written under a temporary
-name and renamed when it is whole; what is at home already as it is wanted is not copied again.
+Files are sent by SFTP with many requests on their way at once, and fetched as the output of a command. A file is
+written under a temporary name and renamed when it is whole; what is at home already as it is wanted is not copied again.
 """
 
 from __future__ import annotations
@@ -16,23 +16,27 @@ from pathlib import Path, PurePosixPath
 import paramiko
 
 from orchestrator.backends import Direction
-from orchestrator.backends.ssh.load import Broken, Failed, Load, fits, mark
+from orchestrator.backends.ssh.connection import Connection, Remote
+from orchestrator.backends.ssh.load import STALL_S_MAX, Broken, Failed, Load, fits, mark
 
 REQUEST_BYTES = 32_768
-"""What any server answers at once."""
+"""What any server takes at once."""
 
-WINDOW_BYTES = 16 << 20
-"""What is asked for at once, and so the most that is kept in memory."""
+READ_BYTES = 1 << 20
+
+# Quoted as a launch's command is. The place to begin and the path come on standard input, a line each: no shell reads
+# them, and `%b` turns what stands for a line break in the path into one.
+_TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n" <"$(printf %b "$p")"'"""
 
 
-def copy(load: Load, sftp: paramiko.SFTPClient) -> None:
-    """Copy by SFTP. Raises Broken, Failed, GivenUp."""
+def copy(load: Load, connection: Connection) -> None:
+    """Copy file by file. Raises Broken, Failed, GivenUp, LaunchError."""
     load.begin()
-    with load.ended_by(sftp.close):
+    with contextlib.closing(connection.sftp()) as sftp, load.ended_by(sftp.close):
         try:
             for name in load.copy.names:
                 if load.copy.direction is Direction.FETCH:
-                    _fetch(load, sftp, name)
+                    _fetch(load, connection, sftp, name)
                 else:
                     _send(load, sftp, name)
         except (EOFError, OSError, paramiko.SSHException) as err:
@@ -40,52 +44,64 @@ def copy(load: Load, sftp: paramiko.SFTPClient) -> None:
             raise Broken(f"the line broke: {err or type(err).__name__}") from err
 
 
-def _fetch(load: Load, sftp: paramiko.SFTPClient, name: str) -> None:
+def tail(connection: Connection, path: str, begin: int) -> Remote:
+    """Begin to read a file of a host at a byte. Raises LaunchError, OSError.
+
+    By `tail`, since SFTP waits for each request before the next, unless a thread of paramiko's reads ahead, which ends
+    with a traceback on standard error when the line is closed.
+    """
+    mark = f"orch-{secrets.token_hex(8)}".encode()
+    remote = connection.run(_TAIL.format(mark=mark.decode()))
+    line = os.fsencode(path).replace(b"\\", rb"\0134").replace(b"\n", rb"\0012")
+    remote.send(b"%d\n%s\n" % (begin + 1, line))
+    while (said := remote.line(STALL_S_MAX)) is not None and not said.endswith(mark):
+        pass  # what a login shell prints
+    return remote
+
+
+def blocks(remote: Remote, size_bytes: int) -> Iterator[bytes]:
+    """Read so much of a file in order. Raises OSError when less of it comes."""
+    came_bytes = 0
+    while came_bytes < size_bytes:
+        block = remote.read(min(READ_BYTES, size_bytes - came_bytes), STALL_S_MAX)
+        if not block:
+            raise OSError(f"{came_bytes} of {size_bytes} bytes came")
+        came_bytes += len(block)
+        yield block
+
+
+def _fetch(load: Load, connection: Connection, sftp: paramiko.SFTPClient, name: str) -> None:
     copy = load.copy
     goal = copy.here / name
     wanted = next((piece for piece in copy.wanted if piece.name == name), None)
     if wanted is not None and fits(goal, wanted):
         load.skip(wanted.size_bytes)
         return
-    path = os.fsencode(f"{copy.there}/{name}")
+    path = f"{copy.there}/{name}"
     try:
-        source = sftp.open(path, "rb")
+        with sftp.open(os.fsencode(path), "rb") as source:  # whether it may be read at all
+            seen = source.stat()
     except OSError as err:
-        raise _refused(err, sftp, f"{copy.there}/{name}", copy.node) from err
-    with contextlib.closing(source):
-        seen = source.stat()
-        size_bytes, mtime_s = seen.st_size or 0, int(seen.st_mtime or 0)
-        if wanted is not None and (size_bytes, mtime_s) != (wanted.size_bytes, wanted.mtime_ns // 10**9):
-            raise Failed(f"{name} was written again on {copy.node} before it was copied")
-        part = goal.with_name(f".orch-{secrets.token_hex(6)}.part")
-        with _local(copy.here):
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            target = part.open("wb")
-        try:
-            with target:
-                for block in _blocks(source, size_bytes):
-                    with _local(copy.here):
-                        target.write(block)
-                    load.advance(len(block))
-            os.utime(part, (mtime_s, mtime_s))
-            if wanted is not None:
-                mark(part, wanted)
-            part.replace(goal)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def _blocks(source: paramiko.SFTPFile, size_bytes: int) -> Iterator[bytes]:
-    """Read a file in order, a window at a time, until it ends."""
-    offset = 0
-    while offset < size_bytes:
-        end = min(size_bytes, offset + WINDOW_BYTES)
-        chunks = [(at, min(REQUEST_BYTES, end - at)) for at in range(offset, end, REQUEST_BYTES)]
-        for block in source.readv(chunks):
-            if not block:
-                raise Failed("it became shorter while it was copied")
-            yield block
-        offset = end
+        raise _refused(err, sftp, path, copy.node) from err
+    size_bytes, mtime_s = seen.st_size or 0, int(seen.st_mtime or 0)
+    if wanted is not None and (size_bytes, mtime_s) != (wanted.size_bytes, wanted.mtime_ns // 10**9):
+        raise Failed(f"{name} was written again on {copy.node} before it was copied")
+    part = goal.with_name(f".orch-{secrets.token_hex(6)}.part")
+    with _local(copy.here):
+        goal.parent.mkdir(parents=True, exist_ok=True)
+        target = part.open("wb")
+    try:
+        with target, contextlib.closing(tail(connection, path, 0)) as remote, load.ended_by(remote.close):
+            for block in blocks(remote, size_bytes):
+                with _local(copy.here):
+                    target.write(block)
+                load.advance(len(block))
+        os.utime(part, (mtime_s, mtime_s))
+        if wanted is not None:
+            mark(part, wanted)
+        part.replace(goal)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _send(load: Load, sftp: paramiko.SFTPClient, name: str) -> None:

@@ -1,34 +1,32 @@
-"""Is it really that host? Its key is compared with known_hosts, as OpenSSH does it.
+"""Whether a host is the one it says it is: its key is compared with known_hosts, as OpenSSH does it.
 
 A key that is known under the host's name is good; one that contradicts a known key is refused whatever the policy; an
 unknown one is refused (`strict`), or kept from now on (`accept-new`). A host that is known by keys of other types
 counts as contradicting: its known types were asked for first, so it has none of them any more. Certificates of hosts
-are not read: a `@cert-authority` line makes no key known.
+are not read, since paramiko verifies none: a `@cert-authority` line makes no key known.
+
+The files are read here, since paramiko's `HostKeys` passes over `@revoked` and patterns, and knows no line numbers.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
-import enum
 import hashlib
 import hmac
 import os
-import re
 import shlex
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
 from orchestrator.backends import LaunchError, Trouble
-from orchestrator.backends.ssh.config import DEFAULT_PORT, Target, home
+from orchestrator.backends.ssh.config import DEFAULT_PORT, Target, fits, home
 
 Policy = Literal["strict", "accept-new"]
 
 SALT_BYTES = 20
-FILES_MAX = 64
 FILE_BYTES_MAX = 64 << 20
 
 
@@ -70,19 +68,17 @@ class Known:
 
 def known_kinds(target: Target) -> tuple[str, ...]:
     """Return the key types that the host is known by, to be asked for first."""
-    found = [known for known in _find(target, target.key_name) if not known.marker]
-    found = found or [known for known in _find(target, *_portless(target)) if not known.marker]
+    found = _plain(_find(target, target.key_name)) or _plain(_find(target, *_portless(target)))
     return tuple(dict.fromkeys(known.key.kind for known in found))
 
 
 def check(target: Target, key: HostKey, policy: Policy) -> None:
     """Raise LaunchError("host key") unless the host may be taken for what it says it is."""
-    verdict = _judge(target, key)
-    if verdict is _Verdict.KNOWN:
+    if _is_known(target, key):
         return
     if policy == "accept-new":
         with _append_lock:  # another host of the same name may have been here since
-            if _judge(target, key) is _Verdict.UNKNOWN:
+            if not _is_known(target, key):
                 _append(target, key)
         return
     covered = any(known.marker == "@cert-authority" for known in _find(target, target.key_name))
@@ -95,17 +91,12 @@ def check(target: Target, key: HostKey, policy: Policy) -> None:
     )
 
 
-class _Verdict(enum.Enum):
-    KNOWN = "known"
-    UNKNOWN = "unknown"
-
-
 _append_lock = threading.Lock()
 
 
-def _judge(target: Target, key: HostKey) -> _Verdict:
-    exact = _find(target, target.key_name)
-    loose = _find(target, *_portless(target))
+def _is_known(target: Target, key: HostKey) -> bool:
+    """Tell whether a key is known. Raises LaunchError when it is revoked, or is another one than the known."""
+    exact, loose = _find(target, target.key_name), _find(target, *_portless(target))
     for known in (*exact, *loose):
         if known.marker == "@revoked" and known.key == key:
             raise LaunchError(
@@ -114,14 +105,14 @@ def _judge(target: Target, key: HostKey) -> _Verdict:
                 "do not trust this host before its keeper has said why",
                 Trouble.LASTING,
             )
-    plain = [known for known in exact if not known.marker]
-    if any(known.key == key for known in plain):
-        return _Verdict.KNOWN
-    if plain:
+    plain = _plain(exact)
+    if plain and all(known.key != key for known in plain):
         _refuse_changed(target, key, plain)
-    if any(known.key == key and not known.marker for known in loose):
-        return _Verdict.KNOWN
-    return _Verdict.UNKNOWN
+    return any(known.key == key for known in (*plain, *_plain(loose)))
+
+
+def _plain(lines: list[Known]) -> list[Known]:
+    return [known for known in lines if not known.marker]
 
 
 def _refuse_changed(target: Target, key: HostKey, plain: list[Known]) -> NoReturn:
@@ -192,31 +183,10 @@ def _hashed(name: str) -> str:
     return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()}"
 
 
-@dataclass(slots=True)
-class _File:
-    """A known_hosts file, read once: lines by name, lines whose names are hashed, lines with patterns."""
-
-    plain: dict[str, list[Known]] = field(default_factory=dict)
-    hashed: list[tuple[bytes, bytes, Known]] = field(default_factory=list)
-    patterns: list[tuple[str, Known]] = field(default_factory=list)
-
-    def find(self, name: str) -> Iterator[Known]:
-        """Yield the lines about `name`."""
-        yield from self.plain.get(name, ())
-        for salt, digest, known in self.hashed:
-            if hmac.digest(salt, name.encode(), "sha1") == digest:
-                yield known
-        for patterns, known in self.patterns:
-            if _matches(patterns, name):
-                yield known
-
-
 def _find(target: Target, *names: str) -> list[Known]:
-    found: list[Known] = []
-    for path in (*target.user_known_hosts, *target.global_known_hosts):
-        for name in names:
-            found += _load(path).find(name)
-    return found
+    """Return the lines about a host, file by file."""
+    files = (*target.user_known_hosts, *target.global_known_hosts)
+    return [known for file in files for known in _read(file, names)]
 
 
 def _portless(target: Target) -> tuple[str, ...]:
@@ -224,64 +194,33 @@ def _portless(target: Target) -> tuple[str, ...]:
     return () if target.key_alias or target.port == DEFAULT_PORT else (target.hostname,)
 
 
-_files: dict[Path, tuple[tuple[int, int, int], _File]] = {}
-
-
-def _load(path: Path) -> _File:
-    """Read a file, or remember it: 128 hosts ask for the same one."""
+def _read(path: Path, names: tuple[str, ...]) -> Iterator[Known]:
+    """Yield the lines of a file about one of `names`. Lines that cannot be read are passed over, as OpenSSH does."""
     try:
-        found = path.stat()
-        stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
-        cached = _files.get(path)
-        if cached is not None and cached[0] == stamp:
-            return cached[1]
         with path.open("rb") as stream:
             text = stream.read(FILE_BYTES_MAX).decode(errors="replace")
     except OSError:
-        return _File()
-    file = _parse(path, text)
-    if len(_files) > FILES_MAX:
-        _files.clear()
-    _files[path] = (stamp, file)
-    return file
-
-
-def _parse(path: Path, text: str) -> _File:
-    file = _File()
+        return
     for number, line in enumerate(text.splitlines(), start=1):
         words = line.split()
         marker = words.pop(0) if words and words[0].startswith("@") else ""
         if len(words) < 3 or words[0].startswith("#"):
             continue
-        names, kind, encoded = words[:3]
         try:
-            known = Known(path, number, marker, HostKey(kind, base64.b64decode(encoded, validate=True)))
-            _file_line(file, names, known)
-        except (binascii.Error, ValueError):
-            continue  # OpenSSH skips lines that it cannot read as well
-    return file
+            if any(_is_about(words[0], name) for name in names):
+                key = HostKey(words[1], base64.b64decode(words[2], validate=True))
+                yield Known(path, number, marker, key)
+        except ValueError:
+            continue
 
 
-def _file_line(file: _File, names: str, known: Known) -> None:
-    if names.startswith("|1|"):
-        salt, _, digest = names[3:].partition("|")
-        file.hashed.append((base64.b64decode(salt), base64.b64decode(digest), known))
-    elif any(char in names for char in "*?!"):
-        file.patterns.append((names.lower(), known))
-    else:
-        for name in names.lower().split(","):
-            file.plain.setdefault(name, []).append(known)
-
-
-def _matches(patterns: str, name: str) -> bool:
-    hit = False
-    for pattern in patterns.split(","):
-        text = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern.removeprefix("!"))
-        if re.fullmatch(text, name):
-            if pattern.startswith("!"):
-                return False
-            hit = True
-    return hit
+def _is_about(patterns: str, name: str) -> bool:
+    """Tell whether the first field of a line names a host: in clear, by patterns, or hashed."""
+    if patterns.startswith("|1|"):
+        salt, _, digest = patterns[3:].partition("|")
+        return hmac.digest(base64.b64decode(salt), name.encode(), "sha1") == base64.b64decode(digest)
+    hits = [one for one in patterns.lower().split(",") if fits(one.removeprefix("!"), name)]
+    return bool(hits) and not any(one.startswith("!") for one in hits)
 
 
 def _short(path: Path) -> str:

@@ -1,338 +1,160 @@
-"""Which keys may be offered to a host, and who signs with them? ssh-agent, identity files, certificates.
+"""Keys that may be offered to a host: those that ssh-agent holds, and identity files.
 
 In OpenSSH's order: certificates, then the agent's keys that identity files name, the agent's others (unless
-`IdentitiesOnly`), and files that the agent does not have. An encrypted file is opened by the agent, or by a passphrase
-that `ask` gives, once for all hosts; its public half is known without, so that nobody is asked for a key in vain.
+`IdentitiesOnly`), and files that the agent does not have. No passphrase is ever asked for, since a supervisor has no
+terminal: an encrypted file is of use through the agent alone.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
+import contextlib
+import copy
+import functools
 import socket
-import struct
 import threading
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import paramiko
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa, utils
+from paramiko.pkey import PublicBlob, UnknownKeyType
 
 from orchestrator.backends.ssh.config import Target
 
-Ask = Callable[[str], str | None]
-"""Asks a person for a secret; None when nobody can say it."""
+AGENT_S_MAX = 20.0
+"""How long an agent may take to answer: a key may want to be touched."""
 
-AGENT_S_MAX = 20.0  # a key may want to be touched
 AGENT_BYTES_MAX = 256 << 10
-KEY_BYTES_MAX = 1 << 20
-ASKS_MAX = 3
-CERTIFICATE = "-cert-v01@openssh.com"
+AGENT_KEYS_MAX = 256
 
-_SHA2_512, _SHA2_256 = 4, 2
-_AGENT_FLAGS = {"rsa-sha2-512": _SHA2_512, "rsa-sha2-256": _SHA2_256}
-_CERTIFICATE_FIELDS = {
-    "ssh-rsa": 2,
-    "ssh-ed25519": 1,
-}  # how many fields make the public key; of all others: 2
-
-PrivateKey = rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+# Of the agent's protocol (draft-ietf-sshm-ssh-agent): what is asked, what is answered, and how RSA is to sign.
+_LIST, _KEYS = b"\x0b", b"\x0c"
+_SIGN, _SIGNED = b"\x0d", b"\x0e"
+_RSA_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
+_CERTIFICATE = "-cert-v01@openssh.com"
 
 
-class KeyUnusable(Exception):
-    """A key that was accepted cannot sign: it is locked, or its agent is gone."""
+class AgentKey(paramiko.PKey):
+    """A key that an ssh-agent holds.
 
-    def __init__(self, why: str, fix: str) -> None:
-        super().__init__(why)
-        self.fix = fix
+    Ours, since paramiko's `Agent` knows no `IdentityAgent`, and waits without a limit for an agent that hangs.
+    """
+
+    def __init__(self, agent: str, blob: bytes, comment: str) -> None:
+        """`agent` is the path of its socket."""
+        super().__init__()
+        self.public_blob = None
+        self.comment = comment or "a key of ssh-agent"
+        self.refusal = ""  # why the agent did not sign
+        self._agent = agent
+        self._blob = blob
+        self._kind = paramiko.Message(blob).get_text()
+
+    def get_name(self) -> str:
+        """Return the key's type."""
+        return self._kind
+
+    def asbytes(self) -> bytes:
+        """Return the public key."""
+        return self._blob
+
+    def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> paramiko.Message:
+        """Have the agent sign. Where it does not, return an empty signature: the host refuses it, and the next key is tried."""
+        request = paramiko.Message()
+        request.add_byte(_SIGN)
+        request.add_string(self._blob)
+        request.add_string(data)
+        request.add_int(_RSA_FLAGS.get((algorithm or "").removesuffix(_CERTIFICATE), 0))
+        try:
+            answer = _ask_agent(self._agent, request.asbytes())
+            if answer.get_byte() == _SIGNED:
+                return paramiko.Message(answer.get_binary())
+            self.refusal = f"ssh-agent refused to sign with {self.comment}"
+        except OSError as err:
+            self.refusal = f"ssh-agent at {self._agent} does not answer ({err})"
+        return paramiko.Message()
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key to offer. `sign` takes the data and the algorithm; it is `ready` when that needs neither agent nor person."""
+    """A key to offer, with the name that a person knows it by."""
 
     name: str
-    kind: str
-    blob: bytes
-    ready: bool
-    sign: Callable[[bytes, str], bytes]
+    key: paramiko.PKey
 
 
-class Keyring:
-    """The keys of this process, for all hosts: files are read and passphrases asked for once."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The keys to offer in order, the encrypted files that ssh-agent does not have, and what else is to be said when
+    no key is taken."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._asking = threading.Lock()
-        self._files: dict[tuple[Path, int, int], _KeyFile | None] = {}
-        self._opened: dict[Path, PrivateKey | None] = {}
+    offers: list[Identity]
+    locked: list[Path]
+    notes: list[str]
 
-    def identities(self, target: Target, ask: Ask | None) -> tuple[list[Identity], list[str]]:
-        """Return the keys to offer, in order, and what is to be said if none is taken."""
-        agent_keys, notes = _agent_keys(target.agent_socket)
-        files = [file for path in target.identity_files if (file := self._read(path)) is not None]
-        names = {file.blob: str(file.path) for file in files if file.blob}
-        plain: list[Identity] = []
-        for file in files:
-            held = next((key for key in agent_keys if key.blob == file.blob), None)
-            if held is not None:
-                plain.append(_agent_identity(target.agent_socket, held, names[held.blob]))
-        if not target.identities_only:
-            plain += [
-                _agent_identity(target.agent_socket, key, key.comment or "a key of ssh-agent")
-                for key in agent_keys
-                if key.blob not in names
-            ]
-        held_blobs = {key.blob for key in agent_keys}
-        plain += [
-            self._file_identity(file, ask, has_agent=bool(target.agent_socket))
-            for file in files
-            if file.blob and file.blob not in held_blobs
-        ]
-        notes += [f"{file.path} is encrypted and has no .pub file" for file in files if not file.blob]
-        return [*_certified(target, plain), *plain], notes
 
-    def was_opened(self, name: str) -> bool:
-        """Say whether a passphrase was given for this key: no other program can use it then."""
-        return self._opened.get(Path(name)) is not None
-
-    def _read(self, path: Path) -> _KeyFile | None:
-        try:
-            stat = path.stat()
-        except OSError:
-            return _public_only(path)
-        key = (path, stat.st_mtime_ns, stat.st_size)
-        with self._lock:
-            if key not in self._files:
-                self._files[key] = _read_key(path)
-            return self._files[key]
-
-    def _file_identity(self, file: _KeyFile, ask: Ask | None, has_agent: bool) -> Identity:
-        def sign(data: bytes, algorithm: str) -> bytes:
-            key = file.private or self._open(file, ask)
+def find(target: Target) -> Found:
+    """Return the keys for a host."""
+    held, notes = _agent_keys(target.agent_socket)
+    named: list[Identity] = []
+    files: list[Identity] = []
+    locked: list[Path] = []
+    for path in target.identity_files:
+        blob = _public_blob(path)
+        if not blob or blob not in held:
+            try:
+                key = _load(path)
+            except (TypeError, paramiko.PasswordRequiredException):  # TypeError is cryptography's word for it
+                locked.append(path)
+                if not blob:
+                    notes.append(f"without {path}.pub it is not known whether ssh-agent has {path}")
+                continue
+            except (ValueError, OSError, UnsupportedAlgorithm, paramiko.SSHException, UnknownKeyType):
+                notes.append(f"{path} cannot be read here, perhaps by ssh-agent: ssh-add {path}")
+                continue
             if key is None:
-                start = "" if has_agent else 'eval "$(ssh-agent)" && '
-                why = f"the key {file.path} is encrypted and not in ssh-agent"
-                if not file.encrypted:
-                    why = f"of the key {file.path} only the public half can be read"
-                raise KeyUnusable(why, f"{start}ssh-add {file.path}")
-            return signature(key, data, algorithm)
-
-        return Identity(str(file.path), kind_of(file.blob), file.blob, file.private is not None, sign)
-
-    def _open(self, file: _KeyFile, ask: Ask | None) -> PrivateKey | None:
-        if ask is None or not file.encrypted:
-            return self._opened.get(file.path)
-        with self._asking:
-            for _ in range(ASKS_MAX):
-                if file.path in self._opened:
-                    break
-                passphrase = ask(f"Passphrase for {file.path}: ")
-                if not passphrase:
-                    self._opened[file.path] = None  # not to be asked again for the next host
-                    break
-                key = _load(file.data, passphrase.encode())
-                if key is not None:
-                    self._opened[file.path] = key
-            return self._opened.get(file.path)
+                continue
+            blob = key.asbytes()
+            if blob not in held:
+                files.append(Identity(str(path), key))
+                continue
+        named.append(Identity(str(path), held[blob]))
+    taken = {identity.key.asbytes() for identity in named}
+    others = [Identity(key.comment, key) for blob, key in held.items() if blob not in taken]
+    plain = [*named, *([] if target.identities_only else others), *files]
+    return Found([*_certified(target, plain), *plain], locked, notes)
 
 
-def signature(key: PrivateKey, data: bytes, algorithm: str) -> bytes:
-    """Return the signature in the wire format: the algorithm's name and the signature proper."""
-    match key:
-        case ed25519.Ed25519PrivateKey():
-            raw = key.sign(data)
-        case rsa.RSAPrivateKey():
-            digest = hashes.SHA512() if algorithm == "rsa-sha2-512" else hashes.SHA256()
-            raw = key.sign(data, padding.PKCS1v15(), digest)
-        case _:
-            curve_bits = key.curve.key_size
-            hash_ = (
-                hashes.SHA256()
-                if curve_bits <= 256
-                else hashes.SHA384()
-                if curve_bits <= 384
-                else hashes.SHA512()
-            )
-            raw = b"".join(
-                _mpint(part) for part in utils.decode_dss_signature(key.sign(data, ec.ECDSA(hash_)))
-            )
-    return string(algorithm.encode()) + string(raw)
+def ssh_add(target: Target, path: Path) -> str:
+    """Return the command that gives a key to ssh-agent, or to a new one where there is none."""
+    return f"ssh-add {path}" if target.agent_socket else f'eval "$(ssh-agent)" && ssh-add {path}'
 
 
-def string(data: bytes) -> bytes:
-    """Return `data` as SSH's wire format has it: its length, then itself."""
-    return struct.pack(">I", len(data)) + data
+_loading = threading.Lock()
 
 
-def kind_of(blob: bytes) -> str:
-    """Return the type that a public key names in its first field."""
-    return next(_fields(blob), b"").decode(errors="replace")
-
-
-def _fields(blob: bytes) -> Iterator[bytes]:
-    while len(blob) >= 4:
-        (size_bytes,) = struct.unpack_from(">I", blob)
-        if len(blob) < 4 + size_bytes:
-            return
-        yield blob[4 : 4 + size_bytes]
-        blob = blob[4 + size_bytes :]
-
-
-def _mpint(number: int) -> bytes:
-    return string(number.to_bytes(number.bit_length() // 8 + 1, "big"))
-
-
-@dataclass(frozen=True, slots=True)
-class _AgentKey:
-    blob: bytes
-    comment: str
-
-
-def _agent_keys(path: str) -> tuple[list[_AgentKey], list[str]]:
-    if not path:
-        return [], []
-    try:
-        kind, body = _ask_agent(path, b"\x0b")
-    except (OSError, EOFError) as err:
-        return [], [f"ssh-agent at {path} does not answer ({err})"]
-    parts = list(_fields(body[4:])) if kind == 12 else []
-    keys = [
-        _AgentKey(blob, name.decode(errors="replace"))
-        for blob, name in zip(parts[::2], parts[1::2], strict=False)
-    ]
-    return keys, []
-
-
-def _agent_identity(path: str, key: _AgentKey, name: str) -> Identity:
-    def sign(data: bytes, algorithm: str) -> bytes:
-        flags = _AGENT_FLAGS.get(algorithm.removesuffix(CERTIFICATE), 0)
-        try:
-            kind, body = _ask_agent(
-                path, b"\x0d" + string(key.blob) + string(data) + struct.pack(">I", flags)
-            )
-        except (OSError, EOFError) as err:
-            raise KeyUnusable(f"ssh-agent at {path} does not answer ({err})", "ssh-add -l") from err
-        made = next(_fields(body), b"") if kind == 14 else b""
-        if not made:
-            raise KeyUnusable(f"ssh-agent refused to sign with {name}", "ssh-add -l")
-        return made
-
-    return Identity(name, kind_of(key.blob), key.blob, False, sign)
-
-
-def _ask_agent(path: str, request: bytes) -> tuple[int, bytes]:
-    """Ask over a connection of its own: threads need no turns then, and a restarted agent is no matter."""
-    with socket.socket(socket.AF_UNIX) as agent:
-        agent.settimeout(AGENT_S_MAX)
-        agent.connect(path)
-        agent.sendall(string(request))
-        (size_bytes,) = struct.unpack(">I", _exactly(agent, 4))
-        if not 0 < size_bytes <= AGENT_BYTES_MAX:
-            raise EOFError(f"an answer of {size_bytes} bytes")
-        answer = _exactly(agent, size_bytes)
-        return answer[0], answer[1:]
-
-
-def _exactly(agent: socket.socket, size_bytes: int) -> bytes:
-    data = b""
-    while len(data) < size_bytes:
-        more = agent.recv(size_bytes - len(data))
-        if not more:
-            raise EOFError("it closed the connection")
-        data += more
-    return data
-
-
-@dataclass(frozen=True, slots=True)
-class _KeyFile:
-    """An identity file: `private` when nothing more is needed to use it, `blob` empty when even that is hidden."""
-
-    path: Path
-    data: bytes
-    blob: bytes
-    encrypted: bool
-    private: PrivateKey | None
-
-
-def _read_key(path: Path) -> _KeyFile | None:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(KEY_BYTES_MAX)
-    except OSError:
-        return _public_only(path)
-    if b"PRIVATE KEY-----" not in data:
-        return _KeyFile(path, b"", blob, False, None) if (blob := _public_blob(data)) else None
-    blob, encrypted = _open_half(data)
-    if encrypted:
-        return _KeyFile(path, data, blob or _public_blob_of(path), True, None)
-    private = _load(data, None)
-    if private is None:
+def _load(path: Path) -> paramiko.PKey | None:
+    """Read a private key file; None where there is none. Raises what paramiko raises."""
+    if not path.is_file() or path.suffix == ".pub":
         return None
-    line = private.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
-    return _KeyFile(path, data, _public_blob(line), False, private)
+    with _loading:  # half a second for a large RSA key, which many hosts ask for at once
+        return _load_once(path, path.stat().st_mtime_ns)
 
 
-def _public_only(path: Path) -> _KeyFile | None:
-    """A file that is not here, or cannot be read, may still name a key of the agent."""
-    blob = _public_blob_of(path)
-    return _KeyFile(path, b"", blob, False, None) if blob else None
+@functools.lru_cache
+def _load_once(path: Path, _mtime_ns: int) -> paramiko.PKey:
+    key = paramiko.PKey.from_path(path)
+    key.public_blob = None  # a certificate beside it is offered for itself
+    return key
 
 
-def _open_half(data: bytes) -> tuple[bytes, bool]:
-    """Return the public key that OpenSSH's format shows in clear, and whether the private one is encrypted."""
-    if b"BEGIN OPENSSH PRIVATE KEY" not in data:
-        return b"", b"ENCRYPTED" in data
-    body = b"".join(line for line in data.splitlines() if not line.startswith(b"-----"))
-    try:
-        raw = base64.b64decode(body)
-    except binascii.Error:
-        return b"", False
-    magic = b"openssh-key-v1\0"
-    if not raw.startswith(magic):
-        return b"", False
-    rest = raw[len(magic) :]
-    names = []
-    for name in _fields(rest):
-        names.append(name)
-        if len(names) == 3:
-            break
-    if len(names) < 3:
-        return b"", False
-    after = rest[sum(4 + len(name) for name in names) + 4 :]  # and over the number of keys, always 1
-    return next(_fields(after), b""), names[0] != b"none"
-
-
-def _load(data: bytes, passphrase: bytes | None) -> PrivateKey | None:
-    for load in (serialization.load_ssh_private_key, serialization.load_pem_private_key):
-        try:
-            key = load(data, passphrase)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
-            continue
-        if isinstance(key, rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
-            return key
-    return None
-
-
-def _public_blob_of(path: Path) -> bytes:
-    try:
-        with path.with_name(path.name + ".pub").open("rb") as stream:
-            return _public_blob(stream.read(KEY_BYTES_MAX))
-    except OSError:
-        return b""
-
-
-def _public_blob(line: bytes) -> bytes:
-    words = line.split()
-    try:
-        blob = base64.b64decode(words[1], validate=True)
-    except (IndexError, binascii.Error):
-        return b""
-    return blob if kind_of(blob).encode() == words[0] else b""
+def _public_blob(path: Path) -> bytes:
+    """Return the public half of an identity file where it can be had without the private one: from the file beside it,
+    or from itself where it is public; else nothing."""
+    for file in (path.with_name(path.name + ".pub"), path):
+        with contextlib.suppress(OSError, ValueError):
+            return PublicBlob.from_file(str(file)).key_blob
+    return b""
 
 
 def _certified(target: Target, plain: list[Identity]) -> list[Identity]:
@@ -340,23 +162,48 @@ def _certified(target: Target, plain: list[Identity]) -> list[Identity]:
     paths = [path.with_name(path.name + "-cert.pub") for path in target.identity_files]
     made = []
     for path in dict.fromkeys((*target.certificate_files, *paths)):
-        try:
-            with path.open("rb") as stream:
-                blob = _public_blob(stream.read(KEY_BYTES_MAX))
-        except OSError:
-            continue
-        bare = _bare(blob)
-        key = next((identity for identity in plain if identity.blob == bare), None)
-        if key is not None:
-            made.append(Identity(str(path), kind_of(blob), blob, key.ready, key.sign))
+        bare = _certified_key(path)
+        identity = next((one for one in plain if one.key.asbytes() == bare), None)
+        if identity is not None:
+            key = copy.copy(identity.key)
+            key.load_certificate(str(path))
+            made.append(Identity(str(path), key))
     return made
 
 
-def _bare(certificate: bytes) -> bytes:
-    """Return the public key that a certificate is about."""
-    kind, *rest = _fields(certificate)
-    if not kind.endswith(CERTIFICATE.encode()):
+def _certified_key(path: Path) -> bytes:
+    """Return the public key that a certificate is about; nothing where there is none that can be read."""
+    try:
+        blob = PublicBlob.from_file(str(path))
+    except (OSError, ValueError):
         return b""
-    base = kind.removesuffix(CERTIFICATE.encode()).decode()
-    count = _CERTIFICATE_FIELDS.get(base, 2)
-    return b"".join(map(string, (base.encode(), *rest[1 : 1 + count])))  # rest[0] is a random number
+    for kind in (paramiko.Ed25519Key, paramiko.RSAKey, paramiko.ECDSAKey):
+        with contextlib.suppress(paramiko.SSHException, ValueError):
+            return kind(data=blob.key_blob).asbytes()
+    return b""
+
+
+def _agent_keys(path: str) -> tuple[dict[bytes, AgentKey], list[str]]:
+    """Return the keys that an agent holds, by their public halves, and what is to be said of it."""
+    if not path:
+        return {}, []
+    try:
+        answer = _ask_agent(path, _LIST)
+        count = answer.get_int() if answer.get_byte() == _KEYS else 0
+        pairs = [(answer.get_binary(), answer.get_text()) for _ in range(min(count, AGENT_KEYS_MAX))]
+        return {blob: AgentKey(path, blob, comment) for blob, comment in pairs}, []
+    except (OSError, ValueError) as err:
+        return {}, [f"ssh-agent at {path} does not answer ({err})"]
+
+
+def _ask_agent(path: str, request: bytes) -> paramiko.Message:
+    """Return an agent's answer, over a connection of its own: threads need no turns then. Raises OSError."""
+    with socket.socket(socket.AF_UNIX) as line:
+        line.settimeout(AGENT_S_MAX)
+        line.connect(path)
+        line.sendall(len(request).to_bytes(4, "big") + request)
+        with line.makefile("rb") as stream:
+            size_bytes = int.from_bytes(stream.read(4), "big")
+            if not 0 < size_bytes <= AGENT_BYTES_MAX:
+                raise ConnectionError(f"an answer of {size_bytes} bytes")
+            return paramiko.Message(stream.read(size_bytes))

@@ -66,13 +66,13 @@ class Load:
     def ended_by(self, abort: Callable[[], object]) -> Iterator[None]:
         """Let `abort` end what is done within, when the copy is given up."""
         with self._lock:
-            self._abort = abort
+            before, self._abort = self._abort, abort
         try:
             self.check()
             yield
         finally:
             with self._lock:
-                self._abort = None
+                self._abort = before
 
     def wait(self, wait_s: float) -> None:
         """Wait, unless the copy is given up. Raises GivenUp."""

@@ -1,12 +1,12 @@
 """A command that runs on a host: what goes in, what comes out, how it ended.
 
-One thread reads; another may write. Nothing waits without a limit, and nothing is kept without one: what nobody reads
+One thread reads; another may write. Nothing waits without a limit, and nothing is kept without one: what is not read
 stays with the host, as the channel's window says, and of standard error only the last bytes are remembered.
 """
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
 
 import paramiko
@@ -16,7 +16,10 @@ ERRORS_BYTES_MAX = 16 << 10
 ERRORS_S_MAX = 0.5
 """How long after a command's end more may come on its standard error; a child that it left may hold that open."""
 
-ERRORS_POLL_S = 0.01
+END_POLL_S = 0.02
+TRY_S = 0.1
+"""How long one try to read or write waits: what reads looks for errors as often, lest they hold up the output."""
+
 SEND_STALL_S_MAX = 60.0
 PIECE_BYTES = 32 << 10
 
@@ -26,12 +29,9 @@ class Remote:
 
     def __init__(self, channel: paramiko.Channel) -> None:
         self._channel = channel
-        self._news = threading.Event()
         self._buffer = bytearray()
         self._errors = b""
-        channel.settimeout(1.0)  # of one try; the limits proper are counted here
-        channel.in_buffer.set_event(self._news)
-        channel.in_stderr_buffer.set_event(self._news)
+        channel.settimeout(TRY_S)
 
     @property
     def errors(self) -> str:
@@ -94,57 +94,52 @@ class Remote:
     def exit_code(self, wait_s: float) -> int | None:
         """Wait for the end; None when it was a signal or a broken connection. Raises TimeoutError."""
         deadline = time.monotonic() + wait_s
-        while not self._channel.status_event.wait(min(1.0, max(0.0, deadline - time.monotonic()))):
+        while not self._channel.exit_status_ready():
             self._take_errors()
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"still running after {wait_s:g} s")
+            time.sleep(END_POLL_S)
         self._take_last_errors()
-        code = self._channel.exit_status
+        code = self._channel.recv_exit_status()
         return None if code < 0 else code
 
     def close(self) -> None:
         """Let go of the command; its standard input and output end."""
-        try:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
             self._channel.close()
-        except (OSError, EOFError, paramiko.SSHException):
-            pass
 
     def _more(self, deadline: float) -> bool:
         """Wait until the buffer has grown; False at the end of output."""
         while True:
             self._take_errors()
-            # In this order: what came between the two looks is still read.
-            over = self._channel.eof_received or self._channel.closed
-            if self._channel.recv_ready():
-                more = self._receive()
-                self._buffer += more
-                return bool(more)
-            if over:
+            try:
+                more = self._channel.recv(LINE_BYTES_MAX)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError("no output") from None
+                continue
+            except (OSError, EOFError, paramiko.SSHException):
                 return False
-            if not self._news.wait(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError("no output")
-
-    def _receive(self) -> bytes:
-        """Take what is there; nothing when the connection breaks over it."""
-        try:
-            return self._channel.recv(LINE_BYTES_MAX)
-        except (OSError, EOFError, paramiko.SSHException):
-            return b""
+            self._buffer += more
+            return bool(more)
 
     def _take_last_errors(self) -> None:
         """A server may tell how a command ended before the last that it said (RFC 4254, 6.10 leaves that open)."""
         deadline = time.monotonic() + ERRORS_S_MAX
-        while True:
-            over = self._channel.eof_received or self._channel.closed
-            self._take_errors()
-            if over or time.monotonic() >= deadline:
-                return
-            time.sleep(ERRORS_POLL_S)
+        while time.monotonic() < deadline and self._take_error():
+            pass
 
     def _take_errors(self) -> None:
         while self._channel.recv_stderr_ready():
-            try:
-                more = self._channel.recv_stderr(ERRORS_BYTES_MAX)
-            except (OSError, EOFError, paramiko.SSHException):
-                return
-            self._errors = (self._errors + more)[-ERRORS_BYTES_MAX:]
+            self._take_error()
+
+    def _take_error(self) -> bool:
+        """Take what comes next on standard error; False after its end."""
+        try:
+            more = self._channel.recv_stderr(ERRORS_BYTES_MAX)
+        except TimeoutError:
+            return True
+        except (OSError, EOFError, paramiko.SSHException):
+            return False
+        self._errors = (self._errors + more)[-ERRORS_BYTES_MAX:]
+        return bool(more)

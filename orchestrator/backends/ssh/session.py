@@ -17,6 +17,7 @@ TURN_S = 0.5
 """How often a host that waits for its turn sees whether it is still wanted."""
 
 Taken = Callable[[paramiko.Channel], None]
+"""What gets a connection that came to a forwarded port; called in the transport's thread, so it hands it on."""
 
 
 @dataclass(frozen=True, slots=True)
