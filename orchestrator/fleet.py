@@ -105,7 +105,9 @@ def each(
         except LaunchError as err:
             return err
         except (paramiko.SSHException, EOFError, OSError) as err:
-            return LaunchError("connect", f"the connection broke: {err or type(err).__name__}", "try again")
+            return LaunchError(
+                "connect", f"the connection broke: {str(err) or type(err).__name__}", "try again"
+            )
 
     try:
         return _Round(hosts, visit).go(limit_s)

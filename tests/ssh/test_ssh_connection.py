@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import paramiko
 import pytest
-from paramiko.common import AUTH_FAILED
+from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh import auth, dial
+from orchestrator.backends.ssh import connection as connections
 from orchestrator.backends.ssh.config import Target, resolve
 from orchestrator.backends.ssh.connection import Connection, Jumps
 from tests.support.sshd import (
@@ -198,43 +201,76 @@ def _greet(listener: socket.socket, greeting: bytes) -> None:
             pass
 
 
-class _Mute(paramiko.ServerInterface):
-    """A server that never says whether a key is good."""
+class _Hanging(paramiko.ServerInterface):
+    """A server that lets anyone in and opens sessions, but never comes back from one question."""
 
-    def __init__(self, released: threading.Event) -> None:
+    def __init__(self, at: str, released: threading.Event) -> None:
+        self._at = at
         self._released = released
 
-    def get_allowed_auths(self, username: str) -> str:
-        return "publickey"
+    def _answer(self, question: str) -> bool:
+        return question != self._at or self._released.wait(WAIT_S)
 
-    def check_auth_publickey(self, username: str, key: paramiko.PKey) -> int:
-        """Wait until the test is over."""
-        self._released.wait(WAIT_S)
-        return AUTH_FAILED
+    def check_auth_none(self, username: str) -> int:
+        return AUTH_SUCCESSFUL if self._answer("login") else AUTH_FAILED
+
+    def check_channel_request(self, kind: str, chanid: int) -> int:
+        return OPEN_SUCCEEDED
+
+    def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
+        return self._answer("command")
+
+    def check_port_forward_request(self, address: str, port: int) -> int:
+        return int(self._answer("forward"))
 
 
-def test_a_host_that_hangs_in_the_login_is_given_up(
-    jumps: Jumps, desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(auth, "AUTH_S_MAX", 0.5)
+@contextlib.contextmanager
+def _hanging(desk: Desk, at: str) -> Iterator[int]:
+    """Serve one connection, on the port that is given."""
     released = threading.Event()
     with socket.create_server((LOOPBACK, 0)) as listener:
 
         def serve() -> None:
             transport = paramiko.Transport(listener.accept()[0])
             transport.add_server_key(paramiko.Ed25519Key(filename=str(desk.key)))
-            transport.start_server(event=threading.Event(), server=_Mute(released))
+            transport.start_server(event=threading.Event(), server=_Hanging(at, released))
             transport.join(WAIT_S)
 
         serving = threading.Thread(target=serve)
         serving.start()
-        port = listener.getsockname()[1]
-        with pytest.raises(LaunchError, match=r"auth: .*did not answer within .* of logging in") as caught:
-            Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
+        yield listener.getsockname()[1]
         released.set()
         serving.join(WAIT_S)
+
+
+def test_a_host_that_hangs_in_the_login_is_given_up(
+    jumps: Jumps, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auth, "AUTH_S_MAX", 0.5)
+    with (
+        _hanging(desk, "login") as port,
+        pytest.raises(LaunchError, match=r"auth: .*did not answer within .* of logging in") as caught,
+    ):
+        Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
     assert caught.value.trouble is Trouble.PASSING
     assert f"ssh -v -p {port}" in caught.value.fix
+
+
+def test_a_host_that_leaves_a_request_unanswered_is_given_up(
+    jumps: Jumps, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "CHANNEL_S_MAX", 0.5)
+    monkeypatch.setattr(connections, "FORWARD_S_MAX", 0.5)
+    with _hanging(desk, "command") as port:
+        opened = Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
+        with pytest.raises(LaunchError, match=r"shell: .*runs nothing in it: no answer within 0\.5 s"):
+            opened.run("true")
+        opened.close()
+    with _hanging(desk, "forward") as port:
+        opened = Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
+        with pytest.raises(LaunchError, match=r"forward: .*did not answer .*: no answer within 0\.5 s"):
+            opened.forward(lambda channel: None)
+        opened.close()
 
 
 def test_what_is_not_an_ssh_server_is_said(jumps: Jumps) -> None:

@@ -80,7 +80,9 @@ class _Login:
         who, by_hand = _who(self._target), _by_hand(self._target)
         if time.monotonic() >= self._deadline_s:
             why = f"{who} did not answer within {AUTH_S_MAX:.0f} s of logging in"
-            fix = f"see where it hangs (PAM, LDAP, a home folder that is gone): {by_hand}"
+            fix = (
+                f"see where it hangs (PAM, LDAP, a home folder that is gone, a key to be touched): {by_hand}"
+            )
             raise LaunchError("auth", why, fix) from err
         if self._transport.is_active():
             return

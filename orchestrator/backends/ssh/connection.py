@@ -86,7 +86,7 @@ class Connection:
             if proxy is not None:
                 proxy.close()
             if isinstance(err, paramiko.SSHException | EOFError | OSError):
-                raise LaunchError("connect", f"{where(target)}: {err or type(err).__name__}") from err
+                raise LaunchError("connect", f"{where(target)}: {str(err) or type(err).__name__}") from err
             raise
         return cls(target, line, transport, proxy)
 
@@ -198,15 +198,14 @@ class Connection:
         try:
             channel = self._transport.open_session(timeout=CHANNEL_S_MAX)
         except (paramiko.SSHException, EOFError, OSError) as err:
-            why = f"{host} opens no session: {err or type(err).__name__}"
+            why = f"{host} opens no session: {str(err) or type(err).__name__}"
             raise LaunchError(stage, why, "look at MaxSessions in its sshd_config if this stays") from err
         try:
             _within(CHANNEL_S_MAX, functools.partial(begin, channel))
         except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
             channel.close()
-            raise LaunchError(
-                stage, f"{host} runs nothing in a session: {err or type(err).__name__}"
-            ) from err
+            why = f"{host} opens a session, but runs nothing in it: {str(err) or type(err).__name__}"
+            raise LaunchError(stage, why, f"see whether `ssh {host} true` comes back") from err
         return channel
 
     def _asked(self, s_max: float, ask: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh.config import Target
 
 CONNECT_S_MAX = 10.0
-HANDSHAKE_S_MAX = 30.0
+HANDSHAKE_S_MAX = 15.0
 PROXY_END_S_MAX = 2.0
 PROXY_WORDS_BYTES_MAX = 4096
 
@@ -113,6 +113,7 @@ class Proxy:
 def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | None) -> None:
     """Wait until both ends speak encrypted; whose key it is has not been looked at. Raises LaunchError("connect")."""
     done = threading.Event()
+    transport.banner_timeout = 2 * HANDSHAKE_S_MAX  # the limit is counted here
     transport.start_client(event=done)
     if not done.wait(HANDSHAKE_S_MAX):
         why = f"{where(target)} takes connections, but did not greet as sshd within {HANDSHAKE_S_MAX:.0f} s"
@@ -127,5 +128,5 @@ def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | No
     if proxy is not None:
         why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'it left no word'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")
-    why = f"{where(target)} hung up before the login: {failure or 'no reason given'}"
+    why = f"{where(target)} hung up before the login: {str(failure or '') or 'no reason given'}"
     raise LaunchError("connect", why, "look at MaxStartups in its sshd_config, and at firewalls that ban")

@@ -41,7 +41,7 @@ def copy(load: Load, connection: Connection) -> None:
                     _send(load, sftp, name)
         except (EOFError, OSError, paramiko.SSHException) as err:
             load.check()
-            raise Broken(f"the line broke: {err or type(err).__name__}") from err
+            raise Broken(f"the line broke: {str(err) or type(err).__name__}") from err
 
 
 def tail(connection: Connection, path: str, begin: int) -> Remote:
@@ -178,7 +178,7 @@ def _refused(err: OSError, sftp: paramiko.SFTPClient, path: str, node: str) -> E
     """Return what a host's refusal says. The protocol has no word for a full disk: that is a bare "Failure"."""
     channel = sftp.get_channel()
     if isinstance(err, TimeoutError | ConnectionError) or channel is None or channel.closed:
-        return Broken(f"the line broke: {err or type(err).__name__}")
+        return Broken(f"the line broke: {str(err) or type(err).__name__}")
     if isinstance(err, FileNotFoundError):
         return Failed(f"{path} is not there on {node}")
     if err.errno is None:

@@ -206,7 +206,7 @@ class Talk:
         except TimeoutError as err:
             raise self._stuck() from err
         except (OSError, EOFError) as err:
-            raise self._fault(f"the connection broke: {err or type(err).__name__}") from err
+            raise self._fault(f"the connection broke: {str(err) or type(err).__name__}") from err
         if line is None:
             raise self._ended()
         return line
