@@ -5,8 +5,10 @@ Keys alone: a password or a second factor cannot be typed for 64 hosts at 2 a.m.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import time
+from collections.abc import Callable
 
 import paramiko
 
@@ -22,12 +24,13 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
     """Log in. Raises LaunchError("auth")."""
     found = find(target)
     login = _Login(transport, target)
-    if login.is_in_without_key():
+    if login.is_in_by(functools.partial(transport.auth_none, target.user)):  # tells what would let us in
         return
     for identity in found.offers[:OFFERS_MAX]:
         if "publickey" not in login.methods:
             break
-        if login.is_in_by(identity.name, identity.key):
+        login.tried.append(identity.name)
+        if login.is_in_by(functools.partial(transport.auth_publickey, target.user, identity.key)):
             return
     notes = [*found.notes]
     notes += [one.key.refusal for one in found.offers if isinstance(one.key, AgentKey) and one.key.refusal]
@@ -46,24 +49,12 @@ class _Login:
         self._target = target
         self._deadline_s = time.monotonic() + AUTH_S_MAX
 
-    def is_in_without_key(self) -> bool:
-        """Ask to be let in without anything, which tells what would let us in. Raises LaunchError."""
-        self._limit()
-        try:
-            self.methods = self._transport.auth_none(self._target.user)
-        except paramiko.BadAuthenticationType as err:
-            self.methods = err.allowed_types
-        except (paramiko.SSHException, EOFError, OSError) as err:
-            self._see_that_it_goes_on(err)
-        return self._transport.is_authenticated()
-
-    def is_in_by(self, name: str, key: paramiko.PKey) -> bool:
-        """Offer a key, and tell whether it let us in. Raises LaunchError."""
-        self.tried.append(name)
+    def is_in_by(self, offer: Callable[[], list[str]]) -> bool:
+        """Make an offer, and tell whether it let us in. Raises LaunchError when there is to be no other."""
+        self._transport.auth_timeout = max(0.1, self._deadline_s - time.monotonic())
         self.is_partial = False
-        self._limit()
         try:
-            further = self._transport.auth_publickey(self._target.user, key)
+            further = offer()
             if further:
                 self.methods, self.is_partial = further, True
         except paramiko.BadAuthenticationType as err:
@@ -72,17 +63,12 @@ class _Login:
             self._see_that_it_goes_on(err)
         return self._transport.is_authenticated()
 
-    def _limit(self) -> None:
-        self._transport.auth_timeout = max(0.1, self._deadline_s - time.monotonic())
-
     def _see_that_it_goes_on(self, err: Exception) -> None:
         """Tell a refusal, after which the next key may be offered, from the end of the login."""
         who, by_hand = _who(self._target), _by_hand(self._target)
         if time.monotonic() >= self._deadline_s:
             why = f"{who} did not answer within {AUTH_S_MAX:.0f} s of logging in"
-            fix = (
-                f"see where it hangs (PAM, LDAP, a home folder that is gone, a key to be touched): {by_hand}"
-            )
+            fix = f"see where it hangs (PAM, LDAP, a lost home folder, a key to be touched): {by_hand}"
             raise LaunchError("auth", why, fix) from err
         if self._transport.is_active():
             return

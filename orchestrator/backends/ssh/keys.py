@@ -101,24 +101,19 @@ def find(target: Target) -> Found:
     locked: list[Path] = []
     for path in target.identity_files:
         blob = _public_blob(path)
-        if not blob or blob not in held:
-            try:
-                key = _load(path)
-            except (TypeError, paramiko.PasswordRequiredException):  # TypeError is cryptography's word for it
-                locked.append(path)
-                if not blob:
-                    notes.append(f"without {path}.pub it is not known whether ssh-agent has {path}")
-                continue
-            except (ValueError, OSError, UnsupportedAlgorithm, paramiko.SSHException, UnknownKeyType):
-                notes.append(f"{path} cannot be read here, perhaps by ssh-agent: ssh-add {path}")
-                continue
-            if key is None:
-                continue
-            blob = key.asbytes()
-            if blob not in held:
-                files.append(Identity(str(path), key))
-                continue
-        named.append(Identity(str(path), held[blob]))
+        try:
+            key = held.get(blob) or _load(path)
+        except (TypeError, paramiko.PasswordRequiredException):  # TypeError is cryptography's word for it
+            locked.append(path)
+            if not blob:
+                notes.append(f"without {path}.pub it is not known whether ssh-agent has {path}")
+            continue
+        except (ValueError, OSError, UnsupportedAlgorithm, paramiko.SSHException, UnknownKeyType):
+            notes.append(f"{path} cannot be read here, perhaps by ssh-agent: ssh-add {path}")
+            continue
+        if key is not None:
+            in_agent = held.get(key.asbytes())
+            (named if in_agent else files).append(Identity(str(path), in_agent or key))
     taken = {identity.key.asbytes() for identity in named}
     others = [Identity(key.comment, key) for blob, key in held.items() if blob not in taken]
     plain = [*named, *([] if target.identities_only else others), *files]
