@@ -291,7 +291,7 @@ def test_what_is_not_an_ssh_server_is_said(jumps: Jumps) -> None:
 def test_an_openssh_client_finds_the_same_way(desk: Desk, connection: Connection) -> None:
     argv = connection.openssh()
     assert argv is not None
-    assert "BatchMode=yes" in argv
+    assert {"BatchMode=yes", "StrictHostKeyChecking=yes"} <= set(argv)
     done = subprocess.run([*argv, LOOPBACK, "echo in"], capture_output=True, text=True, timeout=WAIT_S)
     assert (done.stdout, done.returncode) == ("in\n", 0), done.stderr
 

@@ -16,7 +16,7 @@ test -e "{folder}/say.$n" && . "{folder}/say.$n"
 
 @dataclass(frozen=True, slots=True)
 class Commands:
-    """A folder with sbatch, scancel, squeue and srun; only sbatch does anything."""
+    """A folder with sbatch, scancel, squeue and srun; sbatch answers, and of the others it is known what they were told."""
 
     folder: Path
 
@@ -37,7 +37,7 @@ class Commands:
         (self.folder / name).write_text(text)
 
     def seen(self, what: str) -> list[str]:
-        """Return the lines of the last call's `argv`, `env` or `stdin`."""
+        """Return the lines of the last call's `argv`, `env` or `stdin`; `scancel.told` has one for each call of it."""
         return (self.folder / what).read_text().splitlines()
 
 
@@ -45,7 +45,11 @@ def make(folder: Path) -> Commands:
     """Put the commands into a new folder; sbatch takes every job, as number 7."""
     folder.mkdir()
     for name in ("sbatch", "scancel", "squeue", "srun"):
-        text = SBATCH.format(folder=folder) if name == "sbatch" else "#!/bin/sh\nexit 0\n"
+        text = (
+            SBATCH.format(folder=folder)
+            if name == "sbatch"
+            else f'#!/bin/sh\necho "$@" >>{folder}/{name}.told\n'
+        )
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     commands = Commands(folder)

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import cli
+from orchestrator.home import jobs as jobs_of
+from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
 from tests.support import folders, jobs
 
@@ -158,7 +160,15 @@ def test_every_verb_and_option_explains_itself_in_whole_sentences() -> None:
 
 
 def test_secrets_are_in_nothing_that_is_shown(orch: Type) -> None:
-    for words in ("logs", "logs --tail 5", "why", "why --json", "status --json", "render good.yaml"):
+    for words in (
+        "logs",
+        "logs -f",
+        "logs --tail 5",
+        "why",
+        "why --json",
+        "status --json",
+        "render good.yaml",
+    ):
         said = orch(*words.split())
         assert folders.SECRET not in said.out + said.err
     assert "rank 0 logs in with ***" in orch("logs").out
@@ -190,6 +200,20 @@ def test_clean_asks_before_it_deletes(
     said = orch("clean", "--older-than", "0s")
     assert (said.code, "broken-" in said.out) == (code, True)
     assert sorted(home.rglob("*")) == before
+
+
+def test_a_job_whose_hosts_could_not_be_cleaned_is_kept(orch: Type, home: Path) -> None:
+    job = _broken(home)
+    job.archive.touch()  # so it was on hosts
+    job.plan.write_text("{")  # and on which is not known
+    said = orch("clean", "--older-than", "0s", "--yes")
+    assert (said.code, job.root.exists()) == (cli.CLUSTER_CANNOT, True)
+    assert f"kept, since its hosts could not be cleaned: {job.id}" in said.err
+
+
+def test_following_a_job_ends_with_the_exit_code_of_its_end(home: Path) -> None:
+    done, broken = (Job(folder) for folder in jobs_of(home))
+    assert (cli._follow(done), cli._follow(broken)) == (0, cli.JOB_FAILED)
 
 
 def _broken(home: Path) -> JobDir:

@@ -1,4 +1,4 @@
-"""Do agents and whoever started a supervisor find it, also when it came up on a full disk?"""
+"""A supervisor's deeds: agents find it, also when it came up on a full disk, and what backends say is masked."""
 
 from __future__ import annotations
 
@@ -9,20 +9,24 @@ from pathlib import Path
 import pytest
 
 from orchestrator import orders
-from orchestrator.backends.local import LocalBackend
+from orchestrator.backends import LaunchError
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.brain import Brain
 from orchestrator.deeds import Deeds
 from orchestrator.ferry import Ferry
 from orchestrator.links import Links
 from orchestrator.wire.paths import JobDir
 from tests.support import jobs
+from tests.support.fake_backend import SECRET, Backend
 
 OLD, NEW = "127.0.0.1:4000", "127.0.0.1:4001"
 
 
-def _deeds(job: JobDir) -> Deeds:
-    plan, backend = jobs.plan(), LocalBackend(job)
+def _deeds(job: JobDir, backend: Backend) -> Deeds:
+    plan = jobs.plan()
     links, ferry = Links(plan.id, "token", ()), Ferry(job, plan, None, lambda: "")
-    return Deeds(job, plan, orders.Private("token", "", {}, {}), backend, links, ferry)
+    return Deeds(job, plan, orders.Private("token", "", {}, {"HF_TOKEN": SECRET}), backend, links, ferry)
 
 
 def _refuse(fd: int) -> None:
@@ -35,7 +39,7 @@ def test_on_a_full_disk_an_old_word_that_still_holds_is_renewed_and_another_foll
     job = JobDir(tmp_path)
     job.endpoint.write_text(OLD)
     os.utime(job.endpoint, (1.0, 1.0))
-    deeds = _deeds(job)
+    deeds = _deeds(job, Backend())
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", _refuse)
         deeds.endpoint = OLD
@@ -47,4 +51,17 @@ def test_on_a_full_disk_an_old_word_that_still_holds_is_renewed_and_another_foll
         assert job.endpoint.read_text() == OLD
     deeds.go_on(tuple, 2.0)
     assert job.endpoint.read_text() == NEW
+    deeds.close()
+
+
+def test_what_a_backend_says_of_a_node_is_masked(tmp_path: Path) -> None:
+    brain, words = Brain(), f"its last words: no access with {SECRET}"
+    for news in (*jobs.submitted(), d.Launch(1.0, "needed", 1, "node-0")):
+        brain.learn(news)
+    deeds = _deeds(JobDir(tmp_path), Backend([], [("node-1", LaunchError("process", words))], words, words))
+    failed, gone = deeds.look(brain.facts, 2.0)
+    masked = "its last words: no access with ***"
+    assert isinstance(failed, e.LaunchFailed) and failed.reason == masked
+    assert gone == e.AgentGone(2.0, "node-0", masked)
+    assert set(deeds.reasons(brain.facts).values()) == {masked}
     deeds.close()

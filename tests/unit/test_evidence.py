@@ -67,7 +67,7 @@ def test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same(tmp_pat
     path.write_bytes(trace(3))
     with watching(tmp_path, WINDOW, TRACE=str(path)) as watch:
         (one,) = flight_page(watch, 1)
-        assert one["trace"] == json.loads(trace(3))
+        assert one["trace"] == json.loads(trace(3)) and "train.py" in watch.page()
         again = flight_page(watch, 2)[-1]
         assert again == {"looked_at": again["looked_at"], "unchanged": True}
         path.write_bytes(trace(4))

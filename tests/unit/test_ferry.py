@@ -135,7 +135,7 @@ def test_an_agent_that_comes_after_another_does_not_speak_for_it(quay: Quay) -> 
 
 def test_what_a_stale_attempt_reports_is_not_fetched(quay: Quay) -> None:
     quay.up("n0")
-    piece = m.Piece("a.pt", 1, 1, "0")
+    piece = m.Piece("a.pt", 1, 1, "0" * 64)
     assert quay.ferry.found(quay.say("n0", m.PiecesFound(1, "a.pt", 10, (piece,))), 2, GANG, 1.0) == []
     assert quay.carrier.begun == []
 

@@ -27,6 +27,7 @@ from orchestrator.node import keeper
 from orchestrator.wire import landing
 
 landing.GO_S_MAX = float(sys.argv[1])
+keeper.STOPPED_S_MAX = 0.1
 
 
 def agent(config):
@@ -142,6 +143,19 @@ def test_a_keeper_that_is_ended_as_soon_as_it_is_up_leaves_no_agent(tmp_path: Pa
     assert not jobfolder.is_locked(tmp_path / "nodes/node-0/agent.lock"), "an agent would hold it"
 
 
+def test_an_agent_that_stays_stopped_is_let_go_on(tmp_path: Path) -> None:
+    one = Keeper(tmp_path)
+    one.word()
+    one.go()
+    one.word()
+    fake_host.wait_for(lambda: "agent has" in one.log.read_text(), "the agent")
+    (agent,) = procfs.descendants(one.process.pid)
+    os.kill(agent, signal.SIGSTOP)
+    fake_host.wait_for(lambda: "it is let go on" in one.log.read_text(), "the keeper's word")
+    fake_host.wait_for(lambda: (stat := procfs.look(agent)) is not None and stat.state == "S", "its going on")
+    one.end()
+
+
 def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
     one = Keeper(tmp_path)
     one.word()
@@ -155,16 +169,18 @@ def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
 
 
 DIES_ONCE = """
-import sys
+import subprocess, sys
 from pathlib import Path
 from orchestrator.node import keeper
 
 
 def agent(config):
-    mark = Path(config.root) / "died"
-    if mark.exists():
+    child, error = Path(config.root) / "child", Path(config.root) / "nodes/node-0/attempt-001/rank-00000/error-7.json"
+    if child.exists():
         return 0
-    mark.touch()
+    child.write_text(str(subprocess.Popen(["sleep", "600"], start_new_session=True).pid))
+    error.parent.mkdir(parents=True)
+    error.touch()
     raise ValueError("an agent that dies")
 
 
@@ -172,13 +188,17 @@ sys.exit(keeper.main(agent))
 """
 
 
-def test_a_keeper_whose_log_has_no_room_starts_its_agent_again(tmp_path: Path) -> None:
+def test_a_keeper_clears_up_after_an_agent_that_died_and_starts_another_though_its_log_has_no_room(
+    tmp_path: Path,
+) -> None:
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", DIES_ONCE], input=codec.dumps(_config(tmp_path)).encode() + b"\n",
             stdout=full, stderr=full, timeout=WAIT_S_MAX, cwd=Path(keeper.__file__).parents[2],
         )  # fmt: skip
-    assert done.returncode == 0 and (tmp_path / "died").exists()
+    assert done.returncode == 0
+    assert procfs.look(int((tmp_path / "child").read_text())) is None
+    assert list(tmp_path.glob("nodes/node-0/attempt-001/rank-00000/*")) == []
 
 
 STEP = """

@@ -88,3 +88,16 @@ def test_it_is_said_once_that_the_disk_is_full_and_that_it_is_not(
         ("the disk is full", "there is room"), capsys.readouterr().out.splitlines(), strict=True,
     )] == [True, True]  # fmt: skip
     assert memory.waited(0.0) and not memory.waited(0.0)
+
+
+def test_a_requeue_that_was_decided_is_known_to_the_next_supervisor_until_there_is_another_allocation(
+    job: JobDir,
+) -> None:
+    memory = _begun(job)
+    memory.learn(d.Requeue(1.0, "preempted", 1, {"n3": "its disk is full"}))
+    memory.close()
+    again = Memory(job, "machine")
+    assert again.requeue is not None and again.requeue.avoid == {"n3": "its disk is full"}
+    again.learn(e.AllocationBegan(2.0, "8.1"))
+    again.close()
+    assert Memory(job, "machine").requeue is None

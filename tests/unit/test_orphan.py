@@ -13,6 +13,7 @@ import pytest
 from orchestrator import stay
 from orchestrator.backends import NotOursError
 from orchestrator.backends.slurm.allocation import Grant
+from orchestrator.brain import decisions as d
 from orchestrator.node import orphan as orphans
 from orchestrator.node import stepenv
 from orchestrator.node.orphan import AGAIN_S, ALONE_S, TURN_S, Orphan, Successor, is_orphaned
@@ -150,6 +151,23 @@ def test_a_supervisor_claims_the_job_for_its_allocation_but_not_back_from_a_late
     ):
         stay.claim(job, "8.9")
     assert stay.replaced(job, "8.9") == "8.10"
+
+
+def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
+    asked: list[object] = []
+
+    class Lent:
+        id, nodes = "8.1", ("n1", "n2")
+
+        def requeue(self, avoid: object) -> str:
+            asked.append(avoid)
+            return ""
+
+    requeue = d.Requeue(0.0, "too few nodes", 1, {"n2": "its disk is full"})
+    assert stay.leave(Lent(), requeue, None) == stay.REQUEUED  # type: ignore[arg-type]
+    assert asked == [{"n2": "its disk is full"}]
+    assert stay.leave(Lent(), None, d.JobEnd.FAILED) == stay.OVER  # type: ignore[arg-type]
+    assert len(asked) == 1
 
 
 def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:

@@ -364,8 +364,10 @@ def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
 ) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
-    folder.batch_log.write_text("slurmstepd: error: \x1b[31mno space left\n")
+    folder.secrets.mkdir()
+    (folder.secrets / "secrets.json").write_text('{"HF_TOKEN": "hf_0123456789abcdef"}')
+    folder.batch_log.write_text("slurmstepd: error: \x1b[31mno space left for hf_0123456789abcdef\n")
     assert cli.run(["logs", folder.id]) == 0
     said = capsys.readouterr()
-    assert said.out == "slurmstepd: error: ?[31mno space left\n"
+    assert said.out == "slurmstepd: error: ?[31mno space left for ***\n"
     assert str(folder.batch_log) in said.err

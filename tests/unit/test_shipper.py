@@ -77,6 +77,11 @@ def test_nothing_goes_before_it_is_known_what_is_at_home(ship: Ship) -> None:
     assert not shipper.is_home((1,))
     shipper.begin(m.Have({"logs/attempt-001/rank-00000.log": 2}))
     assert ship.sent == [(m.Chunk("logs/attempt-001/rank-00000.log", 2), b"ne\n")]
+    shipper.hold()  # there is a new line
+    ship.write("00000.log", b"more\n")
+    ship.now_s += 10.0
+    shipper.look((1,))
+    assert len(ship.sent) == 1
 
 
 def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship) -> None:

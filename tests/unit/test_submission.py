@@ -259,3 +259,16 @@ def test_the_example_for_slurm_becomes_a_batch_script(tmp_path: Path) -> None:
     )
     assert "--nodes=3" in on_gpus and "--gpus-per-node=2" in on_gpus and "--time=00:30:00" in on_gpus
     assert "--gpus-per-node" not in on_cpus and "--cpus-per-task=2" in on_cpus
+
+
+@pytest.mark.slow
+def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_more_of_the_environment_than_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = folders.make(tmp_path, jobs.submitted())
+    job.bundle.write_text("import os, sys; sys.exit(' '.join(sorted(os.environ)))")
+    monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
+    with pytest.raises(ClusterError, match="the supervisor did not come up: ") as told:
+        submission._begin(job)
+    assert set(told.value.what.split()[6:]) <= {*submission.SUPERVISOR_ENV, "LC_CTYPE"}
+    assert not job.root.exists() and Path(told.value.where).exists()

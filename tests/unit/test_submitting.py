@@ -94,6 +94,16 @@ def test_what_sbatch_refuses_is_the_users_error_at_its_line(
     assert slurm.calls == 1
 
 
+def test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again(
+    tmp_path: Path, slurm: Commands
+) -> None:
+    (slurm.folder / "say").write_text("mkdir ${1%/scripts/*}/slurm.json; echo Submitted batch job 7\n")
+    with pytest.raises(ClusterError, match="cannot be written"):
+        _submit(tmp_path, slurm)
+    assert slurm.seen("scancel.told") == ["7"]
+    assert list((tmp_path / "home" / "jobs").iterdir()) == []
+
+
 def test_a_slurm_that_trusts_nobody_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
     assert isinstance(_refusal(tmp_path, slurm, "Invalid authentication credential"), ClusterError)
 

@@ -1,0 +1,150 @@
+"""A fake backend and a fake agent, for a supervisor in this process; the line between agent and supervisor is real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestrator import credentials, journal, orders, supervise
+from orchestrator.backends import Allocation, Carrier, LaunchError, Stir
+from orchestrator.plan import Plan
+from orchestrator.wire import codec, line
+from orchestrator.wire import messages as m
+from orchestrator.wire.line import Line
+from orchestrator.wire.messages import AgentConfig
+from orchestrator.wire.paths import JobDir
+from tests.support import jobs
+
+ANSWER_S_MAX = 20.0
+SECRET = "hf_0123456789abcdef"
+ENVIRON = {"PATH": "/bin", "HF_TOKEN": SECRET}
+
+
+@dataclass
+class Backend:
+    """A backend that remembers what it was asked to launch, and says what it is told to: why launches failed, why an
+    agent is no more, and why there is no way to a node."""
+
+    launched: list[AgentConfig] = field(default_factory=list)
+    failed: list[tuple[str, LaunchError]] = field(default_factory=list)
+    evidence: str | None = None
+    why: str = ""
+    carrier: Carrier | None = None
+    allocation: Allocation | None = None
+
+    def __post_init__(self) -> None:
+        self.stir: Stir = lambda: None
+
+    def launch(self, config: AgentConfig) -> None:
+        self.launched.append(config)
+
+    def failures(self) -> list[tuple[str, LaunchError]]:
+        return self.failed
+
+    def gone(self, node: str) -> str | None:
+        return self.evidence
+
+    def attend(self, config: AgentConfig) -> None:
+        pass
+
+    def reason(self, node: str) -> str:
+        return self.why
+
+    def look_after(self, node: str) -> None:
+        pass
+
+    def leave(self, node: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass
+class Node:
+    """The agent's side of the line: says reports with their numbers, and waits for orders."""
+
+    job: JobDir
+    plan: Plan
+    backend: Backend
+    seq: int = 0
+    acked: m.Ack | None = None
+    one: Line | None = None
+
+    async def greet(self, *, ships: bool = False, running: int = 0) -> None:
+        while not self.backend.launched:
+            await asyncio.sleep(0.001)
+        config = self.backend.launched[0]
+        host, port = line.address(config.address)
+        self.one = await line.dial(host, port, line.client_context(config.certificate), ANSWER_S_MAX)
+        hello = m.Hello(
+            m.PROTOCOL, config.job, config.token, "node-0", "boot", "host", 7, running, running, "", 0, (), 0,
+            str(self.job.root), ships, (),
+        )  # fmt: skip
+        self.one.send(hello)
+
+    def say(self, report: m.Report, seq: int = 0, raw: bytes = b"") -> None:
+        assert self.one is not None
+        self.one.send(report, seq, raw)
+
+    def report(self, report: m.KeptReport) -> None:
+        self.seq += 1
+        self.say(report, self.seq)
+
+    async def order(self) -> Any:
+        """Return the next order; acknowledgements are only remembered."""
+        assert self.one is not None
+        while True:
+            data, _ = await asyncio.wait_for(self.one.receive(), ANSWER_S_MAX)
+            order, _ = line.take_message(data, codec.by_kind(m.Order))
+            if not isinstance(order, m.Ack):
+                return order
+            self.acked = order
+
+    async def run(self, attempt: int) -> m.Start:
+        """Be prepared for an attempt and start its rank; return the order to."""
+        prepare = await self.order()
+        assert isinstance(prepare, m.Prepare) and prepare.attempt == attempt
+        assert prepare.env["HF_TOKEN"] == SECRET
+        self.report(m.Prepared(attempt, "", 29500, ()))
+        start = await self.order()
+        assert isinstance(start, m.Start) and start.attempt == attempt
+        self.report(m.Started(attempt, (5000,)))
+        return start
+
+    async def leave(self) -> None:
+        """Be dismissed."""
+        assert await self.order() == m.Leave()
+        self.say(m.Left())
+
+    def news(self, *kinds: type[Any]) -> list[Any]:
+        return [one.news for one in journal.read(self.job.journal) if isinstance(one.news, kinds)]
+
+
+def folder_of(folder: Path, **fields: Any) -> tuple[JobDir, Plan]:
+    """Make the folder of a job of one rank."""
+    job = JobDir(folder / jobs.ID)
+    plan = jobs.plan(nodes=1, procs_per_node=1, secrets=["HF_TOKEN"], **fields)
+    for made in (job.root, job.requests, job.logs):
+        made.mkdir()
+    job.plan.write_text(codec.dumps(plan))
+    credentials.fill(job.secrets, plan, ENVIRON)
+    return job, plan
+
+
+def play(folder: Path, act: Callable[[Node], Awaitable[None]], **fields: Any) -> Node:
+    """Let `act` be the only node of a job until that is over."""
+    job, plan = folder_of(folder, **fields)
+    node = Node(job, plan, Backend())
+    supervisor = supervise.Supervisor(job, plan, orders.private(job), node.backend)
+
+    async def both() -> None:
+        running = asyncio.create_task(supervisor.run())
+        await act(node)
+        await asyncio.wait_for(running, ANSWER_S_MAX)
+
+    asyncio.run(both())
+    return node
