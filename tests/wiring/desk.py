@@ -1,0 +1,40 @@
+"""The desk: submits, resumes, cancels, and what is shown to people."""
+
+from __future__ import annotations
+
+from .mutation import Mutation
+
+MUTATIONS = (
+    Mutation("private files are for all to read", "orchestrator/credentials.py", "PRIVATE = 0o600", "PRIVATE = 0o644",
+        "tests/unit/test_credentials.py::test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment"),
+    Mutation("secrets stand in the kept environment", "orchestrator/credentials.py", "plan.outer_env(environ, made.secrets)", "dict(environ)",
+        "tests/unit/test_credentials.py::test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment"),
+    Mutation("a supervisor has the submitter's whole environment", "orchestrator/submission.py", "env = {name: os.environ[name] for name in names if name in os.environ}", "env = dict(os.environ)",
+        "tests/unit/test_submission.py::test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_more_of_the_environment_than_it_needs"),
+    Mutation("a job that did not begin stays a job", "orchestrator/submission.py", "job.root.rename(kept.root)", "pass",
+        "tests/unit/test_submission.py::test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_more_of_the_environment_than_it_needs"),
+    Mutation("a job whose id cannot be kept stays in the queue", "orchestrator/submission.py", "queue.Queue(lambda: environ).cancel(slurm_id)", "pass",
+        "tests/unit/test_submitting.py::test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again"),
+    Mutation("a refused resume changes the scripts", "orchestrator/submission.py", "replace_bytes(file, data, mode=file.stat().st_mode & 0o777)", "pass",
+        "tests/unit/test_submitting.py::test_a_resume_that_sbatch_refuses_changes_nothing"),
+    Mutation("a resume does not take its lock", "orchestrator/job.py", "with joblock.resuming(self.folder) as mine:", "for mine in (True,):",
+        "tests/unit/test_resume.py::test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told"),
+    Mutation("a supervised job is given a second supervisor", "orchestrator/revival.py", "    if _is_supervised(job):", "    if False:",
+        "tests/unit/test_job.py::test_an_ended_or_supervised_job_is_not_revived"),
+    Mutation("a cancel asks for something else", "orchestrator/job.py", 'requests.ask(self.folder.requests, "cancel")', 'requests.ask(self.folder.requests, "look")',
+        "tests/unit/test_job.py::test_a_cancel_of_a_running_job_is_written_down_for_its_supervisor"),
+    Mutation("a cancel does not reach Slurm", "orchestrator/queued.py", "refusal = QUEUE.cancel(told.id)\n        if refusal:\n            fix", "refusal = ''\n        if refusal:\n            fix",
+        "tests/unit/test_queued.py::test_a_pending_job_is_cancelled_in_the_queue_and_closed"),
+    Mutation("the batch script's log is not masked", "orchestrator/cli.py", "show.harmless(job.mask().apply(line))", "show.harmless(line)",
+        "tests/unit/test_queued.py::test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything"),
+    Mutation("printed logs are not masked", "orchestrator/cli.py", "LogView(style, job.mask())", "LogView(style, type(job.mask())(()))",
+        "tests/unit/test_cli.py::test_secrets_are_in_nothing_that_is_shown"),
+    Mutation("followed logs are not masked", "orchestrator/follow.py", "LogView(style, job.mask())", "LogView(style, type(job.mask())(()))",
+        "tests/unit/test_cli.py::test_secrets_are_in_nothing_that_is_shown"),
+    Mutation("a failed job is exit code 0", "orchestrator/cli.py", "return JOB_FAILED", "return 0",
+        "tests/unit/test_cli.py::test_following_a_job_ends_with_the_exit_code_of_its_end"),
+    Mutation("secrets are collected", "orchestrator/collect.py", "for part in (job.folder.logs, ", "for part in (job.folder.secrets, job.folder.logs, ",
+        "tests/unit/test_collect.py::test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets"),
+    Mutation("a job whose hosts were not cleaned is deleted", "orchestrator/cli.py", "old = [one for one in old if one.id not in left]", "pass",
+        "tests/unit/test_cli.py::test_a_job_whose_hosts_could_not_be_cleaned_is_kept"),
+)  # fmt: skip
