@@ -1,4 +1,4 @@
-"""Which tests are quick? Those of `unit` and `sim` that bear no mark, and they are held to it.
+"""Which tests are quick? Those of `unit`, `sim` and `wiring` that bear no mark, and they are held to it.
 
 A quick test starts no process and computes for no more than a second or two. The other directories start processes by
 nature, so all of their tests are slow.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-QUICK_FOLDERS = ("unit", "sim")
+QUICK_FOLDERS = ("unit", "sim", "wiring")
 MARKS = ("slow", "quiet", "soak")
 CPU_S_MAX = 2.0
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})

@@ -70,7 +70,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
     "quick": (
         tests("unit", "tests/unit", QUICK),
         Group("mypy", ("dmypy", "run")),
-        tests("sim", "tests/sim", QUICK),
+        tests("sim", "tests/sim tests/wiring", QUICK),
         *RUFF,
     ),
     "test": (
@@ -86,7 +86,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("integration", "tests/integration"),
         tests("ssh", "tests/ssh"),
         tests("unit", "tests/unit"),
-        tests("sim", "tests/sim"),
+        tests("sim", "tests/sim tests/wiring"),
         MYPY,
         *RUFF,
     ),

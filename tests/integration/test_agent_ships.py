@@ -101,21 +101,6 @@ def test_an_agent_that_is_dismissed_stays_until_a_long_log_is_at_home(tmp_path: 
     play(tmp_path, act)
 
 
-def test_the_nodes_own_endpoint_file_leads_to_the_supervisor(tmp_path: Path) -> None:
-    async def act(home: Home, make: Maker) -> None:
-        with socket.socket() as taken:  # bound and not listening: refuses
-            taken.bind(("127.0.0.1", 0))
-            dead = f"127.0.0.1:{taken.getsockname()[1]}"
-            host = make(address=dead)
-            host.write("endpoint", dead)
-            host.write("nodes/node-0/endpoint", f"127.0.0.1:{home.port}\n")
-            await host.up()
-            assert (home.hellos[-1].root, home.hellos[-1].ships) == (str(host.root), True)
-            assert await host.end() == 0
-
-    play(tmp_path, act)
-
-
 def test_ranks_see_the_hosts_environment_the_leased_gpus_and_the_program_that_is_there(
     tmp_path: Path,
 ) -> None:
@@ -234,27 +219,6 @@ def test_of_agents_that_share_a_disk_one_tells_of_its_checkpoints_and_another_ta
         other.say(m.Stop(1, 0.0))
         await home.report(m.Stopped, other.config.node)
         assert await other.end() == 0
-
-    play(tmp_path, act)
-
-
-def test_a_checkpoint_that_is_not_whole_on_the_host_is_not_started_from(tmp_path: Path) -> None:
-    async def act(home: Home, make: Maker) -> None:
-        host = make()
-        host.write("checkpoints/a/one.bin", "saved")
-        good = m.Piece("a/one.bin", 5, 0, hashlib.sha256(b"saved").hexdigest())
-        await host.up()
-        host.say(replace(prepare(1), resume=(good,)))
-        assert (await home.report(m.Prepared)).attempt == 1
-        for attempt, bad, words in (
-            (2, m.Piece("a/one.bin", 5, 0, hashlib.sha256(b"other").hexdigest()), "another sha256"),
-            (3, m.Piece("a/one.bin", 6, 0, good.sha256), "5 bytes instead of 6"),
-            (4, m.Piece("a/two.bin", 6, 0, good.sha256), "a/two.bin: No such file"),
-        ):
-            host.say(replace(prepare(attempt), resume=(good, bad)))
-            await home.until(lambda: len(home.of(m.PrepareFailed)) == attempt - 1, words)  # noqa: B023
-            assert words in home.of(m.PrepareFailed)[-1].reason
-        assert await host.end() == 0
 
     play(tmp_path, act)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -153,12 +154,17 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
 def test_a_checkpoint_that_is_not_whole_here_is_not_started_from(tmp_path: Path) -> None:
     async def play() -> None:
         agent = _agent(tmp_path)
-        agent._obey(replace(PREPARE, resume=(m.Piece("a.pt", 7, 0, "0" * 64),)))
-        while not (reports := _reports(agent)):
-            await asyncio.sleep(0.001)
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "a.pt").write_bytes(b"weights")
+        whole = m.Piece("a.pt", 7, 0, hashlib.sha256(b"weights").hexdigest())
+        for attempt, piece in ((2, whole), (3, replace(whole, sha256="0" * 64))):
+            agent._obey(replace(PREPARE, attempt=attempt, resume=(piece,)))
+            while len(_reports(agent)) < attempt - 1:
+                await asyncio.sleep(0.001)
         agent._hasher.close()
-        (failed,) = reports
-        assert isinstance(failed, m.PrepareFailed) and "a.pt: No such file" in failed.reason
+        ready, failed = _reports(agent)
+        assert ready == m.Prepared(2, "", 0, ())
+        assert isinstance(failed, m.PrepareFailed) and "a.pt has another sha256" in failed.reason
 
     asyncio.run(asyncio.wait_for(play(), 20.0))
 
