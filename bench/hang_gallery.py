@@ -1,4 +1,4 @@
-"""How soon is each hang of the gallery found, and is every innocent left alone? `python -m bench.hang_gallery [NAME…]`
+"""How soon is each hang of the gallery named and ended, and is every innocent left alone? `python -m bench.hang_gallery [NAME…]`
 
 Each job runs alone, so that the figures are those of a machine that has nothing else to do: all of it takes about
 half an hour. `--side-by-side N` runs so many at once. Nothing is asserted; the aim is printed beside what was found.
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.brain import decisions as d
-from tests.hangs.compiled import COMPILED
 from tests.hangs.gallery import CASES, Case
 from tests.hangs.innocents import INNOCENTS, Deed
 from tests.hangs.innocents_busy import BUSY
 from tests.hangs.innocents_waits import WAITS
 from tests.hangs.runs import Entry, Runs
+from tests.hangs.unlike import UNLIKE
 from tests.support.local import Desk, Sight
 
 END_S_MAX = 180.0
@@ -33,7 +33,7 @@ def main(words: Sequence[str]) -> int:
     asked = parser.parse_args(words)
     everything: list[Entry] = [
         *CASES,
-        *(one for one in (*INNOCENTS, *BUSY, *COMPILED, *WAITS) if one.deed is Deed.NOTHING),
+        *(one for one in (*INNOCENTS, *BUSY, *UNLIKE, *WAITS) if one.deed is Deed.NOTHING),
     ]
     unknown = set(asked.names) - {one.name for one in everything}
     if unknown:
@@ -44,7 +44,7 @@ def main(words: Sequence[str]) -> int:
         desk = Desk(Path(folder), {**os.environ, "ORCH_HOME": f"{folder}/home"})
         try:
             runs = Runs(desk, entries, asked.side_by_side, _limit_s)
-            print(f"{'':44}{'found':>8}{'at most':>9}  verdict")
+            print(f"{'':62}{'named':>8}{'ended':>8}{'at most':>9}  verdict")
             for entry in entries:
                 print(_row(entry, runs.result(entry.name)), flush=True)
         finally:
@@ -58,14 +58,15 @@ def _limit_s(entry: Entry) -> float:
 
 
 def _row(entry: Entry, job: Sight) -> str:
-    judged = job.news(d.Judge)
+    judged, suspects = job.news(d.Judge), job.news(d.Suspect)
     limit = f"{entry.found_s_max:.0f} s" if isinstance(entry, Case) else "never"
     if not judged:
         looks = len({(one.attempt, one.look) for one in job.news(d.Look)})
-        return f"{entry.name:44}{'-':>8}{limit:>9}  none; {looks} looks; {job.seen()['state']}"
+        return f"{entry.name:62}{'-':>8}{'-':>8}{limit:>9}  none; {looks} looks; {job.seen()['state']}"
     verdict: d.Verdict = judged[0].verdict
     told = verdict.culprit or verdict.summary
-    return f"{entry.name:44}{judged[0].at - verdict.since_s:6.1f} s{limit:>9}  {verdict.kind.value}: {told[:120]}"
+    named_s, ended_s = ((suspects or judged)[0].at - verdict.since_s, judged[0].at - verdict.since_s)
+    return f"{entry.name:62}{named_s:6.1f} s{ended_s:6.1f} s{limit:>9}  {verdict.kind.value}: {told[:120]}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How often does the adaptive rule kill a job that is well, and how soon does it find one that hangs?
+"""How often does the rule of hangs kill a job that is well, and how soon does it name and end one that hangs?
 
 `python -m bench.hang_rule [JOBS]` runs synthetic jobs (10,000 by default) through the real brain: step times from
 constant to heavy-tailed, evaluations, saves, loaders that stutter, slow first steps; every other job hangs somewhere.
@@ -62,13 +62,14 @@ class Plan:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it. `found_s`: from the last step to the verdict; `late_s`: beyond what the promise says."""
+    """What became of it. `named_s`, `found_s`: from the last step to the name of a rank, and to the verdict."""
 
     plan: str
     hang: str
     false_kill: str = ""
     looks: int = 0
     watched_s: float = 0.0
+    named_s: float | None = None
     found_s: float | None = None
     usual_s: float = 0.0
     culprit_right: bool = True
@@ -88,6 +89,7 @@ class _Job:
     looked_s: float = 0.0
     still_since: dict[int, float] = field(default_factory=dict)
     judged: d.Judge | None = None
+    named_s: float | None = None
     pending: list[d.Look] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -109,8 +111,10 @@ class _Job:
                 if isinstance(decision, d.Look):
                     self.looks += 1
                     self.pending.append(decision)
+                elif isinstance(decision, d.Suspect):
+                    self.named_s = self.named_s or self.now_s
                 elif isinstance(decision, d.Judge):
-                    self.judged = decision
+                    self.judged, self.named_s = decision, self.named_s or self.now_s
         raise AssertionError("the brain does not come to rest")
 
     def beat(self, pause: Pause | None) -> None:
@@ -168,6 +172,7 @@ class _Job:
         if self.judged is None:
             self.now_s = until_s
             self.count += 1
+            self.named_s = None
             self.recent_s.append(pause.lasts_s)
 
 
@@ -253,6 +258,8 @@ def play(number: int) -> Outcome:
     if plan.hang and not outcome.false_kill:
         stepped_s, pause = job.now_s, _hang(rng, plan.hang)
         job.go_through(pause)
+        if job.named_s is not None:
+            outcome.named_s = job.named_s - stepped_s
         if job.judged is not None:
             outcome.found_s = job.now_s - stepped_s
             outcome.culprit_right = job.judged.verdict.ranks == pause.ranks
@@ -270,25 +277,24 @@ def report(outcomes: list[Outcome]) -> str:
             f"{looks / hours:.1f} looks an hour"
         ),
         "",
-        f"{'hang':22} {'jobs':>6} {'found':>6} {'median':>8} {'p99':>8} {'in time':>8} {'culprit right':>14}",
+        f"{'hang':22} {'jobs':>6} {'named':>8} {'p99':>8} {'ended':>8} {'p99':>8} {'culprit right':>14}",
     ]
     for kind in HANGS:
         those = [one for one in outcomes if one.hang == kind and not one.false_kill]
-        found = sorted(one.found_s for one in those if one.found_s is not None)
-        if not found:
+        named = sorted(one.named_s for one in those if one.named_s is not None)
+        ended = sorted(one.found_s for one in those if one.found_s is not None)
+        if not ended:
             continue
-        in_time = sum(
-            one.found_s <= max(5.0, 3 * one.usual_s) + 5.0 for one in those if one.found_s is not None
-        )
         right = sum(one.culprit_right for one in those)
-        p99 = found[min(len(found) - 1, int(0.99 * len(found)))]
-        lines.append(
-            f"{kind:22} {len(those):6} {len(found):6} {statistics.median(found):6.1f} s {p99:6.1f} s "
-            f"{in_time / len(those):8.1%} {right / len(those):14.1%}"
-        )
+        lines.append(f"{kind:22} {len(those):6} {_median(named)} {_median(ended)} {right / len(those):14.1%}")
     lines += ["", *(f"  {one.false_kill}" for one in killed[:10])]
     lines += [f"  by step times: {dict(Counter(one.plan for one in killed))}"] if killed else []
     return "\n".join(lines)
+
+
+def _median(figures_s: list[float]) -> str:
+    p99 = figures_s[min(len(figures_s) - 1, int(0.99 * len(figures_s)))]
+    return f"{statistics.median(figures_s):6.1f} s {p99:6.1f} s"
 
 
 def main(words: list[str]) -> int:

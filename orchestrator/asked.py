@@ -14,7 +14,7 @@ from orchestrator.brain.causes import Cause
 from orchestrator.requests import number_of
 from orchestrator.wire import codec
 
-Request: TypeAlias = e.CancelAsked | e.ResumeAsked | e.LookAsked | e.AllocationEnded
+Request: TypeAlias = e.CancelAsked | e.RestartAsked | e.ResumeAsked | e.LookAsked | e.AllocationEnded
 
 LOOKS_MAX = 3
 """How often the folder is listed again after its last change."""
@@ -85,6 +85,8 @@ def _read(path: Path, at: float) -> Request | None:
     match data.get("ask"):
         case "cancel":
             return e.CancelAsked(at, number_of(path))
+        case "restart":
+            return e.RestartAsked(at, number_of(path))
         case "look":
             return e.LookAsked(at, number_of(path))
         case "resume":

@@ -304,6 +304,21 @@ def cancel(job: str | None, wait: bool) -> int:
 
 @cli.command()
 @JOB
+def restart(job: str | None) -> int:
+    """End the present attempt of a running job, and begin the next one from the newest checkpoint.
+
+    Ranks get TERM, and when monitor.stop_grace is over, KILL. It costs no restart budget.
+    """
+    found = _find(job)
+    before = found.restart()
+    newest = before["checkpoint"]
+    source = newest["path"] if newest else "the beginning: there is no checkpoint yet"
+    click.echo(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
+    return 0
+
+
+@cli.command()
+@JOB
 @click.option(
     "--from", "checkpoint", metavar="CHECKPOINT", default="", help="Start from this one, not the newest."
 )

@@ -157,6 +157,20 @@ class Job:
         else:
             requests.ask(self.folder.requests, "cancel")
 
+    def restart(self) -> Json:
+        """Ask that the present attempt ends and the next one begins from the newest checkpoint, and return the status before
+        that. Raises UserError when no attempt is there to end."""
+        from orchestrator import requests
+
+        before = self.status()
+        if before["state"] in statefile.ENDED:
+            raise UserError(f"the job has ended: {before['state']}", self.id, "orch resume lets it go on")
+        if before["state"] not in ("STARTING", "RUNNING"):
+            fix = "wait until orch status says that it runs"
+            raise UserError(f"there is no attempt to end: the job is {before['state']}", self.id, fix)
+        requests.ask(self.folder.requests, "restart")
+        return before
+
     def resume(
         self, checkpoint: str = "", overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
     ) -> None:

@@ -73,6 +73,8 @@ def occasions(decision: d.Decision) -> tuple[str, ...]:
             return ("notice",)
         case d.Withdraw():
             return ("withdrawn",)
+        case d.Suspect():
+            return ("suspect",)
         case d.BeginAttempt(attempt=number) if number > 1:
             return ("restart",)
         case d.EndJob(end=end):
@@ -123,6 +125,8 @@ def _text(event: str, decision: d.Decision, plan: Plan) -> str:
             return f"{plan.id}: {verdict.kind.value} in attempt {decision.attempt}: {what}{lets_be}"
         case d.Withdraw():
             return f"{plan.id}: goes on after all: {decision.why}"
+        case d.Suspect():
+            return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}; nothing is done about it yet"
         case d.BeginAttempt():
             return f"{plan.id}: attempt {decision.attempt} begins: {decision.why}"
         case _:

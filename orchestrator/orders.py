@@ -77,6 +77,7 @@ def planned(plan: Plan, at: float) -> e.Planned:
             hang_s_max=limits.hang_s,
             hang_s_floor=limits.hang_floor_s,
             hang_s_ceiling=limits.hang_ceiling_s,
+            patience_s=limits.patience_s,
             node_silent_s_max=limits.node_silent_s,
             stop_grace_s=limits.stop_grace_s,
             break_grace_s=limits.break_grace_s,

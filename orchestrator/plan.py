@@ -69,7 +69,8 @@ class PlannedSlurm:
 class PlannedLimits:
     """Every limit of the job, in seconds unless named otherwise; None is no limit.
 
-    `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`.
+    `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`; `patience_s` is
+    0 for the plain one.
     """
 
     start_s: float
@@ -90,6 +91,7 @@ class PlannedLimits:
     hang_floor_s: float = 5.0
     hang_ceiling_s: float = 600.0
     queue_s: float | None = None
+    patience_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)

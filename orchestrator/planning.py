@@ -232,6 +232,7 @@ def _limits(spec: JobSpec) -> PlannedLimits:
         hang_s=0.0 if monitor.hang_timeout == "auto" else monitor.hang_timeout,
         hang_floor_s=monitor.hang_floor,
         hang_ceiling_s=monitor.hang_ceiling,
+        patience_s=0.0 if monitor.hang_patience == "auto" else monitor.hang_patience,
         node_silent_s=monitor.node_timeout,
         fence_s=monitor.node_timeout * FENCE_SHARE,
         stop_grace_s=monitor.stop_grace,

@@ -45,6 +45,7 @@ class AttemptStory:
     told: list[Json] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     job_end: str | None = None
+    ended_why: str | None = None
 
     @property
     def restart_at(self) -> float | None:
@@ -90,6 +91,8 @@ def _note(attempts: list[AttemptStory], entry: Entry) -> None:
                 "text": verdict.culprit or verdict.summary,
             }
             attempts[-1].told.append({**words, "at": iso(entry.wall_s)})
+        case d.Finish(why=why):
+            attempts[-1].ended_why = why
         case d.Withdraw(why=why) if attempts:
             words = {"what": "withdrawn", "kind": "", "text": why}
             attempts[-1].told.append({**words, "at": iso(entry.wall_s)})
@@ -162,6 +165,7 @@ def _attempt(attempt: AttemptStory, after: AttemptStory | None, going: bool) -> 
         "told": attempt.told,
         "remarks": attempt.remarks,
         "job_end": attempt.job_end,
+        "ended_why": attempt.ended_why,
     }
 
 

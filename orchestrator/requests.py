@@ -19,7 +19,7 @@ NUMBER_MAX = 1_000_000
 def ask(folder: Path, what: str, **more: str) -> int:
     """Write a request and return its number; two people asking at once get two numbers.
 
-    `what`: cancel; resume, with `path`; or allocation_ended, with `allocation`, `cause` (a value of `Cause`) and `why`.
+    `what`: cancel; restart; resume, with `path`; or allocation_ended, with `allocation`, `cause` (a value of `Cause`) and `why`.
     Raises UserError for another user's job, and ClusterError when the disk refuses.
     """
     try:

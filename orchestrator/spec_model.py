@@ -53,7 +53,7 @@ class Monitor(Part):
         "10m", "Longest time from an attempt's start until all its ranks run (not the first step)."
     )
     rendezvous_timeout: rules.SecondsOrOff = about(
-        "10m", "Longest time that ranks may wait for one another before their first step; or off."
+        "30m", "Longest time that ranks may wait for one another before their first step; or off."
     )
     first_step_timeout: rules.SecondsOrOff = about(
         "off", "Longest time from the start of all ranks to the first step; or off."
@@ -65,6 +65,12 @@ class Monitor(Part):
     )
     hang_floor: rules.Seconds = about("5s", "Shortest silence that `hang_timeout: auto` finds suspicious.")
     hang_ceiling: rules.Seconds = about("10m", "Longest silence that `hang_timeout: auto` finds innocent.")
+    hang_patience: rules.SilenceOrOff = about(
+        "auto",
+        "How long a rank may stand in one place while others wait for it, when no state proves that it never goes on: "
+        "`auto`, which is 5m; a time, at most hang_ceiling; or off. Twice that where it computes, polls, saves, evaluates "
+        "or exits, and longer where the job's own steps and pauses are long.",
+    )
     node_timeout: rules.NodeSilence = about(
         "1m", "Longest silence of a node, at least 5 heartbeats and 5s; then it is lost."
     )
@@ -84,6 +90,14 @@ class Monitor(Part):
     @classmethod
     def _is_above_floor(cls, value: float, info: ValidationInfo) -> float:
         return _at_least(value, info.data.get("hang_floor", 0.0), "monitor.hang_floor")
+
+    @pydantic.field_validator("hang_patience")
+    @classmethod
+    def _is_below_ceiling(cls, value: object, info: ValidationInfo) -> object:
+        ceiling_s = info.data.get("hang_ceiling", 0.0)
+        if isinstance(value, float) and ceiling_s < value:
+            raise ValueError(f"must not be more than monitor.hang_ceiling ({ceiling_s:g} s): raise that, too")
+        return value
 
 
 class Notify(Part):

@@ -279,7 +279,7 @@ Desync: TypeAlias = Literal["fail", "notify"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
 LimitAction: TypeAlias = Literal["fail", "requeue"]
 Occasion: TypeAlias = Literal[
-    "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"
+    "suspect", "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"
 ]
 Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
 # YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` stands a number: the JSON Schema takes what an editor sees.

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from orchestrator.brain import decisions as d
-from orchestrator.brain import placement, stragglers, suspicion
+from orchestrator.brain import placement, stragglers, suspects
 from orchestrator.brain.facts import AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
 from orchestrator.plan import Plan
 from orchestrator.statefile import ENDED, iso
@@ -89,7 +89,7 @@ def status(
         "total_steps": plan.total_steps,
         "world_size": plan.world_size,
         "reason": reason(facts),
-        "suspicion": (suspicion.text(facts, now.job_s) if facts.end is None else "") or None,
+        "suspicion": (suspects.text(facts, now.job_s) if facts.end is None else "") or None,
         "stragglers": _stragglers(facts),
         "created_at": iso(plan.created_at),
         "started_at": now.iso(facts.run_began_at),

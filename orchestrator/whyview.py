@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from orchestrator.brain.policy import RESTART_ASKED
 from orchestrator.errors import with_fix
 from orchestrator.show import (
     STYLES,
@@ -106,7 +107,7 @@ def _likeness(attempt: Json) -> tuple[str, str]:
 def _in_short(run: _Run) -> str:
     first, verdict = run.attempts[0], run.attempts[0]["verdict"]
     if verdict is None:
-        return "ended without a fault"
+        return _course(first, "")
     steps = [step for one in run.attempts if (step := _step(one)) is not None]
     at = f" at {_span(steps[0], steps[-1])}" if steps else ""
     cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
@@ -158,7 +159,10 @@ def _course(attempt: Json, state: str) -> str:
     """Say what became of an attempt that has no verdict; a job that was cancelled may have gone on since."""
     if attempt["ended_at"] is None:
         return "waits for nodes" if state == "QUEUED" else "goes on"
-    return "was stopped by a cancel" if attempt.get("job_end") == "CANCELLED" else "ended without a fault"
+    if attempt.get("job_end") == "CANCELLED":
+        return "was stopped by a cancel"
+    asked = attempt.get("ended_why") == RESTART_ASKED
+    return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
 
 
 def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:

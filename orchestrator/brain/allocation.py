@@ -148,7 +148,7 @@ def may_be_taken(facts: Facts, at_s: float, watch: Watch) -> bool:
 
 def saves(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether the gang is whole and may save itself before its nodes are taken away."""
-    return facts.queue is not None and attempt.is_free and attempt.gone_at is None
+    return facts.queue is not None and attempt.is_taken and attempt.gone_at is None
 
 
 def grace_s(facts: Facts, attempt: AttemptFacts, plain_s: float) -> float:
@@ -159,7 +159,7 @@ def grace_s(facts: Facts, attempt: AttemptFacts, plain_s: float) -> float:
         return plain_s
     if attempt.gone_at is not None:
         return least_s
-    wanted_s = facts.queue.grace_s if attempt.is_free else plain_s
+    wanted_s = facts.queue.grace_s if attempt.is_taken else plain_s
     by_s = _leave_by_s(facts)
     return wanted_s if by_s is None else min(wanted_s, max(least_s, by_s - (attempt.stop_at or 0.0)))
 

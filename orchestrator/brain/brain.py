@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import allocation, desync, looks, meeting, placement, policy, stragglers, suspicion
+from . import allocation, desync, looks, meeting, placement, policy, stragglers, suspects, suspicion
 from . import decisions as d
 from . import events as e
 from .decisions import Decision
@@ -78,15 +78,24 @@ def _first(facts: Facts, watch: Watch) -> list[Decision]:
 
 
 def _close(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
-    """See whether the attempt is to end: cancelled, done, or judged. Evidence of a hang is taken before its verdict."""
+    """See whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before its
+    verdict."""
     if facts.want is Want.CANCEL:
         return [d.Finish(watch.now_s, facts.cancelled, attempt.number)]
     if facts.done:
         return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
+    if attempt.restart_asked:
+        return [d.Finish(watch.now_s, policy.RESTART_ASKED, attempt.number)]
     verdict = diagnose(facts, watch)
     if verdict is None:
         others = desync.decide(facts, attempt, watch) or stragglers.decide(facts, attempt, watch)
-        return others or _withdraw(facts, attempt, watch) or _look(facts, attempt, watch)
+        if others:
+            return others
+        return (
+            _withdraw(facts, attempt, watch)
+            or suspects.decide(facts, attempt, watch)
+            or _look(facts, attempt, watch)
+        )
     if not verdict.signature.startswith(d.Kind.HANG.value):
         return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
     return _judge_hang(facts, attempt, verdict, watch)
@@ -229,6 +238,8 @@ def _grace_s(facts: Facts, attempt: AttemptFacts) -> float:
 def _ending(facts: Facts, attempt: AttemptFacts) -> str:
     if attempt.verdict is not None:
         return attempt.verdict.kind.value
+    if attempt.restart_asked and not facts.done:
+        return policy.RESTART_ASKED
     return "cancelled" if facts.want is Want.CANCEL else "done"
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from .events import Collective, Doing, RankLook
 from .folding import named
 
-ONE_TO_ONE = ("in send", "in recv", "in batch_isend_irecv")
+NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")
 """What a rank waits for by its stack that is no collective."""
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
@@ -64,11 +64,12 @@ Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
 
 
 def current(look: RankLook) -> Collective | None:
-    """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits for one rank."""
+    """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits in the store or for one
+    rank."""
     if look.doing is not Doing.WAITS or look.phase == "rendezvous" or not look.collectives:
         return None
     last = min(look.collectives, key=lambda one: (one.entered_s, one.group))
-    return None if look.why in ONE_TO_ONE or (look.mixed and not _is_in(last, look)) else last
+    return None if look.why in NOT_COLLECTIVE or (look.mixed and not _is_in(last, look)) else last
 
 
 def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from . import checkpoints, desync, placement, suspicion
+from . import checkpoints, desync, placement, recognise, suspicion
 from . import decisions as d
 from . import events as e
 from .facts import APART, AttemptFacts, Facts, Link, NodeFacts, PastAttempt, Phase, RankFacts
@@ -41,6 +41,7 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     ):
         _note_missing(facts, facts.attempt)
     facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
+    facts.attempt.patient = recognise.is_unsure(facts)
     facts.late.update(facts.coming)
     facts.coming = {}
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
@@ -178,6 +179,10 @@ def _withdraw(facts: Facts, news: d.Withdraw) -> None:
     cast(AttemptFacts, facts.attempt).noticed = None
 
 
+def _suspect(facts: Facts, news: d.Suspect) -> None:
+    cast(AttemptFacts, facts.attempt).suspects[news.place] = news.at
+
+
 def _remark(facts: Facts, news: d.Remark) -> None:
     cast(AttemptFacts, facts.attempt).remarks[news.rank] = news.why
 
@@ -222,6 +227,7 @@ FOLDS: dict[type[Any], Any] = {
     d.Judge: _judge,
     d.Notice: _notice,
     d.Withdraw: _withdraw,
+    d.Suspect: _suspect,
     d.Remark: _remark,
     d.Finish: _finish,
     d.Stop: _stop,

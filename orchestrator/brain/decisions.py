@@ -41,6 +41,7 @@ class Verdict:
     which it happened, None when no step was seen; `since_s` is the job clock at the last sign of progress or the
     death, so that `at - since_s` of the judgement is the time it took to detect. `culprit` says where the ranks at
     fault are and what they do there, `waiting` what the others wait in; both empty where there is no such thing.
+    `patience_s`: of a hang that no state proves, for how long it was waited for; 0 where there is proof.
     """
 
     kind: Kind
@@ -54,6 +55,7 @@ class Verdict:
     retry: bool
     culprit: str = ""
     waiting: str = ""
+    patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,16 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
+class Suspect:
+    """What looks like a hang, and at which place; nothing is done about it."""
+
+    at: float
+    why: str
+    attempt: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Remark:
     """Something of a rank that a person should know, and nothing is done about."""
 
@@ -247,6 +259,7 @@ Decision: TypeAlias = (
     | Judge
     | Notice
     | Withdraw
+    | Suspect
     | Remark
     | Finish
     | Stop

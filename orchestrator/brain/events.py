@@ -56,7 +56,8 @@ class Limits:
     """Every limit that the brain judges by. `None` means no limit.
 
     `hang_s_max`: so long a silence is suspicious, 0 where that follows from what the job has shown, see `suspicion`,
-    within floor and ceiling.
+    within floor and ceiling. `patience_s`: so long a rank may stand in one place while others wait for it, 0 for the
+    plain time, see `suspicion`.
     """
 
     start_s_max: float
@@ -76,6 +77,7 @@ class Limits:
     hang_s_floor: float = 5.0
     hang_s_ceiling: float = 600.0
     queue_s_max: float | None = None
+    patience_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +172,12 @@ class RankLook:
 
     `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
     `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
-    cannot go on by itself, whatever the others do; `ends_s`: a sleep's rest; `phase`: import, rendezvous, evaluate,
-    save, exit, train or retry, by its stack and source; `stack`: its main thread's frames, innermost first, as
+    cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
+    save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
     `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
     which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
-    `holder`: the rank that holds the lock on a file that it waits for, where that is known and none of its other threads
-    and children can let go of it; `starved_s`: for so much of `still_s` its main thread was ready to run and had no
+    `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
+    thread was ready to run and had no
     processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
     groups whose counts are not those of collectives alone.
     """
@@ -195,7 +197,7 @@ class RankLook:
     groups: tuple[str, ...]
     marks: tuple[Mark, ...]
     lacks: tuple[str, ...]
-    holder: int | None = None
+    others_act: bool = False
     starved_s: float = 0.0
     gpu_use: float | None = None
     mixed: tuple[str, ...] = ()
@@ -482,6 +484,14 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """Request number `request`: end the present attempt, and begin the next one from the newest checkpoint."""
+
+    at: float
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class LookAsked:
     """Request number `request`: somebody wants to see what all ranks are doing, and nothing else."""
 
@@ -521,6 +531,7 @@ Event: TypeAlias = (
     | AllocationEnding
     | AllocationEnded
     | CancelAsked
+    | RestartAsked
     | LookAsked
     | ResumeAsked
 )

@@ -134,9 +134,7 @@ class RankFacts:
     log_bytes: int = 0
     cpu_s: float = 0.0
     sign_at: float = 0.0
-    step_at: float = (
-        0.0  # when its count last grew: unlike other signs, a step proves that the whole gang is there
-    )
+    step_at: float = 0.0  # when its count last grew: a step proves that the whole gang is there
     beat_at: float = 0.0
     code: int | None = None
     signal: int | None = None
@@ -157,6 +155,7 @@ class RankFacts:
     slow: Slow | None = field(default=None, compare=False)  # its own work takes longer than that of its peers
     look: e.RankLook | None = None  # what the last look has found, and when
     looked_at: float = 0.0
+    longer_at: float = 0.0  # when a look last found it in something that may take long
 
     @property
     def failed(self) -> bool:
@@ -209,8 +208,13 @@ class AttemptFacts:
     look_at: float | None = None
     round: int = 0  # which look it was in its silence
     remarks: dict[int, str] = field(default_factory=dict)  # what was said of ranks, see `Remark`
+    suspects: dict[str, float] = field(default_factory=dict)  # when places were named last, see `Suspect`
+    patient: bool = (
+        False  # hangs that only patience saw were at one place twice: it has patience up to the ceiling
+    )
     stop_at: float | None = None
     checkpointed: bool = False
+    restart_asked: bool = False  # the user wants the next one to begin
     failed_count: int | None = None  # its own steps up to the failure that it was judged for
     placed_at: float | None = None  # since when its ranks have nodes
     queued_at: float = 0.0  # when it last had to wait for other jobs
@@ -220,9 +224,14 @@ class AttemptFacts:
     resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
 
     @property
-    def is_free(self) -> bool:
-        """Tell whether it costs no restart budget, since it ended through no fault of anybody's."""
+    def is_taken(self) -> bool:
+        """Tell whether it ended because its nodes are taken away."""
         return self.verdict is not None and self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
+
+    @property
+    def is_free(self) -> bool:
+        """Tell whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
+        return self.is_taken or (self.verdict is None and self.restart_asked)
 
     @property
     def base_step(self) -> int:
@@ -287,9 +296,7 @@ class Facts:
     cancelled: str = ""  # by whom
     attempt: AttemptFacts | None = None
     past: list[PastAttempt] = field(default_factory=list)
-    last_places: tuple[
-        str, ...
-    ] = ()  # the nodes of the attempt that was placed last, in the order of its ranks
+    last_places: tuple[str, ...] = ()  # the nodes of the attempt that was placed last, by rank
     ahead: tuple[str, ...] = ()  # earlier jobs that wait for the same hosts
     round_at: float = 0.0  # since when hosts that were busy are asked again
     allocation: str = ""  # the present one
@@ -306,6 +313,7 @@ class Facts:
     writers: dict[str, int] = field(default_factory=dict)  # the attempt that wrote each of them last
     slots: set[str] = field(default_factory=set)  # those that one attempt has written more than once
     best_step: int = 0
+    pause_s: float = 0.0  # the longest time between two steps that the job has shown, in all its attempts
     spent: int = 0
     resumed_after: int = 0  # the last attempt before the user's latest resume: what came up to it is forgiven
     run_began_at: float | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from . import allocation, checkpoints, decided, desync, pulse, stragglers
+from . import allocation, checkpoints, decided, desync, pulse, stragglers, suspicion
 from . import decisions as d
 from . import events as e
 from .facts import (
@@ -233,6 +233,7 @@ def _beat(facts: Facts, news: e.Beat) -> None:
         if rank is not None and rank.life is Life.ALIVE:
             slowed = beat.own_s is not None and beat.own_s != rank.own_s
             pulse.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
+            facts.pause_s = max(facts.pause_s, rank.pause_s)
             if beat.groups:
                 rank.groups = beat.groups
                 desync.note(facts, rank, beat.groups, beat.marks, news.at)
@@ -272,6 +273,7 @@ def _looked(facts: Facts, news: e.Looked) -> None:
                 if pulse.entered_another(facts, rank, look):
                     rank.collective_at = news.at
                 rank.look, rank.looked_at = look, news.at
+                rank.longer_at = news.at if suspicion.takes_longer(look) else rank.longer_at
                 facts.mixed.update(look.mixed)
 
 
@@ -304,6 +306,14 @@ def _cancel_asked(facts: Facts, news: e.CancelAsked) -> None:
     if facts.end is None:
         facts.want = Want.CANCEL
         facts.cancelled = facts.cancelled or "cancelled by the user"
+
+
+def _restart_asked(facts: Facts, news: e.RestartAsked) -> None:
+    """An attempt that is over already is followed by another one, or by none, without that."""
+    facts.requests = max(facts.requests, news.request)
+    attempt = facts.attempt
+    if facts.end is None and attempt is not None and attempt.phase is not Phase.STOP:
+        attempt.restart_asked = True
 
 
 def _look_asked(facts: Facts, news: e.LookAsked) -> None:
@@ -354,6 +364,7 @@ _FOLDS: dict[type[Any], Any] = {
     e.CheckpointFound: _checkpoint_found,
     e.CheckpointSpoiled: _checkpoint_spoiled,
     e.CancelAsked: _cancel_asked,
+    e.RestartAsked: _restart_asked,
     e.ResumeAsked: _resume_asked,
     **allocation.FOLDS,
     **decided.FOLDS,

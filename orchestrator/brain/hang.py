@@ -1,14 +1,13 @@
-"""Does the gang hang, and whose fault is it? Pure: what the last looks have found, and the time, in; a verdict out.
+"""Verdicts on gangs that hang, and their culprits. Pure: what the last looks have found, and the time, in; a verdict out.
 
-Rules: nothing is judged while any rank moves, nor by fewer than two looks in a row. A rank that cannot go on by itself,
-whatever others do, is a proof; so is a collective that somebody will never enter, since all others wait. Whoever merely
-stands in one place (a loop, a long operation, a lock) has time: unsure never kills early. A limit that the user has
-fixed is the end of all patience, but not of looking twice.
+Rules: nothing is judged while any rank moves, nor by fewer than two looks in a row. A state that cannot mend itself is a
+proof, where all others wait: stopped, ended, locked up, asked for a person's word, in another collective. All else that
+stands in one place has time: unsure never kills early. A limit that the user has fixed is the end of all patience, but
+not of looking twice.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from . import collectives, folding, hang_words, looks, suspicion
@@ -28,9 +27,6 @@ ZOMBIE_S_MAX = 2.0
 
 EXIT_S_MAX = 7.0
 """How long a rank may live after its last word."""
-
-EXIT_BUSY_S_MAX = 60.0
-"""The same while it is busy: freeing much memory takes a while."""
 
 APART_STEPS = 3
 """Ranks that make steps together are never so many apart: all wait for each other in each of them."""
@@ -55,7 +51,7 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
     late = _no_first_step(facts, attempt, watch) or _never_came(facts, attempt, watch)
     if late is not None or suspicion.suspect_s(facts) is None:
         return late
-    return _never_left(facts) or _verified(facts, attempt, watch)
+    return _never_left(facts, attempt) or _verified(facts, attempt, watch)
 
 
 # What needs no second look
@@ -79,13 +75,15 @@ def _stands_still(facts: Facts) -> Verdict | None:
     return None
 
 
-def _never_left(facts: Facts) -> Verdict | None:
-    """A rank that has said its last word has nothing to do but to end; a destructor may never do so."""
+def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
+    """A rank that has said its last word has nothing to do but to end; a destructor may never do so. Freeing much memory
+    takes a while, on a processor or in the kernel (state D)."""
     for rank in looks.living(facts):
         if not rank.left:
             continue
         here_s = rank.beat_at - rank.left_at
-        if here_s >= EXIT_S_MAX and (here_s >= EXIT_BUSY_S_MAX or rank.busy_at < rank.beat_at - IDLE_S):
+        busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
+        if here_s >= (suspicion.patience_s(facts, attempt, longer=True) if busy else EXIT_S_MAX):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
             return _by_state(facts, [rank], summary, rank.left_at)
     return None
@@ -112,7 +110,7 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict
     summary = f"no first step within {limit_s:g} s (monitor.first_step_timeout)"
     culprits = [rank for rank in looks.living(facts) if not _waits(attempt, rank)]
     return _hang(
-        facts, attempt, culprits, summary, _study(facts, attempt), since_s=due_s,
+        facts, attempt, culprits, summary, study(facts, attempt), since_s=due_s,
         culprit=hang_words.who(attempt, culprits), signature=f"hang first step {hang_words.places(attempt, culprits)}",
     )  # fmt: skip
 
@@ -156,151 +154,138 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 # What two looks prove
 
 
-def _verified(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
-    """Return what the looks of the present silence prove, if all ranks have stood still in them."""
+def stands_still(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+    """Tell whether two looks in the present silence have found every rank where it was."""
     if looks.in_round(facts, attempt) < looks.LOOKS_MIN or not looks.is_answered(facts, attempt, watch):
-        return None
+        return False
     silence_s = suspicion.suspect_s(facts)
     if silence_s is None or not watch.passed(suspicion.quiet_since(facts, attempt) + silence_s):
-        return None
+        return False
     alive = looks.living(facts)
     if any(facts.nodes[rank.node].contact_at < (attempt.look_at or 0.0) for rank in alive):
-        return None  # each node must have been heard since, still without progress
-    moving = [rank for rank in alive if looks.moves(attempt, rank)]
-    if moving:
-        return _moves_in_vain(facts, attempt, moving)
-    known = {rank.rank: looks.still_s(facts, attempt, rank) for rank in alive}
-    if any(still is not None and still < looks.STILL_S for still in known.values()):
+        return False  # each node must have been heard since, still without progress
+    if any(looks.moves(attempt, rank) for rank in alive):
+        return False
+    known = [looks.still_s(facts, attempt, rank) for rank in alive]
+    return not any(still is not None and still < looks.STILL_S for still in known)
+
+
+def _verified(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Judge a gang of which no rank moves: by states that cannot mend themselves, or when all patience is over."""
+    if not stands_still(facts, attempt, watch):
         return None
-    return _still(facts, attempt, alive)
-
-
-def _still(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> Verdict | None:
-    """Judge a gang of which nobody moves: by proofs, or when all patience is over."""
-    answer = _study(facts, attempt)
-    alive = [rank for rank in alive if not _is_apart(facts, rank, answer)] or alive
-    certain = _proved(facts, attempt, alive, answer)
+    answer = study(facts, attempt)
+    alive = _judged(facts, answer)
+    certain = _proved(facts, attempt, alive)
     if certain:
         return _silence(facts, attempt, answer, certain)
-    unsure = [rank for rank in alive if not _waits(attempt, rank)]
+    culprits = suspects(facts, attempt, answer)
+    if all(_waits(attempt, rank) for rank in alive) and _is_proof(facts, attempt, alive, answer):
+        return _silence(facts, attempt, answer, culprits)
+    late = [rank for rank in alive if not _waits(attempt, rank)] or alive
+    behind = answer.behind if isinstance(answer, Missing) else ()
+    late = [rank for rank in late if rank.rank in behind] or late
+    if not _is_over(facts, attempt, late):
+        return None
+    patience_s = max(_patience_s(facts, attempt, rank) for rank in late)
+    return _silence(facts, attempt, answer, culprits, patience_s)
+
+
+def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> list[RankFacts]:
+    """Return the ranks to name when all stand still: those that wait for no other rank, else those that others wait for."""
+    alive = _judged(facts, answer)
+    certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
+    unsure = certain or [rank for rank in alive if not _waits(attempt, rank)]
+    behind = answer.behind if isinstance(answer, Missing) else ()
     if unsure:
-        behind = answer.behind if isinstance(answer, Missing) else ()
-        late = [rank for rank in unsure if rank.rank in behind] or unsure
-        return (
-            _silence(facts, attempt, answer, _likely(late, facts)) if _is_over(facts, attempt, late) else None
-        )
+        return [rank for rank in unsure if rank.rank in behind] or _likely(unsure, facts)
     match answer:
-        case Missing(behind=behind) if _is_idle(attempt, alive) or any(
-            facts.ranks[rank].ended_well for rank in behind
-        ):
-            return _silence(facts, attempt, answer, [facts.ranks[rank] for rank in behind])
+        case Missing():
+            return [facts.ranks[rank] for rank in behind]
         case Mismatch(sides=sides):
-            equal = len(sides[0].ranks) == len(sides[-1].ranks)  # then nobody knows which side is wrong
+            equal = len(sides[0].ranks) == len(sides[-1].ranks)  # then it is not known which side is wrong
             odd = [rank for side in (sides if equal else sides[:1]) for rank in side.ranks]
-            return _silence(facts, attempt, answer, [facts.ranks[rank] for rank in sorted(odd)])
-        case Whole() if _is_idle(attempt, alive):
-            return _silence(facts, attempt, answer, [])
-        case Missing() | Whole() | Unknown():
-            ended = [rank for rank in facts.ranks.values() if rank.ended_well]
-            if ended and isinstance(answer, Unknown):
-                return _silence(facts, attempt, answer, ended)
-            return (
-                _silence(facts, attempt, answer, _likely(alive, facts))
-                if _is_over(facts, attempt, alive)
-                else None
-            )
+            return [facts.ranks[rank] for rank in sorted(odd)]
+        case Whole():
+            return []
+        case Unknown():
+            return [rank for rank in facts.ranks.values() if rank.ended_well] or _likely(alive, facts)
+
+
+def _judged(facts: Facts, answer: collectives.Answer) -> list[RankFacts]:
+    """Return the living ranks without those that only serve the others."""
+    alive = looks.living(facts)
+    return [rank for rank in alive if not _is_apart(facts, rank, answer)] or alive
 
 
 def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
-    """Tell whether nobody has used a processor lately: large tensors take their time, but not without one."""
+    """Tell whether no rank has used a processor lately: large tensors take their time, but not without one."""
     since_s = (attempt.look_at or 0.0) - IDLE_S
     return all(rank.busy_at < since_s for rank in alive)
 
 
-def _proved(
+def _proved(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> list[RankFacts]:
+    """Return who is proved to keep the gang: ranks that cannot go on by themselves while all others wait. What one rank
+    can never do by itself another may yet let it do, as long as that one can go on; and where no rank is seen to wait
+    for others, each may be all that the program is to do."""
+    certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
+    waiting = [rank for rank in alive if _waits(attempt, rank)]
+    return certain if waiting and len(certain) + len(waiting) == len(alive) else []
+
+
+def _is_proof(
     facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
-) -> list[RankFacts]:
-    """Return who is proved to keep the gang. What one rank can never do by itself another may yet let it do, as long as
-    it can go on: so all others must wait, or be proved likewise.
-
-    Where nobody is seen to wait for others, all may do so in loops of their own, which look endless: then only those
-    count that are behind in steps. Where all sleep together, nobody keeps anybody, unless they would outsleep all patience;
-    nor where there were never steps.
-    """
-    certain = [
-        rank for rank in alive if _is_certain(facts, attempt, rank) or _is_in_circle(attempt, rank, answer)
-    ]
-    if any(rank not in certain and not _waits(attempt, rank) for rank in alive):
-        return []
-    if any(_waits(attempt, rank) for rank in alive):
-        return certain
-    if _has_shown_nothing(facts):
-        return []  # each may be all that the program is to do
-    if _go_together(facts, attempt, alive):
-        longest_s = suspicion.patience_s(facts, longer=True)
-        return [
-            rank for rank in certain if rank.look is not None and (rank.look.ends_s or math.inf) > longest_s
-        ]
-    behind = _likely(alive, facts) or alive
-    return [rank for rank in certain if rank in behind]
-
-
-def _has_shown_nothing(facts: Facts) -> bool:
-    """Tell whether no rank has made a step or come to its end."""
-    return not suspicion.has_stepped(facts) and not any(rank.ended_well for rank in facts.ranks.values())
-
-
-def _go_together(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
-    """Tell whether all ranks sleep, or go round, in one and the same function: a restart would bring them there again."""
-    found = [look for rank in alive if (look := looks.found(attempt, rank)) is not None]
-    own = all(look.doing in (Doing.SLEEPS, Doing.SPINS) for look in found) and len(found) == len(facts.ranks)
-    return own and len({folding.function(look) for look in found}) == 1 and not _likely(alive, facts)
+) -> bool:
+    """Tell whether ranks that all wait for each other can never go on: some wait in another collective than the rest, or
+    a member has ended. Not where another thread of a rank may enter what is missing."""
+    seen = looks.seen(facts, attempt)
+    if any(look.others_act for look in seen.values()):
+        return False
+    match answer:
+        case Mismatch():
+            return True
+        case Missing(behind=behind):
+            elsewhere = (
+                facts.ranks[rank].ended_well or (rank in seen and collectives.current(seen[rank]) is not None)
+                for rank in behind
+            )
+            return _is_idle(attempt, alive) and all(elsewhere)
+        case Whole() | Unknown():
+            return False
 
 
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the rank can never go on by itself, whatever the others do. A sleep that ends soon is none."""
+    """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
     look = looks.found(attempt, rank)
     if look is None or look.doing is Doing.WAITS:
         return False
     if look.doing is Doing.STOPPED:
         seen_s = rank.looked_at - rank.state_at if rank.state in ("T", "t") else 0.0
         return max(seen_s, looks.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
-    soon = look.ends_s is not None and look.ends_s <= max(suspicion.patience_s(facts), suspicion.PATIENCE_S)
-    return look.certain and not soon
+    if look.doing is Doing.SLEEPS:
+        patience_s = suspicion.patience_s(facts, attempt, longer=True)
+        return look.certain and look.ends_s is not None and look.ends_s > patience_s
+    return look.certain
 
 
 def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
-    """Tell whether others have made steps without this rank, such as one that serves them: nobody waits for its steps,
+    """Tell whether others have made steps without this rank, such as one that serves them: its steps are not waited for,
     nor is it missed in a collective."""
     if rank.count or (isinstance(answer, Missing) and rank.rank in answer.behind):
         return False
     return max(other.count for other in facts.ranks.values()) >= APART_STEPS
 
 
-def _is_in_circle(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer) -> bool:
-    """Tell whether the rank waits for a lock on a file that a rank holds until it goes on itself: that one, another or
-    the same, waits as well, see `_proved`, for a collective or for a lock."""
-    look = looks.found(attempt, rank)
-    if look is None or look.holder is None or look.doing is not Doing.BLOCKED:
-        return False
-    return isinstance(answer, Missing) and rank.rank in answer.behind
-
-
 def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
     """Tell whether ranks have stood in one place for longer than such a thing may take."""
     assert facts.limits is not None
     heard_s = max(rank.looked_at for rank in facts.ranks.values())
-    waited_for = any(_waits(attempt, rank) for rank in looks.living(facts))
     silent_s = heard_s - suspicion.silent_since(facts, attempt)
-    is_free = not waited_for and _has_shown_nothing(facts) and not suspicion.is_fixed(facts)
+    if _is_free(facts, attempt, ranks):
+        return False
     for rank in ranks:
         look, still_s = looks.found(attempt, rank), looks.still_s(facts, attempt, rank)
-        spins = look is not None and look.doing is Doing.SPINS
-        if is_free and look is not None and look.doing in (Doing.SPINS, Doing.SLEEPS):
-            return False  # a program without steps may compute, or sleep, for as long as it likes
-        # What all ranks stand in at once comes from outside, such as a file system, and mostly passes.
-        phase = look.phase if look is not None else ""
-        patience_s = suspicion.patience_s(facts, phase, longer=spins or not waited_for)
+        patience_s = _patience_s(facts, attempt, rank)
         if still_s is None:
             blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_s_ceiling, patience_s)
             patience_s, still_s = blind_s, silent_s
@@ -312,20 +297,25 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     return True
 
 
-def _moves_in_vain(facts: Facts, attempt: AttemptFacts, moving: list[RankFacts]) -> Verdict | None:
-    """Whoever moves, works; only that others wait for it for so long without any sign is no work any more."""
-    limit_s = suspicion.works_s(facts)
-    if limit_s is None or any(rank.collective_at >= rank.looked_at for rank in moving):
-        return None
-    since_s = max(
-        suspicion.silent_since(facts, attempt), *(rank.collective_at for rank in facts.ranks.values())
-    )
-    others = [rank for rank in looks.living(facts) if rank not in moving]
-    waited_s = [looks.still_s(facts, attempt, rank) or 0.0 for rank in others if _waits(attempt, rank)]
-    heard_s = max(rank.looked_at for rank in moving)
-    if heard_s - since_s < limit_s or not waited_s or max(waited_s) < limit_s / 2:
-        return None
-    return _silence(facts, attempt, _study(facts, attempt), moving)
+def _patience_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float:
+    """Return for how long a rank may stand where it does: the longest that fits what it was seen in since it last moved."""
+    still_s = looks.still_s(facts, attempt, rank)
+    waited_for = any(_waits(attempt, one) for one in looks.living(facts))
+    took_longer = still_s is not None and rank.longer_at >= rank.looked_at - still_s
+    is_whole = _waits(attempt, rank)  # then all wait for each other, and the network may come back
+    return suspicion.patience_s(facts, attempt, longer=took_longer or is_whole or not waited_for)
+
+
+def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
+    """Tell whether ranks may go on like this for as long as they like: no rank is seen to wait for another, and they
+    compute or sleep. No launcher would end that; who wants it sets `monitor.hang_patience`."""
+    assert facts.limits is not None
+    if suspicion.is_fixed(facts) or (facts.limits.patience_s and suspicion.has_stepped(facts)):
+        return False
+    if any(_waits(attempt, rank) for rank in looks.living(facts)):
+        return False
+    found = [looks.found(attempt, rank) for rank in ranks]
+    return all(look is not None and look.doing in (Doing.SPINS, Doing.SLEEPS) for look in found)
 
 
 def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
@@ -349,15 +339,20 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
 # In words
 
 
-def _study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
+def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
+    """Return what keeps the ranks that wait, by the last look."""
     ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
     return collectives.study(looks.seen(facts, attempt), ended)
 
 
 def _silence(
-    facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts]
+    facts: Facts,
+    attempt: AttemptFacts,
+    answer: collectives.Answer,
+    culprits: list[RankFacts],
+    patience_s: float = 0.0,
 ) -> Verdict:
-    """Return the verdict on a gang that stands still."""
+    """Return the verdict on a gang that stands still. `patience_s`: of one that no state proves, how long it was let be."""
     since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     quiet = facts.progress_at <= since_s or not stepped
     since_s = since_s if stepped else max(since_s, facts.progress_at)
@@ -369,8 +364,9 @@ def _silence(
     summary = f"{silent}: {culprit}" if culprit else f"{silent} from any rank"
     where = "network" if isinstance(answer, Whole) and not culprits else hang_words.places(attempt, culprits)
     return _hang(
-        facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, signature=f"hang {where}"
-    )
+        facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, signature=f"hang {where}",
+        patience_s=patience_s,
+    )  # fmt: skip
 
 
 def _hang(
@@ -382,11 +378,17 @@ def _hang(
     numbers = {rank.rank for rank in culprits}
     waiting = collectives.waiting_text({r: look for r, look in alive.items() if r not in numbers}, answer)
     sides = answer.sides if isinstance(answer, Mismatch) else ()
+    patience_s = more.get("patience_s")
+    unproved = (
+        (f"no state proves it; patience was {patience_s:.0f} s (monitor.hang_patience)",)
+        if patience_s
+        else ()
+    )
     beside = tuple(
         f"{named(side.ranks)}: {collectives.shaped(side.collective)}{hang_words.at_place(alive, side.ranks)}"
         for side in sides
     )
     return verdict(
         facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
-        node=hang_words.node_of(culprits), evidence=(*beside, *hang_words.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
+        node=hang_words.node_of(culprits), evidence=(*unproved, *beside, *hang_words.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
     )  # fmt: skip

@@ -10,6 +10,9 @@ from .decisions import Checkpoint, JobEnd, Kind
 from .facts import AttemptFacts, Facts, Link, Want
 from .watch import Watch
 
+RESTART_ASKED = "a restart that the user asked for"
+"""Why an attempt ends, and the next begins."""
+
 CARRY_S_MAX = 600.0
 """How long a stopped attempt waits for a checkpoint that is on its way home."""
 
@@ -82,7 +85,9 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> Again | Over:
         return Over(JobEnd.SUCCEEDED, "every rank exited with code 0")
     if facts.want is Want.CANCEL:
         return Over(JobEnd.CANCELLED, facts.cancelled)
-    assert verdict is not None, "an attempt is stopped when it is done, cancelled, or judged"
+    if verdict is None and attempt.restart_asked:
+        return Again(attempt.watched_at, facts.checkpoint, f"{RESTART_ASKED}, from {_source(facts)}")
+    assert verdict is not None, "an attempt is stopped when it is done, cancelled, restarted, or judged"
     if not verdict.retry:
         return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
     if attempt.is_free:
@@ -119,9 +124,12 @@ def backoff_s(facts: Facts) -> float:
 
 def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
     assert facts.limits is not None
-    source = facts.checkpoint.path if facts.checkpoint else "the beginning, since there is no checkpoint"
     cost = "no cost" if facts.progressed() or attempt.is_free else f"{spent} of {facts.limits.restarts_max}"
-    return f"restart after {kind.value} ({cost}) from {source}{_suspicion(attempt)}"
+    return f"restart after {kind.value} ({cost}) from {_source(facts)}{_suspicion(attempt)}"
+
+
+def _source(facts: Facts) -> str:
+    return facts.checkpoint.path if facts.checkpoint else "the beginning, since there is no checkpoint"
 
 
 def _verdict_text(attempt: AttemptFacts) -> str:

@@ -27,6 +27,9 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     if not before or not verdict.retry or not own:
         return verdict
     if _same_point(before[-1], attempt, verdict) and not _may_be_the_hosts(facts, before[-1], verdict):
+        if verdict.patience_s and not attempt.patient:
+            unsure = "the same place again, and no state proves it: the next attempt waits there up to hang_ceiling"
+            return dataclasses.replace(verdict, evidence=(unsure, *verdict.evidence))
         at = f"step {verdict.step}" if verdict.step is not None else "the same point, before any step"
         return _no_progress(verdict, f"the same failure again at {at}", before[-1])
     if _equally_far(before, attempt, verdict):
@@ -35,6 +38,14 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
         hint = () if anew else (f"{SUSPICION} ({QUESTION})",)
         return _no_progress(verdict, again, before[-1], hint)
     return verdict
+
+
+def is_unsure(facts: Facts) -> bool:
+    """Tell whether the last two attempts hung at one place, and only patience saw it: a third one shows whether what is
+    done there takes long."""
+    before = [past.verdict for past in facts.past if past.number > facts.resumed_after][-2:]
+    hangs = [one for one in before if one is not None and one.kind is Kind.HANG and one.patience_s]
+    return len(hangs) == 2 and hangs[0].signature == hangs[1].signature
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:

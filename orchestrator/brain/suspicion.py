@@ -8,12 +8,12 @@ silence that is suspicious follows from what the job has shown, or is what the u
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .events import Doing, RankBeat
-from .facts import AttemptFacts, Facts, Life, Link, Phase, RankFacts
-from .folding import named
+from .events import Doing, RankBeat, RankLook
+from .facts import AttemptFacts, Facts, RankFacts
 
 START_SUSPECT_S = 30.0
 """How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""
@@ -29,20 +29,16 @@ START_PUT_OFF_TIMES = 6.0
 """For so many times the suspicious silence can signs of single ranks alone put off a look; before step times are known,
 for so many: there is nothing else to go by."""
 
-PATIENCE_S = 60.0
-PATIENCE_TIMES = 20.0
-PATIENCE_PAUSES = 2.0
-"""How long a rank may stand in one place without a proof that it never goes on: the longest of 60 s, 20 usual step
-times, and twice the longest pause between two steps that this attempt has shown (that at most up to the ceiling)."""
+PATIENCE_S = 300.0
+PATIENCE_LONGER = 2.0
+PATIENCE_STEPS = 20.0
+PATIENCE_PAUSES = 3.0
+"""How long a rank may stand in one place when no state proves that it never goes on: 5 min where it is blocked, and twice
+that where it computes, spins, sleeps, polls, saves, evaluates or exits, or where no rank is seen to wait for others. Not
+less than 20 usual steps, or three times the longest pause between two steps that the job has shown."""
 
-BRIEF_S = 2.0
-"""A process that is held by a debugger, or is a zombie, for less than this is not told of."""
-
-LONG_PHASES = ("evaluate", "save", "exit", "retry")
-LONG_PHASE_TIMES = 5.0
-"""In these phases, by its stack and its source (`retry`: it sleeps in a loop that counts to an end or looks at a
-clock), a rank may stand so many times longer in one place; and where it computes all the time: a loop over a data
-set in one function looks like an endless one."""
+LONG_PHASES = ("evaluate", "save", "exit")
+"""What a rank is in by its stack when it may take longer."""
 
 IO_SIGN_BYTES = 64 * 1024
 """What a rank reads and writes between two beats counts from here on: less is what monitors do."""
@@ -86,7 +82,11 @@ SIGNS = (
         lambda rank, beat: not beat.count and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
     ),
     Sign("collective", Weight.LOOK, "between two looks the rank has entered another collective"),
-    Sign("stack", Weight.LOOK, "between two looks its stack, its children or their I/O have moved"),
+    Sign("stack", Weight.LOOK, "between two looks its stack, or that of another thread or a child, has moved"),
+    Sign(
+        "data", Weight.LOOK,
+        "between two looks a thread or a child that reads or writes has gone on: an upload, a trickle",
+    ),
     Sign("GPU", Weight.NONE, "a GPU that is busy: kernels of a collective spin while they wait"),
 )  # fmt: skip
 """All signs of life and their weights: this table decides, and the documents show it."""
@@ -137,27 +137,26 @@ def is_fixed(facts: Facts) -> bool:
     return facts.limits is not None and bool(facts.limits.hang_s_max)
 
 
-def patience_s(facts: Facts, phase: str = "", longer: bool = False) -> float:
-    """Return how long a rank may stand in one place, in a phase by its stack, before that alone is a hang."""
+def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> float:
+    """Return how long a rank may stand in one place before that alone is a hang; infinite where the user wants no such
+    verdict. Never above the ceiling, unless one usual pause or 20 usual steps of the job are longer than that."""
     assert facts.limits is not None
+    limits, usual_steps_s = facts.limits, PATIENCE_STEPS * (usual_s(facts) or 0.0)
     if is_fixed(facts):
         return 0.0
-    ceiling_s = facts.limits.hang_s_ceiling
-    if not has_stepped(facts):
-        return max(ceiling_s, PATIENCE_S)
-    pause_s = min(PATIENCE_PAUSES * max(rank.pause_s for rank in facts.ranks.values()), ceiling_s)
-    plain_s = max(PATIENCE_S, PATIENCE_TIMES * (usual_s(facts) or 0.0), pause_s)
-    wanted_s = plain_s * (LONG_PHASE_TIMES if longer or phase in LONG_PHASES else 1.0)
-    return min(wanted_s, works_s(facts) or wanted_s)
+    if limits.patience_s is None:
+        return math.inf
+    ceiling_s = max(limits.hang_s_ceiling, usual_steps_s, facts.pause_s)
+    if attempt.patient or not has_stepped(facts):
+        return ceiling_s
+    wanted_s = (limits.patience_s or PATIENCE_S) * (PATIENCE_LONGER if longer else 1.0)
+    return min(max(wanted_s, usual_steps_s, PATIENCE_PAUSES * facts.pause_s), ceiling_s)
 
 
-def works_s(facts: Facts) -> float | None:
-    """Return how long a rank may work while others wait for it and nothing else is heard; None: as long as it likes."""
-    assert facts.limits is not None
-    if not has_stepped(facts):
-        return None
-    least_s = max(facts.limits.hang_s_ceiling, facts.limits.hang_s_max or 0.0)
-    return max(least_s, PATIENCE_TIMES * (usual_s(facts) or 0.0))
+def takes_longer(look: RankLook) -> bool:
+    """Tell whether what a rank stands in may well take long: it computes, sleeps, polls, saves, evaluates or exits."""
+    own = look.doing in (Doing.SPINS, Doing.SLEEPS, Doing.LEAVING) or look.phase in LONG_PHASES
+    return own or (look.doing is Doing.BLOCKED and look.ends_s is not None)
 
 
 def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
@@ -198,71 +197,3 @@ def silent_since(facts: Facts, attempt: AttemptFacts) -> float:
     if not has_stepped(facts):
         since_s = max(since_s, *(rank.told_at for rank in facts.ranks.values()))
     return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_s_ceiling))
-
-
-# In words
-
-
-def text(facts: Facts, now_s: float) -> str:
-    """Say in one line what looks like a hang now; empty where nothing does."""
-    attempt = facts.attempt
-    if attempt is None or attempt.phase is not Phase.RUN or facts.limits is None:
-        return ""
-    stopped = _standing(facts, now_s)
-    if stopped:
-        return stopped
-    noticed = attempt.noticed or attempt.desynced
-    if noticed is not None:
-        return f"{noticed.kind.value}: {noticed.summary}"
-    silence_s = suspect_s(facts)
-    since_s = quiet_since(facts, attempt)
-    if attempt.running_at is None or silence_s is None or now_s < since_s + silence_s:
-        return ""
-    known = usual_s(facts)
-    what = f"no step for {now_s - gang_at(facts, attempt):.0f} s"
-    usual = f" (usual: {known:.2g} s)" if known is not None else ""
-    return f"{what if has_stepped(facts) else f'nothing heard for {now_s - since_s:.0f} s'}{usual}: {_found(facts)}"
-
-
-def _standing(facts: Facts, now_s: float) -> str:
-    """Say which processes are stopped."""
-    words = {"T": "stopped", "t": "held by a debugger", "Z": "a zombie"}
-    said = [
-        f"rank {rank.rank} on {rank.node} is {words[rank.state]} (state {rank.state}) for {now_s - rank.state_at:.0f} s"
-        for rank in facts.ranks.values()
-        if rank.life is Life.ALIVE
-        and rank.state in words
-        and facts.nodes[rank.node].link is Link.UP
-        # A rank that ends is a zombie for a moment, and whoever looks at native frames holds it for one.
-        and (rank.state == "T" or now_s >= rank.state_at + BRIEF_S)
-    ]
-    return "; ".join(said[:3]) + (f" and {len(said) - 3} more" if len(said) > 3 else "")
-
-
-_DOES = {
-    Doing.WORKS: ("works", "work"), Doing.SPINS: ("spins", "spin"), Doing.SLEEPS: ("sleeps", "sleep"),
-    Doing.BLOCKED: ("is blocked", "are blocked"), Doing.STOPPED: ("is stopped", "are stopped"),
-    Doing.LEAVING: ("is leaving", "are leaving"),
-}  # fmt: skip
-"""What one rank does, and what several do."""
-
-
-def _found(facts: Facts) -> str:
-    """Say what the last look has found of ranks that do not wait for others."""
-    attempt = facts.attempt
-    if attempt is None or attempt.look_at is None or attempt.look_at < quiet_since(facts, attempt):
-        return "looking"
-    odd: dict[tuple[Doing, str], list[RankFacts]] = {}
-    for rank in facts.ranks.values():
-        look = rank.look
-        if rank.life is Life.ALIVE and look is not None and look.doing not in (Doing.WAITS, Doing.UNSEEN):
-            odd.setdefault((look.doing, look.where), []).append(rank)
-    said = [
-        f"{named([rank.rank for rank in ranks])} {_DOES[doing][len(ranks) > 1]}"
-        + (f" at {where}" if where else "")
-        for (doing, where), ranks in list(odd.items())[:3]
-    ]
-    alone = [ranks[0].look for ranks in odd.values() if len(odd) == len(ranks) == 1]
-    why = f" ({alone[0].why})" if alone and alone[0] is not None and alone[0].why else ""
-    more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-    return f"{', '.join(said)}{why}{more}" if odd else "looking"

@@ -33,6 +33,7 @@ from orchestrator.node.hook import (
     RING_WORD,
     ROW_WORDS,
     STEP_WORD,
+    THREAD_WORD,
 )
 from orchestrator.wire import messages as m
 
@@ -57,7 +58,8 @@ _ROW = struct.Struct(f"<{ROW_WORDS}Q")
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The last step a rank has finished, when (wall clock of its node), and who counts; all 0 before the first step.
+    """The last step a rank has finished, when (wall clock of its node), and which process and thread of it made that
+    step (the kernel's ids); all 0 before the first step.
 
     `step` counts the optimizer steps of that process: a script that restarts its trainer counts from 1 again.
     """
@@ -65,6 +67,7 @@ class Beat:
     step: int
     time_ns: int
     pid: int
+    tid: int = 0
 
 
 NO_BEAT = Beat(step=0, time_ns=0, pid=0)
@@ -123,7 +126,7 @@ class Beats:
         step = words[STEP_WORD]
         # From the ring, not from the header: the header's time may already be that of the next step.
         (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
-        return Beat(step=step, time_ns=time_ns, pid=words[PID_WORD])
+        return Beat(step=step, time_ns=time_ns, pid=words[PID_WORD], tid=words[THREAD_WORD])
 
     def left_pid(self) -> int | None:
         """Return the process that has said the rank's last word: it has nothing left to do but to end."""

@@ -16,12 +16,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.node import examine, flight, frames, natives, procfs, sight, stacks, tracer
-from orchestrator.node.examine import Earlier, Holder, Word
+from orchestrator.node import examine, flight, frames, gpu_use, procfs, sight, stacks
+from orchestrator.node.examine import Earlier, Word
 from orchestrator.node.hook import RING_STEPS
 from orchestrator.node.ranks import STACK_SIGNAL, NodeRanks, RankProcess
 from orchestrator.wire import messages as m
@@ -39,25 +39,19 @@ PAGE_BYTES_MAX = 16 << 20
 TRACE_SHARE = 4
 """A trace may use this part of the room that is left on its page: so there is always some for the last look."""
 
-DEPTH_MAX = 32
-"""So many generations below a rank's first process does one of its processes stand at most."""
-
 POLL_S = 0.01
 _TOO_LONG = f"looking at it took longer than {LOOK_S_MAX:g} s: a file system that does not answer?"
-
-_NATIVE_WANTED = (m.Doing.SPINS, m.Doing.BLOCKED, m.Doing.LEAVING)
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One rank, from look to look. `busy`: the thread that looks at it; `native_s`: since when it had stood still as its
-    native frames were taken; `traced`: the digest of the last trace on its page."""
+    """One rank, from look to look. `busy`: the thread that looks at it; `traced`: the digest of the last trace on its
+    page."""
 
     process: RankProcess
     window: flight.Window
     earlier: Earlier | None = None
     busy: threading.Thread | None = None
-    native_s: float = 0.0
     traced: bytes = b""
 
     @property
@@ -81,7 +75,7 @@ class _Asking:
 class _GpusAsked:
     """What nvidia-smi says in one look, once it has."""
 
-    use: natives.GpuUse | None = None
+    use: gpu_use.GpuUse | None = None
 
 
 @dataclass(slots=True)
@@ -153,16 +147,16 @@ class Eyes:
 
     def _ask(self, watched: _Watched, tree: Mapping[int, list[int]]) -> _Asking:
         pids = stacks.processes(watched.process.pid, tree)
-        own = watched.earlier.sight.pid if watched.earlier is not None else pids[0]
-        # Measured before anything is asked: what the answers cost is not the rank's own doing.
-        before = sight.measure(tuple(dict.fromkeys((own, *pids))))
         earlier = watched.earlier
+        own, tid = (earlier.sight.pid, earlier.sight.tid) if earlier is not None else (pids[0], 0)
+        # Measured before anything is asked: what the answers cost is not the rank's own doing.
+        before = sight.measure(tuple(dict.fromkeys((own, *pids))), tid)
         probes = earlier is not None and examine.burns(before, earlier.sight.after)
         asked = stacks.ask_these(pids, watched.process.folder, int(STACK_SIGNAL))
         return _Asking(watched, before, asked, watched.window.ask(probes))
 
     def _ask_all(self) -> None:
-        """Ask whoever can be asked: one that the look before is still busy with (py-spy halts it) has to wait."""
+        """Ask all that can be asked: one that the look before is still busy with has to wait."""
         free = [watched for watched in self._unasked if not watched.is_busy]
         self._unasked = [watched for watched in self._unasked if watched not in free]
         if free:
@@ -188,23 +182,15 @@ class Eyes:
         if not found:
             asking.look = _gone(watched.process.rank)
             return
-        beat_pid = watched.process.beats.read().pid
-        seen = sight.take(watched.process.rank, found, asking.before, beat_pid)
+        beat = watched.process.beats.read()
+        seen = sight.take(watched.process.rank, found, asking.before, (beat.pid, beat.tid))
         word = self._word(asking, seen, until_s)
         if seen.gpu:
             word = self._with_gpu(word, seen.pid, until_s)
-        if examine.may_be_trapped(seen, word, watched.earlier):
-            trapped, lack = tracer.is_trapped(seen.pid)
-            lacks = (*word.lacks, lack) if lack else word.lacks
-            word = dataclasses.replace(word, trapped=trapped, lacks=lacks)
         look, watched.earlier = examine.examine(seen, word, watched.earlier)
         with contextlib.suppress(OSError):  # a full disk costs the pages, not their summary
             self._append(asking, _page_of(look, found))
         asking.look = look
-        if look.doing in _NATIVE_WANTED and watched.native_s != watched.earlier.since_s:
-            watched.native_s = watched.earlier.since_s
-            with contextlib.suppress(OSError):
-                self._append(asking, f"{natives.native_frames(look.pid).rstrip()}\n\n")
 
     def _word(self, asking: _Asking, seen: sight.Sight, until_s: float) -> Word:
         """Return what the rank's beat file and torch say of it."""
@@ -214,10 +200,9 @@ class Eyes:
         groups = beats.groups()
         left = beats.left_pid() in (seen.pid, asking.watched.process.pid)
         keys, marks = tuple(group.key for group in groups), beats.history()
-        holder = self._holder(seen) if seen.holder is not None else None
         if told is None:
             lack = f"torch's flight recorder took longer than {LOOK_S_MAX:g} s"
-            return Word(left=left, groups=keys, marks=marks, lacks=(lack,), holder=holder)
+            return Word(left=left, groups=keys, marks=marks, lacks=(lack,))
         with contextlib.suppress(OSError):
             if told.trace:
                 self._append_trace(asking, told.trace)
@@ -231,7 +216,6 @@ class Eyes:
             marks=marks,
             mixed=flight.mixed(beats.step_ends(RING_STEPS), groups, told.entries),
             lacks=(told.lack,) if told.lack else (),
-            holder=holder,
         )
 
     def _with_gpu(self, word: Word, pid: int, until_s: float) -> Word:
@@ -242,21 +226,6 @@ class Eyes:
         late = None, f"nvidia-smi took longer than {LOOK_S_MAX:g} s"
         share, lack = gpus.use.share(pid) if gpus.use is not None else late
         return dataclasses.replace(word, gpu_use=share, lacks=(*word.lacks, lack) if lack else word.lacks)
-
-    def _holder(self, seen: sight.Sight) -> Holder:
-        """Say who holds the lock on a file that a rank waits for: itself, another rank, or a process below one."""
-        assert seen.holder is not None
-        known = {watched.process.rank: watched.earlier for watched in list(self._watched.values())}
-        sights = {one.sight.pid: one.sight for one in known.values() if one is not None} | {seen.pid: seen}
-        of_rank = sights.get(seen.holder)
-        if of_rank is not None:
-            who = "it holds itself" if of_rank is seen else f"rank {of_rank.rank} holds"
-            return Holder(who, of_rank.rank if of_rank.alone else None)
-        above = next((pid for pid in _above(seen.holder) if pid in sights), None)
-        if above is None:
-            return Holder(f"process {seen.holder} holds")
-        whose = "its" if above == seen.pid else f"rank {sights[above].rank}'s"
-        return Holder(f"{whose} child {seen.holder} holds")
 
     def _page(self, asking: _Asking, name: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -286,7 +255,7 @@ class Eyes:
         asking.watched.traced = digest
 
     def _note_gpus(self, asked: _GpusAsked) -> None:
-        asked.use = natives.gpu_use()
+        asked.use = gpu_use.gpu_use()
         with contextlib.suppress(OSError):
             if asked.use.page:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -295,16 +264,6 @@ class Eyes:
                         file.write(
                             f"{time.strftime('%H:%M:%S')}\n{asked.use.page}\n".encode(errors="replace")
                         )
-
-
-def _above(pid: int) -> Iterator[int]:
-    """Yield a process's parent, its parent, and so on."""
-    for _ in range(DEPTH_MAX):
-        stat = procfs.look(pid)
-        if stat is None or stat.ppid <= 1:
-            return
-        pid = stat.ppid
-        yield pid
 
 
 def _shortened(trace: bytes, bytes_max: int) -> bytes:

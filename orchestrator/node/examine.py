@@ -1,8 +1,8 @@
-"""What does a rank do? Two looks in a row, compared: pure, what is read is in `sight`.
+"""Examination of a rank: two looks in a row compared, and what follows from them. Pure; what is read is in `sight`.
 
-Rules: whatever moved since the look before is work, and whoever worked is not judged. Of the others is said how long
-nothing of them has moved (`still_s`) and in what they are. `certain` is proof that a rank cannot go on by itself; where
-proof is lacking it is not certain, however likely: a long computation and an endless one look the same for a while.
+Rules: whatever moved since the look before is work, and a rank that worked is not judged. Of the others is said how long
+nothing of them has moved (`still_s`) and in what they are. `certain` is a state that cannot mend itself, whatever the
+other ranks do; nothing is concluded from the text of a script, and a long computation looks like an endless one.
 """
 
 from __future__ import annotations
@@ -10,24 +10,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from orchestrator.node import frames, kernel, relief, sight_words
-from orchestrator.node.kernel import seconds_text
-from orchestrator.node.lasting import LONG_S
-from orchestrator.node.loops import Ending
-from orchestrator.node.sight import TIMERS, Effort, Sight
+from orchestrator.node import frames, kernel, sight_words
+from orchestrator.node.kernel import Wait
+from orchestrator.node.sight import CHILDREN_MAX, TIMERS, Child, Effort, SideThread, Sight
 from orchestrator.wire import messages as m
 
 BURNS_SHARE = 0.5
 """A thread that was on a processor, or wanted one, for more of the time than this computes."""
 
-OTHERS_SHARE = 0.2
-"""The same for threads and children beside the main thread: less than this do threads that only wait and look."""
+CHILD_SHARE = 0.2
+"""The same for a child process."""
 
 IO_BYTES = 64 << 10
 """Reading and writing less than this between two looks is no sign of life: loggers and monitors do that."""
 
-WAKES = 10
-"""A thread that reads for ever and has gone on so often between two looks gets something, if little by little."""
+WAKES = 2
+"""A thread that reads or writes for ever and has gone on so often between two looks moves something, if little by little;
+once it may have been our own signal."""
 
 TIMEOUTS = 2
 """So many waits for each time limit that has passed may have ended by that: of a limit only the rest may be seen."""
@@ -35,31 +34,20 @@ TIMEOUTS = 2
 RENEWED_S = 0.5
 """A wait that goes on for so long beyond its end is another one: a loop that polls."""
 
+LONG_SLEEP_S = 60.0
+"""What is left of a sleep that may be too long."""
+
 STACK_FRAMES = 40
-
-ENDLESS = "in a loop that nothing in it can leave"
-LASTS = "in a loop that takes"
-"""Behind it stands how long, as far as that is written in it."""
-
-TRAPPED = "in a loop of machine code that nothing in it can leave"
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a lock, in words. `rank`: the one that lets go of it only when it goes on itself: no process below it,
-    and no thread beside its main one."""
-
-    words: str
-    rank: int | None = None
+DEPTH_MAX = 8
+"""So many generations of children are followed: a shell that waits for its program, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
     """What others know of a rank: it has said its last word, C code holds the GIL, and torch's flight recorder.
 
-    `on_device`: collectives that it has entered are not done, as far as torch knows; `holder`: who holds the lock on a
-    file that it waits for; `gpu_use`: the share of time in which its GPU is busy; `trapped`: the machine code that its main
-    thread is in is proved to be a loop that is never left.
+    `on_device`: collectives that it has entered are not done, as far as torch knows; `gpu_use`: the share of time in which
+    its GPU is busy.
     """
 
     left: bool = False
@@ -70,16 +58,14 @@ class Word:
     marks: tuple[m.Mark, ...] = ()
     mixed: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
-    holder: Holder | None = None
     gpu_use: float | None = None
-    trapped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
     """The look before. `since_s`: nothing of the rank has moved since then (monotonic); `since_queue_s`: how long until
-    then its main thread had waited for a processor; `ends_at_s`: what it waited in when that began has ended by then, so
-    one that still waits begins anew again and again."""
+    then its thread had waited for a processor; `ends_at_s`: what it waited in when that began has ended by then, so
+    one that still waits begins again and again."""
 
     sight: Sight
     word: Word
@@ -90,14 +76,11 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a rank does, and the words for it. `goes_on`: it may do something else once its present wait has ended;
-    `lasts_s`: so many seconds that takes in all, 0 where it is not known."""
+    """What a rank does, and the words for it; `certain`: see `messages.RankLook`."""
 
     doing: m.Doing
     why: str
     certain: bool = False
-    goes_on: bool = True
-    lasts_s: float = 0.0
 
 
 def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLook, Earlier]:
@@ -105,32 +88,28 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
     now_s = sight.after.at_s
     moved = _movement(sight, word, earlier) if earlier is not None else ""
     since_s, since_queue_s = now_s, sight.after.queue_s
+    ends_at_s = now_s + sight.wait.ends_s if sight.wait.ends_s else None
     if earlier is not None and not moved:
-        since_s, since_queue_s = earlier.since_s, earlier.since_queue_s
-    found = _found(sight, word, earlier, moved, now_s - since_s)
-    stack = sight.main.frames if sight.main is not None else ()
-    ends_s = sight.wait.ends_s
-    ends_at_s = None if ends_s is None else now_s + ends_s
-    if earlier is not None and not moved:
-        ends_at_s = earlier.ends_at_s
+        since_s, since_queue_s, ends_at_s = earlier.since_s, earlier.since_queue_s, earlier.ends_at_s
+    found = _found(sight, word, earlier, moved)
     look = m.RankLook(
         rank=sight.rank,
         pid=sight.pid,
         state=sight.state,
         doing=found.doing,
         still_s=round(now_s - since_s, 1),
-        where=frames.place(stack[_loops_at(sight, found) :]),
+        where=frames.place(sight.stack),
         why=found.why,
         certain=found.certain,
-        ends_s=found.lasts_s or (ends_s if _has_end(found, ends_at_s, now_s) else None),
-        phase="exit" if word.left else _phase(sight, found),
-        stack=texts(stack),
+        ends_s=sight.wait.ends_s if found.doing in (m.Doing.SLEEPS, m.Doing.BLOCKED) else None,
+        phase="exit" if word.left else frames.phase(sight.stack),
+        stack=texts(sight.stack),
         collectives=word.collectives,
         groups=word.groups,
         marks=word.marks,
         mixed=word.mixed,
         lacks=(*sight.lacks, *word.lacks),
-        holder=word.holder.rank if word.holder is not None else None,
+        others_act=any(_may_enter_collectives(thread) for thread in sight.others),
         gpu_use=word.gpu_use,
         starved_s=round(max(sight.after.queue_s - since_queue_s, 0.0), 1),
     )
@@ -142,38 +121,12 @@ def texts(stack: tuple[frames.Frame, ...]) -> tuple[str, ...]:
     return tuple(str(frame) for frame in frames.without_imports(stack)[:STACK_FRAMES])
 
 
-def _phase(sight: Sight, found: Finding) -> str:
-    """Say what part of its life a rank is in; one that sleeps in a loop which has an end tries something again."""
-    phase = frames.phase(sight.main.frames if sight.main is not None else ())
-    tries = found.doing is m.Doing.SLEEPS and sight.line.ending is Ending.SURE
-    return "retry" if tries and phase in ("", "train") else phase
-
-
-def _has_end(found: Finding, ends_at_s: float | None, now_s: float) -> bool:
-    """Tell whether what a rank is in ends by itself and lets it go on, as far as that is known."""
-    if not found.goes_on:
-        return False
-    waits = found.doing is m.Doing.SLEEPS or (found.doing is m.Doing.BLOCKED and not found.certain)
-    begins_anew = ends_at_s is None or now_s > ends_at_s + RENEWED_S
-    return (waits and not begins_anew) or found.doing is m.Doing.UNSEEN
-
-
 def burns(now: Effort, then: Effort) -> bool:
-    """Tell whether a rank's main thread has computed all the time between two looks."""
+    """Tell whether the thread of a rank that is judged has computed all the time between two looks."""
     return (now.main_s - then.main_s) / max(now.at_s - then.at_s, 1e-3) > BURNS_SHARE
 
 
-def may_be_trapped(sight: Sight, word: Word, earlier: Earlier | None) -> bool:
-    """Tell whether nothing but its machine code may show that a rank, whose main thread computes, never goes on."""
-    if earlier is None or not burns(sight.before, earlier.sight.after):
-        return False
-    if not sight.wait.runs or sight.caught & TIMERS:  # a timer's handler of C code may jump out of a loop
-        return False
-    found = _found(sight, word, earlier, _movement(sight, word, earlier), 0.0)
-    return found.doing in (m.Doing.SPINS, m.Doing.BLOCKED) and not found.certain
-
-
-def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str, still_s: float) -> Finding:
+def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str) -> Finding:
     if sight.state in "Tt":
         why = "stopped (state T)" if sight.state == "T" else "held by a debugger (state t)"
         return Finding(m.Doing.STOPPED, why)
@@ -187,7 +140,7 @@ def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str, still_
         return Finding(m.Doing.UNSEEN, sight_words.in_words(sight))
     if moved:
         return Finding(m.Doing.WORKS, moved)
-    return _still(sight, word, earlier, still_s)
+    return _still(sight, word, earlier)
 
 
 # What moved
@@ -198,35 +151,36 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     then = earlier.sight
     if sight.pid != then.pid or sight.state in "TtZX" or then.state in "TtZX":
         return "" if (sight.pid, sight.state) == (then.pid, then.state) else "it goes on"
-    endless = _is_in_endless(sight, then)
-    if endless:
-        pass  # whatever it calls there comes back
-    elif sight.main is not None and then.main is not None:
-        if sight.main.chain != then.main.chain or sight.main.callers != then.main.callers:
+    if sight.tid != then.tid:
+        return "another thread of it trains"
+    if sight.main is not None and then.main is not None:
+        if (sight.main.chain, sight.main.callers) != (then.main.chain, then.main.callers):
             return "its stack moves"
-    elif sight.wait != then.wait and (sight.wait.call, sight.wait.target) != (
-        then.wait.call,
-        then.wait.target,
-    ):
+    elif (sight.wait.call, sight.wait.target) != (then.wait.call, then.wait.target):
         return "it goes from one system call to another"
     io_bytes = sight.before.io_bytes - then.after.io_bytes
-    if io_bytes > IO_BYTES and not endless:
+    if io_bytes > IO_BYTES:
         return f"it reads and writes ({io_bytes >> 10:,} KiB since the look before)"
-    if _reads_on(sight, earlier):
-        return f"it reads little by little, {sight_words.in_words(sight)}"
     if _entered(word) != _entered(earlier.word):
         return "it enters collectives"
-    return _movement_beside(sight, earlier)
+    if _awaited(sight) and not any(_may_enter_collectives(thread) for thread in sight.others):
+        return ""  # it waits for other ranks, whatever its monitors and loaders do meanwhile
+    if _trickles(sight, earlier, sight.tid, sight.wait, then.wait):
+        return f"it moves data little by little, {sight_words.in_words(sight)}"
+    return _movement_of_children(sight, earlier) or _movement_of_threads(sight, earlier)
 
 
-def _reads_on(sight: Sight, earlier: Earlier) -> bool:
-    """Tell whether something comes through what a thread reads, or polls before it reads (a socket with a time limit)."""
-    now, then = sight.wait, earlier.sight.wait
-    wakes = sight.before.wakes - earlier.sight.after.wakes
-    if all(wait.call in kernel.READS and wait.for_ever for wait in (now, then)):
-        return wakes >= WAKES
+def _trickles(sight: Sight, earlier: Earlier, tid: int, now: Wait, then: Wait) -> bool:
+    """Tell whether something comes or goes through what a thread reads, writes, or polls before it does so (a socket with
+    a time limit). What is sent is in no counter of the kernel's; that the thread has gone on is."""
+    before = earlier.sight.after.wakes.get(tid)
+    wakes = 0 if before is None else sight.before.wakes.get(tid, before) - before
+    if wakes < WAKES:
+        return False
+    if all(wait.call in kernel.READS | kernel.WRITES and wait.for_ever for wait in (now, then)):
+        return True
     polls = now.call in kernel.POLLS and (now.call, now.target, now.fds) == (then.call, then.target, then.fds)
-    if not polls or not now.fds or now.asleep or _awaited(sight):
+    if not polls or not now.fds or now.asleep:
         return False
     limit_s = min(
         now.ends_s if now.ends_s is not None else math.inf,
@@ -235,23 +189,37 @@ def _reads_on(sight: Sight, earlier: Earlier) -> bool:
     return limit_s > 0 and wakes >= WAKES + TIMEOUTS * _span_s(sight, earlier) / limit_s
 
 
-def _movement_beside(sight: Sight, earlier: Earlier) -> str:
-    """The same of its children and its threads beside the main one."""
+def _movement_of_children(sight: Sight, earlier: Earlier) -> str:
     before = {child.pid: child for child in earlier.sight.children}
     for child in sight.children:
         then = before.get(child.pid)
-        burns = _child_share(sight, earlier, child.pid) > OTHERS_SHARE
-        goes_on = then is not None and child.chain != then.chain
-        if burns and (goes_on or not child.frames):
+        if then is None:
+            continue
+        computes = _child_share(sight, earlier, child.pid) > CHILD_SHARE
+        goes_on = child.chain != then.chain
+        if computes and (goes_on or not child.frames):
             return f"its child {child.pid} computes"
         if goes_on and frames.users_frame(child.frames) is not None:
             return f"its child {child.pid} goes on"
-    chains = {thread.ident: (thread.chain, thread.callers) for thread in earlier.sight.others}
-    others = any(
-        chains.get(thread.ident) != (thread.chain, thread.callers) for thread in sight.others
-    ) or len(chains) != len(sight.others)
-    if others and _beside_share(sight, earlier) > OTHERS_SHARE:
-        return "another thread of it computes"
+        idle = frames.awaits_task(child.frames)
+        if not idle and _trickles(sight, earlier, child.pid, child.wait, then.wait):
+            return f"its child {child.pid} moves data little by little"
+    return ""
+
+
+def _movement_of_threads(sight: Sight, earlier: Earlier) -> str:
+    """Say which thread beside the one that is judged has moved, whatever that one waits for."""
+    before = {thread.stack.ident: thread for thread in earlier.sight.others if not thread.watches}
+    now = {thread.stack.ident: thread for thread in sight.others if not thread.watches}
+    if before.keys() != now.keys():
+        return "its threads come and go"
+    for ident, thread in now.items():
+        then = before[ident]
+        if (thread.stack.chain, thread.stack.callers) != (then.stack.chain, then.stack.callers):
+            return f"another thread of it moves, {frames.place(thread.stack.frames)}"
+        at_ranks = frames.awaits_ranks(thread.stack.frames, thread.line)
+        if not at_ranks and _trickles(sight, earlier, thread.tid, thread.wait, then.wait):
+            return f"another thread of it moves data, {frames.place(thread.stack.frames)}"
     return ""
 
 
@@ -263,14 +231,12 @@ def _span_s(sight: Sight, earlier: Earlier) -> float:
     return max(sight.before.at_s - earlier.sight.after.at_s, 1e-3)
 
 
-def _main_share(sight: Sight, earlier: Earlier) -> float:
-    return (sight.before.main_s - earlier.sight.after.main_s) / _span_s(sight, earlier)
-
-
 def _beside_share(sight: Sight, earlier: Earlier) -> float:
-    """Return which share of the time the threads beside the main one were on a processor; 1.0 is one of them always."""
-    all_s = sight.before.process_s - earlier.sight.after.process_s
-    return max(0.0, all_s / _span_s(sight, earlier) - _main_share(sight, earlier))
+    """Return which share of the time the threads beside the one that is judged were on a processor; 1.0 is one of them
+    always."""
+    span_s, then = _span_s(sight, earlier), earlier.sight.after
+    main_share = (sight.before.main_s - then.main_s) / span_s
+    return max(0.0, (sight.before.process_s - then.process_s) / span_s - main_share)
 
 
 def _child_share(sight: Sight, earlier: Earlier, pid: int) -> float:
@@ -283,20 +249,16 @@ def _child_share(sight: Sight, earlier: Earlier, pid: int) -> float:
 # What stands still
 
 
-def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Finding:
+def _still(sight: Sight, word: Word, earlier: Earlier) -> Finding:
     """Say what a rank is in of which nothing has moved."""
     if burns(sight.before, earlier.sight.after):
-        return _burning(sight, word, earlier)
-    if _is_in_endless(sight, earlier.sight) and sight.alone and not sight.children:
-        doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.SPINS
-        return _in_loop(sight, doing)
-    proof = _proof(sight, word, earlier, still_s)
+        return _burning(sight, word)
+    proof = _proof(sight, word, earlier)
     if proof:
         doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED
         return Finding(doing, proof, certain=True)
-    stack = sight.main.frames if sight.main is not None else ()
     awaited = _awaited(sight)
-    if _beside_share(sight, earlier) > BURNS_SHARE and not (awaited and frames.is_collective(stack)):
+    if _beside_share(sight, earlier) > BURNS_SHARE and not (awaited and frames.is_collective(sight.stack)):
         return Finding(m.Doing.SPINS, "its native threads compute")
     burning = [c for c in sight.children if _child_share(sight, earlier, c.pid) > BURNS_SHARE]
     if burning:
@@ -308,22 +270,22 @@ def _still(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> Findin
         return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
     if sight.main is None and sight.wait.lack:
         return Finding(m.Doing.UNSEEN, sight.why_no_stack)
-    if not sight.wait.asleep:
-        held = f", which {word.holder.words}" if word.holder is not None else ""
-        return Finding(m.Doing.BLOCKED, f"{sight_words.in_words(sight)}{held}")
+    return _idle(sight, earlier)
+
+
+def _idle(sight: Sight, earlier: Earlier) -> Finding:
+    """Say in what a rank is that neither computes nor waits for other ranks."""
     again = earlier.ends_at_s is not None and sight.after.at_s > earlier.ends_at_s + RENEWED_S
-    if again:
-        restless = replace(sight, wait=replace(sight.wait, ends_s=None))
-        return Finding(m.Doing.SLEEPS, f"{sight_words.in_words(restless)}, again and again")
-    return Finding(m.Doing.SLEEPS, sight_words.in_words(sight))
+    shown = replace(sight, wait=replace(sight.wait, ends_s=None)) if again and sight.wait.asleep else sight
+    words = f"{sight_words.in_words(shown)}{', again and again' if again else ''}"
+    return Finding(m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED, words)
 
 
 def _awaited(sight: Sight) -> str:
     """Return what other ranks are waited for in. What C code does is told by the user's line alone, and so only where it
     can be that by the kernel's word, too."""
-    stack = sight.main.frames if sight.main is not None else ()
-    named = frames.awaits_ranks(stack, sight.line.text)
-    if frames.called(stack) or not sight.wait.call:
+    named = frames.awaits_ranks(sight.stack, sight.line)
+    if frames.called(sight.stack) or not sight.wait.call:
         return named
     at_network = sight.wait.call in kernel.NETWORK
     if named == frames.STORE or sight.at_store:
@@ -331,65 +293,100 @@ def _awaited(sight: Sight) -> str:
     return named if at_network or sight.wait.call == "futex" else ""
 
 
-def _burning(sight: Sight, word: Word, earlier: Earlier) -> Finding:
-    """Say what a rank is in whose main thread computes and moves nowhere."""
+def _burning(sight: Sight, word: Word) -> Finding:
+    """Say what a rank is in whose thread computes and moves nowhere."""
     if sight.main is None:
         return Finding(m.Doing.UNSEEN, f"computes; {sight.why_no_stack}")
-    awaited = frames.awaits_ranks(sight.main.frames, "")
-    if awaited and frames.is_collective(sight.main.frames):
+    awaited = frames.awaits_ranks(sight.stack, "")
+    if awaited and frames.is_collective(sight.stack):
         return Finding(m.Doing.WAITS, f"in {awaited}")
     if _awaits_device(sight, word):
         return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
-    if _is_in_endless(sight, earlier.sight):
-        return _in_loop(sight, m.Doing.SPINS)
-    if word.trapped:
-        return Finding(m.Doing.SPINS, TRAPPED, certain=True)
     if word.gil_held:
-        # No proof, however long: a sort, a parser or the garbage collector ends, and on a busy machine late. But no
-        # long computation either: those give the lock back, so this has no more patience than what is blocked.
-        return Finding(m.Doing.BLOCKED, "in C code that keeps Python's lock (the GIL)")
-    if sight.gpu and frames.awaits_device(sight.main.frames, sight.line.text):
+        return Finding(m.Doing.SPINS, "in C code that keeps Python's lock (the GIL)")
+    if sight.gpu and frames.awaits_device(sight.stack, sight.line):
         return Finding(m.Doing.SPINS, "waits for its GPU")
     return Finding(m.Doing.SPINS, "computes at one place")
 
 
-def _is_in_endless(*sights: Sight) -> bool:
-    """Tell whether the main thread is each time in a loop that neither itself nor another Python thread can end."""
-    loops = [sight.loop for sight in sights if sight.loop is not None]
-    alone = all(sight.alone for sight in sights)
-    return len(loops) == len(sights) and (alone or all(loop.ending is Ending.NEVER for loop in loops))
-
-
-def _in_loop(sight: Sight, doing: m.Doing) -> Finding:
-    """Say that a rank is in its loop without an end, or with one that is far off."""
-    assert sight.loop is not None
-    lasts_s = sight.loop.lasts_s
-    why = f"{LASTS} {seconds_text(lasts_s)} or more" if lasts_s else ENDLESS
-    return Finding(doing, why, certain=True, goes_on=False, lasts_s=lasts_s)
-
-
-def _loops_at(sight: Sight, found: Finding) -> int:
-    """Return the index of the frame whose loop has no end, where that is what was found."""
-    if not found.why.startswith((ENDLESS, LASTS)) or sight.loop is None or sight.main is None:
-        return 0
-    return sight.main.frames.index(sight.loop.frame)
-
-
 def _awaits_device(sight: Sight, word: Word) -> bool:
-    stack = sight.main.frames if sight.main is not None else ()
-    return sight.gpu and word.on_device and frames.awaits_device(stack, sight.line.text)
+    return sight.gpu and word.on_device and frames.awaits_device(sight.stack, sight.line)
 
 
-def _proof(sight: Sight, word: Word, earlier: Earlier, still_s: float) -> str:
-    """Return in words why an idle rank cannot go on by itself; nothing where that is not proved."""
-    wait, stack = sight.wait, sight.main.frames if sight.main is not None else ()
-    if sight_words.is_at_prompt(sight):
+# States that cannot mend themselves
+
+
+def _proof(sight: Sight, word: Word, earlier: Earlier) -> str:
+    """Return in words why an idle rank cannot go on by itself; nothing where its state does not say so."""
+    if frames.awaits_debugger(sight.stack):
         return sight_words.in_words(sight)
-    if wait.asleep and stack and wait.ends_s is not None and wait.ends_s > LONG_S:
+    is_alone = not sight.others and not sight.children
+    if sight_words.is_at_prompt(sight) and is_alone and not sight.types:
         return sight_words.in_words(sight)
-    if sight.locked and earlier.sight.locked and not word.on_device:
+    if sight.wait.asleep and (sight.wait.ends_s or 0.0) > LONG_SLEEP_S and is_alone and not sight.signals:
+        return sight_words.in_words(sight)  # whether it is longer than patience is the brain's affair
+    if _is_locked(sight) and _is_locked(earlier.sight) and not word.on_device:
         others = {0: "", 1: ", and does not go on either"}.get(
             len(sight.others), ", and no other thread goes on either"
         )
         return f"{sight_words.in_words(sight)}{others}"
-    return relief.none_left(sight, still_s)
+    return _stopped_child(sight)
+
+
+def _is_locked(sight: Sight) -> bool:
+    """Tell whether a rank waits for a lock, or for a thread's end, without a limit, and so does every thread of it that
+    may hold that lock."""
+    if sight.main is None or sight.children or sight.signals:
+        return False
+    if sight.wait.call != "futex" or not sight.wait.for_ever or sight.wait.is_shared:
+        return False
+    joins = bool(sight.others) and frames.is_joining(sight.stack)
+    at_lock = joins or frames.is_acquiring(sight.stack, sight.line)
+    return at_lock and all(thread.watches or _is_at_lock(thread) for thread in sight.others)
+
+
+def _is_at_lock(thread: SideThread) -> bool:
+    """Tell whether a thread waits, without a limit, for a lock, for another thread's end, or for a task."""
+    if thread.wait.call != "futex" or not thread.wait.for_ever:
+        return False
+    stack = thread.stack.frames
+    return frames.is_acquiring(stack, thread.line) or frames.is_joining(stack) or frames.serves(stack)
+
+
+def _stopped_child(sight: Sight) -> str:
+    """Say which stopped (state T) child a rank waits for; nothing where another one, or a timer, may let it go on."""
+    if sight.main is None or len(sight.children) >= CHILDREN_MAX:
+        return ""
+    if frames.awaits_loader(sight.stack):
+        workers = sight_words.loaders(sight)
+        stopped = [child for child in workers if child.state == "T"]
+        if stopped and all(child.state == "T" or frames.awaits_task(child.frames) for child in workers):
+            return f"waits for its DataLoader's worker {stopped[0].pid}, which is stopped (state T)"
+        return ""
+    if sight.caught & TIMERS or not sight.wait.for_ever or sight.wait.child is None:
+        return ""
+    keeper = _keeper(sight.pid, sight.wait, sight.children)
+    return f"waits for its child {sight_words.called(keeper)}, which is stopped (state T)" if keeper else ""
+
+
+def _keeper(pid: int, wait: Wait, children: tuple[Child, ...]) -> Child | None:
+    """Return the stopped child whose end is waited for, or that of a child that waits likewise, as a shell does."""
+    for _ in range(DEPTH_MAX):
+        below = [one for one in children if one.ppid == pid and wait.child in (0, one.pid)]
+        if not below:
+            return None
+        if all(one.state == "T" for one in below):
+            return below[0]
+        if len(below) > 1 or below[0].wait.child is None or not below[0].wait.for_ever:
+            return None
+        pid, wait = below[0].pid, below[0].wait
+    return None
+
+
+def _may_enter_collectives(thread: SideThread) -> bool:
+    """Tell whether a thread beside the one that is judged may enter collectives by itself: it is in the script's own code
+    or in torch.distributed, and does not wait for another thread without a limit."""
+    stack = thread.stack.frames
+    waits = thread.wait.call == "futex" and thread.wait.for_ever
+    own = frames.users_frame(stack) is not None or any("/torch/distributed/" in one.file for one in stack)
+    return own and not waits and not frames.serves(stack)

@@ -49,6 +49,7 @@ _LOCK = re.compile(
 _LOCK_LINE = re.compile(
     r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
 )
+_ACQUIRE_LINE = re.compile(r"\.acquire\(|^\s*with\s+[\w.\[\]]+\s*:")
 
 STORE = "the store"
 
@@ -209,22 +210,10 @@ def is_in_users_code(frames: tuple[Frame, ...]) -> bool:
     return not idle and users_frame(frames) is not None
 
 
-def awaits_pool(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the rank waits for a result of multiprocessing's Pool."""
-    return any(frame.file.endswith("/multiprocessing/pool.py") for frame in called(frames))
-
-
 def is_worker_of_loader(frames: tuple[Frame, ...]) -> bool:
     """Tell whether a process is a worker of torch's DataLoader."""
     return any(
         frame.function == "_worker_loop" and frame.file.endswith("/data/_utils/worker.py") for frame in frames
-    )
-
-
-def is_worker_of_pool(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a process is a worker of multiprocessing's Pool."""
-    return any(
-        frame.function == "worker" and frame.file.endswith("/multiprocessing/pool.py") for frame in frames
     )
 
 
@@ -275,6 +264,23 @@ def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
     if inner and _IMPORT.search(inner[0].file):
         return inner[0].function == "acquire"
     return bool(_LOCK.search(inner[0].file)) if inner else bool(_LOCK_LINE.search(line))
+
+
+def is_acquiring(frames: tuple[Frame, ...], line: str) -> bool:
+    """Tell whether a thread that waits for another one does so for a lock that is held, and not for news (an event, a
+    queue, a future), which may come from elsewhere: a thread of C code, a callback."""
+    inner = called(frames)
+    if not inner:
+        return bool(_ACQUIRE_LINE.search(line))
+    if _IMPORT.search(inner[0].file):
+        return inner[0].function == "acquire"
+    return inner[0].file.endswith("/threading.py") and inner[0].function in ("acquire", "__enter__")
+
+
+def is_joining(frames: tuple[Frame, ...]) -> bool:
+    """Tell whether a thread waits for another one's end."""
+    joins = ("join", "_wait_for_tstate_lock")
+    return any(frame.file.endswith("/threading.py") and frame.function in joins for frame in called(frames))
 
 
 def lock_text(frames: tuple[Frame, ...]) -> str:

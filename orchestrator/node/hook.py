@@ -43,10 +43,11 @@ SOCKET_FILE = "torch-{}.socket"
 # each step a row of ROW_WORDS words: in a group's column one more than the collectives that it had entered by the end
 # of that step, 0 where that is not known, and then whose step it was: OPTIMIZERS_MAX * (so many steps has this optimizer
 # made) + its number, 0 where that is not known. GROUPS_FILE says whose column is which, for the generation that stands
-# in GROUPS_WORD: odd while columns change hands. LEFT_WORD: when LEFT_PID_WORD has said its last word.
+# in GROUPS_WORD: odd while columns change hands. LEFT_WORD: when LEFT_PID_WORD has said its last word. THREAD_WORD: the
+# kernel's id of the thread that made the last step.
 BEAT_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version stands in the upper half of the same word
-BEAT_VERSION = 3
-MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD, LEFT_WORD, LEFT_PID_WORD, GROUPS_WORD = range(7)
+BEAT_VERSION = 4
+MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD, LEFT_WORD, LEFT_PID_WORD, GROUPS_WORD, THREAD_WORD = range(8)
 RING_WORD = 8
 RING_STEPS = 1024
 GROUPS_MAX = 8
@@ -376,6 +377,7 @@ class Steps:
     def __init__(self, folder: str, notes: Notes, claimed: "Callable[[], None]") -> None:
         import itertools
         import time
+        from _thread import get_native_id
 
         self._folder = folder
         self._notes = notes
@@ -384,6 +386,7 @@ class Steps:
         self._pid = os.getpid()
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
         self._time_ns = time.time_ns
+        self._thread_id = get_native_id
         self._beat: memoryview | None = None
         self._retry_at_ns: float = 0
 
@@ -395,6 +398,7 @@ class Steps:
         if beat:
             beat[RING_WORD + step % RING_STEPS] = now_ns
             self.groups.count(beat, step, optimizer)
+            beat[THREAD_WORD] = self._thread_id()
             beat[TIME_WORD] = now_ns
             beat[STEP_WORD] = step
 

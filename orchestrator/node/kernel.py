@@ -12,7 +12,7 @@ import platform
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orchestrator.node import openfiles, procfs
 
@@ -55,6 +55,7 @@ _FD_FIRST = READS | WRITES | LOCKS | {"ioctl", "connect"}
 _PATH_FIRST = frozenset({"open", "stat", "lstat", "truncate", "rename", "mkdir", "unlink"})
 _PATH_SECOND = frozenset({"openat", "openat2", "newfstatat", "statx", "mkdirat", "unlinkat", "renameat"})
 _FUTEX_WAIT, _FUTEX_WAIT_BITSET = 0, 9
+_FUTEX_PRIVATE = 128
 _FUTEX_REALTIME = 256
 _TIMER_ABSTIME = 1
 
@@ -64,8 +65,9 @@ class Wait:
     """What a thread is in. `call`: empty when it runs, or when nobody may know.
 
     `target`: the file, pipe or connection behind the call's descriptor or path; `fds`: the descriptors it waits at;
-    `ends_s`: it ends then at the latest, None without a limit; `asleep`: it waits for nothing but the time; `child`: the
-    process whose end it waits for, 0 for that of any child, None when it waits for none.
+    `ends_s`: it ends then at the latest, None without a limit, 0 where the limit is not known; `asleep`: it waits for nothing but the time; `child`: the
+    process whose end it waits for, 0 for that of any child, None when it waits for none; `is_shared`: at a futex in memory
+    that other processes may have, too.
     """
 
     call: str
@@ -76,6 +78,7 @@ class Wait:
     wchan: str
     lack: str
     child: int | None = None
+    is_shared: bool = False
 
     @property
     def runs(self) -> bool:
@@ -88,8 +91,13 @@ class Wait:
         return self.call != "" and self.ends_s is None
 
 
+NO_WAIT = Wait("", "", (), None, False, "", "")
+"""Of a thread that runs, or that is not known."""
+
+
 def wait_of(pid: int, tid: int) -> Wait:
-    """Return what a thread of a process waits for."""
+    """Return what a thread of a process waits for. The time limit that stands in its memory counts only if it has not run
+    meanwhile: else it may be in another call by then, and what is read may be anything."""
     task = procfs.PROC / str(pid) / "task" / str(tid)
     wchan = procfs.text(task / "wchan").strip()
     wchan = "" if wchan == "0" else wchan
@@ -101,7 +109,19 @@ def wait_of(pid: int, tid: int) -> Wait:
     except OSError as err:
         return Wait("", "", (), None, False, wchan, f"{task}/syscall: {(err.strerror or str(err)).lower()}")
     call, args = _call_in(text)
-    return _decoded(pid, call, args, wchan) if call else Wait("", "", (), None, False, wchan, "")
+    if not call:
+        return Wait("", "", (), None, False, wchan, "")
+    turns = wakes(pid, tid)
+    found = _decoded(pid, call, args, wchan)
+    is_same = procfs.text(task / "syscall") == text and wakes(pid, tid) == turns
+    return found if is_same or found.ends_s is None else replace(found, ends_s=0.0)
+
+
+def wakes(pid: int, tid: int) -> int:
+    """Return the voluntary context switches of a thread: how often it had to wait, and went on. What comes through recv()
+    and goes through send() is in no other counter of the kernel's."""
+    lines = procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "status").splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
 
 
 def is_frail(pid: int, tid: int) -> bool:
@@ -145,7 +165,7 @@ def in_words(wait: Wait) -> str:
     if not wait.call:
         return f"in the kernel ({wait.wchan})" if wait.wchan else "somewhere that cannot be seen"
     if wait.asleep:
-        return "in sleep()" if wait.ends_s is None else f"in sleep(), {seconds_text(wait.ends_s)} to go"
+        return f"in sleep(), {seconds_text(wait.ends_s)} to go" if wait.ends_s else "in sleep()"
     limit = "" if wait.ends_s is None else f", for {seconds_text(wait.ends_s)} more"
     if wait.call == "futex":
         return f"waits for another thread (futex){limit}"
@@ -181,7 +201,8 @@ def _decoded(pid: int, call: str, args: list[int], wchan: str) -> Wait:
     if limited and ends_s is None:
         # A limit there is, and it cannot be read: not without end, and nobody knows how long.
         ends_s = 0.0
-    return Wait(call, target, fds, ends_s, asleep, wchan, memory.lack, _child(call, args))
+    is_shared = call == "futex" and not args[1] & _FUTEX_PRIVATE
+    return Wait(call, target, fds, ends_s, asleep, wchan, memory.lack, _child(call, args), is_shared)
 
 
 def _child(call: str, args: list[int]) -> int | None:
@@ -198,15 +219,17 @@ def _ends_s(memory: Memory, call: str, args: list[int]) -> tuple[float | None, b
     """Return in how many seconds the call ends by itself, and whether it has a limit at all.
 
     A relative limit is counted from now on: `faulthandler`'s signal has just interrupted the call, and Python begins it
-    anew with what was left (PEP 475). Absolute ones are exact.
+    again with what was left (PEP 475). Absolute ones are exact.
     """
     match call:
-        case "nanosleep":
-            return memory.seconds(args[0], 1e-9), True
-        case "clock_nanosleep":
+        case "clock_nanosleep" if args[1] & _TIMER_ABSTIME:
             clock = time.CLOCK_REALTIME if args[0] == 0 else time.CLOCK_MONOTONIC
-            absolute = bool(args[1] & _TIMER_ABSTIME)
-            return _rest_s(memory.seconds(args[2], 1e-9), clock if absolute else None), True
+            return _rest_s(memory.seconds(args[2], 1e-9), clock), True
+        case "nanosleep" | "clock_nanosleep":
+            return (
+                None,
+                True,
+            )  # C code's own: no signal has interrupted it, and what is left is not written down
         case "select":
             return memory.seconds(args[4], 1e-6), args[4] != 0
         case "pselect6":
@@ -307,7 +330,8 @@ class Memory:
         if len(raw) < 16:
             return None
         whole, part = struct.unpack("<qq", raw)
-        return float(whole + part * unit_s)
+        is_sane = 0 <= part < round(1 / unit_s) and whole >= 0
+        return float(whole + part * unit_s) if is_sane else None
 
     def path(self, address: int) -> str:
         """Return the text that ends with a NUL at that address."""

@@ -46,11 +46,6 @@ def shortened(pid: int, path: str) -> str:
     return path[len(folder) :] if path.startswith(folder) else path
 
 
-def absolute(pid: int, path: str) -> str:
-    """Return a path that a process has given to the kernel as seen from everywhere."""
-    return str(Path(_link(f"/proc/{pid}/cwd")) / path)
-
-
 def is_terminal(pid: int, fd: int) -> bool:
     """Tell whether a terminal is open at `fd`."""
     return link_of(pid, fd).startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
@@ -83,30 +78,6 @@ def writers(target: str) -> tuple[int, ...] | None:
         if any(_link(f"/proc/{pid}/fd/{fd}") == target and _writes(pid, fd) for fd in fds[:FDS_MAX]):
             found.append(pid)
     return tuple(found)
-
-
-def lock_holder(pid: int) -> int | None:
-    """Return the process that holds the lock on a file which `pid` waits for in the kernel (`man 5 proc`, /proc/locks: the
-    lines of those who wait follow that of the lock, under its number). None where it is not known: another machine's,
-    one that belongs to an open file and not to a process, or that of a file which whoever locked it has handed on."""
-    holders: dict[str, list[str]] = {}
-    for line in procfs.text(Path("/proc/locks")).splitlines():
-        words = [word for word in line.split() if word != "->"]
-        waits = "->" in line
-        owner = int(words[4]) if len(words) > 4 and words[4].isdigit() else 0
-        if not waits:
-            holders[words[0]] = words[1:]
-        elif owner == pid:
-            lock = holders.get(words[0], [])
-            holder = int(lock[3]) if len(lock) > 3 and lock[3].isdigit() else 0
-            return holder if holder and _has_lock(holder, lock) else None
-    return None
-
-
-def _has_lock(pid: int, lock: list[str]) -> bool:
-    """Tell whether a process has the file open through which a lock is held, by its line in /proc/locks."""
-    infos = (procfs.text(Path(f"/proc/{pid}/fdinfo/{fd}")).splitlines() for fd in _fds(pid))
-    return any(line.startswith("lock:") and line.split()[2:] == lock for lines in infos for line in lines)
 
 
 def _writes(pid: int, fd: str) -> bool:

@@ -1,9 +1,8 @@
-"""In what is a rank, in words? Pure: what was seen at one moment in, a phrase for verdicts and pages out."""
+"""Words for what a rank is in at one moment, for verdicts and pages. Pure."""
 
 from __future__ import annotations
 
 from orchestrator.node import frames, kernel
-from orchestrator.node.lasting import LONG_S
 from orchestrator.node.sight import Child, Sight
 
 
@@ -11,19 +10,21 @@ def in_words(sight: Sight) -> str:
     """Say what a rank is in, as far as it can be known from one moment."""
     if sight.main is None and not sight.wait.call:
         return sight.why_no_stack
-    stack = sight.main.frames if sight.main is not None else ()
+    stack = sight.stack
     if is_at_prompt(sight):
-        asker = frames.asks_a_person(stack, sight.line.text) or "a program"
+        asker = frames.asks_a_person(stack, sight.line) or "a program"
         return f"at a prompt of {asker}, where nobody can type"
     if frames.awaits_debugger(stack):
         return "waits for a debugger to attach"
     if sight.wait.runs:
         return "computes"
-    awaited = frames.awaits_ranks(stack, sight.line.text)
+    awaited = frames.awaits_ranks(stack, sight.line)
     if awaited:
         return f"in {awaited}"
     if frames.awaits_threads(stack):
-        where = "".join(f", one of them at {frames.place(thread.frames)}" for thread in sight.others[:1])
+        where = "".join(
+            f", one of them at {frames.place(thread.stack.frames)}" for thread in sight.others[:1]
+        )
         return f"waits for its other threads to end{where}"
     if frames.awaits_loader(stack):
         return f"waits for its DataLoader's workers{_busy_child(sight)}"
@@ -36,9 +37,10 @@ def in_words(sight: Sight) -> str:
             else f", its next timer in {kernel.seconds_text(sight.wait.ends_s)}"
         )
         return f"waits in asyncio's loop{timer}"
-    if sight.wait.call == "futex" and frames.is_on_lock(stack, sight.line.text):
+    if sight.wait.call == "futex" and frames.is_on_lock(stack, sight.line):
         limit = "" if sight.wait.ends_s is None else f", for {kernel.seconds_text(sight.wait.ends_s)} more"
-        others = [thread.frames for thread in sight.others if frames.users_frame(thread.frames) is not None]
+        stacks = [thread.stack.frames for thread in sight.others]
+        others = [frame for frame in stacks if frames.users_frame(frame) is not None]
         whom = f"; the other thread is at {frames.place(others[0])}" if len(others) == 1 else ""
         return f"{frames.lock_text(stack)}{limit}{whom}"
     return kernel.in_words(sight.wait)
@@ -77,8 +79,7 @@ def wait_in_words(child: Child) -> str:
     """Say what a child does, as a verb."""
     words = "is busy" if child.wait.runs else kernel.in_words(child.wait)
     if child.wait.asleep and not child.frames:
-        left_s = child.wait.ends_s or 0.0  # at least: nothing has interrupted it
-        words = f"in sleep(), {kernel.seconds_text(left_s)} to go" if left_s > LONG_S else "in sleep()"
+        words = "in sleep()"  # no signal has interrupted it, so what is left is not known
     words = words if words.startswith(("is ", "waits ")) else f"is {words}"
     return f"{words}, {frames.place(child.frames)}" if child.frames else words
 
@@ -90,7 +91,7 @@ def is_at_prompt(sight: Sight) -> bool:
         or sight.wait.ends_s is not None
     ):
         return False
-    stack = sight.main.frames if sight.main is not None else ()
-    asks = bool(frames.asks_a_person(stack, sight.line.text))
+    stack = sight.stack
+    asks = bool(frames.asks_a_person(stack, sight.line))
     terminal = sight.wait.target.startswith("/dev/")
     return (asks and 0 in sight.wait.fds) or (terminal and (asks or 0 in sight.wait.fds))

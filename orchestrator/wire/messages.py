@@ -107,12 +107,12 @@ class RankLook:
 
     `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
     `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
-    cannot go on by itself, whatever the others do; `ends_s`: a sleep's rest; `phase`: import, rendezvous, evaluate,
-    save, exit, train or retry, by its stack and source; `stack`: its main thread's frames, innermost first, as
+    cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
+    save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
     `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
     which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
-    `holder`: the rank that holds the lock on a file that it waits for, where that is known and none of its other threads
-    and children can let go of it; `starved_s`: for so much of `still_s` its main thread was ready to run and had no
+    `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
+    thread was ready to run and had no
     processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
     groups whose counts are not those of collectives alone.
     """
@@ -132,7 +132,7 @@ class RankLook:
     groups: tuple[str, ...]
     marks: tuple[Mark, ...]
     lacks: tuple[str, ...]
-    holder: int | None = None
+    others_act: bool = False
     starved_s: float = 0.0
     gpu_use: float | None = None
     mixed: tuple[str, ...] = ()

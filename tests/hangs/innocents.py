@@ -340,4 +340,19 @@ while time.monotonic() < until_s:
 """),
         42, spec={"nodes": 1, "procs_per_node": 2},
     ),
+    Innocent(
+        "ranks_without_a_group_sleep_for_60_s_after_the_training",
+        plain("""
+import torch
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(80):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.03)
+time.sleep(60)
+"""),
+        75, spec={"nodes": 1, "procs_per_node": 2},
+    ),
 )  # fmt: skip

@@ -68,4 +68,110 @@ def misbehave():
 """),
         28,
     ),
+    Innocent(
+        "loops_that_handlers_and_errors_end",
+        training("""
+import contextlib
+
+library = os.path.join(os.getcwd(), "site-packages")
+os.makedirs(library, exist_ok=True)
+with open(os.path.join(library, f"stream_{rank}.py"), "w") as file:
+    file.write("class Stream:\\n    @property\\n    def item(self):\\n        return next(self.items)\\n")
+sys.path.insert(0, library)
+
+
+class TimeLimit:
+    def __enter__(self):
+        def ring(*_):
+            raise TimeoutError
+
+        signal.signal(signal.SIGALRM, ring)
+        signal.alarm(20)
+
+    def __exit__(self, kind, *_):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        return kind is TimeoutError
+
+
+class Buffer(list):
+    def append(self, one):
+        if len(self) == 100:
+            raise BufferError
+        super().append(one)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        return kind is BufferError
+
+
+def in_a_context_of_its_own():
+    with TimeLimit():
+        while True:
+            time.sleep(0.01)
+
+
+def until_a_buffer_is_full():
+    with Buffer() as buffer:
+        while True:
+            buffer.append(time.sleep(0.2))
+
+
+def until_a_handler_exits():
+    signal.signal(signal.SIGALRM, lambda *_: sys.exit())
+    signal.alarm(20)
+    try:
+        while True:
+            time.sleep(0.01)
+    except SystemExit:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def until_a_stream_ends():
+    module = __import__(f"stream_{rank}")
+    stream = module.Stream()
+    stream.items = iter(range(100))
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(StopIteration))
+        while True:
+            time.sleep(0.2 + 0 * stream.item)
+
+
+def misbehave():
+    (in_a_context_of_its_own, until_a_buffer_is_full, until_a_handler_exits, until_a_stream_ends)[rank]()
+    dist.barrier()
+    if rank == 2:
+        in_a_context_of_its_own()
+    dist.barrier()
+"""),
+        50,
+    ),
+    Innocent(
+        "a_loop_that_computes_and_sleeps_has_the_patience_of_what_computes",
+        training("""
+def misbehave():
+    if rank == 1:
+        until_s = time.monotonic() + 20
+        while time.monotonic() < until_s:
+            time.sleep(0.6)
+            busy_s = time.monotonic() + 0.9
+            while time.monotonic() < busy_s:
+                pass
+"""),
+        28,
+        spec={"monitor": {"hang_patience": 14}},
+    ),
+    Innocent(
+        "one_call_of_150_s_into_c",
+        training("""
+def misbehave():
+    if rank == 3:
+        import itertools
+        began_s = time.monotonic()
+        sum(itertools.repeat(1, 20_000_000))
+        sum(itertools.repeat(1, int(20_000_000 * 150 / (time.monotonic() - began_s))))
+"""),
+        160,
+    ),
 )

@@ -182,4 +182,116 @@ def misbehave():
 """),
         24,
     ),
+    Innocent(
+        "a_training_in_a_thread_while_the_main_thread_sleeps",
+        training("""
+def misbehave():
+    if rank == 2:
+        subprocess.run(["sleep", "20"], check=True)
+""", threaded=True),
+        28,
+    ),
+    Innocent(
+        "an_upload_of_60_s",
+        training("""
+import socket
+
+
+def misbehave():
+    if rank == 0:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            mine = socket.create_connection(server.getsockname())
+            theirs, _ = server.accept()
+        child = os.fork()
+        if not child:
+            if not os.fork():  # not below the rank: as if it were on another host
+                os.setsid()
+                mine.close()
+                while theirs.recv(100_000):
+                    time.sleep(0.1)  # a megabyte a second
+            os._exit(0)
+        theirs.close()
+        os.waitpid(child, 0)
+        mine.sendall(bytes(60_000_000))
+        mine.close()
+    dist.barrier()
+"""),
+        70, spec={"monitor": {"hang_patience": 30}},
+    ),
+    Innocent(
+        "an_answer_over_http_after_150_s",
+        training("""
+import http.server, urllib.request
+
+
+class Slow(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        time.sleep(150)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"done")
+
+
+def misbehave():
+    if rank == 1:
+        server = http.server.HTTPServer(("127.0.0.1", 0), Slow)
+        if not os.fork():
+            if not os.fork():
+                os.setsid()
+                server.handle_request()
+            os._exit(0)
+        os.wait()
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/") as answer:
+            assert answer.read() == b"done"
+    dist.barrier()
+"""),
+        160,
+    ),
+    Innocent(
+        "a_barrier_that_a_thread_enters_later",
+        training("""
+def saves(group):
+    time.sleep(20)
+    dist.barrier(group)
+
+
+def misbehave():
+    group = dist.new_group([2, 3])
+    train(20)
+    if rank == 3:
+        threading.Thread(target=saves, args=(group,)).start()
+    if rank == 2:
+        dist.barrier(group)
+"""),
+        30,
+    ),
+    Innocent(
+        "a_key_that_a_thread_sets_later",
+        training("""
+def misbehave():
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        threading.Timer(20, store.set, ("go on", "yes")).start()
+    if rank == 2:
+        store.get("go on")
+"""),
+        28,
+    ),
+    Innocent(
+        "a_lock_that_a_callback_of_a_collective_releases",
+        training("""
+def misbehave():
+    pair = dist.new_group([0, 1])
+    train(20)
+    if rank == 1:
+        time.sleep(20)
+    if rank < 2:
+        lock = threading.Lock()
+        lock.acquire()
+        work = dist.all_reduce(torch.ones(10), group=pair, async_op=True)
+        work.get_future().then(lambda _: lock.release())
+        lock.acquire()
+"""),
+        30,
+    ),
 )  # fmt: skip

@@ -7,6 +7,8 @@ fault bears the mark `# here`.
 
 from __future__ import annotations
 
+import textwrap
+
 from tests.support.torch_script import WITHOUT_DYNAMO
 
 WARM_STEPS = 60
@@ -27,22 +29,6 @@ def between(step): pass
 def leave(): pass
 
 """
-
-NATIVE = """
-import ctypes, mmap, platform
-
-kept = []
-
-
-def native(code, *types, prototype=ctypes.PYFUNCTYPE):
-    memory = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    memory.write(bytes.fromhex(code[platform.machine()]))
-    start = ctypes.c_char.from_buffer(memory)
-    kept.append(start)
-    return prototype(None, *types)(ctypes.addressof(start))
-
-"""
-"""Gives a script `native`: machine code, by machine, as a function that keeps the GIL. No compiler is needed for that."""
 
 _TORCH = f"""{WITHOUT_DYNAMO}import torch.distributed as dist
 
@@ -89,9 +75,30 @@ print("done", flush=True)
 """
 
 
-def training(case: str, *, ddp: bool = False) -> str:
-    """Return the training that `case` interrupts; with torch's DDP instead of an all_reduce in the script."""
+_FIRST_ATTEMPT = f"""    train({WARM_STEPS})
+    print("warm", flush=True)
+    misbehave()
+    train({LAST_STEPS})
+"""
+_IN_A_THREAD = f"""\
+    def first():
+{textwrap.indent(_FIRST_ATTEMPT, "    ")}\
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=first).start()
+    try:
+        time.sleep(3600)
+    except KeyboardInterrupt:
+        pass
+"""
+assert _FIRST_ATTEMPT in _TRAIN
+
+
+def training(case: str, *, ddp: bool = False, threaded: bool = False) -> str:
+    """Return the training that `case` interrupts; with torch's DDP instead of an all_reduce in the script; `threaded`: in a
+    thread, while the main thread sleeps."""
     end = _TRAIN.replace(_AVERAGE, "").replace(_OWN, _DDP) if ddp else _TRAIN
+    end = end.replace(_FIRST_ATTEMPT, _IN_A_THREAD) if threaded else end
     return f"{_HEAD}{_TORCH}{case.strip()}\n{end}"
 
 

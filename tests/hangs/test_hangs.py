@@ -11,7 +11,7 @@ from orchestrator.brain import events as e
 from tests.support.local import Sight
 
 from .conftest import as_params, desk_at, selected
-from .gallery import CASES, Case
+from .gallery import CASES, START_S_MAX, Case
 from .runs import Entry, Runs, is_restarted
 from .script import training
 
@@ -61,7 +61,18 @@ def _assert_judged(job: Sight, case: Case) -> None:
     assert not [text for text in case.waits if text not in verdict.waiting], _told(verdict)
     if case.kind == "hang":
         _assert_seen_before_it_was_killed(job)
+        _assert_named_at_once(job, case, verdict)
     assert judged[0].at - verdict.since_s < case.found_s_max + LOADED_S, _told(verdict)
+
+
+def _assert_named_at_once(job: Sight, case: Case, verdict: d.Verdict) -> None:
+    """Long before what only patience sees is judged, the rank is named with its line."""
+    named = job.news(d.Suspect)
+    assert named or not verdict.patience_s, _told(verdict)
+    for one in named[:1]:
+        print(f"{case.name}: named after {one.at - verdict.since_s:.1f} s: {one.why}")
+        assert one.at - verdict.since_s < min(case.found_s_max, START_S_MAX) + LOADED_S, one
+        assert not case.lines or any(line in one.why for line in case.lines), one
 
 
 def _assert_seen_before_it_was_killed(job: Sight) -> None:

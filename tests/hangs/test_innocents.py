@@ -17,7 +17,6 @@ from orchestrator.brain import decisions as d
 from orchestrator.node.procfs import Proc
 from tests.support.local import Sight, kill
 
-from .compiled import COMPILED
 from .conftest import as_params, desk_at, selected
 from .innocents import INNOCENTS, Deed, Innocent
 from .innocents_busy import BUSY
@@ -25,7 +24,7 @@ from .innocents_waits import WAITS
 from .runs import Runs
 from .unlike import UNLIKE
 
-ALL = (*INNOCENTS, *BUSY, *COMPILED, *UNLIKE, *WAITS)
+ALL = (*INNOCENTS, *BUSY, *UNLIKE, *WAITS)
 SIDE_BY_SIDE = 4
 
 END_S_MAX = 180.0

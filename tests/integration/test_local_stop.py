@@ -56,6 +56,32 @@ def test_on_cancel_a_script_saves_and_one_that_ignores_term_is_killed_after_the_
         job.job.cancel()
 
 
+def test_restart_ends_the_attempt_and_the_next_begins_from_the_newest_checkpoint_at_no_cost(
+    desk: Desk,
+) -> None:
+    script = f"""{STEPPER}
+folder, resume = Path(os.environ["ORCH_CHECKPOINT_DIR"]), os.environ["ORCH_RESUME_FROM"]
+start = int(Path(resume).stem.partition("-")[2]) if resume else 0
+run(20, start=start)
+if rank == 0:
+    (folder / "step-20.bin").write_bytes(b"x" * 1000)
+if attempt == 1:
+    run(100_000, 0.05, start=20)
+"""
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": script}, entrypoint="train.py", procs_per_node=2, restart={"max": 0}
+    )
+    wait_until(lambda: job.seen()["checkpoint"], "a checkpoint")
+    assert job.job.restart()["attempt"] == 1
+    status = job.wait()
+    assert (status["state"], status["attempt"]) == ("SUCCEEDED", 2)
+    first, second = job.job.why()["attempts"]
+    assert (first["verdict"], first["ended_why"]) == (None, "a restart that the user asked for")
+    assert second["resumed_from"].endswith("step-20.bin") and second["why"].startswith(first["ended_why"])
+    with pytest.raises(UserError, match="the job has ended: SUCCEEDED"):
+        job.job.restart()
+
+
 @pytest.mark.parametrize(
     "at_step", ["lambda step: None", "lambda step: Path(__file__).stat()"], ids=["runs", "fails"]
 )

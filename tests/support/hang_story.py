@@ -7,8 +7,7 @@ from typing import Any
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-
-from .brain_story import Story, look, only
+from tests.support.brain_story import Story, look, only
 
 WAITS, WORKS, SPINS, BLOCKED, SLEEPS = (
     e.Doing.WAITS, e.Doing.WORKS, e.Doing.SPINS, e.Doing.BLOCKED, e.Doing.SLEEPS,

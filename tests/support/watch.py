@@ -7,7 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,10 +28,18 @@ SAY_READY = "import os\nopen(os.environ['READY'], 'w').close()\n"
 class Watch:
     """Ranks of one script, all on this node, and the eyes of its agent."""
 
-    def __init__(self, folder: Path, script: str, ranks: int, env: dict[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        ranks: int,
+        env: dict[str, str],
+        files: Mapping[str, str] | None = None,
+    ) -> None:
         self.job = JobDir.at(str(folder / "job"))
         self.job.code.mkdir(parents=True)
-        (self.job.code / "train.py").write_text(script)
+        for name, text in {"train.py": script, **(files or {})}.items():
+            (self.job.code / name).write_text(text)
         install_hook(self.job.node("node-0"))
         self.ready = [folder / f"ready-{rank}" for rank in range(ranks)]
         self.ranks = NodeRanks(1, self.job, "node-0")
@@ -103,6 +112,42 @@ class Watch:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(process.pid, 0)
         self.ranks.close()
+
+
+CASES = """import os
+open(os.environ['READY'], 'w').close()
+file = f"case_{os.environ['RANK']}.py"
+exec(compile(open(file).read(), file, 'exec'))
+"""
+STILL_S = 2.5
+"""Nothing has moved for so long in what `stood` returns: three looks or so."""
+
+
+def stood(folder: Path, cases: Mapping[str, str]) -> dict[str, m.RankLook]:
+    """Run each case as a rank of one job, all side by side, and return by name what is found of it once it has stood, or
+    worked, for a while."""
+    names = list(cases)
+    watch = Watch(
+        folder, CASES, len(cases), {}, {f"case_{n}.py": cases[name] for n, name in enumerate(names)}
+    )
+    try:
+        watch.await_ready()
+        until_s = time.monotonic() + LOOKS_S_MAX
+        seen: dict[int, m.RankLook] = {}
+        worked: Counter[int] = Counter()
+        while time.monotonic() < until_s:
+            for rank, found in watch.look().items():
+                worked[rank] += found.doing is m.Doing.WORKS
+                if found.still_s > STILL_S or worked[rank] > 1:
+                    seen.setdefault(rank, found)
+            if len(seen) == len(cases):
+                break
+            time.sleep(BETWEEN_S)
+        missing = [names[rank] for rank in range(len(cases)) if rank not in seen]
+        assert not missing, f"{missing}\n{watch.logs()}"
+        return {names[rank]: found for rank, found in seen.items()}
+    finally:
+        watch.close()
 
 
 @contextmanager

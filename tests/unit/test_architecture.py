@@ -70,9 +70,11 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 
 LONG_FILES = {
     "orchestrator/brain/events.py": "one list of all that the brain can hear",
+    "orchestrator/brain/facts.py": "one list of all that the brain knows",
     "orchestrator/cli.py": "one function for each verb",
     "orchestrator/node/hook.py": "one file is what is copied into every rank",
     "orchestrator/wire/messages.py": "one list of all that supervisor and agents say",
+    "tests/support/sim/ledger.py": "the books of one night",
     "tests/support/sim/mutations.py": "one list of all mutations, each with its night",
     "tests/hangs/gallery.py": "the gallery: one case after the other, and nothing else",
 }

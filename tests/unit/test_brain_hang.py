@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from orchestrator.brain import decisions as d
@@ -49,22 +53,12 @@ def test_a_rank_that_cannot_go_on_is_named_with_its_place_and_the_others_with_wh
     assert story.now_s == pytest.approx(7.0, abs=0.6), "5 s of silence, and a second look 2 s later"
 
 
-def test_a_lock_on_a_file_is_proof_only_if_the_rank_that_holds_it_waits_for_the_one_that_is_locked_out() -> (
-    None
-):
-    why = "in flock() of cache.lock, which rank 0 holds"
-    locked_out = entered(2, 9654, doing=BLOCKED, where="train.py:85 cache", why=why, holder=0)
-    verdict = judged(gang_of(), entered(0, 9655), entered(1, 9655), locked_out, entered(3, 9655))
-    assert verdict.culprit == "rank 2 on n2: in flock() of cache.lock, which rank 0 holds, train.py:85 cache"
-    assert verdict.ranks == (2,)
-    saves = entered(0, 9654, doing=BLOCKED, where="train.py:70 save")
-    found = [saves, entered(1, 9655), locked_out, entered(3, 9655)]
-    assert none_of(silence(gang_of(), *found, for_s=50.0), d.Judge)
-    other = entered(0, 9654, doing=BLOCKED, where="train.py:86 cache", why="in flock() of b.lock", holder=2)
-    assert judged(gang_of(), other, entered(1, 9655), locked_out, entered(3, 9655)).ranks == (0, 2)
-    unknown = entered(2, 9654, doing=BLOCKED, where="train.py:85 cache")
-    found = [entered(0, 9655), entered(1, 9655), unknown, entered(3, 9655)]
-    assert none_of(silence(gang_of(), *found, for_s=50.0), d.Judge)
+def test_ranks_in_different_collectives_are_no_proof_where_a_thread_may_enter_what_is_missing() -> None:
+    others = [entered(rank, 7) for rank in (0, 1, 3)]
+    saving = entered(2, 5, "barrier", members=(2, 3), group="1", where="train.py:44 sync")
+    assert judged(gang_of(), *others, odd := entered(2, 7, "barrier")).ranks == (2,)
+    assert none_of(silence(gang_of(), *others, replace(odd, others_act=True), for_s=280.0), d.Judge)
+    assert none_of(silence(gang_of(), *others, replace(saving, others_act=True), for_s=280.0), d.Judge)
 
 
 def test_a_rank_without_steps_among_ranks_with_steps_serves_them_and_is_not_judged() -> None:
@@ -75,26 +69,20 @@ def test_a_rank_without_steps_among_ranks_with_steps_serves_them_and_is_not_judg
 
     naps = [look(rank, doing=SLEEPS, where="train.py:61 nap", ends_s=30.0) for rank in (0, 1, 2)]
     serves = look(3, doing=SLEEPS, where="train.py:5 serve", certain=True)
-    assert none_of(silence(served(), *naps, serves, for_s=50.0), d.Judge)
+    assert none_of(silence(served(), *naps, serves, for_s=500.0), d.Judge)
     stuck = entered(0, 6, members=(0, 1, 2), doing=BLOCKED, where="train.py:88 load", certain=True)
     waits = [entered(rank, 7, members=(0, 1, 2)) for rank in (1, 2)]
     assert judged(served(), stuck, *waits, serves).ranks == (0,)
 
 
-@pytest.mark.parametrize(("starved_s", "hangs"), [(0.0, True), (40.0, False)])
+@pytest.mark.parametrize(("starved_s", "hangs"), [(0.0, True), (80.0, False), (1e6, False)])
 def test_time_without_a_processor_is_no_time_in_one_place(starved_s: float, hangs: bool) -> None:
-    story = gang_of()
     sorts = entered(2, 9654, doing=BLOCKED, where="train.py:55 sort", why="in C code", starved_s=starved_s)
-    found = silence(story, entered(0, 9655), entered(1, 9655), sorts, entered(3, 9655), for_s=80.0)
-    assert bool([one for one in found if isinstance(one, d.Judge)]) is hangs
-
-
-def test_a_busy_machine_is_no_excuse_for_ever() -> None:
-    story = gang_of()
-    sorts = entered(2, 9654, doing=BLOCKED, where="train.py:55 sort", why="in C code", starved_s=1e6)
     found = [entered(0, 9655), entered(1, 9655), sorts, entered(3, 9655)]
-    assert judged(story, *found, for_s=160.0).ranks == (2,)
-    assert 100.0 < story.now_s < 150.0, "twice the patience of 60 s"
+    verdicts = [one for one in silence(gang_of(), *found, for_s=360.0) if isinstance(one, d.Judge)]
+    assert bool(verdicts) is hangs
+    if starved_s > 1000:
+        assert judged(gang_of(), *found, for_s=700.0).ranks == (2,), "a busy machine is no excuse for ever"
 
 
 def test_the_use_of_gpus_is_part_of_the_evidence() -> None:
@@ -130,24 +118,28 @@ def test_a_rank_that_enters_further_collectives_moves() -> None:
     assert none_of(story.said, d.Judge) and not none_of(story.said, d.Look)
 
 
-def test_a_long_sleep_is_a_proof_and_a_short_one_is_not() -> None:
+def test_a_sleep_longer_than_patience_is_a_proof_and_a_shorter_one_is_not() -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
-    story = gang_of()
-    nap = entered(2, 6, doing=SLEEPS, why="in a sleep that ends in 3,590 s", certain=True, ends_s=3590.0)
-    assert judged(story, *waiting, nap).ranks == (2,)
-    story = gang_of()
-    nap = entered(2, 6, doing=SLEEPS, certain=True, ends_s=18.0)
-    assert none_of(silence(story, *waiting, nap, for_s=50.0), d.Judge)
+    nap = entered(2, 6, doing=SLEEPS, why="in sleep(), 3,590 s to go", certain=True, ends_s=3590.0)
+    assert judged(gang_of(), *waiting, nap).ranks == (2,)
+    assert none_of(silence(gang_of(), *waiting, replace(nap, ends_s=590.0), for_s=500.0), d.Judge)
+    assert none_of(silence(gang_of(), *waiting, replace(nap, certain=False), for_s=500.0), d.Judge)
+    assert judged(gang_of(patience_s=20.0), *waiting, replace(nap, ends_s=60.0)).ranks == (2,)
+    assert none_of(silence(gang_of(patience_s=None), *waiting, nap, for_s=900.0), d.Judge)
 
 
-def test_who_waits_elsewhere_never_enters_what_the_others_wait_in() -> None:
-    story = gang_of()
+def test_who_waits_in_the_store_or_for_one_rank_may_yet_be_let_go_and_is_named_only() -> None:
     others = [entered(rank, 7) for rank in (0, 1, 3)]
-    store = look(2, WAITS, why="in a wait for a key of the store", where="train.py:40 sync", stack=("train.py:40 sync",),
+    store = look(2, WAITS, why="in the store", where="train.py:40 sync", stack=("train.py:40 sync",),
                  collectives=(e.Collective("0", "default group", ALL, 6, "barrier", "", 30.0),))  # fmt: skip
-    verdict = judged(story, *others, store)
-    assert verdict.ranks == (2,) and verdict.waiting.endswith("rank 2 never entered it")
-    assert "train.py:40 sync" in verdict.culprit
+    for where in (store, replace(store, why="in recv"), replace(store, collectives=())):
+        story = gang_of()
+        assert none_of(silence(story, *others, where, for_s=400.0), d.Judge)
+    barrier = e.Collective("1", "pair", (2, 3), 1, "barrier", "", 4.0)
+    both = replace(store, why="in barrier", collectives=(barrier, *store.collectives))
+    verdict = judged(gang_of(), *others, both)
+    assert verdict.ranks == (2,)
+    assert "train.py:40 sync" in verdict.culprit and verdict.patience_s == 0.0
 
 
 def test_different_collectives_are_shown_side_by_side_and_the_odd_one_is_the_culprit() -> None:
@@ -173,11 +165,13 @@ def test_different_shapes_are_a_mismatch_except_where_they_may_differ() -> None:
     )
     assert verdict.ranks == (2,) and "float32[11]" in verdict.culprit
     uneven = [entered(rank, 7, "all_to_all", shape=f"float32[{rank}]") for rank in ALL]
-    assert judged(gang_of(), *uneven).ranks == ()
+    assert none_of(silence(gang_of(), *uneven, for_s=500.0), d.Judge)
 
 
-def test_a_whole_gang_that_waits_with_nobody_missing_is_the_networks_fault() -> None:
-    verdict = judged(gang_of(), *(entered(rank, 7) for rank in ALL))
+def test_a_whole_gang_that_waits_with_none_missing_is_the_networks_fault_after_ten_minutes() -> None:
+    found = [entered(rank, 7) for rank in ALL]
+    assert none_of(silence(gang_of(), *found, for_s=590.0), d.Judge), "the network may come back"
+    verdict = judged(gang_of(), *found, for_s=640.0)
     assert (
         verdict.ranks == () and verdict.culprit == "nobody is missing: nothing flows between n0, n1, n2, n3"
     )
@@ -189,9 +183,7 @@ def test_where_a_cut_falls_into_a_collective_who_did_not_come_through_it_is_not_
     """All have entered #7; what the network still carried let some of them out."""
     inside = "in all_reduce"
     found = [entered(rank, 7 if rank == 2 else 8, why=inside) for rank in ALL]
-    assert judged(gang_of(), *found).ranks == ()
-    elsewhere = entered(2, 7, why="in a wait for the store")
-    assert judged(gang_of(), *(elsewhere if one.rank == 2 else one for one in found)).ranks == (2,)
+    assert judged(gang_of(), *found, for_s=640.0).ranks == ()
 
 
 def test_who_burns_processor_time_in_a_collective_may_be_sending() -> None:
@@ -212,7 +204,8 @@ def test_a_rank_that_ended_well_while_others_wait_for_it_has_left_too_early() ->
     assert verdict.waiting.endswith("rank 0 never entered it")
     story = gang_of()
     story.hear(story.exited(0, 0, None, count=9))
-    assert judged(story, *(look(rank, WAITS) for rank in (1, 2, 3)), for_s=14.0).ranks == (0,)
+    unknown = [look(rank, WAITS) for rank in (1, 2, 3)]
+    assert none_of(silence(story, *unknown, for_s=400.0), d.Judge), "they may wait for something else"
 
 
 def test_victims_of_one_group_are_not_the_culprits_of_another() -> None:
@@ -225,7 +218,7 @@ def test_victims_of_one_group_are_not_the_culprits_of_another() -> None:
         where="t.py:5 b",
         collectives=(e.Collective("2", "", both, 8, "all_reduce", "", 40.0), other),
     )
-    three = look(3, WAITS, where="t.py:7 c", why="in a wait for the store",
+    three = look(3, BLOCKED, where="t.py:7 c", why="waits for a debugger to attach", certain=True,
                  collectives=(e.Collective("1", "pair", (2, 3), 4, "all_gather", "", 60.0),))  # fmt: skip
     first = [entered(rank, 9, members=both, group="2") for rank in (0, 1)]
     assert judged(gang_of(), *first, two, three).ranks == (3,)
@@ -256,25 +249,48 @@ def test_a_debugger_that_holds_a_rank_is_a_proof() -> None:
 # Patience
 
 
-@pytest.mark.parametrize("doing", [BLOCKED, SLEEPS])
-def test_who_merely_stands_in_one_place_has_a_minute(doing: e.Doing) -> None:
+@pytest.mark.parametrize(
+    ("doing", "more", "patience_s"),
+    [
+        (BLOCKED, {}, 300.0),
+        (BLOCKED, {"ends_s": 30.0}, 600.0),
+        (BLOCKED, {"phase": "evaluate"}, 600.0),
+        (SPINS, {"phase": "save"}, 600.0),
+        (SPINS, {}, 600.0),
+        (SLEEPS, {}, 600.0),
+    ],
+)
+def test_patience_is_five_minutes_where_a_rank_is_blocked_and_twice_that_where_it_is_busy(
+    doing: e.Doing, more: dict[str, Any], patience_s: float
+) -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
-    odd = entered(2, 6, doing=doing, where="train.py:50 odd")
+    odd = entered(2, 6, doing=doing, where="train.py:50 odd", **more)
+    assert none_of(silence(gang_of(), *waiting, odd, for_s=patience_s - 5.0), d.Judge)
     story = gang_of()
-    assert none_of(silence(story, *waiting, odd, for_s=55.0), d.Judge)
-    story = gang_of()
-    assert judged(story, *waiting, odd, for_s=120.0).culprit.startswith("rank 2 on n2")
-    assert 60.0 <= story.now_s <= 100.0
+    verdict = judged(story, *waiting, odd, for_s=patience_s + 70.0)
+    assert verdict.culprit.startswith("rank 2 on n2") and verdict.patience_s == patience_s
+    assert (
+        verdict.evidence[0] == f"no state proves it; patience was {patience_s:.0f} s (monitor.hang_patience)"
+    )
+    story = gang_of(patience_s=patience_s / 10)
+    assert judged(story, *waiting, odd, for_s=patience_s / 5 + 40.0).ranks == (2,), "as the user wants it"
 
 
-@pytest.mark.parametrize(("doing", "phase"), [(BLOCKED, "evaluate"), (SPINS, "save"), (SPINS, "train")])
-def test_an_evaluation_or_a_checkpoint_has_five_and_so_has_who_computes(doing: e.Doing, phase: str) -> None:
+def test_patience_is_the_longest_that_fits_what_was_seen_since_the_rank_last_moved() -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
-    odd = entered(2, 6, doing=doing, phase=phase, where="train.py:50 odd")
-    story = gang_of()
-    assert none_of(silence(story, *waiting, odd, for_s=290.0), d.Judge)
-    story = gang_of()
-    assert judged(story, *waiting, odd, for_s=400.0).culprit.startswith("rank 2 on n2")
+    kinds = itertools.cycle((SPINS, BLOCKED, BLOCKED))
+    story, first_s = gang_of(), None
+    for _ in range(1100):
+        if not none_of(story.wait(0.5), d.Look):
+            first_s = story.now_s if first_s is None else first_s
+            odd = entered(2, 6, doing=next(kinds), where="train.py:50 poll")
+            story.hear(*story.looked(*(stood(one, story.now_s - first_s) for one in (*waiting, odd))))
+    assert none_of(story.said, d.Judge)
+
+
+def test_no_hang_is_seen_without_a_proof_where_the_user_wants_none() -> None:
+    found = [entered(0, 7), entered(1, 7), entered(2, 6, doing=BLOCKED), entered(3, 7)]
+    assert none_of(silence(gang_of(patience_s=None), *found, for_s=2000.0), d.Judge)
 
 
 def test_before_the_first_step_patience_lasts_up_to_the_ceiling() -> None:
@@ -304,7 +320,7 @@ def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> Non
         (entered(2, 6, doing=BLOCKED, certain=True), True),
     ):
         story = gang_of()
-        for second in range(1, 200):
+        for second in range(1, 400):
             story.hear(beat(0, 9, log_bytes=second))
             silence(story, *waiting, odd, for_s=1.0)
             orders = [one for one in story.said if isinstance(one, d.Look)]
@@ -315,16 +331,10 @@ def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> Non
         assert none_of(story.said, d.Judge) is not is_judged
 
 
-def test_who_works_while_others_wait_without_any_sign_has_the_ceiling() -> None:
-    story = gang_of(hang_s_ceiling=100.0)
-    found = [
-        entered(0, 7),
-        entered(1, 7),
-        entered(2, 6, doing=WORKS, where="train.py:60 loop"),
-        entered(3, 7),
-    ]
-    assert none_of(silence(story, *found, for_s=95.0), d.Judge)
-    assert judged(story, *found, for_s=100.0).ranks == (2,)
+def test_who_works_is_never_judged_however_long_others_wait_for_it() -> None:
+    works = entered(2, 6, doing=WORKS, where="train.py:60 loop")
+    found = [entered(0, 7), entered(1, 7), works, entered(3, 7)]
+    assert none_of(silence(gang_of(hang_s_ceiling=100.0), *found, for_s=2000.0), d.Judge)
 
 
 def test_a_whole_gang_that_works_in_silence_is_never_judged() -> None:

@@ -101,11 +101,11 @@ def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_7_s() -
     assert verdict.summary == "rank 0 on n0 said its last word 7 s ago and never left"
 
 
-def test_a_rank_that_is_busy_with_leaving_has_a_minute() -> None:
+def test_a_rank_that_is_busy_with_leaving_has_ten_minutes() -> None:
     def _said(story: Story) -> bool:
         return any("last word" in one.why for one in story.said if isinstance(one, d.Judge))
 
-    assert not _said(_left(59.0, busy=True)) and _said(_left(61.0, busy=True))
+    assert not _said(_left(595.0, busy=True)) and _said(_left(605.0, busy=True))
 
 
 def test_no_first_step_within_the_users_limit_is_a_hang_whatever_the_ranks_do() -> None:
@@ -195,29 +195,50 @@ def test_fail_ends_the_job() -> None:
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
-def test_a_hang_that_returns_at_the_same_step_and_place_is_no_progress_whichever_rank_it_befalls() -> None:
-    story = gang_of(2)
-    judged(story, look(0, WAITS), look(1, BLOCKED, certain=True, where="train.py:5 f"))
-    story.stop_all()
-    story.run(2)
-    story.hear(
-        *(e.Beat(0.0, f"n{rank}", 2, (e.RankBeat(rank, 9, "S", 0, 0.0, usual_s=0.1),)) for rank in (0, 1))
-    )
-    kinds: list[d.Kind] = []
-    for stood_s in (0.0, 3.0):
-        while none_of(story.wait(0.5), d.Look):
-            pass
-        found = (
-            look(0, BLOCKED, certain=True, where="train.py:5 f", still_s=stood_s),
-            look(1, WAITS, still_s=stood_s),
-        )
-        said = story.hear(*story.looked(*found, attempt=2))
-        kinds += [one.verdict.kind for one in said if isinstance(one, d.Judge)]
-    assert kinds == [d.Kind.NO_PROGRESS]
-
-
 LOOK_WAITS_MAX = 200
 """So many half seconds without a look mean that there will be none."""
+
+
+def hang_at(story: Story, attempt: int, *, certain: bool) -> tuple[d.Verdict, float]:
+    """Let rank 0 of two stand at one place after step 9 until it is judged; return the verdict, and after how long."""
+    story.run(attempt)
+    for rank in (0, 1):
+        made = e.RankBeat(rank, 9, "S", 0, 0.0, usual_s=0.1)
+        story.hear(e.Beat(0.0, f"n{rank}", attempt, (made,)))
+    began_s, first_s = story.now_s, 0.0
+    for _ in range(2000):
+        if none_of(story.wait(0.5), d.Look):
+            continue
+        first_s = first_s or story.now_s
+        stood_s = story.now_s - first_s
+        blocked = look(0, BLOCKED, certain=certain, where="train.py:5 f", still_s=stood_s)
+        found = story.hear(*story.looked(blocked, look(1, WAITS, still_s=stood_s), attempt=attempt))
+        if not none_of(found, d.Judge):
+            return only(found, d.Judge).verdict, story.now_s - began_s
+    raise AssertionError("no verdict")
+
+
+def test_a_hang_that_returns_at_the_same_step_and_place_is_no_progress_whichever_rank_it_befalls() -> None:
+    story = gang_of(2, steps=0)
+    kinds = []
+    for attempt in (1, 2):
+        kinds.append(hang_at(story, attempt, certain=True)[0].kind)
+        story.stop_all(attempt)
+        story.wait(5.0)
+    assert kinds == [d.Kind.HANG, d.Kind.NO_PROGRESS]
+
+
+def test_a_hang_that_only_patience_saw_has_a_third_attempt_with_patience_up_to_the_ceiling() -> None:
+    story = gang_of(2, steps=0)
+    found = []
+    for attempt in (1, 2, 3):
+        found.append(hang_at(story, attempt, certain=False))
+        story.stop_all(attempt)
+        story.wait(20.0)
+    assert [one.kind for one, _ in found] == [d.Kind.HANG, d.Kind.HANG, d.Kind.NO_PROGRESS]
+    assert [one.patience_s for one, _ in found] == [300.0, 300.0, 600.0]
+    assert [took_s > 590.0 for _, took_s in found] == [False, False, True]
+    assert "the next attempt waits there up to hang_ceiling" in found[1][0].evidence[0]
 
 
 def hang_of_rank_1(story: Story, attempt: int, step: int, *nodes: int) -> d.Verdict:
@@ -294,6 +315,9 @@ def test_many_different_stacks_are_cut() -> None:
 
 
 def test_what_could_not_be_looked_at_is_said() -> None:
-    lack = "no py-spy there"
-    found = [entered(rank, 7, lacks=(lack,)) for rank in ALL]
+    lack = "no flight recorder there"
+    found = [
+        entered(rank, 6 + (rank > 0), doing=WAITS if rank else BLOCKED, certain=not rank, lacks=(lack,))
+        for rank in ALL
+    ]
     assert f"not looked at (ranks 0-3): {lack}" in judged(gang_of(), *found).evidence

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-from tests.support.brain_story import none_of
+from tests.support.brain_story import Story, none_of
 from tests.support.hang_story import ALL, BLOCKED, SLEEPS, beat, entered, gang_of, judged, silence
 
 
@@ -18,14 +18,14 @@ def test_who_has_entered_another_collective_before_it_left_it_is_the_odd_one() -
         before = (e.Entered(7, what, "float32[10]"),)
         gone_on = entered(0, 8, why=inside)
         gone_on = replace(gone_on, collectives=(replace(gone_on.collectives[0], earlier=before),))
-        verdict = judged(gang_of(), gone_on, *waiting)
+        verdict = judged(gang_of(), gone_on, *waiting, for_s=640.0)
         assert verdict.ranks == ranks
     assert "nobody is missing" in verdict.culprit
 
 
 def test_where_ranks_wait_for_single_others_nobody_knows_that_nobody_is_missing() -> None:
     in_recv = [entered(rank, 7, why="in recv") for rank in ALL]
-    assert none_of(silence(gang_of(), *in_recv, for_s=50.0), d.Judge)
+    assert none_of(silence(gang_of(), *in_recv, for_s=500.0), d.Judge)
     waits = [entered(rank, 7, why="in wait() of a collective", mixed=("k",)) for rank in ALL]
     assert none_of(silence(gang_of(), *waits, for_s=50.0), d.Judge)
     asleep = entered(3, 7, doing=SLEEPS, certain=True, ends_s=20.0)
@@ -34,10 +34,13 @@ def test_where_ranks_wait_for_single_others_nobody_knows_that_nobody_is_missing(
 
 
 def test_a_rank_without_steps_that_is_missed_in_a_collective_has_patience_as_any_other() -> None:
-    story = gang_of(steps=0)
-    for rank in (0, 1, 2):
-        story.hear(beat(rank, 9))
+    def served() -> Story:
+        story = gang_of(steps=0)
+        for rank in (0, 1, 2):
+            story.hear(beat(rank, 9))
+        return story
+
     late = entered(3, 6, doing=BLOCKED, why="waits for a child to end")
     waiting = [entered(rank, 7) for rank in (0, 1, 2)]
-    assert none_of(silence(story, *waiting, late, for_s=50.0), d.Judge)
-    assert judged(story, *waiting, late, for_s=75.0).ranks == (3,)
+    assert none_of(silence(served(), *waiting, late, for_s=280.0), d.Judge)
+    assert judged(served(), *waiting, late, for_s=340.0).ranks == (3,)

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
-from orchestrator.brain import looks, suspicion
+from orchestrator.brain import looks, suspects, suspicion
 from tests.support.brain_story import Story, look, none_of
 
 WAITS = e.Doing.WAITS
@@ -181,7 +181,7 @@ def test_a_silent_node_is_not_looked_at() -> None:
 def test_off_means_that_no_silence_is_suspicious() -> None:
     story = _auto(hang_s_max=None)
     _step(story, 9)
-    assert _first_look_s(story, 60.0) is None and suspicion.text(story.brain.facts, story.now_s) == ""
+    assert _first_look_s(story, 60.0) is None and suspects.text(story.brain.facts, story.now_s) == ""
 
 
 def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothing() -> None:
@@ -210,48 +210,78 @@ def test_a_supervisor_that_comes_back_holds_nothing_against_what_nobody_watched(
 def test_what_is_suspected_is_said_in_one_line() -> None:
     story = _auto()
     _step(story, 9, usual_s=0.3)
-    assert suspicion.text(story.brain.facts, story.now_s) == ""
+    assert suspects.text(story.brain.facts, story.now_s) == ""
     story.now_s += 2.0
     story.hear(story.beat(1, 9, "T"))
-    assert suspicion.text(story.brain.facts, story.now_s + 2.0) == "rank 1 on n1 is stopped (state T) for 2 s"
+    assert suspects.text(story.brain.facts, story.now_s + 2.0) == "rank 1 on n1 is stopped (state T) for 2 s"
     story.hear(_beat(1, 9, usual_s=0.3))
     story.wait(10.0)
-    assert suspicion.text(story.brain.facts, story.now_s) == "no step for 12 s (usual: 0.3 s): looking"
-    story.hear(*story.looked(look(0, WAITS), look(1, e.Doing.SLEEPS, where="train.py:7 load")))
-    assert suspicion.text(story.brain.facts, story.now_s).endswith("rank 1 sleeps at train.py:7 load")
-    told = [
-        look(rank, e.Doing.SLEEPS, where="train.py:7 load", why=f"in sleep(), {rank} s to go")
-        for rank in (0, 1)
-    ]
-    story.hear(*story.looked(look(0, WAITS), told[1]))
-    assert suspicion.text(story.brain.facts, story.now_s).endswith(
-        "at train.py:7 load (in sleep(), 1 s to go)"
+    assert suspects.text(story.brain.facts, story.now_s) == "no step for 12 s (usual: 0.3 s): looking"
+    asleep = look(1, e.Doing.SLEEPS, where="train.py:7 load", why="in sleep(), 9 s to go")
+    story.hear(*story.looked(look(0, WAITS, why="in all_reduce"), asleep))
+    assert suspects.text(story.brain.facts, story.now_s).endswith(
+        ": rank 1 on n1: in sleep(), 9 s to go, train.py:7 load; rank 0 in all_reduce"
     )
-    story.hear(*story.looked(*told))
-    assert suspicion.text(story.brain.facts, story.now_s).endswith("ranks 0,1 sleep at train.py:7 load")
+    works = look(1, e.Doing.WORKS, where="train.py:7 load", why="its stack moves")
+    story.hear(*story.looked(look(0, WAITS), works))
+    assert ": rank 1 on n1: its stack moves, train.py:7 load; rank 0 " in suspects.text(
+        story.brain.facts, story.now_s
+    )
+
+
+def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is_done_about_it() -> None:
+    story = _auto(hang_s_ceiling=5000.0, patience_s=5000.0)
+    told = []
+    # A place that was named is named again only when the silence is longer than any before it.
+    for count, (where, looks_taken) in enumerate(
+        (("a.py:1 f", 4), ("a.py:1 f", 2), ("b.py:2 g", 2), ("a.py:1 f", 6))
+    ):
+        _step(story, 9 + count)
+        story.said.clear()
+        for looked in range(looks_taken):
+            while none_of(story.wait(0.5), d.Look):
+                pass
+            stood = look(1, e.Doing.BLOCKED, where=where, why="in read()", still_s=3.0 * looked)
+            story.hear(*story.looked(look(0, WAITS, why="in all_reduce", still_s=3.0 * looked), stood))
+            assert looked or none_of(story.said, d.Suspect), "one look is not enough"
+        told.append([one for one in story.said if isinstance(one, d.Suspect)])
+        assert none_of(story.said, d.Judge)
+        assert all(f"rank 1 on n1: in read(), {where}; rank 0 in all_reduce" in one.why for one in told[-1])
+    assert [len(one) for one in told] == [1, 0, 1, 1]
 
 
 def test_before_the_first_step_the_line_tells_of_silence() -> None:
     story = _auto()
     story.wait(31.0)
-    assert suspicion.text(story.brain.facts, story.now_s) == "nothing heard for 31 s: looking"
+    assert suspects.text(story.brain.facts, story.now_s) == "nothing heard for 31 s: looking"
 
 
-def test_patience_grows_with_the_steps_with_pauses_that_were_seen_and_with_the_phase() -> None:
+def test_patience_grows_with_the_steps_and_with_the_pauses_that_the_job_has_shown_in_any_attempt() -> None:
+    def patience_s(story: Story, longer: bool = False) -> float:
+        assert story.brain.facts.attempt is not None
+        return suspicion.patience_s(story.brain.facts, story.brain.facts.attempt, longer)
+
     story = _auto()
-    assert suspicion.patience_s(story.brain.facts) == 600.0
+    assert patience_s(story) == 600.0, "before the first step it is the ceiling"
     _step(story, 1, usual_s=0.1)
-    assert suspicion.patience_s(story.brain.facts) == 60.0
-    assert suspicion.patience_s(story.brain.facts, "evaluate") == 300.0
-    story.now_s += 50.0
+    assert (patience_s(story), patience_s(story, longer=True)) == (300.0, 600.0)
+    story.now_s += 150.0
     story.hear(_beat(0, 2, usual_s=0.1), _beat(1, 2, usual_s=4.0))
-    assert suspicion.patience_s(story.brain.facts) == 100.0  # twice the pause is more than 20 steps
-    story.now_s += 900.0
-    story.hear(_beat(0, 3, usual_s=0.1), _beat(1, 3, usual_s=4.0))
-    assert suspicion.patience_s(story.brain.facts) == 600.0
+    assert patience_s(story) == 450.0, "three times the pause"
+    story.hear(story.exited(0, 1, None, count=2))
+    story.stop_all()
+    story.run(2)
+    story.hear(e.Beat(0.0, "n0", 2, (e.RankBeat(0, 1, "S", 0, 0.0, usual_s=0.1),)))
+    assert patience_s(story) == 450.0, "the job has shown it, in whichever attempt"
+    story = _auto()
+    _step(story, 1, usual_s=40.0)
+    assert patience_s(story) == 800.0, "20 steps, though that is above the ceiling"
+    story = _auto(patience_s=60.0)
+    _step(story, 1)
+    assert (patience_s(story), patience_s(story, longer=True)) == (60.0, 120.0)
 
 
 def test_every_sign_has_a_name_and_a_weight() -> None:
     assert len({sign.name for sign in suspicion.SIGNS}) == len(suspicion.SIGNS) >= 6
     told_by_looks = [sign.name for sign in suspicion.SIGNS if sign.shows is None]
-    assert told_by_looks == ["collective", "stack", "GPU"]
+    assert told_by_looks == ["collective", "stack", "data", "GPU"]

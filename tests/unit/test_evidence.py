@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import evidence, natives, openfiles
+from orchestrator.node import evidence, gpu_use, openfiles
 from orchestrator.node.hook import RANK_DIR_ENV, SOCKET_FILE
 from tests.support.watch import LOOKS_S_MAX, SAY_READY, Watch, watching
 
@@ -105,12 +105,12 @@ USERS = """pid, gpu_uuid, used_gpu_memory [MiB]
 
 
 def test_the_use_of_gpus_is_told_by_process() -> None:
-    assert natives.gpu_shares(USE, USERS) == {71: 0.97, 72: 0.0, 73: 0.97}
-    assert natives.gpu_shares("NVIDIA-SMI has failed\n", "No devices were found\n\n") == {}
-    known = natives.GpuUse(USE, natives.gpu_shares(USE, USERS))
+    assert gpu_use.gpu_shares(USE, USERS) == {71: 0.97, 72: 0.0, 73: 0.97}
+    assert gpu_use.gpu_shares("NVIDIA-SMI has failed\n", "No devices were found\n\n") == {}
+    known = gpu_use.GpuUse(USE, gpu_use.gpu_shares(USE, USERS))
     assert known.share(71) == (0.97, "")
     assert known.share(74) == (None, "nvidia-smi does not say which GPU the process uses")
-    assert natives.GpuUse("", {}).share(71) == (
+    assert gpu_use.GpuUse("", {}).share(71) == (
         None,
         "nvidia-smi is not there, so the use of GPUs is not known",
     )

@@ -30,7 +30,7 @@ def test_the_ceiling_of_suspicion_is_no_lower_than_its_floor(folder: Path) -> No
     ("text", "said"),
     [
         ("{url: hooks.example.com}", "notify.url: must be a URL such as https://…, not hooks.example.com"),
-        ("{on: [hangs]}", "notify.on[0]: must be hang, notice, withdrawn, verdict, restart, failed, succeeded or cancelled, not hangs; did you mean hang?"),
+        ("{on: [hangs]}", "notify.on[0]: must be suspect, hang, notice, withdrawn, verdict, restart, failed, succeeded or cancelled, not hangs; did you mean hang?"),
         ("{command: []}", "notify.command: must be a shell command, as a text or a list of words, not a list"),
     ],
 )  # fmt: skip

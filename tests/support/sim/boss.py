@@ -190,6 +190,9 @@ class Boss:
             if ask.cancel:
                 self.hear(e.CancelAsked(0.0, number))
                 continue
+            if ask.restart:
+                self.hear(e.RestartAsked(0.0, number))
+                continue
             if (
                 self.world.night.hosts is not None
                 and self.brain.facts.end is not None

@@ -12,17 +12,17 @@ from .clean import Expected
 from .night import ENDLESS, INNOCENT, Fault, Harm, Night, limits_of
 
 SURE_S = 14.0
-"""From a hang to its verdict where that can be proved: 5 s of silence, a second look 2 s later, beats each 2 s, and
+"""From a hang to its verdict where a state proves it: 5 s of silence, a second look 2 s later, beats each 2 s, and
 answers that take up to 1.5 s."""
 
-UNSURE_S = 130.0
-"""The same where a rank only stands in one place."""
+UNSURE_S = 350.0
+"""The same where a rank is blocked in one place: 5 min, and a look each 30 s."""
 
-COMPUTES_S = 340.0
-"""The same where it computes all the time."""
+LONGER_S = 660.0
+"""The same where it computes or waits elsewhere, or where no rank is seen to wait."""
 
 SLOW_STEP_S = 4.0
-CASES = 35
+CASES = 37
 
 
 def hang_night(seed: int) -> tuple[Night, Expected]:
@@ -45,16 +45,15 @@ def _endless(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]
     if plain.nodes * plain.ranks == 2:  # of two that differ nobody knows which one is wrong
         plain = dataclasses.replace(plain, nodes=3)
     sure = Expected(Kind.HANG, rank, node, SURE_S)
+    unlike = {
+        Harm.STUCK_AND_LOGS: SURE_S + 30.0,
+        Harm.SPINS: LONGER_S,
+        Harm.ELSEWHERE: LONGER_S,
+        Harm.HANG: UNSURE_S,
+    }
     return [
-        (
-            _with(plain, harm, step, rank),
-            dataclasses.replace(sure, within_s=COMPUTES_S if harm is Harm.SPINS else SURE_S),
-        )
-        for harm in ENDLESS
-        if harm is not Harm.STUCK_AND_LOGS
-    ] + [
-        (_with(plain, Harm.STUCK_AND_LOGS, step, rank), dataclasses.replace(sure, within_s=SURE_S + 30.0)),
-        (_with(plain, Harm.HANG, step, rank), dataclasses.replace(sure, within_s=UNSURE_S)),
+        (_with(plain, harm, step, rank), dataclasses.replace(sure, within_s=unlike.get(harm, SURE_S)))
+        for harm in (*ENDLESS, Harm.HANG)
     ]
 
 
@@ -62,9 +61,12 @@ def _pauses(plain: Night, step: int, rank: int, lasts_s: float) -> list[tuple[Ni
     """What ends by itself is never judged; it may last longer where it can be seen for what it is."""
     short = [(_with(plain, harm, step, rank, lasts_s), Expected(None)) for harm in INNOCENT]
     long = [
-        (_with(plain, Harm.EVALUATES, step, rank, 550.0), Expected(None)),
+        (_with(plain, Harm.EVALUATES, step, rank, 2000.0), Expected(None)),
         (_with(plain, Harm.EVALUATES_AND_LOGS, step, rank, 900.0), Expected(None)),
-        (_with(plain, Harm.SAVES, step, rank, 250.0), Expected(None)),
+        (_with(plain, Harm.SAVES, step, rank, 550.0), Expected(None)),
+        (_with(plain, Harm.LONG_STEP, step, rank, 550.0), Expected(None)),
+        (_with(plain, Harm.NAPS, step, rank, 500.0), Expected(None)),
+        (_with(plain, Harm.SYNCS_BESIDE, step, rank, 280.0), Expected(None)),
     ]
     slow = dataclasses.replace(
         plain, start_s=(100.0, 200.0), limits=limits_of(hang_s_max=0.0, start_s_max=300.0)
@@ -80,10 +82,12 @@ def _pauses(plain: Night, step: int, rank: int, lasts_s: float) -> list[tuple[Ni
 def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
     node = f"n{rank // plain.ranks}"
     slow = dataclasses.replace(_with(plain, Harm.STUCK, step, rank), step_s=SLOW_STEP_S)
-    cut = Expected(Kind.HANG, None, "", SURE_S, nobody=True)
+    served_s = SURE_S if plain.nodes * plain.ranks > 2 else LONGER_S  # of two, the other one waits for none
+    cut = Expected(Kind.HANG, None, "", LONGER_S, nobody=True)
     return [
         (slow, Expected(Kind.HANG, rank, node, 3 * SLOW_STEP_S + SURE_S)),
-        (_with(plain, Harm.CUT_GANG, step, rank, 40.0), cut),
+        (_with(plain, Harm.CUT_GANG, step, rank, 500.0), Expected(None)),
+        (_with(plain, Harm.CUT_GANG, step, rank, 700.0), cut),
         (
             dataclasses.replace(plain, stays_rank=rank),
             Expected(Kind.HANG, rank, node, says="and never left"),
@@ -94,12 +98,11 @@ def _others(plain: Night, step: int, rank: int) -> list[tuple[Night, Expected]]:
         ),
         (_with(plain, Harm.STOPPED, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
         (_served(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
-        (_served(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
-        (_with(plain, Harm.STARVES, step, rank, 100.0), Expected(None)),
+        (_served(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, served_s)),
+        (_with(plain, Harm.STARVES, step, rank, 400.0), Expected(None)),
         (_polled(plain, Harm.NAPS, step, rank, 30.0), Expected(None)),
-        (_polled(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, SURE_S)),
-        (_all_nap(plain, step, 90.0), Expected(None)),
-        (_polled(plain, Harm.HANG, step, rank), Expected(Kind.HANG, rank, node, COMPUTES_S)),
+        (_polled(plain, Harm.STUCK, step, rank), Expected(Kind.HANG, rank, node, LONGER_S)),
+        (_all_nap(plain, step, 2000.0), Expected(None)),
         (_helped(plain, step, rank, 25.0), Expected(None)),
         (_late(plain, rank, 0.0), Expected(Kind.RENDEZVOUS, rank, node)),
         (_late(plain, rank, 85.0), Expected(Kind.RENDEZVOUS, rank, node)),

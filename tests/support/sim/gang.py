@@ -257,14 +257,14 @@ def harm_rank(rank: Rank, fault: Fault) -> None:
 
 STANCES = {
     Harm.STUCK: Stance(
-        Doing.BLOCKED, "train.py:88 load", "in read() of a pipe that nobody writes", certain=True
+        Doing.BLOCKED, "train.py:88 load", "on a lock, and no other thread goes on either", certain=True
     ),
-    Harm.STUCK_AND_LOGS: Stance(Doing.BLOCKED, "train.py:88 load", "in a lock", certain=True, logs=True),
+    Harm.STUCK_AND_LOGS: Stance(Doing.BLOCKED, "train.py:88 load", "on a lock", certain=True, logs=True),
     Harm.SPINS: Stance(Doing.SPINS, "train.py:50 loop", cpu=1.0),
-    Harm.LOCKED_OUT: Stance(Doing.BLOCKED, "train.py:85 cache", "in flock() of a file", locked_out=True),
+    Harm.SYNCS_BESIDE: Stance(Doing.WAITS, "train.py:25 sync", "in barrier", what="barrier", others_act=True),
     Harm.SLEEPS: Stance(Doing.SLEEPS, "train.py:60 nap", "in a sleep", certain=True, ends_at=SLEEP_S),
     Harm.SKIPS: Stance(Doing.WAITS, "train.py:20 odd", what="broadcast"),
-    Harm.ELSEWHERE: Stance(Doing.WAITS, "train.py:30 sync", "in a wait for the store", elsewhere=True),
+    Harm.ELSEWHERE: Stance(Doing.WAITS, "train.py:30 sync", "in the store", elsewhere=True),
     Harm.EVALUATES: Stance(Doing.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
     Harm.EVALUATES_AND_LOGS: Stance(
         Doing.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
@@ -275,7 +275,6 @@ STANCES = {
     Harm.STARVES: Stance(
         Doing.BLOCKED, "train.py:55 sort", "in C code that keeps the GIL", cpu=0.3, starved=0.7
     ),
-    Harm.QUEUES: Stance(Doing.BLOCKED, "train.py:85 cache", "in flock() of a file", locked_out=True),
 }
 """What a rank does that makes no step though its process lives; the last ones end, and harm nobody."""
 
@@ -283,10 +282,6 @@ STANCES = {
 def _take_stance(rank: Rank, fault: Fault) -> None:
     if rank.hung:
         return
-    if fault.harm is Harm.QUEUES:  # and the one that holds the lock works
-        holder = rank.gang.ranks[(rank.number + 1) % rank.gang.size]
-        if holder is not rank:
-            _take_stance(holder, dataclasses.replace(fault, harm=Harm.SAVES))
     stance, now_s = STANCES[fault.harm], rank.gang.world.now
     ends_at = None if stance.ends_at is None else now_s + min(fault.lasts_s, SLEEP_S)
     rank.stance = dataclasses.replace(stance, ends_at=ends_at, since_s=now_s)

@@ -21,6 +21,7 @@ class HangBook:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.looked_s: dict[int, float] = {}  # when each look was ordered
+        self.suspects: dict[str, int] = {}  # the places that were named, and the step then
         self.heard = 0  # steps
         self.noticed: int | None = None  # the same when a hang was noticed that still stands
         self.others = False  # there are hosts that could take another's place
@@ -44,6 +45,13 @@ class HangBook:
                 must(self.noticed is None, f"what stands is said again: {decision}")
                 self._hangs(decision.verdict)
                 self.noticed = self.heard
+            case d.Suspect():
+                must(
+                    self.suspects.get(decision.place) != self.heard,
+                    f"what was told is told again: {decision}",
+                )
+                must(len(self.looked_s) >= 2, f"{len(self.looked_s)} looks are too few: {decision}")
+                self.suspects[decision.place] = self.heard
             case d.Withdraw():
                 must(self.noticed is not None, f"nothing was noticed: {decision}")
                 self.noticed = None
@@ -53,7 +61,7 @@ class HangBook:
             self._hangs(decision.verdict)
             self._no_progress(decision.verdict)
         if isinstance(decision, d.BeginAttempt):
-            self.looked_s = {}
+            self.looked_s, self.suspects = {}, {}
 
     def _hangs(self, verdict: d.Verdict) -> None:
         """Ranks were looked at twice; and where silence is judged by what the job has shown, whoever goes on by itself
@@ -80,8 +88,12 @@ class HangBook:
             must(all(rank in guilty for rank in culprits), f"innocents are blamed: {verdict}")
 
     def _no_progress(self, verdict: d.Verdict) -> None:
-        """While only one host has hung, it may be that host's fault, and another one shows it."""
+        """While only one host has hung, it may be that host's fault, and another one shows it; and what only patience saw
+        is seen three times before the job is given up."""
         tries = self.ledger.tries
+        if verdict.kind is d.Kind.NO_PROGRESS and verdict.patience_s:
+            alike = [one for one in tries if one.verdict and one.verdict.signature == verdict.signature]
+            self.ledger.must(len(alike) >= 2, f"it was not waited for up to the ceiling: {verdict}")
         before = tries[-2].verdict if len(tries) > 1 else None
         again = verdict.kind is d.Kind.NO_PROGRESS and verdict.signature.startswith("hang")
         if (

@@ -35,6 +35,10 @@ HEARD_S_OFF = 3.0
 """By so much may differ what the brain and the world take for the last word of a host: the end of a line is none."""
 
 
+ASKED_S = 10.0
+"""How long after a request to restart the attempt may still come to its end by itself."""
+
+
 class Violation(AssertionError):
     """An oracle is broken."""
 
@@ -54,6 +58,10 @@ class Ledger:
         self.ended_s: float | None = None
         self.end: d.EndJob | None = None
         self.resumed = self.cancelled = False
+        self.restarted = self.stopped = (
+            0  # the attempts that the user wanted to end, and that was ended, last
+        )
+        self.restarted_s = 0.0
         self.notes: list[tuple[float, News | str]] = []
         self.pool = PoolBook(self, world) if world.night.hosts is not None else None
         self.queue = QueueBook(self, world) if world.night.lease is not None else None
@@ -138,6 +146,9 @@ class Ledger:
                 self._link(news)
             case e.CancelAsked():
                 self.cancelled = self.cancelled or self.end is None
+            case e.RestartAsked():
+                if self.tries and self.tries[-1].number != self.stopped and self.end is None:
+                    self.restarted, self.restarted_s = self.tries[-1].number, self.world.now
             case e.ResumeAsked():
                 self._resume(news)
             case e.CheckpointFound():
@@ -280,10 +291,11 @@ class Ledger:
                 attempt.verdict, attempt.judged_s = decision.verdict, self.world.now
                 attempt.judged_anew = attempt.anew
                 self.desyncs.judged(attempt)
-                self.stopped_s = self.world.clock
+                self.stopped_s, self.stopped = self.world.clock, attempt.number
             case d.Finish():
-                self.must(self.cancelled or self._all_ok(attempt), f"neither done nor cancelled: {decision}")
-                self.stopped_s = self.world.clock
+                asked = self.cancelled or self.restarted == attempt.number
+                self.must(asked or self._all_ok(attempt), f"neither done nor asked for: {decision}")
+                self.stopped_s, self.stopped = self.world.clock, attempt.number
             case d.Start():
                 self._starts(attempt, decision)
             case _:
@@ -318,6 +330,10 @@ class Ledger:
     def _afford(self, last: Try) -> None:
         """A restart needs a verdict that allows one, and a budget; only an attempt that got nowhere costs."""
         limits = self.world.night.limits
+        if last.verdict is None and last.number == self.restarted:  # it has cost nothing
+            last.high = self.world.journal_high(last.number)
+            self.best = max(self.best, last.base + last.high)
+            return
         self.must(last.verdict is not None, f"a restart without a verdict on attempt {last.number}")
         assert last.verdict is not None
         self.must(last.verdict.retry, f"a restart after {last.verdict}")
@@ -368,6 +384,10 @@ class Ledger:
             case d.JobEnd.SUCCEEDED:
                 done = bool(self.tries) and self._all_ok(self.tries[-1])
                 self.must(done, f"not every rank exited with code 0: {decision}")
+                in_vain = (
+                    self.tries[-1].number == self.restarted and self.world.now > self.restarted_s + ASKED_S
+                )
+                self.must(not in_vain, f"attempt {self.restarted} was to be restarted: {decision}")
             case d.JobEnd.CANCELLED:
                 self.must(self.cancelled, f"nobody cancelled: {decision}")
             case d.JobEnd.FAILED:

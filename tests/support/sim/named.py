@@ -35,15 +35,21 @@ NAMED = {
     "hang-stuck-and-named": _auto(Fault(Harm.STUCK, rank=3, step=14)),
     "hang-beside-a-thread-that-logs": _auto(Fault(Harm.STUCK_AND_LOGS, rank=1, step=14)),
     "hang-in-different-collectives": _auto(Fault(Harm.SKIPS, rank=2, step=14)),
-    "hang-on-a-lock-that-a-waiting-rank-holds": _auto(Fault(Harm.LOCKED_OUT, rank=2, step=14)),
+    "no-hang-but-a-thread-that-comes-to-a-barrier": _auto(Fault(Harm.SYNCS_BESIDE, rank=2, step=14, lasts_s=60.0)),
     "no-hang-beside-a-rank-that-serves": _auto(Fault(Harm.NAPS, rank=0, step=14, lasts_s=30.0), serves_rank=3),
     "no-hang-but-ranks-that-poll-for-one": _auto(Fault(Harm.NAPS, rank=2, step=14, lasts_s=30.0), polls=True),
     "hang-while-others-poll": _auto(Fault(Harm.STUCK, rank=2, step=14), polls=True),
-    "hang-of-the-network": _auto(Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=30.0)),
+    "hang-of-the-network": _auto(
+        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=60.0), limits=limits_of(hang_s_max=0.0, patience_s=20.0)
+    ),
     "hang-after-the-last-word": _auto(stays_rank=2),
     "hang-again-at-the-same-place": _auto(*(Fault(Harm.STUCK, at_s, rank=3) for at_s in range(5, 120)), save_steps=99),
+    "hang-that-only-patience-sees-again": _auto(
+        *(Fault(Harm.HANG, at_s, rank=3) for at_s in range(8, 400, 8)), start_s=(10.0, 12.0),
+        limits=limits_of(hang_s_max=0.0, hang_s_ceiling=60.0),
+    ),
     "hang-noticed-and-taken-back": _auto(
-        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=30.0), limits=limits_of(hang_s_max=0.0, on_hang="notify")
+        Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=100.0), limits=limits_of(hang_s_max=0.0, on_hang="notify", patience_s=20.0)
     ),
     "no-hang-but-an-evaluation": _auto(Fault(Harm.EVALUATES, rank=0, step=14, lasts_s=100.0)),
     "desync-and-resumed-from-before": _night(
@@ -67,6 +73,10 @@ NAMED = {
     ),
     "syntax-error": _night(syntax_error=True),
     "budget-spent": _night(*(Fault(Harm.SIGNAL, at_s, rank=1) for at_s in range(5, 90, 5)), limits=limits_of(restarts_max=2)),
+    "restart-asked-for": _night(
+        Fault(Harm.SIGNAL, 12.0, rank=1), asks=(Ask(2.5, restart=True), Ask(4.5, restart=True), Ask(40.0, restart=True)),
+        limits=limits_of(restarts_max=1),
+    ),
     "cancel-while-preparing": _night(asks=(Ask(1.5, cancel=True),)),
     "cancel-while-running": _night(asks=(Ask(20.0, cancel=True),)),
     "cancel-while-backing-off": _night(

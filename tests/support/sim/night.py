@@ -33,9 +33,8 @@ class Harm(enum.Enum):
     SAVES = "saves"  # the rank stands in one place, by its stack to save
     NAPS = "naps"
     LONG_STEP = "long step"
-    LOCKED_OUT = "locked out"  # by a rank that waits for it
+    SYNCS_BESIDE = "syncs beside"  # it waits in a collective that a thread beside it enters in a while
     STARVES = "starves"  # computes on a machine that has little time for it
-    QUEUES = "queues"  # for a lock of a rank that saves
     SKIPS_ONE = "skips one"  # the rank runs one collective fewer in a step, and the gang goes on
     ADDS_ONE = "adds one"  # one more
     IMMORTAL = "immortal"  # the rank's process outlives SIGKILL for `lasts_s` (state D)
@@ -82,10 +81,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The user asks: cancel, or resume (from the path of a known checkpoint, the newest where it is empty)."""
+    """The user asks: cancel, restart, or resume (from the path of a known checkpoint, the newest where it is empty)."""
 
     at_s: float
     cancel: bool = False
+    restart: bool = False
     path: str = ""
     nodes: int = 0  # a resume with another number of nodes; 0: as before
 
@@ -123,9 +123,7 @@ class Night:
     hidden_rank: int = -1  # looks bring no stack of this rank before `hidden_s`
     hidden_s: float = 0.0
     serves_rank: int = -1  # this rank makes no steps, and nobody waits for it
-    polls: bool = (
-        False  # ranks wait for each other in loops of their own, which look endless: nobody is seen to wait
-    )
+    polls: bool = False  # ranks wait for each other in loops of their own: none is seen to wait
     look_s: tuple[float, float] = (0.1, 1.5)  # how long a look takes
     thread_saves_steps: int = 16  # how often a thread runs collectives of its own
     sends: bool = False  # ranks send to single others, which is counted with their collectives
@@ -159,14 +157,14 @@ class Night:
     @property
     def must_end_s(self) -> float:
         """By when the job must have ended, whatever went wrong: everything heals or is given up within this time."""
-        return self.calm_s + 4000.0
+        return self.calm_s + 8000.0
 
 
 OF_QUEUES = (Harm.PREEMPTED, Harm.REQUEUED, Harm.SCANCEL, Harm.SLURMD_LOST, Harm.STALE_WORD, Harm.LATE_WORD)
 ENDLESS = (
-    Harm.STUCK, Harm.STUCK_AND_LOGS, Harm.SPINS, Harm.SLEEPS, Harm.SKIPS, Harm.ELSEWHERE, Harm.LOCKED_OUT,
+    Harm.STUCK, Harm.STUCK_AND_LOGS, Harm.SPINS, Harm.SLEEPS, Harm.SKIPS, Harm.ELSEWHERE,
 )  # fmt: skip
-INNOCENT = (Harm.EVALUATES, Harm.EVALUATES_AND_LOGS, Harm.SAVES, Harm.NAPS, Harm.LONG_STEP, Harm.QUEUES)
+INNOCENT = (Harm.EVALUATES, Harm.EVALUATES_AND_LOGS, Harm.SAVES, Harm.NAPS, Harm.LONG_STEP, Harm.SYNCS_BESIDE)
 """Ways in which a rank makes no step while its process lives: for ever, or for a while."""
 
 OUT_OF_STEP = (Harm.SKIPS_ONE, Harm.ADDS_ONE)
@@ -211,7 +209,7 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
         setup_s=rng.choice((0.3, 0.3, 3.0, 20.0)), launch_fails=rng.choice((0,) * 24 + (1, 2, 9)),
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
-    night = _out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))
+    night = _restarted(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night)))))
     return _in_queue(night) if queues else night
 
 
@@ -292,6 +290,15 @@ def _out_of_step(night: Night) -> Night:
         night, limits=limits, faults=(*night.faults, *odd), steps=rng.choice((night.steps, 60)),
         save_steps=rng.choice((4, 7, 10)), calm_s=max(night.calm_s, 100.0),
     )  # fmt: skip
+
+
+def _restarted(night: Night) -> Night:
+    """Let the users of some nights restart the job. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x4E57)
+    if rng.random() > 0.1:
+        return night
+    asks = [Ask(rng.uniform(1.0, 150.0), restart=True) for _ in range(rng.choice((1, 1, 2)))]
+    return dataclasses.replace(night, asks=tuple(sorted((*night.asks, *asks), key=lambda ask: ask.at_s)))
 
 
 def _in_queue(night: Night) -> Night:

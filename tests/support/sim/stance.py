@@ -20,7 +20,7 @@ SLEEP_S = 3600.0
 class Stance:
     """How a rank stands that makes no step. `cpu`: the share of a processor it uses; `logs`: it writes a line each
     second; `what`: the collective it is in instead of its peers'; `elsewhere`: it waits for others, but not in theirs;
-    `starved`: the share of time in which it could run and may not; `locked_out`: the next rank holds the lock that it waits for."""
+    `starved`: the share of time in which it could run and may not; `others_act`: a thread beside may enter collectives."""
 
     doing: e.Doing
     where: str
@@ -32,7 +32,7 @@ class Stance:
     logs: bool = False
     what: str = ""
     elsewhere: bool = False
-    locked_out: bool = False
+    others_act: bool = False
     starved: float = 0.0
     since_s: float = 0.0
 
@@ -85,11 +85,10 @@ def _found(rank: Rank) -> e.RankLook:
         )  # fmt: skip
     ends_s = None if stance.ends_at is None else stance.ends_at - world.now
     there = world.now >= rank.ready_s and not rank.is_silent
-    holder = (rank.number + 1) % gang.size if stance.locked_out else None
     return e.RankLook(
         rank.number, rank.pid, rank.state, stance.doing, 0.0, stance.where, stance.why, stance.certain, ends_s,
         stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
-        holder, mixed=(counts.MAIN,) if world.night.sends else (),
+        stance.others_act, mixed=(counts.MAIN,) if world.night.sends else (),
     )  # fmt: skip
 
 
@@ -103,13 +102,9 @@ def _plain(rank: Rank) -> Stance:
     if not gang.count and any(one.ready_s > gang.world.now for one in gang.ranks.values()):
         return Stance(e.Doing.WAITS, "train.py:2 <module>", "in a wait for the store", phase="rendezvous")
     if rank.serves:
-        return Stance(
-            e.Doing.SLEEPS, "train.py:5 serve", "in a loop that nothing in it can leave", certain=True
-        )
+        return Stance(e.Doing.SLEEPS, "train.py:5 serve", "in sleep(), again and again")
     if gang.stepping:
         return Stance(e.Doing.WORKS, "train.py:9 step")
     if gang.world.night.polls:
-        return Stance(
-            e.Doing.SLEEPS, "train.py:6 meet", "in a loop that nothing in it can leave", certain=True
-        )
+        return Stance(e.Doing.SLEEPS, "train.py:6 meet", "in sleep(), again and again")
     return Stance(e.Doing.WAITS, "train.py:9 step", "in all_reduce")

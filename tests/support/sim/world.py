@@ -201,12 +201,13 @@ class World:
         self.boss.start()
 
     def _ask(self, ask: Ask) -> None:
-        self.ledger.note("user cancels" if ask.cancel else f"user resumes {ask.path}")
+        wish = "cancels" if ask.cancel else "restarts" if ask.restart else f"resumes {ask.path}"
+        self.ledger.note(f"user {wish}")
         self.requests.append(ask)
         self.asks_left -= 1
         self.asked_s = self.now
         self.after(0.1, lambda: self.boss.read_requests())
-        if self.slurm is not None:
+        if self.slurm is not None and not ask.restart:
             self.slurm.cancelled() if ask.cancel else self.slurm.resumed()
 
     def request(self, what: e.AllocationEnded) -> None:

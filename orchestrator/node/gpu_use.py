@@ -1,30 +1,16 @@
-"""What do tools of the host say that /proc does not? Native frames by py-spy, the use of GPUs by nvidia-smi.
-
-Both are asked where they are there, for a bounded time, in threads that nobody waits for long.
-"""
+"""Use of the host's GPUs as nvidia-smi tells it: asked where it is there, for a bounded time."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-PY_SPY_S_MAX = 2.0
 NVIDIA_SMI_S_MAX = 5.0
 TEXT_CHARS_MAX = 1 << 20
 
 _QUERY = "index,uuid,name,utilization.gpu,utilization.memory,memory.used,power.draw,pstate"
-
-
-def native_frames(pid: int) -> str:
-    """Return the stacks of a process with their native frames, or why there are none; it is halted for some 30 ms."""
-    program = _py_spy(pid)
-    if program is None:
-        return "py-spy is not installed, so there are no native frames"
-    return _said([program, "dump", "--native", "--pid", str(pid)], PY_SPY_S_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +55,6 @@ def gpu_shares(use: str, users: str) -> dict[int, float]:
 
 def _rows(text: str) -> list[list[str]]:
     return [[word.strip() for word in line.split(",")] for line in text.splitlines()]
-
-
-def _py_spy(pid: int) -> str | None:
-    """Return py-spy as this host has it, or as it lies beside the Python that runs `pid`."""
-    try:
-        argv = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        argv = [b""]
-    beside = os.path.dirname(os.fsdecode(argv[0]))  # noqa: PTH120 -- may be no path at all
-    return shutil.which("py-spy") or (shutil.which("py-spy", path=beside) if beside else None)
 
 
 def _said(argv: list[str], limit_s: float) -> str:
