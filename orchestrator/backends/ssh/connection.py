@@ -237,8 +237,9 @@ def _within(s_max: float, call: Callable[[], T]) -> T:
 
 
 def _prefer(transport: paramiko.Transport, known_kinds: tuple[str, ...]) -> None:
-    """Have the host show a key of a type that it is known by."""
+    """Have the host show a key of a type that it is known by; and AES-GCM, which costs half of what other ciphers do."""
     options = transport.get_security_options()
+    options.ciphers = tuple(sorted(options.ciphers, key=lambda name: "gcm" not in name))
     known = [name for kind in known_kinds for name in (_RSA if kind == "ssh-rsa" else (kind,))]
     order = (*(name for name in known if name in options.key_types), *options.key_types)
     options.key_types = tuple(dict.fromkeys(order))
