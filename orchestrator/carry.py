@@ -317,6 +317,7 @@ class Carry:
             return
         version = way.version
         flaw = self._shelf.flaw(name, version.pieces)
+        flaw = flaw or ("pieces that it names are on no host" if self._shelf.lacks_pieces(version) else "")
         try:
             if not flaw:
                 self._shelf.install(version)

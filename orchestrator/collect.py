@@ -14,7 +14,8 @@ from orchestrator.backends import LaunchError
 from orchestrator.errors import ClusterError, OrchError, UserError, counted
 from orchestrator.job import POLL_S, Job
 from orchestrator.node import keeper
-from orchestrator.node.checkpoints import CheckpointWatch, Wholeness, look, wholeness
+from orchestrator.node.checkpoints import CheckpointWatch
+from orchestrator.node.formats import Wholeness, look, wholeness
 
 Json: TypeAlias = dict[str, Any]
 

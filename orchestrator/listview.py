@@ -67,7 +67,7 @@ def checkpoints(listed: Sequence[Json]) -> list[Line]:
 def _checkpoint_row(one: Json) -> list[Cell]:
     state = "complete" if one["complete"] else "not proven complete"
     if one["whole"] is not None:
-        state = f"{state}, {'whole' if one['whole'] else 'torn'}"
+        state = f"{state}, {'whole' if one['whole'] else 'not whole'}"
     style = "red" if one["whole"] is False else ("" if one["complete"] else "yellow")
     return [
         Cell("→" if one["resume"] else ""),

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import ClusterError
+from orchestrator.node.formats import Wholeness, look, wholeness
 from orchestrator.versions import Gaps, Version
 from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_text, sync_folder
@@ -170,6 +171,11 @@ class Shelf:
         above = [folder.joinpath(*Path(name).parts[:depth]) for depth in range(1, len(Path(name).parts) + 1)]
         link = next((path for path in above if path.is_symlink()), None)
         return f"{link} is a symbolic link" if link else ""
+
+    def lacks_pieces(self, version: Version) -> bool:
+        """Tell whether a version that has gathered names pieces that no host had."""
+        gathered = self.stage(version) / version.name
+        return wholeness(gathered, look(gathered)) is Wholeness.UNFINISHED
 
     def name_of(self, path: str) -> str:
         """Return a checkpoint's name in the checkpoint folder; of one that lies elsewhere, that which it would get."""

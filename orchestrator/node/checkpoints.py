@@ -1,10 +1,10 @@
 """Which checkpoints are complete? The simplest honest rule, applied to whatever matches the job's glob.
 
-An entry (a file or a folder) counts as complete when it is not being written any more and no file in it is torn.
-That it is not being written is known when every rank here has made an optimizer step after its last byte (so the call
-that saved it has returned, whoever made it), or when all ranks ended with code 0. A file of which neither is known
-when the ranks are gone must be whole by its own format. A script without steps has only the clock: its entry must
-have stood unchanged for `SETTLE_S`.
+An entry (a file or a folder) counts as complete when it is not being written any more, no file in it is torn and no
+piece of it is missing. That it is not being written is known when every rank here has made an optimizer step after its
+last byte (so the call that saved it has returned, whoever made it), or when all ranks ended with code 0. What neither
+is known of when the ranks are gone must prove itself by its format. A script without steps has only the clock: its
+entry must have stood unchanged for `SETTLE_S`.
 
 Temporary names never count. Under the default glob `*` only what looks like a checkpoint counts, so that a metrics
 file or a picture beside it is never resumed from.
@@ -12,52 +12,26 @@ file or a picture beside it is never resumed from.
 
 from __future__ import annotations
 
-import enum
 import glob
-import re
 import shutil
-import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.node.formats import (
+    METADATA,
+    SUFFIXES,
+    Shape,
+    Wholeness,
+    is_half_rewritten,
+    is_temporary,
+    look,
+    proves_itself,
+    wholeness,
+)
+
 SETTLE_S = 2.0
 ENTRIES_MAX = 10_000
-"""Files looked at in one folder-shaped checkpoint, and entries looked at in one scan."""
-
-SUFFIXES = frozenset(
-    {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pkl", ".npz", ".tar", ".distcp", ".model"}
-)
-_TEMPORARY = re.compile(
-    r"^\.|^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE
-)
-_MARKERS = ("checkpoint-is-incomplete.txt",)
-_ZIP_START = b"PK\x03\x04"
-_ZIP_END = b"PK\x05\x06"
-_ZIP_END_BYTES = 22
-_ZIP_TAIL_BYTES = 66_000  # the end record of a zip and the longest comment behind it
-
-
-class Wholeness(enum.Enum):
-    """What the format of a file tells about it; most formats tell nothing."""
-
-    WHOLE = "whole"
-    TORN = "torn"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What an entry looks like on disk: its files with sizes and times. Equal shapes: nothing was written between."""
-
-    files: tuple[tuple[str, int, int], ...]
-
-    @property
-    def mtime_ns(self) -> int:
-        return max((mtime_ns for _, _, mtime_ns in self.files), default=0)
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(size for _, size, _ in self.files)
+"""Entries looked at in one scan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +44,14 @@ class Found:
 
 @dataclass(slots=True)
 class CheckpointWatch:
-    """Looks again and again at one folder; every checkpoint is reported once, and once more when rewritten."""
+    """Looks again and again at one folder; every checkpoint is reported once, and once more when rewritten.
+
+    `in_parts`: hosts that share no disk have the other pieces of a folder, so that here some may be missing.
+    """
 
     folder: Path
     pattern: str
+    in_parts: bool = False
     reported: dict[Path, Shape] = field(default_factory=dict)
     seen: dict[Path, Shape] = field(default_factory=dict)
 
@@ -96,7 +74,7 @@ class CheckpointWatch:
             settled = shape.mtime_ns < stepped_ns or (
                 not stepped_ns and shape.mtime_ns + SETTLE_S * 1e9 < now_ns
             )
-            if settled and wholeness(path, shape) is not Wholeness.TORN:
+            if settled and self._may_be_whole(path, shape):
                 self.reported[path] = shape
                 found.append(Found(path, shape.mtime_ns))
         return sorted(found, key=lambda one: one.mtime_ns)
@@ -110,9 +88,8 @@ class CheckpointWatch:
             if self.reported.get(path) == shape:
                 continue
             proven = shape.mtime_ns < stepped_ns or all_ended_well
-            known = wholeness(path, shape)
-            # A folder whose files are all whole may still miss one.
-            if known is not Wholeness.TORN and (proven or (path.is_file() and known is Wholeness.WHOLE)):
+            proven = proven or (wholeness(path, shape) is Wholeness.WHOLE and proves_itself(path, shape))
+            if proven and self._may_be_whole(path, shape):
                 found.append(Found(path, shape.mtime_ns))
             elif path in self.reported:
                 spoiled.append(path)
@@ -131,7 +108,8 @@ class CheckpointWatch:
 
     def torn(self) -> list[Path]:
         """Return the entries that were certainly cut off while they were written."""
-        return [path for path, shape in self._entries() if wholeness(path, shape) is Wholeness.TORN]
+        cut_off = (Wholeness.TORN, Wholeness.UNFINISHED)
+        return [path for path, shape in self._entries() if wholeness(path, shape) in cut_off]
 
     def prune(self, keep: int) -> list[Path]:
         """Delete all but the newest `keep` of what this watch knows to be complete; return what was deleted.
@@ -147,6 +125,13 @@ class CheckpointWatch:
             self.seen.pop(path, None)
         return gone
 
+    def _may_be_whole(self, path: Path, shape: Shape) -> bool:
+        """Tell whether nothing speaks against an entry that is not written any more."""
+        known = wholeness(path, shape)
+        if known is Wholeness.TORN or is_half_rewritten(self.reported.get(path), shape):
+            return False
+        return self.in_parts or known is not Wholeness.UNFINISHED
+
     def _entries(self) -> list[tuple[Path, Shape]]:
         """Return the non-empty entries that match, with their shapes."""
         full = str(Path(glob.escape(str(self.folder))) / self.pattern)  # an absolute pattern stays as it is
@@ -154,7 +139,7 @@ class CheckpointWatch:
         names = sorted(glob.glob(full))  # noqa: PTH207 -- Path.glob takes no absolute pattern
         for name in names[:ENTRIES_MAX]:
             path = Path(name)
-            if _TEMPORARY.search(path.name):
+            if path.name.startswith(".") or is_temporary(path.name):
                 continue
             shape = look(path)
             if shape.size_bytes and (self.pattern != "*" or _plausible(path, shape)):
@@ -162,77 +147,10 @@ class CheckpointWatch:
         return entries
 
 
-def look(path: Path) -> Shape:
-    """Return the shape of an entry; what vanishes meanwhile is left out."""
-    files: list[tuple[str, int, int]] = []
-    todo = [path]
-    while todo and len(files) < ENTRIES_MAX:
-        one = todo.pop()
-        try:
-            if one.is_dir():
-                todo.extend(sorted(one.iterdir(), reverse=True))
-                continue
-            stat = one.stat()
-        except OSError:
-            continue
-        files.append((str(one.relative_to(path)), stat.st_size, stat.st_mtime_ns))
-    return Shape(tuple(files))
-
-
-def wholeness(path: Path, shape: Shape) -> Wholeness:
-    """Tell whether the entry is whole, as far as the formats of its files let one know."""
-    names = [Path(name).name for name, _, _ in shape.files]
-    if any(name in _MARKERS or _TEMPORARY.search(name) for name in names):
-        return Wholeness.TORN
-    known = {_file_wholeness(path / name, size) for name, size, _ in shape.files}
-    if Wholeness.TORN in known:
-        return Wholeness.TORN
-    return Wholeness.UNKNOWN if Wholeness.UNKNOWN in known else Wholeness.WHOLE
-
-
-def _file_wholeness(path: Path, size_bytes: int) -> Wholeness:
-    """A zip (torch.save) ends with its directory; a safetensors file is as long as its header says."""
-    if not size_bytes:
-        return Wholeness.TORN if path.suffix in SUFFIXES else Wholeness.UNKNOWN
-    try:
-        with path.open("rb") as file:
-            head = file.read(8)
-            if path.suffix == ".safetensors":
-                whole = _safetensors_is_whole(head, file.read(1 << 20), size_bytes)
-            elif head[:4] == _ZIP_START:
-                file.seek(max(0, size_bytes - _ZIP_TAIL_BYTES))
-                whole = _ends_with_directory(file.read())
-            else:
-                return Wholeness.UNKNOWN
-    except OSError:
-        return Wholeness.TORN
-    return Wholeness.WHOLE if whole else Wholeness.TORN
-
-
-def _ends_with_directory(tail: bytes) -> bool:
-    """Tell whether a zip's end record is the last thing in it: 22 bytes and a comment as long as it says."""
-    start = tail.rfind(_ZIP_END)
-    if start < 0 or start + _ZIP_END_BYTES > len(tail):
-        return False
-    (comment_bytes,) = struct.unpack_from("<H", tail, start + 20)
-    return start + _ZIP_END_BYTES + int(comment_bytes) == len(tail)
-
-
-def _safetensors_is_whole(head: bytes, more: bytes, size_bytes: int) -> bool:
-    """Check the header of the safetensors format: u64 header length, then JSON with the tensors' end offsets."""
-    if len(head) < 8:
-        return False
-    (header_bytes,) = struct.unpack("<Q", head)
-    if header_bytes > len(more):
-        return 8 + int(header_bytes) <= size_bytes
-    ends = [int(end) for end in re.findall(rb'"data_offsets":\[\d+,(\d+)\]', more[:header_bytes])]
-    return size_bytes >= 8 + int(header_bytes) + max(ends, default=0)
-
-
 def _plausible(path: Path, shape: Shape) -> bool:
-    """Tell whether the entry looks like a checkpoint: some file of it has a suffix of the trade."""
+    """Tell whether the entry looks like a checkpoint: some file of it has a name of the trade."""
     names = [path.name] if path.is_file() else [Path(name).name for name, _, _ in shape.files]
-    return any(Path(name).suffix in SUFFIXES for name in names)
+    return any(name == METADATA or Path(name).suffix in SUFFIXES for name in names)
 
 
 def _delete(path: Path) -> None:

@@ -17,7 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.node.beats import MTIME_LAG_NS
-from orchestrator.node.checkpoints import CheckpointWatch, Found, Shape, look
+from orchestrator.node.checkpoints import CheckpointWatch, Found
+from orchestrator.node.formats import Shape, look
 from orchestrator.node.pieces import GivenUp, Hasher
 from orchestrator.node.ranks import NodeRanks
 from orchestrator.wire import codec
@@ -63,7 +64,7 @@ class Finder:
         self._hasher = hasher
         self._report = report
         self._note = note
-        self._watch = CheckpointWatch(self._job.checkpoints, config.checkpoint_glob)
+        self._watch = CheckpointWatch(self._job.checkpoints, config.checkpoint_glob, in_parts=self._travels)
         self._lock_fd: int | None = None
         self._due_s = 0.0
         self._finish_by_s: float | None = None

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.node.checkpoints import Shape, look
+from orchestrator.node.formats import Shape, look
 from orchestrator.wire.messages import Piece
 
 T = TypeVar("T")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import struct
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from orchestrator.node.checkpoints import CheckpointWatch, Wholeness, look, wholeness
+from orchestrator.node.checkpoints import CheckpointWatch
+from orchestrator.node.formats import Wholeness, look, wholeness
 
 S = 1_000_000_000
 SAVED_NS = 1_000 * S
@@ -31,6 +33,21 @@ def _zip() -> bytes:
 def _safetensors(missing_bytes: int = 0) -> bytes:
     header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}, separators=(",", ":"))
     return struct.pack("<Q", len(header)) + header.encode() + bytes(16 - missing_bytes)
+
+
+def _metadata(*pieces: str) -> bytes:
+    """Return a pickle that names pieces where that of torch.distributed.checkpoint does."""
+    stored = {number: {"relative_path": piece, "offset": 0} for number, piece in enumerate(pieces)}
+    return pickle.dumps({"a.weight": "not.distcp.", "storage_data": stored}, 4)
+
+
+def _distributed(folder: Path, at_ns: int = SAVED_NS, pieces: int = 2) -> Path:
+    """Write a folder as torch.distributed.checkpoint does."""
+    names = [f"__{rank}_0.distcp" for rank in range(pieces)]
+    for name in names:
+        _write(folder / name, _zip(), at_ns)
+    _write(folder / ".metadata", _metadata(*names), at_ns)
+    return folder
 
 
 def _write(path: Path, data: bytes = b"data", at_ns: int = SAVED_NS) -> Path:
@@ -153,6 +170,102 @@ def test_a_folder_with_one_torn_file_or_a_marker_does_not_count(tmp_path: Path) 
     _write(tmp_path / "torn" / "optimizer.pt", _zip()[:100])
     _write(tmp_path / "marked" / "checkpoint-is-incomplete.txt")
     assert _scan_twice(watch) == ["good"]
+
+
+@pytest.mark.parametrize("gone", [".metadata", "__1_0.distcp"])
+def test_a_folder_of_pieces_is_whole_only_with_its_metadata_and_all_that_this_names(
+    tmp_path: Path, gone: str
+) -> None:
+    watch = _watch(tmp_path)
+    assert _scan_twice(watch) == []
+    whole, cut = _distributed(tmp_path / "step-10"), _distributed(tmp_path / "step-20")
+    (cut / gone).unlink()
+    assert wholeness(whole, look(whole)) is Wholeness.WHOLE
+    assert wholeness(cut, look(cut)) is Wholeness.UNFINISHED
+    assert _scan_twice(watch) == ["step-10"]
+    assert watch.last_scan(STEPPED_NS, all_ended_well=True) == ([], [])
+    assert watch.torn() == [cut]
+
+
+def test_where_other_hosts_have_the_other_pieces_what_is_here_is_told_without_them(tmp_path: Path) -> None:
+    watch = CheckpointWatch(tmp_path, "*", in_parts=True)
+    (_distributed(tmp_path / "a") / ".metadata").unlink()
+    (_distributed(tmp_path / "b") / "__0_0.distcp").unlink()
+    _write(tmp_path / "torn" / "__0_0.distcp", _zip()[:3000])
+    assert _scan_twice(watch) == ["a", "b"]
+
+
+def test_a_folder_that_its_metadata_proves_whole_needs_no_step_after_it(tmp_path: Path) -> None:
+    watch = _watch(tmp_path)
+    _distributed(tmp_path / "step-10")
+    lightning = _distributed(tmp_path / "epoch=0-step=20.ckpt")
+    _write(_distributed(tmp_path / "step-30") / "more.pt", _zip())
+    found, _ = watch.last_scan(SAVED_NS - 1, all_ended_well=False)
+    assert [one.path.name for one in found] == ["step-10"], "what else was to be saved there is not known"
+    _write(lightning / "meta.pt", _zip())
+    found, _ = watch.last_scan(SAVED_NS - 1, all_ended_well=False)
+    assert {one.path.name for one in found} == {"step-10", "epoch=0-step=20.ckpt"}
+
+
+def test_a_folder_of_pieces_that_is_written_again_counts_when_its_metadata_is_too(tmp_path: Path) -> None:
+    watch = _watch(tmp_path)
+    last = _distributed(tmp_path / "last")
+    assert _scan_twice(watch) == ["last"]
+    later_ns = SAVED_NS + 2 * S
+    _write(last / "__0_0.distcp", _zip() * 2, later_ns)
+    assert _scan_twice(watch, stepped_ns=later_ns + S) == []
+    assert watch.last_scan(later_ns + S, all_ended_well=True) == ([], [last])
+    _distributed(last, later_ns)
+    assert _scan_twice(watch, stepped_ns=later_ns + S) == ["last"]
+
+
+def test_a_metadata_is_read_and_never_unpickled(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "ran"),)
+
+    _write(tmp_path / "step-1" / "__0_0.distcp", _zip())
+    evil = pickle.dumps([Evil(), "__0_0.distcp", "__1_0.distcp"], 4)
+    _write(tmp_path / "step-1" / ".metadata", evil)
+    assert wholeness(tmp_path / "step-1", look(tmp_path / "step-1")) is Wholeness.UNFINISHED
+    _write(tmp_path / "step-1" / "__1_0.distcp", _zip())
+    assert wholeness(tmp_path / "step-1", look(tmp_path / "step-1")) is Wholeness.WHOLE
+    assert not (tmp_path / "ran").exists()
+
+
+def test_ranks_that_save_without_collectives_have_a_metadata_each(tmp_path: Path) -> None:
+    for rank in range(2):
+        _write(tmp_path / "step-1" / f"__{rank}_0.distcp", _zip())
+    _write(tmp_path / "step-1" / "__0.metadata", _metadata("__0_0.distcp"))
+    assert wholeness(tmp_path / "step-1", look(tmp_path / "step-1")) is not Wholeness.UNFINISHED
+
+
+@pytest.mark.parametrize(
+    ("index", "known"),
+    [
+        (json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}), "whole"),
+        (json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-3.safetensors"}}), "unfinished"),
+        ('{"weight_map": {"a": "model-1', "unfinished"),
+        ('["of another kind"]', "whole"),
+    ],
+)
+def test_weights_in_several_files_are_whole_with_all_that_their_index_names(
+    tmp_path: Path, index: str, known: str
+) -> None:
+    folder = tmp_path / "checkpoint-10"
+    for number in (1, 2):
+        _write(folder / f"model-{number}.safetensors", _safetensors())
+    _write(folder / "model.safetensors.index.json", index.encode())
+    assert (wholeness(folder, look(folder)) is Wholeness.UNFINISHED) == (known == "unfinished")
+
+
+def test_hidden_files_in_a_folder_are_no_sign_that_it_is_not_done(tmp_path: Path) -> None:
+    watch = _watch(tmp_path)
+    _write(tmp_path / "step-1" / "model.pt", _zip())
+    _write(tmp_path / "step-1" / ".metadata", b"of another kind")
+    _write(tmp_path / "step-2" / "model.pt", _zip())
+    _write(tmp_path / "step-2" / ".model.pt.tmp", _zip())
+    assert _scan_twice(watch) == ["step-1"]
 
 
 def test_when_all_ranks_are_gone_an_unproven_file_must_be_whole_by_its_format(tmp_path: Path) -> None:

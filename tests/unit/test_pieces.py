@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from orchestrator.node import pieces as pieces_module
-from orchestrator.node.checkpoints import look
+from orchestrator.node.formats import look
 from orchestrator.node.pieces import GivenUp, Hasher
 from orchestrator.wire.messages import Piece
 

@@ -1,0 +1,208 @@
+"""What the files of a checkpoint tell of it: whole, cut off, or not all there. By their formats alone.
+
+- A zip (what `torch.save` writes) ends with its directory; a safetensors file is as long as its header says.
+- A folder of `torch.distributed.checkpoint` has pieces and `.metadata`, which is written last and names them all. It is a
+  pickle, from whoever wrote there: its texts are read as bytes, and it is never unpickled.
+- A `….index.json` (weights of Transformers in several files) names its pieces.
+- A name for what is not done yet, or `checkpoint-is-incomplete.txt` of the HF Trainer, says that its folder is not.
+- A file of another format tells nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+FILES_MAX = 10_000
+"""Files looked at in one folder-shaped checkpoint."""
+
+MANIFEST_BYTES_MAX = 64 << 20
+"""How much of a `.metadata` or an index is read; 100,000 tensors take 4 MB."""
+
+SUFFIXES = frozenset(
+    {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pkl", ".npz", ".tar", ".distcp", ".model"}
+)
+METADATA = ".metadata"
+PIECE = ".distcp"
+LIGHTNING_LAST = "meta.pt"
+"""What Lightning adds to a folder of torch.distributed.checkpoint, after all else."""
+
+_TEMPORARY = re.compile(
+    r"^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE
+)
+_MARKERS = ("checkpoint-is-incomplete.txt",)
+_PIECE_NAME = re.compile(rb"\x8c(.)([\x20-\x7e]{1,255}?\.distcp)", re.DOTALL)
+"""A short text as pickle's protocols from 4 on write it: an opcode, its length in one byte, the text."""
+_PICKLE_START = b"\x80"
+_ZIP_START = b"PK\x03\x04"
+_ZIP_END = b"PK\x05\x06"
+_ZIP_END_BYTES = 22
+_ZIP_TAIL_BYTES = 66_000  # the end record of a zip and the longest comment behind it
+
+
+class Wholeness(enum.Enum):
+    """What is known of a checkpoint by its formats; most formats tell nothing."""
+
+    WHOLE = "whole"
+    TORN = "torn"  # cut off, or marked as not done
+    UNFINISHED = "unfinished"  # pieces are missing
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What an entry looks like on disk: its files with sizes and times. Equal shapes: nothing was written between."""
+
+    files: tuple[tuple[str, int, int], ...]
+
+    @property
+    def mtime_ns(self) -> int:
+        return max((mtime_ns for _, _, mtime_ns in self.files), default=0)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(size for _, size, _ in self.files)
+
+
+def look(path: Path) -> Shape:
+    """Return the shape of an entry; what vanishes meanwhile is left out."""
+    files: list[tuple[str, int, int]] = []
+    todo = [path]
+    while todo and len(files) < FILES_MAX:
+        one = todo.pop()
+        try:
+            if one.is_dir():
+                todo.extend(sorted(one.iterdir(), reverse=True))
+                continue
+            stat = one.stat()
+        except OSError:
+            continue
+        files.append((str(one.relative_to(path)), stat.st_size, stat.st_mtime_ns))
+    return Shape(tuple(files))
+
+
+def is_temporary(name: str) -> bool:
+    """Tell whether a file's name says that it is not done yet."""
+    return _TEMPORARY.search(name) is not None
+
+
+def wholeness(path: Path, shape: Shape) -> Wholeness:
+    """Tell whether the entry is whole, as far as the formats of its files let one know."""
+    names = [PurePosixPath(name) for name, _, _ in shape.files]
+    if any(name.name in _MARKERS or is_temporary(name.name) for name in names):
+        return Wholeness.TORN
+    known = {_file_wholeness(path / name, size) for name, size, _ in shape.files}
+    if Wholeness.TORN in known:
+        return Wholeness.TORN
+    if not _has_all_pieces(path, names):
+        return Wholeness.UNFINISHED
+    return Wholeness.UNKNOWN if Wholeness.UNKNOWN in known else Wholeness.WHOLE
+
+
+def proves_itself(path: Path, shape: Shape) -> bool:
+    """Tell whether an entry that is whole by its formats can lack nothing: it is one file, or a folder of
+    torch.distributed.checkpoint with what its `.metadata` names and no more."""
+    names = {name for name, _, _ in shape.files}
+    if METADATA not in names:
+        return path.is_file()
+    more = {LIGHTNING_LAST} if path.suffix == ".ckpt" else set()
+    return names == {METADATA, *more, *_pieces_named(path / METADATA)}
+
+
+def is_half_rewritten(before: Shape | None, now: Shape) -> bool:
+    """Tell whether pieces were written again since `before`, and the `.metadata` that comes last was not."""
+    old = {name: (size, mtime_ns) for name, size, mtime_ns in before.files} if before else {}
+    new = {name: (size, mtime_ns) for name, size, mtime_ns in now.files}
+    changed = {name for name in new if name.endswith(PIECE) and old.get(name, new[name]) != new[name]}
+    manifests = {str(PurePosixPath(name).with_name(METADATA)) for name in changed}
+    return any(name in new and old.get(name) == new[name] for name in manifests)
+
+
+def _file_wholeness(path: Path, size_bytes: int) -> Wholeness:
+    if not size_bytes:
+        return Wholeness.TORN if path.suffix in SUFFIXES else Wholeness.UNKNOWN
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
+            if path.suffix == ".safetensors":
+                whole = _safetensors_is_whole(head, file.read(1 << 20), size_bytes)
+            elif head[:4] == _ZIP_START:
+                file.seek(max(0, size_bytes - _ZIP_TAIL_BYTES))
+                whole = _ends_with_directory(file.read())
+            elif path.name == METADATA and head[:1] == _PICKLE_START:
+                file.seek(size_bytes - 1)
+                whole = file.read() == b"."  # the opcode that ends a pickle
+            else:
+                return Wholeness.UNKNOWN
+    except OSError:
+        return Wholeness.TORN
+    return Wholeness.WHOLE if whole else Wholeness.TORN
+
+
+def _ends_with_directory(tail: bytes) -> bool:
+    """Tell whether a zip's end record is the last thing in it: 22 bytes and a comment as long as it says."""
+    start = tail.rfind(_ZIP_END)
+    if start < 0 or start + _ZIP_END_BYTES > len(tail):
+        return False
+    (comment_bytes,) = struct.unpack_from("<H", tail, start + 20)
+    return start + _ZIP_END_BYTES + int(comment_bytes) == len(tail)
+
+
+def _safetensors_is_whole(head: bytes, more: bytes, size_bytes: int) -> bool:
+    """Check the header of the safetensors format: u64 header length, then JSON with the tensors' end offsets."""
+    if len(head) < 8:
+        return False
+    (header_bytes,) = struct.unpack("<Q", head)
+    if header_bytes > len(more):
+        return 8 + int(header_bytes) <= size_bytes
+    ends = [int(end) for end in re.findall(rb'"data_offsets":\[\d+,(\d+)\]', more[:header_bytes])]
+    return size_bytes >= 8 + int(header_bytes) + max(ends, default=0)
+
+
+def _has_all_pieces(path: Path, names: Iterable[PurePosixPath]) -> bool:
+    """Tell whether every piece that is named is there, and pieces have what names them.
+
+    Ranks that save without `use_collectives` have a `__RANK.metadata` each.
+    """
+    folders: dict[PurePosixPath, set[str]] = {}
+    for name in names:
+        folders.setdefault(name.parent, set()).add(name.name)
+    for folder, files in folders.items():
+        lists = [name for name in files if name.endswith(METADATA)]
+        if not lists and any(name.endswith(PIECE) for name in files):
+            return False
+        wanted = {piece for name in lists for piece in _pieces_named(path / folder / name)}
+        for index in [name for name in files if name.endswith(".index.json")]:
+            wanted |= _pieces_indexed(path / folder / index)
+        if not wanted <= files:
+            return False
+    return True
+
+
+def _pieces_named(metadata: Path) -> set[str]:
+    """Return the pieces that a `.metadata` names: the texts in it that end as they do."""
+    found = _PIECE_NAME.finditer(_start_of(metadata))
+    return {one[2].decode() for one in found if one[1][0] == len(one[2])}
+
+
+def _pieces_indexed(index: Path) -> set[str]:
+    """Return the files that an index of weights names; for one that was cut off, what no file is called."""
+    try:
+        known = json.loads(_start_of(index))
+    except ValueError:
+        return {""}
+    weights = known.get("weight_map") if isinstance(known, dict) else None
+    return set(map(str, weights.values())) if isinstance(weights, dict) else set()
+
+
+def _start_of(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(MANIFEST_BYTES_MAX)
+    except OSError:
+        return b""
