@@ -31,9 +31,8 @@ def checkpoints(job: Job, *, verify: bool) -> list[Json]:
     facts = postmortem.tell(journal.read(job.folder.journal)).facts
     chosen = facts.checkpoint.path if facts.checkpoint else None
     watch = CheckpointWatch(job.folder.checkpoints, job.plan().checkpoint_glob)
-    watch.begin()
     listed = []
-    for path, shape in sorted(watch.reported.items(), key=lambda item: item[1].mtime_ns):
+    for path, shape in sorted(watch.listed().items(), key=lambda item: item[1].mtime_ns):
         listed.append(
             {
                 "path": str(path),

@@ -6,20 +6,20 @@ last byte (so the call that saved it has returned, whoever made it), or when all
 is known of when the ranks are gone must prove itself by its format. A script without steps has only the clock: its
 entry must have stood unchanged for `SETTLE_S`.
 
-Temporary names never count. Under the default glob `*` only what looks like a checkpoint counts, so that a metrics
-file or a picture beside it is never resumed from.
+Temporary names never count, nor does a link to another entry. Under the default glob `*` one series counts, see
+`series`, so that a metrics file or the weights at the end are never resumed from.
 """
 
 from __future__ import annotations
 
 import glob
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from orchestrator.node import series
 from orchestrator.node.formats import (
-    METADATA,
-    SUFFIXES,
     Shape,
     Wholeness,
     is_half_rewritten,
@@ -42,11 +42,16 @@ class Found:
     mtime_ns: int
 
 
+Stamp = tuple[int, int, int]
+"""What tells that a checkpoint was not written again: time of its last byte, size, number of files."""
+
+
 @dataclass(slots=True)
 class CheckpointWatch:
     """Looks again and again at one folder; every checkpoint is reported once, and once more when rewritten.
 
     `in_parts`: hosts that share no disk have the other pieces of a folder, so that here some may be missing.
+    `whole`: all that was reported, by its path, of earlier attempts and agents too.
     """
 
     folder: Path
@@ -54,11 +59,16 @@ class CheckpointWatch:
     in_parts: bool = False
     reported: dict[Path, Shape] = field(default_factory=dict)
     seen: dict[Path, Shape] = field(default_factory=dict)
+    whole: dict[str, Stamp] = field(default_factory=dict)
 
     def begin(self) -> None:
         """Take what is there now as known: it belongs to attempts before."""
-        self.reported = dict(self._entries())
+        self.reported = self._entries()
         self.seen = dict(self.reported)
+
+    def listed(self) -> dict[Path, Shape]:
+        """Return what counts of what is there now, complete or not."""
+        return self._counted(self._entries())
 
     def scan(self, stepped_ns: int, now_ns: int) -> list[Found]:
         """Return what became complete, oldest first.
@@ -66,7 +76,7 @@ class CheckpointWatch:
         `stepped_ns`: when every rank that makes steps had made one, 0 if there was none; wall clock of this node.
         """
         found: list[Found] = []
-        for path, shape in self._entries():
+        for path, shape in self.listed().items():
             still = self.seen.get(path) == shape
             self.seen[path] = shape
             if not still or self.reported.get(path) == shape:
@@ -75,55 +85,76 @@ class CheckpointWatch:
                 not stepped_ns and shape.mtime_ns + SETTLE_S * 1e9 < now_ns
             )
             if settled and self._may_be_whole(path, shape):
-                self.reported[path] = shape
-                found.append(Found(path, shape.mtime_ns))
+                found.append(self._found(path, shape))
         return sorted(found, key=lambda one: one.mtime_ns)
 
     def last_scan(self, stepped_ns: int, all_ended_well: bool) -> tuple[list[Found], list[Path]]:
         """Return what is complete now that all ranks are gone, and what was reported before but is spoiled."""
         found: list[Found] = []
-        spoiled: list[Path] = []
-        present = dict(self._entries())
-        for path, shape in present.items():
-            if self.reported.get(path) == shape:
+        entries = self._entries()
+        counted = self._counted(entries)
+        spoiled = [path for path in self.reported if path not in entries]
+        for path, shape in entries.items():
+            before = self.reported.get(path)
+            if before == shape:
                 continue
-            proven = shape.mtime_ns < stepped_ns or all_ended_well
-            proven = proven or (wholeness(path, shape) is Wholeness.WHOLE and proves_itself(path, shape))
-            if proven and self._may_be_whole(path, shape):
-                found.append(Found(path, shape.mtime_ns))
-            elif path in self.reported:
+            proven = shape.mtime_ns < stepped_ns or all_ended_well or _proves_itself(path, shape)
+            if path in counted and proven and self._may_be_whole(path, shape):
+                found.append(self._found(path, shape))
+            elif before is not None:
                 spoiled.append(path)
-        spoiled += [path for path in self.reported if path not in present]
+        for path in spoiled:
+            self.whole.pop(str(path), None)
         return sorted(found, key=lambda one: one.mtime_ns), spoiled
 
-    def doubtful(self, found: list[Found]) -> list[Found]:
-        """Return the folders that were written to and are not known to be whole, now that all ranks are gone; `found`
-        are those that the last scan has found."""
-        known = {one.path for one in found}
+    def doubtful(self) -> list[Found]:
+        """Return the folders that were written to and are not known to be whole, after the last scan."""
         return [
             Found(path, shape.mtime_ns)
-            for path, shape in self._entries()
-            if self.reported.get(path) != shape and path not in known and path.is_dir()
+            for path, shape in self.listed().items()
+            if self.reported.get(path) != shape and path.is_dir()
         ]
 
     def torn(self) -> list[Path]:
-        """Return the entries that were certainly cut off while they were written."""
-        cut_off = (Wholeness.TORN, Wholeness.UNFINISHED)
-        return [path for path, shape in self._entries() if wholeness(path, shape) in cut_off]
+        """Return the entries that were cut off while they were written, now that no rank is there: by their formats,
+        or since they were known to be whole and have changed."""
+        entries, cut_off = self._entries(), (Wholeness.TORN, Wholeness.UNFINISHED)
+        changed = [
+            path
+            for path, shape in entries.items()
+            if self.whole.get(str(path), _stamp(shape)) != _stamp(shape)
+        ]
+        return [
+            path
+            for path, shape in entries.items()
+            if wholeness(path, shape) in cut_off or (path in changed and not _proves_itself(path, shape))
+        ]
 
-    def prune(self, keep: int) -> list[Path]:
-        """Delete all but the newest `keep` of what this watch knows to be complete; return what was deleted.
+    def prune(self, keep: int, has_step_between: Callable[[int, int], bool]) -> list[Path]:
+        """Delete all but the newest `keep` of each series that counts; return what was deleted.
 
-        Only entries directly in the job's own checkpoint folder are ever deleted.
+        Only what was found to be whole is deleted, or kept instead of it, and only what lies directly in the job's own
+        checkpoint folder. What a link there leads to stays.
         """
-        known = sorted(self.reported.items(), key=lambda item: item[1].mtime_ns)
-        old = [path for path, shape in known if path.parent == self.folder and self.seen.get(path) == shape]
-        gone = old[: max(0, len(old) - keep)]
+        shapes = {
+            path: shape
+            for path, shape in self.listed().items()
+            if path.parent == self.folder and self.whole.get(str(path)) == _stamp(shape)
+        }
+        linked = [path.resolve() for path in self.folder.iterdir() if path.is_symlink()] if shapes else []
+        gone = [one.path for one in series.old(series.members_of(shapes), keep, has_step_between)]
+        gone = [path for path in gone if not any(link.is_relative_to(path.resolve()) for link in linked)]
         for path in gone:
             _delete(path)
             self.reported.pop(path, None)
             self.seen.pop(path, None)
+            self.whole.pop(str(path), None)
         return gone
+
+    def _found(self, path: Path, shape: Shape) -> Found:
+        self.reported[path] = shape
+        self.whole[str(path)] = _stamp(shape)
+        return Found(path, shape.mtime_ns)
 
     def _may_be_whole(self, path: Path, shape: Shape) -> bool:
         """Tell whether nothing speaks against an entry that is not written any more."""
@@ -132,25 +163,39 @@ class CheckpointWatch:
             return False
         return self.in_parts or known is not Wholeness.UNFINISHED
 
-    def _entries(self) -> list[tuple[Path, Shape]]:
+    def _counted(self, entries: dict[Path, Shape]) -> dict[Path, Shape]:
+        if self.pattern != "*":
+            return entries
+        chosen = series.counted(entries)
+        return {path: shape for path, shape in entries.items() if path in chosen}
+
+    def _entries(self) -> dict[Path, Shape]:
         """Return the non-empty entries that match, with their shapes."""
         full = str(Path(glob.escape(str(self.folder))) / self.pattern)  # an absolute pattern stays as it is
-        entries: list[tuple[Path, Shape]] = []
+        entries: dict[Path, Shape] = {}
         names = sorted(glob.glob(full))  # noqa: PTH207 -- Path.glob takes no absolute pattern
         for name in names[:ENTRIES_MAX]:
             path = Path(name)
             if path.name.startswith(".") or is_temporary(path.name):
                 continue
             shape = look(path)
-            if shape.size_bytes and (self.pattern != "*" or _plausible(path, shape)):
-                entries.append((path, shape))
-        return entries
+            if shape.size_bytes and (self.pattern != "*" or series.is_plausible(path, shape)):
+                entries[path] = shape
+        links = [path for path in entries if path.is_symlink()]
+        targets = {path.resolve() for path in entries if path not in links} if links else set()
+        return {
+            path: shape
+            for path, shape in entries.items()
+            if path not in links or path.resolve() not in targets
+        }
 
 
-def _plausible(path: Path, shape: Shape) -> bool:
-    """Tell whether the entry looks like a checkpoint: some file of it has a name of the trade."""
-    names = [path.name] if path.is_file() else [Path(name).name for name, _, _ in shape.files]
-    return any(name == METADATA or Path(name).suffix in SUFFIXES for name in names)
+def _stamp(shape: Shape) -> Stamp:
+    return shape.mtime_ns, shape.size_bytes, len(shape.files)
+
+
+def _proves_itself(path: Path, shape: Shape) -> bool:
+    return wholeness(path, shape) is Wholeness.WHOLE and proves_itself(path, shape)
 
 
 def _delete(path: Path) -> None:

@@ -8,8 +8,10 @@ step nothing more is to come. Of agents that share a disk only one looks: it hol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import fcntl
+import json
 import os
 import time
 from collections import deque
@@ -77,6 +79,7 @@ class Finder:
     def tell_torn(self) -> None:
         """Say which checkpoints were cut off: an agent before this one may have died before it could."""
         if self._looks and not self._everywhere:
+            self._recall()
             for path in self._watch.torn():
                 self._report(m.CheckpointSpoiled(0, str(path)))
 
@@ -95,9 +98,12 @@ class Finder:
             return
         self._due_s = now_s + SCAN_S
         if self._is_ours(ranks):
-            for one in self._watch.scan(ranks.all_stepped_ns(), time.time_ns()):
+            found = self._watch.scan(ranks.all_stepped_ns(), time.time_ns())
+            for one in found:
                 self._found(ranks, one)
-                self._prune(ranks.attempt)
+            if found:
+                self._prune(ranks)
+                self._note_whole()
         if self._travels:
             self._mark(ranks)
 
@@ -134,17 +140,17 @@ class Finder:
                 self._report(m.CheckpointSpoiled(ranks.attempt, str(path)))
         for one in found:
             self._found(ranks, one)
-        for one in self._watch.doubtful(found) if self._travels else []:
+        for one in self._watch.doubtful() if self._travels else []:
             name = self._name(one.path)
             self._note(f"{name} is not known to be whole: its ranks ended")
             self._report(m.PiecesFound(ranks.attempt, name, self._count(ranks, one), ()))
+        self._note_whole()
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._job.checkpoints).as_posix()
 
     def _count(self, ranks: NodeRanks, one: Found) -> int:
-        # So that a save right after a step is counted to it.
-        return ranks.step_at(one.mtime_ns + MTIME_LAG_NS)
+        return _step_at(ranks, one.mtime_ns)
 
     def _found(self, ranks: NodeRanks, one: Found) -> None:
         count = self._count(ranks, one)
@@ -152,7 +158,7 @@ class Finder:
             self._report(m.CheckpointFound(ranks.attempt, str(one.path), count))
             return
         shape = look(one.path)
-        if self._is_second_name(one.path) or shape.mtime_ns != one.mtime_ns:
+        if shape.mtime_ns != one.mtime_ns:
             return
         self._begun += 1
         task = asyncio.get_running_loop().create_task(self._read(ranks.attempt, one.path, shape, count))
@@ -179,11 +185,6 @@ class Finder:
         self._done += 1
         self._settle()
 
-    def _is_second_name(self, path: Path) -> bool:
-        """Tell whether an entry is a link to another one, which travels under its own name."""
-        folder = self._job.checkpoints
-        return path.is_symlink() and path.resolve().is_relative_to(folder.resolve())
-
     def _mark(self, ranks: NodeRanks) -> None:
         """Note that what was complete at the look before has been begun to be read by now."""
         steps = [count for one in ranks.processes if (count := one.beats.read().step)]
@@ -204,13 +205,31 @@ class Finder:
         while self._marks and self._marks[0][0] <= self._done:
             self.scanned = max(self.scanned, self._marks.popleft()[1])
 
-    def _prune(self, attempt: int) -> None:
+    def _prune(self, ranks: NodeRanks) -> None:
         if self._keep is None:
             return
-        for path in self._watch.prune(self._keep + (TRAVEL_SPARES if self._travels else 0)):
+
+        def has_step_between(before_ns: int, after_ns: int) -> bool:
+            return not ranks.all_stepped_ns() or _step_at(ranks, before_ns) < _step_at(ranks, after_ns)
+
+        keep = self._keep + (TRAVEL_SPARES if self._travels else 0)
+        for path in self._watch.prune(keep, has_step_between):
             self._note(f"deleted the old checkpoint {path}")
             if not self._travels:
-                self._report(m.CheckpointSpoiled(attempt, str(path)))
+                self._report(m.CheckpointSpoiled(ranks.attempt, str(path)))
+
+    def _note_whole(self) -> None:
+        """Write down what is known to be whole, for the agent that looks next."""
+        if self._lock_fd is not None:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._lock_fd, 0)
+                os.pwrite(self._lock_fd, json.dumps(self._watch.whole).encode(), 0)
+
+    def _recall(self) -> None:
+        """Take over what is known to be whole from the agent that looked before."""
+        with contextlib.suppress(OSError, ValueError):
+            known = codec.loads(dict[str, tuple[int, int, int]], (self._job.root / LOCK_FILE).read_bytes())
+            self._watch.whole = known
 
     def _is_ours(self, ranks: NodeRanks) -> bool:
         """Tell whether this agent is the one that looks: it holds the lock, which it tries to get each time.
@@ -233,9 +252,15 @@ class Finder:
         except OSError:
             pass  # a disk without locks: to tell of a checkpoint twice is better than not at all
         self._lock_fd = fd
+        self._recall()
         return True
 
     def _release(self) -> None:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
+
+
+def _step_at(ranks: NodeRanks, mtime_ns: int) -> int:
+    """Return how many steps had been made when a file was written; a save right after a step is counted to it."""
+    return ranks.step_at(mtime_ns + MTIME_LAG_NS)

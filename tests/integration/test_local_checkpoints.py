@@ -157,15 +157,21 @@ if attempt == 1:
     assert _resumed_from(job) == "before.pt"
 
 
-def test_only_the_newest_are_kept_when_asked_for(desk: Desk) -> None:
+def test_by_default_the_newest_checkpoints_of_a_trainer_are_kept_and_nothing_else_is_touched(
+    desk: Desk,
+) -> None:
     body = """
-(folder / "notes.txt").write_text("mine")
-for step in range(5, 20, 5) if attempt == 1 else ():
+for step in range(5, 20, 5) if attempt == 1 else ():  # as the HF Trainer lays out its output folder
     run(step, start=step - 5)
-    save(f"step-{step:02d}.pt", step)
-    while f"step-{step:02d}.pt" not in (folder.parent / "journal.jsonl").read_text():
+    (folder / f"checkpoint-{step}").mkdir()
+    for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
+        save(f"checkpoint-{step}/{name}", step)
+    (folder / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    while f"checkpoint-{step}" not in (folder.parent / "journal.jsonl").read_text():
         optimizer.step()
         time.sleep(0.02)
+save("training_args.bin", 15)
+run(25, start=15)
 die() if attempt == 1 else None
 """
     job = desk.submit(
@@ -174,8 +180,8 @@ die() if attempt == 1 else None
     )  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED"
     left = sorted(path.name for path in job.job.folder.checkpoints.iterdir())
-    assert left == ["notes.txt", "step-10.pt", "step-15.pt"]
-    assert _resumed_from(job) == "step-15.pt"
+    assert left == ["checkpoint-10", "checkpoint-15", "training_args.bin"]
+    assert _resumed_from(job) == "checkpoint-15"
 
 
 RESUMED = (

@@ -40,11 +40,13 @@ class Bench:
     reports: list[m.KeptReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     now_s: float = 1000.0
+    times_ns: dict[int, int] = field(default_factory=dict)
 
     def steps(self, count: int) -> None:
-        """Let the rank have made so many steps, the last one now, the others before everything."""
+        """Let the rank have made so many steps, the last one now, the others before everything unless `times_ns` tells."""
         words = [1] * RING_STEPS
-        words[count % RING_STEPS] = time.time_ns()
+        for step, time_ns in {count: time.time_ns(), **self.times_ns}.items():
+            words[step % RING_STEPS] = time_ns
         head = (BEAT_MAGIC | BEAT_VERSION << 32, os.getpid(), count, words[count % RING_STEPS], 0, 0, 0, 0)
         assert len(head) == RING_WORD
         with self.beat.open("r+b") as file:
@@ -245,7 +247,7 @@ def test_a_folder_that_a_dead_rank_was_writing_is_told_as_doubtful(tmp_path: Pat
         assert bench.finder.finish(bench.ranks, bench.now_s)
         assert (bench.names, bench.doubts) == ([], ["step-1"])
 
-    _play(tmp_path, act)
+    _play(tmp_path, act, checkpoint_glob="step-*")
 
 
 def test_where_nothing_travels_paths_are_told_and_nothing_is_claimed(tmp_path: Path) -> None:
@@ -284,6 +286,33 @@ def test_of_two_that_share_a_folder_one_looks_until_its_attempt_is_over(tmp_path
     _play(tmp_path, act)
 
 
+def test_what_an_agent_knew_to_be_whole_the_next_one_knows_too(tmp_path: Path) -> None:
+    async def act(bench: Bench) -> None:
+        for name in ("step-1.pkl", "step-2.pkl", "step-3.pkl"):
+            bench.save(f"{name[:6]}/{name}")
+            os.utime(bench.checkpoints / name[:6] / name, (1e9, 1e9 + int(name[5])))
+        for count in range(1, 4):
+            bench.steps(count)
+            await bench.look()
+        bench.save("step-2/step-2.pkl", 500)
+        bench.finder._release()  # as the kernel does when it dies
+
+    _play(tmp_path, act, ships=False, finds_checkpoints=True)
+    later = _bench(tmp_path, ships=False, finds_checkpoints=True, checkpoint_keep=1)
+    later.finder.tell_torn()
+    assert later.reports == [m.CheckpointSpoiled(0, str(later.checkpoints / "step-2"))]
+
+    async def go_on() -> None:
+        later.save("step-4/step-4.pkl")
+        later.times_ns = dict.fromkeys((1, 2), 15 * 10**17)
+        for count in range(1, 4):
+            later.steps(count)
+            await later.look()
+
+    asyncio.run(go_on())
+    assert sorted(path.name for path in later.checkpoints.iterdir()) == ["step-2", "step-4"]
+
+
 def test_old_checkpoints_stay_a_while_where_they_have_to_travel(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         for number in range(5):
@@ -292,6 +321,7 @@ def test_old_checkpoints_stay_a_while_where_they_have_to_travel(tmp_path: Path) 
             for _ in range(2):
                 bench.steps(number + 1)
                 await bench.look()
+            bench.times_ns[number + 1] = int(1e9 + number + 0.5) * 10**9
         assert bench.names == [f"{number}.pt" for number in range(5)]
         assert sorted(path.name for path in bench.checkpoints.iterdir()) == ["2.pt", "3.pt", "4.pt"]
         assert not [one for one in bench.reports if isinstance(one, m.CheckpointSpoiled)]
