@@ -40,7 +40,6 @@ FILES = (
     "story.py",
     "supervise.py",
     "tickets.py",
-    "trips.py",
     "version.py",
     "versions.py",
 )

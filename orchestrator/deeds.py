@@ -101,7 +101,7 @@ class Deeds:
         if verdict.kind is not d.Kind.NODE_LOST or node is None or limits is None:
             return
         if now_s >= node.contact_at + limits.node_silent_s_max:
-            self._ferry.silent(node.name, node.ever_started, now_s)
+            self._ferry.lost(node.name, node.ever_started, now_s)
 
     def look(self, facts: Facts, now_s: float) -> list[e.Event]:
         """Return what the backend knows by now of launches and agents, and what of checkpoints has travelled."""

@@ -8,7 +8,7 @@ Nothing here waits: bulk is copied by the backend's carrier, and what may take l
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from orchestrator.intake import Intake, IntakeError
 from orchestrator.links import Said
 from orchestrator.orders import Gang
 from orchestrator.plan import Plan
-from orchestrator.trips import Turn
 from orchestrator.wire import codec
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
@@ -43,10 +42,12 @@ class Ferry:
     def __init__(self, job: JobDir, plan: Plan, carrier: Carrier | None, in_use: Callable[[], str]) -> None:
         """`in_use` tells which checkpoint must not be deleted. `stir` is set by the supervisor."""
         self._job = job
-        self._carrier = carrier
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="ferry")
         self._intake = Intake(job)
-        self._carry = Carry(job, plan.checkpoint_keep, in_use, self._pool.submit)
+        later = self._pool.submit
+        self._carry = (
+            Carry(job, carrier, plan.checkpoint_keep, in_use, later) if carrier is not None else None
+        )
         self._hellos: dict[str, m.Hello] = {}
         self._boots: dict[str, str] = {}
         self._sending: dict[str, d.Prepare] = {}
@@ -58,8 +59,8 @@ class Ferry:
     def begin(self, facts: Facts, stopped: Mapping[str, int], at: float) -> None:
         """Go on where the supervisor before left off. `stopped`: the last attempt that each node said to be over."""
         self._boots = {node.name: node.boot for node in facts.every_node() if node.boot}
-        if self._carrier is not None:
-            self._follow(self._carry.begin(at, tuple(facts.coming), stopped))
+        if self._carry is not None:
+            self._carry.begin(at, tuple(facts.coming), stopped)
 
     # Nodes
 
@@ -69,7 +70,6 @@ class Ferry:
         known = self._boots.get(hello.node, hello.boot)
         if known != hello.boot:
             self.lost(hello.node, started, at)
-        self._carry.back(hello.node)
         self._boots[hello.node] = hello.boot
         self._hellos[hello.node] = hello
 
@@ -88,15 +88,11 @@ class Ferry:
         return hello is not None and hello.ships
 
     def lost(self, node: str, attempt: int, at: float) -> None:
-        """A node's agent is gone, the last that had ranks of this attempt: what it has not told will not come."""
+        """A node's agent is gone or given up for its silence, the last that had ranks of this attempt: what it has not
+        told will not come."""
         self._boots.pop(node, None)
-        if self._carrier is not None:
-            self._follow(self._carry.lost(at, node, attempt))
-
-    def silent(self, node: str, attempt: int, at: float) -> None:
-        """A node has been given up for its silence, in this attempt; its agent may come back."""
-        if self._carrier is not None:
-            self._follow(self._carry.silent(at, node, attempt))
+        if self._carry is not None:
+            self._carry.lost(at, node, attempt)
 
     # Logs
 
@@ -127,18 +123,19 @@ class Ferry:
         if report.attempt != attempt:
             return []
         placed = tuple(name for name, _ in gang)
-        self._follow(self._carry.found(at, said.node, str(self.root(said.node).root), report, placed))
+        assert self._carry is not None, "a host that does not see this disk was reached"
+        self._carry.found(at, said.node, str(self.root(said.node).root), report, placed)
         return self.news(at)
 
     def scanned(self, node: str, beat: m.Beat, at: float) -> None:
         """A node tells how far it has reported its checkpoints."""
-        if self._carrier is not None and beat.scanned >= 0:
-            self._follow(self._carry.scanned(at, node, beat.attempt, beat.scanned))
+        if self._carry is not None and beat.scanned >= 0:
+            self._carry.scanned(at, node, beat.attempt, beat.scanned)
 
     def heard(self, event: e.Event) -> None:
         """A node's news that tells something of its checkpoints too."""
-        if self._carrier is not None and isinstance(event, e.Stopped):
-            self._follow(self._carry.stopped(event.at, event.node, event.attempt))
+        if self._carry is not None and isinstance(event, e.Stopped):
+            self._carry.stopped(event.at, event.node, event.attempt)
 
     def at_home(self, event: e.Event) -> e.Event:
         """Return a node's news of a checkpoint with its path as this machine knows it."""
@@ -151,20 +148,16 @@ class Ferry:
 
     def news(self, at: float) -> list[e.Event]:
         """Return what the brain is to learn of what has travelled since the last call."""
-        if self._carrier is None:
-            events, self._events = self._events, []
-            return events
-        self._follow(self._carry.tidy(at))
-        for done in self._carrier.copied():
-            self.moved_at = at
-            decision = self._sending.pop(done.copy.key, None)
-            self._follow(self._carry.copied(at, done))
-            if decision is None:
-                continue
-            if done.error:
-                self._failed(decision, done.error, at)
-            else:
-                self._verify(decision)
+        if self._carry is not None:
+            self._carry.tidy(at)
+            for done in self._carry.carrier.copied():
+                self.moved_at = at
+                self._carry.copied(at, done)
+                self._sent(self._sending.pop(done.copy.key, None), done.error, at)
+            for note in self._carry.notes:
+                print(note, flush=True)
+            self._events += self._carry.news
+            self._carry.notes, self._carry.news = [], []
         events, self._events = self._events, []
         return events
 
@@ -173,7 +166,7 @@ class Ferry:
     def send(self, decision: d.Prepare, at: float) -> bool:
         """Begin to bring the checkpoint of an attempt to a node; True when there is nothing to bring."""
         node, resume = decision.node, decision.resume
-        if resume is None or self._carrier is None or not self.ships(node):
+        if resume is None or self._carry is None or not self.ships(node):
             return True
         if not Path(resume.path).is_relative_to(self._job.root):
             return True  # of a place that the user says all hosts see
@@ -183,7 +176,6 @@ class Ferry:
             self._failed(decision, str(err), at)
             return False
         self._sending[copy.key] = decision
-        self._carrier.copy(copy)
         return False
 
     def arrived(self, at: float) -> list[Ready]:
@@ -202,23 +194,24 @@ class Ferry:
         home = Path(path)
         if not home.is_relative_to(self._job.root):
             return path
-        if self.ships(node):
+        if self._carry is not None and self.ships(node):
             return self._carry.resume_path(path, str(self.root(node).root))
         return str(self.root(node).root / home.relative_to(self._job.root))
 
     def travels(self) -> list[Json]:
         """Return what travels now, as `orch status --json` shows it; `done_bytes` is None while it is not known."""
-        if self._carrier is None:
+        if self._carry is None:
             return []
+        done_bytes = self._carry.carrier.progress()
         return [
             {
                 "name": one.name,
-                "node": one.node,
-                "direction": one.direction.value,
+                "node": one.copy.node,
+                "direction": one.copy.direction.value,
                 "bytes": one.size_bytes,
-                "done_bytes": one.done_bytes,
+                "done_bytes": done_bytes.get(one.copy.key),
             }
-            for one in self._carry.status(self._carrier.progress())
+            for one in self._carry.trips
         ]
 
     def close(self) -> None:
@@ -226,8 +219,13 @@ class Ferry:
         self._intake.close()
         self._pool.shutdown(wait=False)
 
-    def _verify(self, decision: d.Prepare) -> None:
-        assert decision.resume is not None
+    def _sent(self, decision: d.Prepare | None, error: str, at: float) -> None:
+        """See what became of a checkpoint that was brought to a node, None for a copy of another kind."""
+        if decision is None or self._carry is None or decision.resume is None:
+            return
+        if error:
+            self._failed(decision, error, at)
+            return
         future = self._pool.submit(self._carry.pieces, decision.resume.path)
         self._hashing.append((decision, future))
         future.add_done_callback(lambda _: self.stir())
@@ -236,19 +234,3 @@ class Ferry:
         path = decision.resume.path if decision.resume else ""
         reason = f"{path} could not be brought there: {why}"
         self._events.append(e.PrepareFailed(at, decision.node, decision.attempt, reason, ""))
-
-    def _follow(self, turn: Turn) -> None:
-        """Do what follows from a word about checkpoints; what the brain is to learn is kept for `news`."""
-        assert self._carrier is not None
-        self._events += turn.news
-        _print(turn.notes)
-        for key in turn.drop:
-            self._carrier.drop(key)
-            self._sending.pop(key, None)
-        for copy in turn.begin:
-            self._carrier.copy(copy)
-
-
-def _print(notes: Iterable[str]) -> None:
-    for note in notes:
-        print(note, flush=True)

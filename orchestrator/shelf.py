@@ -1,11 +1,9 @@
-"""Which of a job's checkpoints are at home, and which are on their way? The folders and manifests, decisions elsewhere.
+"""The checkpoints of a job at home, as they lie on the disk: whole ones, those on their way, and what hosts said of them.
 
-Rules: `checkpoints/NAME` is one whole version or not there at all. What is on its way gathers in a folder of its own
-on the same disk (`checkpoints/.coming/N/`) and is renamed into its place. `carried/KEY.json` tells which version is at
-home, `carried/KEY.coming.json` which one is on its way; the latter is gone only when the former is true.
-`carried/KEY.dead.json` tells which one was given up before all hosts had told their parts, and `carried/gaps.json` which
-never will. No name that a host sends
-leads out of the checkpoint folder.
+Rules: `checkpoints/NAME` is one whole version or not there at all. What is on its way gathers in a folder of its own on
+the same disk (`checkpoints/.coming/KEY/`) and is renamed into its place. `carried/KEY.json` has what the hosts said of a
+name last, and what came of it; `carried/lost.json` which hosts will say no more. No name that a host sends leads out of the
+checkpoint folder.
 """
 
 from __future__ import annotations
@@ -15,13 +13,11 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import ClusterError
-from orchestrator.node.formats import Wholeness, look, wholeness
-from orchestrator.versions import Gaps, Version
+from orchestrator.node.formats import FILES_MAX, Wholeness, look, wholeness
+from orchestrator.versions import State, Version
 from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_text, sync_folder
 from orchestrator.wire.messages import Piece
@@ -33,8 +29,7 @@ COMING = ".coming"
 OLD = ".old"
 """Where the version before lies, within the folder of the new one, for the instant of their exchange."""
 
-PIECES_MAX = 10_000
-"""Files of one checkpoint, as the agents' own limit."""
+LOST = "lost.json"
 
 PART_BYTES_MAX = 255
 PATH_BYTES_MAX = 3_000
@@ -47,51 +42,33 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """What is on its way under one name: a version, and the one that will follow it."""
-
-    version: Version
-    following: Version | None
-
-
 class Shelf:
     """The checkpoints of one job on the submit machine."""
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
         self._manifests = job.root / "carried"
-        self._hashed: dict[str, tuple[Piece, ...]] = {}  # of checkpoints without a version, by path
+        self._known: dict[str, tuple[Piece, ...]] = {}  # by the path of the checkpoint
 
-    def load(self) -> tuple[list[Version], list[Way], list[Version]]:
-        """Return the versions at home, those on their way and the dead ones; clear away what was left unfinished.
+    def load(self) -> list[Version]:
+        """Return what hosts have said, a version for each name; clear away what was left unfinished.
 
         A manifest that cannot be read (of another version of orch) counts as none.
         """
-        home: list[Version] = []
-        coming: list[Way] = []
-        dead: list[Version] = []
+        versions: list[Version] = []
         for path in sorted(self._manifests.glob("*.json")):
             with contextlib.suppress(OSError, codec.CodecError):
-                if path.name.endswith(".coming.json"):
-                    coming.append(codec.loads(Way, path.read_bytes()))
-                elif path.name.endswith(".dead.json"):
-                    dead.append(codec.loads(Version, path.read_bytes()))
-                else:
-                    home.append(codec.loads(Version, path.read_bytes()))
-        for way in coming:
-            self._put_back(way.version)
-        stages = {str(way.version.number) for way in coming}
-        for left in sorted((self._job.checkpoints / COMING).glob("*")):
-            if left.name not in stages:
-                shutil.rmtree(left, ignore_errors=True)
-        return [version for version in home if self.path(version.name).exists()], coming, dead
-
-    def _put_back(self, version: Version) -> None:
-        """Undo an exchange of folders that was cut off between its two renames."""
-        old, goal = self.stage(version) / OLD, self.path(version.name)
-        if old.exists() and not goal.exists():
-            old.rename(goal)
+                versions.append(codec.loads(Version, path.read_bytes()))
+        self._known = {str(self.path(one.name)): one.pieces for one in versions if one.state is State.HOME}
+        keys = {version.key for version in versions if version.state is State.OPEN}
+        for stage in sorted((self._job.checkpoints / COMING).glob("*")):
+            for version in versions:  # an exchange that was cut off between its two renames is undone
+                old, goal = stage / OLD / version.name, self.path(version.name)
+                if old.exists() and not goal.exists():
+                    old.rename(goal)
+            if stage.name not in keys:
+                shutil.rmtree(stage, ignore_errors=True)
+        return versions
 
     def path(self, name: str) -> Path:
         """Return where a checkpoint is at home."""
@@ -99,39 +76,29 @@ class Shelf:
 
     def stage(self, version: Version) -> Path:
         """Return where a version gathers on its way."""
-        return self._job.checkpoints / COMING / str(version.number)
+        return self._job.checkpoints / COMING / version.key
 
-    def note_coming(self, way: Way) -> None:
-        """Write down what is on its way. Raises OSError."""
+    def note(self, version: Version) -> None:
+        """Write down what hosts have said of a name, and what came of it. Raises OSError."""
         self._manifests.mkdir(exist_ok=True)
-        replace_text(self._coming(way.version.name), codec.dumps(way))
+        replace_text(self._manifest(version.name), codec.dumps(version))
 
-    def forget_coming(self, name: str) -> None:
-        """Write down that nothing of this name is on its way; if the disk refuses, it is fetched again some day."""
+    def forget(self, name: str) -> None:
+        """Forget what hosts have said of a name; if the disk refuses, it is forgotten later."""
         with contextlib.suppress(OSError):
-            self._coming(name).unlink()
+            self._manifest(name).unlink()
 
-    def note_dead(self, version: Version) -> None:
-        """Write down that a version was given up. Raises OSError."""
-        self._manifests.mkdir(exist_ok=True)
-        replace_text(self._dead(version.name), codec.dumps(version))
-
-    def gaps(self) -> Gaps:
-        """Return what will never be heard of."""
+    def lost(self) -> dict[str, int]:
+        """Return the nodes that were lost, with the last attempt of which they have not told all."""
         with contextlib.suppress(OSError, codec.CodecError):
-            return codec.loads(Gaps, self._gaps.read_bytes())
-        return Gaps({}, {}, ())
+            return codec.loads(dict[str, int], (self._manifests / LOST).read_bytes())
+        return {}
 
-    def note_gaps(self, gaps: Gaps) -> None:
-        """Write down what will never be heard of; if the disk refuses, that only outlives this process."""
+    def note_lost(self, lost: dict[str, int]) -> None:
+        """Write down which nodes were lost; if the disk refuses, that is forgotten with this process."""
         with contextlib.suppress(OSError):
             self._manifests.mkdir(exist_ok=True)
-            replace_text(self._gaps, codec.dumps(gaps))
-
-    def forget_dead(self, name: str) -> None:
-        """Forget the dead version of a name; if the disk refuses, it is forgotten later."""
-        with contextlib.suppress(OSError):
-            self._dead(name).unlink()
+            replace_text(self._manifests / LOST, codec.dumps(lost))
 
     def install(self, version: Version) -> None:
         """Put a version that has gathered in its place, and write it down. Raises OSError."""
@@ -140,26 +107,29 @@ class Shelf:
         goal.parent.mkdir(parents=True, exist_ok=True)
         if new.is_dir() or goal.is_dir():
             if goal.exists():
-                goal.rename(stage / OLD)
+                self._take_out(version)
             new.rename(goal)
         else:
             new.replace(goal)
         sync_folder(goal.parent)
-        replace_text(self._manifest(version.name), codec.dumps(version))
+        self._known[str(goal)] = version.pieces
 
     def take_away(self, version: Version) -> Path:
         """Take a version out of its place; return where it lies now, to be deleted. Raises OSError."""
-        self._manifest(version.name).unlink()
-        away = self.stage(version)
-        away.mkdir(parents=True, exist_ok=True)
-        self.path(version.name).rename(away / OLD)
-        return away
+        self.forget(version.name)
+        self._take_out(version)
+        return self.stage(version)
+
+    def _take_out(self, version: Version) -> None:
+        old = self.stage(version) / OLD / version.name
+        old.parent.mkdir(parents=True, exist_ok=True)
+        self.path(version.name).rename(old)
 
     def flaw(self, name: str, pieces: tuple[Piece, ...]) -> str:
         """Say why a checkpoint of this name cannot be kept here; empty if it can."""
         names = [piece.name for piece in pieces]
-        if not 0 < len(names) <= PIECES_MAX or len(set(names)) < len(names):
-            return f"{len(names)} files, each once and at most {PIECES_MAX}, cannot be"
+        if not 0 < len(names) <= FILES_MAX or len(set(names)) < len(names):
+            return f"{len(names)} files, each once and at most {FILES_MAX}, cannot be"
         bad = next((one for one in [name, *names] if not _stays_inside(one)), None)
         if bad is not None:
             return f"{bad!r} would not lie in the checkpoint folder"
@@ -187,38 +157,29 @@ class Shelf:
         """Return the folder that a checkpoint's name is relative to."""
         return Path(path).parents[len(Path(self.name_of(path)).parts) - 1]
 
-    def pieces(self, path: str, version: Version | None) -> tuple[Piece, ...]:
-        """Return the files of a checkpoint: those of its version while they fit, else all are read, which may take
-        long. Raises ClusterError."""
-        top = self.top_of(path)
-        for known in (version.pieces if version else (), self._hashed.get(path, ())):
-            if known and all(_fits(top / piece.name, piece) for piece in known):
-                return known
-        try:
-            pieces = tuple(_piece_of(file, str(file.relative_to(top))) for file, _ in files_of(Path(path)))
-        except OSError as err:
-            raise ClusterError(f"cannot be read: {err.strerror}", path, "resume from another one") from err
-        self._hashed[path] = pieces
-        return pieces
-
-    @property
-    def _gaps(self) -> Path:
-        return self._manifests / "gaps.json"
+    def pieces(self, path: str) -> tuple[Piece, ...]:
+        """Return the files of a checkpoint: those that are known while sizes and times fit, else all are read, which may
+        take long. Raises ClusterError."""
+        top, shape = self.top_of(path), look(Path(path))
+        names = {
+            str((Path(path) / name).relative_to(top)): (size, mtime_ns)
+            for name, size, mtime_ns in shape.files
+        }
+        known = self._known.get(path, ())
+        if {piece.name: (piece.size_bytes, piece.mtime_ns) for piece in known} != names or not names:
+            try:
+                known = tuple(_piece_of(file, str(file.relative_to(top))) for file, _ in files_of(Path(path)))
+            except OSError as err:
+                raise ClusterError(
+                    f"cannot be read: {err.strerror}", path, "resume from another one"
+                ) from err
+            self._known[path] = known
+        return known
 
     def _manifest(self, name: str) -> Path:
-        return self._manifests / f"{_key(name)}.json"
-
-    def _coming(self, name: str) -> Path:
-        return self._manifests / f"{_key(name)}.coming.json"
-
-    def _dead(self, name: str) -> Path:
-        return self._manifests / f"{_key(name)}.dead.json"
-
-
-def _key(name: str) -> str:
-    """Return a file name for a checkpoint's name: readable, short, and never that of another one."""
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
-    return f"{_UNFIT.sub('_', name)[:60]}-{digest[:16]}"
+        """Return the file of a name: readable, short, and never that of another one."""
+        digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+        return self._manifests / f"{_UNFIT.sub('_', name)[:60]}-{digest[:16]}.json"
 
 
 def _stays_inside(name: str) -> bool:
@@ -236,34 +197,16 @@ def _stays_inside(name: str) -> bool:
 
 
 def files_of(path: Path) -> tuple[tuple[Path, int], ...]:
-    """Return the files of a checkpoint, itself or those below it, with their sizes, in order. Raises ClusterError."""
-    try:
-        files = tuple((file, file.stat().st_size) for file in ([path] if path.is_file() else _walk(path)))
-    except OSError as err:
-        raise ClusterError(
-            f"cannot be read: {err.strerror}", str(err.filename or path), "look at it"
-        ) from err
+    """Return the files of a checkpoint, itself or those below it, with their sizes. Raises ClusterError."""
+    files = tuple((path / name, size_bytes) for name, size_bytes, _ in look(path).files)
     if not files:
         raise ClusterError("there is no checkpoint", str(path), "name one of `orch checkpoints`")
-    if len(files) > PIECES_MAX:
-        what = f"more than {PIECES_MAX} files are in it, too many to send to hosts"
+    if len(files) >= FILES_MAX:
+        what = f"it has {FILES_MAX} files or more, too many to send to hosts"
         raise ClusterError(
             what, str(path), "put it where the hosts see it, and name it in the job's own arguments"
         )
     return files
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield the files below a folder, one more than are allowed at most."""
-    found = 0
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        for path in (Path(parent, name) for name in sorted(names)):
-            if path.is_file() and found <= PIECES_MAX:
-                found += 1
-                yield path
-        if found > PIECES_MAX:
-            return
 
 
 def _piece_of(path: Path, name: str) -> Piece:
@@ -274,12 +217,3 @@ def _piece_of(path: Path, name: str) -> Piece:
         while block := file.read(READ_BYTES):
             digest.update(block)
     return Piece(name, before.st_size, before.st_mtime_ns, digest.hexdigest())
-
-
-def _fits(path: Path, piece: Piece) -> bool:
-    """Tell, from size and time alone, whether a file is still the piece that it was."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return False
-    return (stat.st_size, stat.st_mtime_ns) == (piece.size_bytes, piece.mtime_ns)

@@ -98,7 +98,7 @@ class CheckpointWatch:
             before = self.reported.get(path)
             if before == shape:
                 continue
-            proven = shape.mtime_ns < stepped_ns or all_ended_well or _proves_itself(path, shape)
+            proven = shape.mtime_ns < stepped_ns or all_ended_well or proves_itself(path, shape)
             if path in counted and proven and self._may_be_whole(path, shape):
                 found.append(self._found(path, shape))
             elif before is not None:
@@ -127,7 +127,7 @@ class CheckpointWatch:
         return [
             path
             for path, shape in entries.items()
-            if wholeness(path, shape) in cut_off or (path in changed and not _proves_itself(path, shape))
+            if wholeness(path, shape) in cut_off or (path in changed and not proves_itself(path, shape))
         ]
 
     def prune(self, keep: int, has_step_between: Callable[[int, int], bool]) -> list[Path]:
@@ -192,10 +192,6 @@ class CheckpointWatch:
 
 def _stamp(shape: Shape) -> Stamp:
     return shape.mtime_ns, shape.size_bytes, len(shape.files)
-
-
-def _proves_itself(path: Path, shape: Shape) -> bool:
-    return wholeness(path, shape) is Wholeness.WHOLE and proves_itself(path, shape)
 
 
 def _delete(path: Path) -> None:

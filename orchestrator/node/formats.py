@@ -105,8 +105,10 @@ def wholeness(path: Path, shape: Shape) -> Wholeness:
 
 
 def proves_itself(path: Path, shape: Shape) -> bool:
-    """Tell whether an entry that is whole by its formats can lack nothing: it is one file, or a folder of
+    """Tell whether an entry is whole by its formats and can lack nothing: it is one file, or a folder of
     torch.distributed.checkpoint with what its `.metadata` names and no more."""
+    if wholeness(path, shape) is not Wholeness.WHOLE:
+        return False
     names = {name for name, _, _ in shape.files}
     if METADATA not in names:
         return path.is_file()

@@ -5,12 +5,14 @@ Weights are compared bit for bit, and lines that are lost or doubled on their wa
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.support.cluster import gpt
 from tests.support.cluster.box import REPOSITORY, Box
 from tests.support.cluster.desk import Desk, Job
 from tests.support.cluster.gpt import digest
+from tests.support.sharded import SHARDED
 
 STEPS = 120
 
@@ -87,6 +89,47 @@ def test_a_host_lost_for_good_is_replaced_by_the_spare_with_the_same_weights(des
     assert digest(job) == wanted
     box.heal()
     desk.orch("clean", "--yes")  # the agent there, which nobody could dismiss, would wait for an hour
+
+
+SAVES_IN_PARTS = (
+    SHARDED
+    + """
+saving = None
+for number in range(first + 1, 61):
+    step()
+    if number % 10 == 0:
+        if saving is not None:
+            saving.result()
+        print(f"rank {rank} saved {number} with {digest()}", flush=True)
+        saving = dcp.async_save(
+            state(number), checkpoint_id=folder / f"step-{number}", process_group=in_background
+        )
+saving.result()
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def test_what_several_hosts_saved_in_parts_goes_on_whole_on_others(desk: Desk, box: Box) -> None:
+    job = desk.submit(
+        {"train.py": SAVES_IN_PARTS}, entrypoint="train.py", nodes=2, procs_per_node=1, spares=1,
+        ssh={"hosts": "node[1-3]"}, env={"PACE_S": "0.3"},
+    )  # fmt: skip
+    job.until(lambda seen: (seen["checkpoint"] or {"step": 0})["step"] >= 20, "the second checkpoint at home")
+    box.cut("node2")
+    status = job.wait()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), job.story()
+    path = job.why()[-1]["resumed_from"]
+    at = int(path.rpartition("-")[2])
+    assert {one.name for one in job.folder.checkpoints.joinpath(f"step-{at}").iterdir()} == {
+        ".metadata", "__0_0.distcp", "__1_0.distcp",
+    }  # fmt: skip
+    for rank in (0, 1):
+        (saved,) = re.findall(rf"saved {at} with (\w+)", job.log(rank))
+        assert f"begins at {at} with {saved}" in job.log(rank, 2)
+    box.heal()
+    desk.orch("clean", "--yes")
 
 
 def test_training_meets_on_the_network_on_which_hosts_reach_one_another(desk: Desk, box: Box) -> None:

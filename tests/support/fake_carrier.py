@@ -10,7 +10,6 @@ from typing import TypeAlias
 from orchestrator.backends import Copied, Copy, Direction
 from orchestrator.brain import events as e
 from orchestrator.carry import Carry
-from orchestrator.trips import Turn
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
 
@@ -30,6 +29,7 @@ class World:
     news: list[e.Event] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     copies: dict[str, Copy] = field(default_factory=dict)
+    dropped: list[str] = field(default_factory=list)
     carry: Carry = field(init=False)
     clock_ns: int = 1_700_000_000_123_456_789
 
@@ -40,17 +40,31 @@ class World:
     def revive(self) -> None:
         """A new supervisor takes over: copies of the old one are no more."""
         self.copies.clear()
-        self.carry = Carry(self.job, self.keep, lambda: self.resume, lambda deed: deed())
+        self.carry = Carry(self.job, self, self.keep, lambda: self.resume, lambda deed: deed())
 
-    def take(self, turn: Turn) -> tuple[e.Event, ...]:
-        for copy in turn.begin:
-            assert copy.key not in self.copies
-            self.copies[copy.key] = copy
-        for key in turn.drop:
-            self.copies.pop(key, None)
-        self.news += turn.news
-        self.notes += turn.notes
-        return turn.news
+    def copy(self, copy: Copy) -> None:
+        """Begin a copy, as a carrier does."""
+        assert copy.key not in self.copies
+        self.copies[copy.key] = copy
+
+    def drop(self, key: str) -> None:
+        """Give up a copy."""
+        del self.copies[key]
+        self.dropped.append(key)
+
+    def copied(self) -> list[Copied]:
+        return []
+
+    def progress(self) -> dict[str, int]:
+        return {}
+
+    def take(self) -> tuple[e.Event, ...]:
+        """Return what the brain is to learn since the last call."""
+        news, self.carry.news = self.carry.news, []
+        self.news += news
+        self.notes += self.carry.notes
+        self.carry.notes = []
+        return tuple(news)
 
     def write(self, node: str, files: Files) -> tuple[m.Piece, ...]:
         """Let a host write files; return them as its agent would report them."""
@@ -71,7 +85,8 @@ class World:
         placed: tuple[str, ...] = GANG,
     ) -> tuple[e.Event, ...]:
         report = m.PiecesFound(attempt, name, count, pieces)
-        return self.take(self.carry.found(1.0, node, f"/far/{node}", report, placed))
+        self.carry.found(1.0, node, f"/far/{node}", report, placed)
+        return self.take()
 
     def save(
         self, node: str, name: str, count: int, data: bytes, attempt: int = 1, placed: tuple[str, ...] = GANG
@@ -86,14 +101,21 @@ class World:
         return self.found(node, name, count, self.write(node, {f"{name}/{node}.pt": data}), attempt, placed)
 
     def scanned(self, node: str, count: int, attempt: int = 1) -> tuple[e.Event, ...]:
-        return self.take(self.carry.scanned(1.0, node, attempt, count))
+        self.carry.scanned(1.0, node, attempt, count)
+        return self.take()
 
     def stopped(self, node: str, attempt: int = 1) -> tuple[e.Event, ...]:
-        return self.take(self.carry.stopped(1.0, node, attempt))
+        self.carry.stopped(1.0, node, attempt)
+        return self.take()
 
-    def arrive(self, key: str, error: str = "") -> tuple[e.Event, ...]:
-        """End a copy as a carrier would: what is not as it was reported does not come."""
-        copy = self.copies.pop(key)
+    def tell_all(self, *nodes: str, count: int = 10**9, attempt: int = 1) -> None:
+        """All nodes, or these, have told of what was complete at that many steps."""
+        for node in nodes or GANG:
+            self.scanned(node, count, attempt)
+
+    def arrive(self, which: str, error: str = "") -> tuple[e.Event, ...]:
+        """End a copy, named by its key or its host, as a carrier would: what is not as it was reported does not come."""
+        copy = self.copies.pop(next(key for key, one in self.copies.items() if which in (key, one.node)))
         if copy.direction is Direction.FETCH:
             assert copy.there == f"/far/{copy.node}/checkpoints"
             for piece in copy.wanted:
@@ -105,7 +127,8 @@ class World:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
                 os.utime(path, ns=(piece.mtime_ns, piece.mtime_ns))
-        return self.take(self.carry.copied(1.0, Copied(copy, error)))
+        self.carry.copied(1.0, Copied(copy, error))
+        return self.take()
 
     def arrive_all(self) -> None:
         while self.copies:
@@ -124,6 +147,17 @@ class World:
 
     def kinds(self) -> list[str]:
         return [type(event).__name__.removeprefix("Checkpoint") for event in self.news]
+
+    def waits(self) -> tuple[str, ...]:
+        """Return the paths of which the brain waits for an end."""
+        waits: dict[str, None] = {}
+        for event in self.news:
+            if isinstance(event, e.CheckpointComing):
+                assert event.path not in waits
+                waits[event.path] = None
+            elif isinstance(event, (e.CheckpointFound, e.CheckpointSpoiled)):
+                waits.pop(event.path, None)
+        return tuple(waits)
 
     def path(self, name: str) -> str:
         return str(self.job.checkpoints / name)

@@ -45,7 +45,7 @@ LAYERS = (
     ),
     ("statefile", "story", "postmortem"),
     ("backends", "slurm"),
-    ("versions", "shelf", "trips", "carry", "intake", "ferry", "deeds", "ending", "memory", "stay", "notify"),
+    ("versions", "shelf", "carry", "intake", "ferry", "deeds", "ending", "memory", "stay", "notify"),
     ("supervise", "fleet", "submission"),
     ("__main__",),
     ("logcut", "logs", "closing", "queued", "looks", "revival", "job"),

@@ -9,11 +9,10 @@ import pytest
 
 from orchestrator.backends import Copied, Direction
 from orchestrator.brain import events as e
-from orchestrator.carry import COMING_MAX
 from orchestrator.errors import ClusterError
-from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
 from tests.support.fake_carrier import ALONE, GANG, World
+from tests.support.saved_files import metadata, zipped
 
 
 @pytest.fixture
@@ -28,44 +27,45 @@ def test_a_checkpoint_is_coming_at_once_and_found_when_its_files_are_at_home(wor
     (coming,) = world.save("n0", "step_10.pt", 10, b"ten", placed=ALONE)
     assert coming == e.CheckpointComing(1.0, "n0", 1, world.path("step_10.pt"))
     assert world.home("step_10.pt") == {}
-    (found,) = world.arrive("fetch 1 n0")
+    (found,) = world.arrive("n0")
     assert found == e.CheckpointFound(1.0, "n0", 1, world.path("step_10.pt"), 10)
     assert world.home("step_10.pt") == {"step_10.pt": b"ten"}
-    assert world.carry.coming == ()
+    assert world.waits() == ()
 
 
 def test_one_that_is_a_single_file_is_whole_without_a_word_of_the_other_nodes(world: World) -> None:
     world.save("n0", "a.pt", 10, b"ten")
-    world.take(world.carry.lost(1.0, "n1"))
+    world.carry.lost(1.0, "n1", 1)
+    world.take()
+    world.arrive_all()
+    assert world.kinds() == ["Coming", "Found"]
+    world.save("n1", "a.pt", 10, b"of another host that saves it too")
+    assert world.copies == {}
+
+
+def test_it_is_fetched_when_every_host_has_told_all_up_to_later_steps(world: World) -> None:
+    world.save_in("n0", "a-1", 10, b"ten")
+    world.tell_all(count=10)
+    world.tell_all("n0", "n1", count=11)
+    assert world.copies == {} and world.kinds() == ["Coming"]
+    world.scanned("n2", 11)
     world.arrive_all()
     assert world.kinds() == ["Coming", "Found"]
 
 
-def test_it_is_not_whole_before_the_other_nodes_have_told_that_they_have_no_part(world: World) -> None:
-    world.save_in("n0", "a", 10, b"ten")
-    world.arrive_all()
-    assert world.scanned("n1", 11) == () and world.scanned("n2", 10) == ()
-    (found,) = world.scanned("n2", 11)
-    assert isinstance(found, e.CheckpointFound)
-
-
 def test_a_node_that_has_stopped_the_attempt_has_told_all(world: World) -> None:
-    world.save_in("n0", "a", 10, b"ten")
-    world.arrive_all()
-    assert world.stopped("n1") == ()
-    assert len(world.stopped("n2")) == 1
-
-
-def test_what_nodes_told_before_the_report_counts_too(world: World) -> None:
+    world.stopped("n0")
     world.scanned("n1", 11)
+    world.save_in("n0", "a-1", 10, b"ten")
+    assert world.copies == {}
     world.stopped("n2")
-    world.save("n0", "a.pt", 10, b"ten")
-    assert len(world.arrive("fetch 1 n0")) == 1
+    assert len(world.arrive("n0")) == 1
 
 
 def test_parts_of_several_hosts_gather_in_one_folder(world: World) -> None:
-    for n, node in enumerate(GANG):
-        world.found(node, "step_5", 5, world.write(node, {f"step_5/rank{n}.pt": node.encode()}))
+    for n, node in enumerate(GANG):  # written in the background, and so complete at different steps
+        world.found(node, "step_5", 5 + n, world.write(node, {f"step_5/rank{n}.pt": node.encode()}))
+    world.tell_all()
     world.arrive_all()
     assert world.kinds() == ["Coming", "Found"]
     assert world.home("step_5") == {f"step_5/rank{n}.pt": f"n{n}".encode() for n in range(3)}
@@ -75,8 +75,30 @@ def test_a_file_that_several_hosts_wrote_is_fetched_from_the_first_to_report(wor
     for node in GANG:
         files = {"step_5/model.pt": node.encode(), f"step_5/{node}.pt": b"rng"}
         world.found(node, "step_5", 5, world.write(node, files))
+    world.tell_all()
     world.arrive_all()
     assert world.home("step_5")["step_5/model.pt"] == b"n0" and len(world.home("step_5")) == 4
+
+
+def test_pieces_of_torch_wait_for_their_metadata_and_count_with_all_that_it_names(world: World) -> None:
+    saved = metadata("__0_0.distcp", "__1_0.distcp")
+    pieces = {
+        node: world.write(node, {f"s-5/__{n}_0.distcp": zipped()}) for n, node in enumerate(("n0", "n1"))
+    }
+    for count, node in enumerate(pieces):
+        world.found(node, "s-5", 5 + count, pieces[node])
+    world.tell_all()
+    assert world.copies == {}
+    world.found("n0", "s-5", 8, (*pieces["n0"], *world.write("n0", {"s-5/.metadata": saved})))
+    world.arrive_all()
+    assert world.kinds() == ["Coming", "Found"] and len(world.home("s-5")) == 3
+    world.found("n0", "s-6", 9, world.write("n0", {"s-6/__0_0.distcp": zipped(), "s-6/.metadata": saved}))
+    world.arrive_all()
+    assert world.kinds()[2:] == ["Coming", "Spoiled"] and "pieces that it names" in world.notes[-1]
+    world.found("n0", "s-7", 9, world.write("n0", {"s-7/__0_0.distcp": zipped()}))
+    for node in GANG:
+        world.stopped(node)
+    assert world.kinds()[4:] == ["Coming", "Spoiled"] and "before its .metadata" in world.notes[-1]
 
 
 def test_the_same_report_again_changes_nothing(world: World) -> None:
@@ -88,14 +110,16 @@ def test_the_same_report_again_changes_nothing(world: World) -> None:
 
 
 def test_a_part_that_was_not_expected_any_more_makes_it_whole_again(world: World) -> None:
-    world.found("n0", "s", 50, world.write("n0", {"s/0.pt": b"0"}), placed=("n0", "n1"))
+    world.save_in("n0", "s-50", 50, b"0")
+    world.tell_all(count=51)
     world.arrive_all()
-    world.scanned("n1", 51)
     assert world.kinds() == ["Coming", "Found"]
-    world.found("n1", "s", 55, world.write("n1", {"s/1.pt": b"1"}), placed=("n0", "n1"))
-    assert world.kinds() == ["Coming", "Found", "Spoiled", "Coming"]
+    world.save_in("n1", "s-50", 55, b"1")
+    assert world.kinds() == ["Coming", "Found", "Spoiled", "Coming"] and world.home("s-50") == {}
+    world.tell_all()
     world.arrive_all()
-    assert world.kinds()[4:] == ["Found"] and world.home("s") == {"s/0.pt": b"0", "s/1.pt": b"1"}
+    assert world.kinds()[4:] == ["Found"]
+    assert world.home("s-50") == {"s-50/n0.pt": b"0", "s-50/n1.pt": b"1"}
 
 
 # Names that are written again
@@ -117,7 +141,7 @@ def test_a_name_that_is_written_again_is_at_home_in_its_old_version_until_the_ne
 
 def test_the_newest_version_follows_the_one_on_its_way(world: World) -> None:
     world.save("n0", "last.pt", 10, b"1", placed=ALONE)
-    first = world.copies["fetch 1 n0"]
+    (first,) = world.copies.values()
     for count in (20, 30):
         assert world.save("n0", "last.pt", count, b"%d" % count, placed=ALONE) == ()
     assert list(world.copies.values()) == [first]
@@ -145,26 +169,34 @@ def test_a_script_without_steps_has_versions_too(world: World) -> None:
     assert world.home("last.pt") == {"last.pt": b"2"}
 
 
-def test_a_version_that_a_host_has_written_over_before_it_told_its_part_is_given_up(world: World) -> None:
-    two = ("n0", "n1")
-    world.found("n0", "last", 100, world.write("n0", {"last/0.pt": b"v1"}), placed=two)
-    world.found("n1", "last", 200, world.write("n1", {"last/1.pt": b"v2"}), placed=two)
-    assert world.kinds() == ["Coming", "Spoiled", "Coming"]
-    world.found("n0", "last", 200, world.write("n0", {"last/0.pt": b"v2"}), placed=two)
+@pytest.mark.parametrize("name", ["last", "epoch-1"])
+def test_of_a_name_that_is_written_again_only_parts_of_the_same_step_are_one_version(
+    world: World, name: str
+) -> None:
+    for node in GANG:
+        world.save_in(node, name, 100, b"v1")
+    world.save_in("n0", name, 200, b"v2")
+    world.tell_all(count=150)
+    assert world.copies == {}
+    world.save_in("n1", name, 203, b"v2")  # in the background, or the one after
+    world.save_in("n2", name, 200, b"v2")
+    world.tell_all(count=250)
+    assert world.kinds() == ["Coming", "Spoiled"] and "different steps" in world.notes[-1]
+    for node in GANG:
+        world.save_in(node, name, 300, b"v3")
+    world.tell_all()
     world.arrive_all()
-    assert world.home("last") == {"last/0.pt": b"v2", "last/1.pt": b"v2"}
+    assert world.kinds()[2:] == ["Coming", "Found"]
+    assert world.home(name) == {f"{name}/{node}.pt": b"v3" for node in GANG}
 
 
-def test_a_part_that_was_taken_for_an_earlier_version_s_goes_to_its_own(world: World) -> None:
-    two = ("n0", "n1")
-    world.found("n0", "last", 100, world.write("n0", {"last/0.pt": b"v1"}), placed=two)
+def test_without_steps_the_versions_of_a_name_in_parts_cannot_be_told_apart(world: World) -> None:
+    for node in GANG:
+        world.save_in(node, "last", 0, b"v1")
+        world.save_in(node, "step-1", 0, b"v1")
+        world.stopped(node)
     world.arrive_all()
-    world.found("n1", "last", 120, world.write("n1", {"last/1.pt": b"v2"}), placed=two)
-    world.arrive_all()
-    world.found("n0", "last", 120, world.write("n0", {"last/0.pt": b"v2"}), placed=two)
-    assert world.kinds() == ["Coming", "Found", "Spoiled", "Coming"]
-    world.arrive_all()
-    assert world.home("last") == {"last/0.pt": b"v2", "last/1.pt": b"v2"}
+    assert world.home("last") == {} and len(world.home("step-1")) == len(GANG)
 
 
 def test_a_late_word_of_an_older_attempt_does_not_replace_a_newer_checkpoint(world: World) -> None:
@@ -174,100 +206,16 @@ def test_a_late_word_of_an_older_attempt_does_not_replace_a_newer_checkpoint(wor
     assert world.home("last.pt") == {"last.pt": b"new"}
 
 
-# What cannot come
-
-
-def test_what_vanished_before_it_came_is_spoiled_and_the_one_before_stays(world: World) -> None:
-    world.save("n0", "last.pt", 10, b"1", placed=ALONE)
-    world.arrive_all()
-    world.save("n0", "last.pt", 20, b"2", placed=ALONE)
-    del world.files["n0"]["last.pt"]
-    world.arrive_all()
-    assert world.kinds() == ["Coming", "Found", "Coming", "Spoiled"]
-    assert world.home("last.pt") == {"last.pt": b"1"}
-    assert "does not come home" in world.notes[0]
-
-
-def test_a_node_that_was_lost_before_it_told_leaves_nothing_to_be_known(world: World) -> None:
-    world.save_in("n0", "a", 10, b"ten", placed=("n0", "n1"))
-    world.take(world.carry.lost(1.0, "n1"))
-    assert world.kinds() == ["Coming", "Spoiled"] and world.copies == {}
-    world.scanned("n1", 0, attempt=2)  # another agent of that node knows nothing of it either
-    assert [type(one) for one in world.save_in("n0", "b", 20, b"x", placed=("n0", "n1"))] == [
-        e.CheckpointComing,
-        e.CheckpointSpoiled,
-    ]
-
-
-def test_a_node_that_was_lost_after_it_told_all_is_no_loss(world: World) -> None:
-    world.save("n0", "a.pt", 10, b"ten", placed=("n0", "n1"))
-    world.stopped("n1")
-    assert world.take(world.carry.lost(1.0, "n1")) == ()
-    assert world.take(world.carry.lost(1.0, "n0")) == (), "its files may still be there"
-    world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"]
-
-
-def test_a_late_part_of_a_version_that_was_given_up_does_not_pass_for_another_one(world: World) -> None:
-    pieces = {node: world.write(node, {f"s/{node}.pt": b"1"}) for node in GANG}
-    world.found("n0", "s", 50, pieces["n0"])
-    world.arrive("fetch 1 n0", "no space")
-    world.revive()
-    for node in ("n1", "n2"):
-        assert world.found(node, "s", 51, pieces[node]) == ()
-        world.stopped(node)
-    world.stopped("n0")
-    assert world.copies == {} and world.home("s") == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "pieces"),
-    [
-        ("../x.pt", ["../x.pt"]),
-        ("/etc/x.pt", ["/etc/x.pt"]),
-        ("a", ["a/../../x"]),
-        ("a", ["a//x"]),
-        ("a", ["b/x"]),
-        ("a", ["a", "a/x"]),
-        ("a", ["a/x", "a/x"]),
-        ("a\0b", ["a\0b"]),
-        ("", [""]),
-        (".", ["."]),
-        (".coming", [".coming/1/x"]),
-        ("n" * 256, ["n" * 256]),
-        ("link", ["link/x.pt"]),
-        ("link/x.pt", ["link/x.pt"]),
-    ],
-)
-def test_a_name_that_leads_elsewhere_is_refused(world: World, name: str, pieces: list[str]) -> None:
-    (world.job.checkpoints / "link").symlink_to("/tmp")
-    told = tuple(m.Piece(one, 1, 1, "0" * 64) for one in pieces)
-    assert world.found("n0", name, 1, told, placed=ALONE) == ()
-    assert world.copies == {} and "not fetched" in world.notes[0]
-
-
-def test_a_disk_at_home_that_takes_no_manifest_is_told(world: World) -> None:
-    (world.job.root / "carried").write_text("no folder")
-    world.save("n0", "a.pt", 10, b"ten", placed=ALONE)
-    assert world.kinds() == ["Coming", "Spoiled"] and world.copies == {}
-    assert "on this machine" in world.notes[0]
-
-
-def test_more_than_can_be_carried_leaves_the_oldest(world: World) -> None:
-    for n in range(COMING_MAX + 1):
-        world.save("n0", f"{n}.pt", n, b"x", placed=ALONE)
-    assert len(world.carry.coming) == COMING_MAX
-    assert world.news[-2] == e.CheckpointSpoiled(1.0, "n0", 1, world.path("0.pt"))
-
-
 # A supervisor that is revived
 
 
 def test_a_revived_supervisor_goes_on_with_what_was_on_its_way(world: World) -> None:
-    world.save("n0", "a.pt", 10, b"ten")
+    world.save_in("n0", "a-1", 10, b"ten")
     world.stopped("n1")
     world.revive()
-    world.take(world.carry.begin(2.0, (world.path("a.pt"),), {"n2": 1}))
+    world.carry.begin(2.0, (world.path("a-1"),), {"n1": 1, "n2": 1})
+    world.take()
+    world.stopped("n0")
     world.arrive_all()
     assert world.kinds() == ["Coming", "Found"]
 
@@ -277,18 +225,20 @@ def test_a_revived_supervisor_ends_what_the_brain_still_waits_for(world: World) 
     world.arrive_all()
     world.revive()
     world.news.clear()
-    world.take(world.carry.begin(2.0, (world.path("a.pt"), world.path("b.pt")), {}))
+    world.carry.begin(2.0, (world.path("a.pt"), world.path("b.pt")), {})
+    world.take()
     assert world.news == [
         e.CheckpointFound(2.0, "n0", 1, world.path("a.pt"), 10),
         e.CheckpointSpoiled(2.0, "", 0, world.path("b.pt")),
     ]
 
 
-def test_the_version_that_follows_outlives_the_supervisor(world: World) -> None:
+def test_what_was_said_last_outlives_the_supervisor(world: World) -> None:
     world.save("n0", "last.pt", 10, b"1", placed=ALONE)
     world.save("n0", "last.pt", 20, b"2", placed=ALONE)
     world.revive()
-    world.take(world.carry.begin(2.0, (world.path("last.pt"),), {}))
+    world.carry.begin(2.0, (world.path("last.pt"),), {})
+    world.take()
     world.arrive_all()
     assert world.home("last.pt") == {"last.pt": b"2"} and world.kinds()[-1] == "Found"
 
@@ -297,9 +247,9 @@ def test_an_exchange_of_folders_that_was_cut_off_is_undone(world: World) -> None
     world.found("n0", "last", 10, world.write("n0", {"last/a.pt": b"1"}), placed=ALONE)
     world.arrive_all()
     world.found("n0", "last", 20, world.write("n0", {"last/a.pt": b"2"}), placed=ALONE)
-    stage = world.copies["fetch 2 n0"].here
-    stage.mkdir(parents=True)
-    (world.job.checkpoints / "last").rename(stage / ".old")
+    (copy,) = world.copies.values()
+    (copy.here / ".old").mkdir(parents=True)
+    (world.job.checkpoints / "last").rename(copy.here / ".old" / "last")
     world.revive()
     assert world.home("last") == {"last/a.pt": b"1"}
 
@@ -309,7 +259,9 @@ def test_a_manifest_that_cannot_be_read_counts_as_none(world: World) -> None:
     for path in (world.job.root / "carried").iterdir():
         path.write_text("{}")
     world.revive()
-    assert world.carry.coming == ()
+    world.carry.begin(2.0, world.waits(), {})
+    world.take()
+    assert world.kinds() == ["Coming", "Spoiled"]
 
 
 # What stays at home
@@ -320,11 +272,31 @@ def test_the_newest_stay_at_home_and_always_the_one_to_resume_from(tmp_path: Pat
     world.resume = world.path("1.pt")
     for n in range(1, 6):
         world.save("n0", f"{n}.pt", n, b"x", placed=ALONE)
+        world.save("n0", "last.pt", n, b"%d" % n, placed=ALONE)
         world.arrive_all()
-    world.scanned("n0", 6)
-    assert sorted(path.name for path in world.job.checkpoints.glob("*.pt")) == ["1.pt", "4.pt", "5.pt"]
+    world.carry.tidy(2.0)
+    world.take()
+    left = sorted(path.name for path in world.job.checkpoints.glob("*.pt"))
+    assert left == ["1.pt", "4.pt", "5.pt", "last.pt"]
     spoiled = [event.path for event in world.news if isinstance(event, e.CheckpointSpoiled)]
     assert spoiled == [world.path("2.pt"), world.path("3.pt")]
+
+
+def test_an_old_one_stays_until_the_brain_has_been_told_of_the_new_one(tmp_path: Path) -> None:
+    world = World(JobDir(tmp_path / "job"), keep=1)
+    for n in (1, 2):
+        world.save("n0", f"{n}.pt", n, b"x", placed=ALONE)
+        if n == 1:
+            world.arrive_all()
+    (copy,) = world.copies.values()
+    copy.here.mkdir(parents=True)
+    (copy.here / "2.pt").write_bytes(b"x")
+    world.carry.copied(2.0, Copied(copy, ""))
+    world.carry.tidy(2.0)
+    assert len(world.home("1.pt")) == len(world.home("2.pt")) == 1
+    world.take()
+    world.carry.tidy(3.0)
+    assert world.home("1.pt") == {}
 
 
 # To hosts
@@ -372,9 +344,10 @@ def test_nothing_is_put_in_the_place_of_what_is_being_sent(world: World) -> None
     world.arrive_all()
     copy = world.carry.send(world.path("last.pt"), "n1", "/far/n1")
     world.save("n0", "last.pt", 20, b"2", placed=ALONE)
-    world.arrive_all()
+    world.arrive("n0")
     assert world.home("last.pt") == {"last.pt": b"1"}
-    (found,) = world.take(world.carry.copied(1.0, Copied(copy, "")))
+    world.carry.copied(1.0, Copied(copy, ""))
+    (found,) = world.take()
     assert isinstance(found, e.CheckpointFound) and world.home("last.pt") == {"last.pt": b"2"}
 
 
@@ -383,12 +356,6 @@ def test_what_is_sent_to_a_node_that_is_lost_holds_nothing_up(world: World) -> N
     world.arrive_all()
     copy = world.carry.send(world.path("last.pt"), "n1", "/far/n1")
     world.save("n0", "last.pt", 20, b"2", placed=ALONE)
-    world.arrive_all()
-    turn = world.carry.lost(1.0, "n1")
-    assert turn.drop == (copy.key,) and world.home("last.pt") == {"last.pt": b"2"}
-
-
-def test_status_tells_what_travels(world: World) -> None:
-    world.save("n0", "a.pt", 10, b"ten", placed=ALONE)
-    (travel,) = world.carry.status({"fetch 1 n0": 2})
-    assert (travel.name, travel.node, travel.size_bytes, travel.done_bytes) == ("a.pt", "n0", 3, 2)
+    world.arrive("n0")
+    world.carry.lost(1.0, "n1", 1)
+    assert world.dropped == [copy.key] and world.home("last.pt") == {"last.pt": b"2"}

@@ -1,4 +1,4 @@
-"""Does a checkpoint in parts never pass for whole where a host's part may be missing?"""
+"""Does what cannot come leave what is at home, and never pass for whole where a part may be missing?"""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.brain import events as e
+from orchestrator.carry import COMING_MAX
+from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
-from tests.support.fake_carrier import GANG, World
-
-ALL_STOPPED = dict.fromkeys(GANG, 1)
+from tests.support.fake_carrier import ALONE, GANG, World
 
 
 @pytest.fixture
@@ -17,93 +18,138 @@ def world(tmp_path: Path) -> World:
     return World(JobDir(tmp_path / "job"))
 
 
-@pytest.mark.parametrize("revived", [False, True])
-def test_what_a_lost_node_tells_later_does_not_pass_for_all_of_it(world: World, revived: bool) -> None:
-    world.save_in("n0", "step-10", 10, b"zero")
-    world.save_in("n1", "step-10", 10, b"one")
-    world.take(world.carry.lost(1.0, "n2", 1))
-    for node in GANG[:2]:
-        world.stopped(node)
-    if revived:
-        world.revive()
-        world.take(world.carry.begin(2.0, (), ALL_STOPPED))
-    world.save_in("n2", "step-10", 10, b"two")
+def test_what_vanished_before_it_came_is_spoiled_and_the_one_before_stays(world: World) -> None:
+    world.save("n0", "last.pt", 10, b"1", placed=ALONE)
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Spoiled"]
-    assert world.home("step-10") == {}
-
-
-def test_a_lost_node_that_has_stopped_meanwhile_has_not_told_all(world: World) -> None:
-    world.take(world.carry.lost(1.0, "n2", 1))
-    world.revive()
-    world.take(world.carry.begin(2.0, (), ALL_STOPPED))
-    world.save_in("n0", "step-10", 10, b"zero")
+    world.save("n0", "last.pt", 20, b"2", placed=ALONE)
+    del world.files["n0"]["last.pt"]
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Spoiled"]
+    assert world.kinds() == ["Coming", "Found", "Coming", "Spoiled"]
+    assert world.home("last.pt") == {"last.pt": b"1"}
+    assert "does not come home" in world.notes[0]
 
 
-def test_a_node_that_was_lost_before_an_attempt_takes_part_in_it(world: World) -> None:
-    world.take(world.carry.lost(1.0, "n2", 0))
+def test_a_doubt_about_the_newest_version_leaves_the_one_before(world: World) -> None:
     for node in GANG:
-        world.save_in(node, "step-10", 10, b"its part")
+        world.save_in(node, "last", 10, b"ten")
+    world.tell_all(count=15)
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"]
-    assert len(world.home("step-10")) == len(GANG)
-
-
-@pytest.mark.parametrize("revived", [False, True])
-def test_a_silent_node_that_comes_back_tells_all(world: World, revived: bool) -> None:
+    world.found("n2", "last", 20, ())
     for node in GANG[:2]:
-        world.save_in(node, "step-10", 10, b"ten")
-    world.take(world.carry.silent(1.0, "n2", 1))
-    assert world.kinds() == ["Coming", "Spoiled"]
-    if revived:
-        world.revive()
-        world.take(world.carry.begin(2.0, (), {}))
-    for node in GANG[:2]:
-        world.save_in(node, "step-20", 20, b"twenty")
-        world.stopped(node)
-    assert world.kinds() == ["Coming", "Spoiled"] * 2
-    world.carry.back("n2")
-    for count in (10, 20, 30):
-        world.save_in("n2", f"step-{count}", count, b"late")
-    world.save_in("n0", "step-30", 30, b"late")
-    world.stopped("n2")
-    world.arrive_all()
-    assert [len(world.home(f"step-{count}")) for count in (10, 20, 30)] == [0, 0, 2]
+        world.save_in(node, "last", 20, b"twenty")
+    world.tell_all()
+    assert world.home("last") == {f"last/{node}.pt": b"ten" for node in GANG}
+    assert world.kinds()[-1] == "Spoiled" and "ended before their part" in world.notes[-1]
 
 
 @pytest.mark.parametrize("revived", [False, True])
 @pytest.mark.parametrize("is_first", [False, True])
 def test_one_that_a_host_is_not_sure_of_is_given_up(world: World, is_first: bool, revived: bool) -> None:
-    for node in GANG:
-        world.save_in(node, "step-10", 10, b"ten")
-    world.arrive_all()
     if is_first:
         world.found("n2", "step-20", 20, ())
     for node in GANG[:2]:
         world.save_in(node, "step-20", 20, b"twenty")
     if not is_first:
         world.found("n2", "step-20", 20, ())
-    for node in GANG:
-        world.stopped(node)
     if revived:
         world.revive()
-        world.take(world.carry.begin(2.0, (), ALL_STOPPED))
-        world.save_in("n0", "step-20", 20, b"twenty")
-    world.arrive_all()
-    assert world.home("step-20") == {}
-    assert len(world.home("step-10")) == len(GANG)
-    assert any("ended before their part" in note for note in world.notes)
-
-
-def test_a_doubt_about_the_newest_version_leaves_the_one_before(world: World) -> None:
+        world.carry.begin(2.0, (), dict.fromkeys(GANG, 1))
+        world.take()
     for node in GANG:
-        world.save_in(node, "last", 10, b"ten")
+        world.stopped(node)
+    assert world.home("step-20") == {} and world.copies == {} and world.waits() == ()
+
+
+@pytest.mark.parametrize("revived", [False, True])
+def test_nothing_is_taken_for_whole_of_which_a_lost_node_may_have_had_a_part(
+    world: World, revived: bool
+) -> None:
+    world.save_in("n0", "step-10", 10, b"zero")
+    world.save_in("n1", "step-10", 10, b"one")
+    world.carry.lost(1.0, "n2", 1)
+    world.take()
+    assert world.kinds() == ["Coming", "Spoiled"]
+    if revived:
+        world.revive()
+        world.carry.begin(2.0, (), dict.fromkeys(GANG, 1))
+        world.take()
+    world.save_in("n2", "step-10", 10, b"two, as the agent after it says")
+    world.save_in("n0", "step-20", 20, b"zero")
+    for node in GANG:
+        world.stopped(node)
+    world.scanned("n2", 0, attempt=2)
     world.arrive_all()
-    world.found("n2", "last", 20, ())
-    for node in GANG[:2]:
-        world.save_in(node, "last", 20, b"twenty")
+    assert world.home("step-10") == world.home("step-20") == {} and world.waits() == ()
+
+
+@pytest.mark.parametrize("revived", [False, True])
+def test_a_node_that_was_lost_after_it_had_told_all_or_before_the_attempt_is_no_loss(
+    world: World, revived: bool
+) -> None:
+    world.carry.lost(1.0, "n2", 0)
+    for node in GANG:
+        world.save_in(node, "step-10", 10, b"ten")
+    world.tell_all(count=11)
+    for node in GANG:
+        world.carry.lost(1.0, node, 1)
+    if revived:
+        world.revive()
+        world.carry.begin(2.0, world.waits(), {})
+        world.take()
     world.arrive_all()
-    assert world.home("last") == {f"last/{node}.pt": b"ten" for node in GANG}
-    assert world.kinds() == ["Coming", "Found", "Coming", "Spoiled"]
+    assert world.kinds() == ["Coming", "Found"], "its files may still be there"
+
+
+def test_a_late_part_of_a_version_that_was_given_up_does_not_pass_for_another_one(world: World) -> None:
+    pieces = {node: world.write(node, {f"s-50/{node}.pt": b"1"}) for node in GANG}
+    world.found("n0", "s-50", 50, pieces["n0"])
+    world.tell_all(count=51)
+    world.arrive("n0", "no space")
+    world.revive()
+    for node in ("n1", "n2"):
+        world.found(node, "s-50", 51, pieces[node])
+    for node in GANG:
+        world.stopped(node)
+    assert [copy.node for copy in world.copies.values()] == list(GANG), "all of it, or nothing"
+    world.arrive("n0", "no space")
+    assert world.copies == {} and world.home("s-50") == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces"),
+    [
+        ("../x.pt", ["../x.pt"]),
+        ("/etc/x.pt", ["/etc/x.pt"]),
+        ("a", ["a/../../x"]),
+        ("a", ["a//x"]),
+        ("a", ["b/x"]),
+        ("a", ["a", "a/x"]),
+        ("a", ["a/x", "a/x"]),
+        ("a\0b", ["a\0b"]),
+        ("", [""]),
+        (".", ["."]),
+        (".coming", [".coming/1/x"]),
+        ("n" * 256, ["n" * 256]),
+        ("link", ["link/x.pt"]),
+        ("link/x.pt", ["link/x.pt"]),
+    ],
+)
+def test_a_name_that_leads_elsewhere_is_refused(world: World, name: str, pieces: list[str]) -> None:
+    (world.job.checkpoints / "link").symlink_to("/tmp")
+    told = tuple(m.Piece(one, 1, 1, "0" * 64) for one in pieces)
+    assert world.found("n0", name, 1, told, placed=ALONE) == ()
+    assert world.copies == {} and "not fetched" in world.notes[0]
+
+
+def test_a_disk_at_home_that_takes_no_manifest_is_told(world: World) -> None:
+    (world.job.root / "carried").write_text("no folder")
+    world.save("n0", "a.pt", 10, b"ten", placed=ALONE)
+    assert world.kinds() == [] and world.copies == {}
+    assert "on this machine" in world.notes[0]
+
+
+def test_more_than_can_be_carried_leaves_the_oldest(world: World) -> None:
+    for n in range(COMING_MAX + 1):
+        world.save("n0", f"{n}.pt", n, b"x", placed=ALONE)
+    assert len(world.waits()) == len(world.copies) == COMING_MAX
+    assert world.news[-1] == e.CheckpointSpoiled(1.0, "n0", 1, world.path("0.pt"))

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.node.checkpoints import CheckpointWatch
 from orchestrator.node.formats import Wholeness, look, wholeness
-from tests.unit.saves import (
+from tests.support.saved_files import (
     NOW_NS,
     SAVED_NS,
     STEPPED_NS,

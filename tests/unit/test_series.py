@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.checkpoints import CheckpointWatch
-from tests.unit.saves import (
+from tests.support.saved_files import (
     NOW_NS,
     SAVED_NS,
     STEPPED_NS,
