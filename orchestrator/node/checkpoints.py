@@ -33,6 +33,9 @@ SETTLE_S = 2.0
 ENTRIES_MAX = 10_000
 """Entries looked at in one scan."""
 
+DEPTH_MAX = 4
+"""How deep checkpoints are looked for by default: `lightning_logs/version_0/checkpoints/epoch=0-step=10.ckpt`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -133,15 +136,17 @@ class CheckpointWatch:
     def prune(self, keep: int, has_step_between: Callable[[int, int], bool]) -> list[Path]:
         """Delete all but the newest `keep` of each series that counts; return what was deleted.
 
-        Only what was found to be whole is deleted, or kept instead of it, and only what lies directly in the job's own
-        checkpoint folder. What a link there leads to stays.
+        Only what was found to be whole is deleted, or kept instead of it, and only what lies in the job's own checkpoint
+        folder. What a link beside it leads to stays.
         """
+        own = self.folder.resolve()
         shapes = {
             path: shape
             for path, shape in self.listed().items()
-            if path.parent == self.folder and self.whole.get(str(path)) == _stamp(shape)
+            if path.resolve().is_relative_to(own) and self.whole.get(str(path)) == _stamp(shape)
         }
-        linked = [path.resolve() for path in self.folder.iterdir() if path.is_symlink()] if shapes else []
+        beside = {one for path in shapes for one in path.parent.iterdir()}
+        linked = [path.resolve() for path in beside if path.is_symlink()]
         gone = [one.path for one in series.old(series.members_of(shapes), keep, has_step_between)]
         gone = [path for path in gone if not any(link.is_relative_to(path.resolve()) for link in linked)]
         for path in gone:
@@ -173,14 +178,14 @@ class CheckpointWatch:
         """Return the non-empty entries that match, with their shapes."""
         full = str(Path(glob.escape(str(self.folder))) / self.pattern)  # an absolute pattern stays as it is
         entries: dict[Path, Shape] = {}
-        names = sorted(glob.glob(full))  # noqa: PTH207 -- Path.glob takes no absolute pattern
-        for name in names[:ENTRIES_MAX]:
-            path = Path(name)
-            if path.name.startswith(".") or is_temporary(path.name):
-                continue
-            shape = look(path)
-            if shape.size_bytes and (self.pattern != "*" or series.is_plausible(path, shape)):
-                entries[path] = shape
+        for _ in range(DEPTH_MAX):
+            shapes = {path: look(path) for path in _matching(full)}
+            for path, shape in shapes.items():
+                if shape.size_bytes and (self.pattern != "*" or series.is_plausible(path, shape)):
+                    entries[path] = shape
+            if entries or not any(series.holds_checkpoints(path, shape) for path, shape in shapes.items()):
+                break
+            full += "/*"
         links = [path for path in entries if path.is_symlink()]
         targets = {path.resolve() for path in entries if path not in links} if links else set()
         return {
@@ -188,6 +193,11 @@ class CheckpointWatch:
             for path, shape in entries.items()
             if path not in links or path.resolve() not in targets
         }
+
+
+def _matching(pattern: str) -> list[Path]:
+    paths = map(Path, sorted(glob.glob(pattern))[:ENTRIES_MAX])  # noqa: PTH207 -- Path.glob takes no absolute pattern
+    return [path for path in paths if not path.name.startswith(".") and not is_temporary(path.name)]
 
 
 def _stamp(shape: Shape) -> Stamp:

@@ -1,7 +1,7 @@
 """Series of checkpoints: what belongs together by its name, which of a folder's entries count, and which are old.
 
-A series is of one kind (folders, or files of one ending) and one name but for its numbers: `checkpoint-500` and
-`checkpoint-1000`. With the default `checkpoint.path: "*"` one series counts:
+A series is of one kind (folders, or files of one ending), in one folder, and of one name but for its numbers:
+`checkpoint-500` and `checkpoint-1000`. With the default `checkpoint.path: "*"` one series counts:
 - Its number follows a word that counts (step, epoch, checkpoint …), or is the whole name. Beside it counts what is of
   its kind and called `last`, or plainly `ckpt`.
 - Of several it is the one that was written last; of those that end at the same number (`step-10.pt` and
@@ -64,11 +64,13 @@ def member(path: Path, mtime_ns: int, is_folder: bool) -> Member:
     """Return an entry with its place in its series."""
     kind = "/" if is_folder else path.suffix
     name = _AGAIN.sub("", path.name)
-    series = _NUMBER.sub(lambda found: found[0] if found["place"] else "#", name) + "/" * is_folder
+    series = _NUMBER.sub(lambda found: found[0] if found["place"] else "#", name) + " folder" * is_folder
     numbers = tuple(float(found[0]) for found in _NUMBER.finditer(name) if not found["place"])
     first = tuple(map(float, _STEPS.findall(name) or _COUNTS.findall(name))) or numbers
     counts = _says_a_count(name) or _ONLY_A_NUMBER.fullmatch(name) is not None
-    return Member(path, mtime_ns, kind, series, (first, numbers) if numbers else (), counts)
+    return Member(
+        path, mtime_ns, kind, str(path.parent / series), (first, numbers) if numbers else (), counts
+    )
 
 
 def is_plausible(path: Path, shape: Shape) -> bool:
@@ -78,13 +80,16 @@ def is_plausible(path: Path, shape: Shape) -> bool:
     `latest…` beside them tells which to take.
     """
     names = [PurePosixPath(name) for name, _, _ in shape.files]
-    files = [name for name in names if name.suffix in SUFFIXES or name.name == METADATA]
     if names == [PurePosixPath()]:
         return path.suffix in SUFFIXES
-    if member(path, 0, is_folder=True).counts:
-        return bool(files)
-    is_full_of_them = any(_says_a_count(str(name)) for name in files)
-    return bool(files) and (not is_full_of_them or any(str(name).startswith("latest") for name in names))
+    has_latest = any(str(name).startswith("latest") for name in names)
+    return any(map(_is_of_the_trade, names)) and (has_latest or not holds_checkpoints(path, shape))
+
+
+def holds_checkpoints(path: Path, shape: Shape) -> bool:
+    """Tell whether a folder is not a checkpoint, but has some below it with a count in their names."""
+    names = [name for name, _, _ in shape.files if _is_of_the_trade(PurePosixPath(name))]
+    return not member(path, 0, is_folder=True).counts and any(map(_says_a_count, names))
 
 
 def counted(shapes: Mapping[Path, Shape]) -> set[Path]:
@@ -127,6 +132,10 @@ def _old(group: list[Member], keep: int, has_step_between: Callable[[int, int], 
     order, mtime_ns = min(one.order for one in kept), min(one.mtime_ns for one in kept)
     older = [one for one in by_time if one.order < order and one.mtime_ns < mtime_ns]
     return [one for one in older if has_step_between(one.mtime_ns, by_time[-1].mtime_ns)]
+
+
+def _is_of_the_trade(name: PurePosixPath) -> bool:
+    return name.suffix in SUFFIXES or name.name == METADATA
 
 
 def _says_a_count(name: str) -> bool:

@@ -75,7 +75,7 @@ MOVES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(MOVES, max_size=40))
 def test_whatever_happens_home_has_whole_versions_and_the_brain_is_told_their_end(
     tmp_path: Path, moves: list[tuple[object, ...]]

@@ -99,7 +99,16 @@ LAYOUTS = {
         [*LIGHTNING, "last.ckpt", "epoch=10-step=1000-v1.ckpt"],
         ["epoch=8-step=800.ckpt", "epoch=9-step=900.ckpt"],
     ),
-    "lightning-logs": ({f"lightning_logs/version_0/checkpoints/{name}": at for name, at in LIGHTNING.items()}, [], []),
+    "lightning-logs": (
+        {"lightning_logs/version_0/hparams.yaml": 1,
+         **{f"lightning_logs/version_0/checkpoints/{name}": at for name, at in LIGHTNING.items()}},
+        [*LIGHTNING], ["epoch=8-step=800.ckpt"],
+    ),
+    "hf-trainer-below": (
+        {f"llama-7b/{name}": step for name, step in HF_TRAINER.items()},
+        ["checkpoint-500", "checkpoint-1000", "checkpoint-1500"], ["checkpoint-500"],
+    ),
+    "samples-below": ({"ckpt.pt": 2, "samples/sample_step_1.pt": 1}, ["ckpt.pt"], []),
     "lightning-sharded": (SHARDED, ["epoch=0-step=4.ckpt", "epoch=0-step=8.ckpt"], []),
     "nanogpt": ({"ckpt.pt": 1, "loss.png": 2}, ["ckpt.pt"], []),
     "ddp-tutorial": ({"snapshot.pt": 1}, ["snapshot.pt"], []),
@@ -141,7 +150,8 @@ def test_by_default_one_series_counts_and_of_it_alone_something_is_deleted(
         write(tmp_path / name, safetensors() if name.endswith("safetensors") else zipped(), SAVED_NS + step)
         if name.endswith(".distcp"):
             write((tmp_path / name).with_name(".metadata"), metadata("__0_0.distcp"), SAVED_NS + step)
-    before = sorted(path.name for path in tmp_path.iterdir())
+    before = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     assert scan_twice(watch) == counted
     assert pruned(watch, 2) == sorted(old)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [one for one in before if one not in old]
+    left = [path for path in before if not set(old).intersection(path.parts)]
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == left
