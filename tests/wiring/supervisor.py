@@ -33,6 +33,8 @@ MUTATIONS = (
         "tests/unit/test_intake.py::test_a_file_that_is_not_the_nodes_is_refused_and_told_once"),
     Mutation("a stale attempt's checkpoint is fetched", "orchestrator/ferry.py", "if report.attempt != attempt:", "if False:",
         "tests/unit/test_ferry.py::test_what_a_stale_attempt_reports_is_not_fetched"),
+    Mutation("parts of different steps make one version", "orchestrator/versions.py", "return self.is_slot and len(self.parts) > 1", "return False and len(self.parts) > 1",
+        "tests/unit/test_carry.py::test_of_a_name_that_is_written_again_only_parts_of_the_same_step_are_one_version[last]"),
     Mutation("what agents report is not masked", "orchestrator/orders.py", "**_masked(said.data, mask)", "**said.data",
         "tests/unit/test_supervise.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
     Mutation("the evidence of a lost agent is not masked", "orchestrator/deeds.py", "self._mask.apply(evidence)", "evidence",
