@@ -74,15 +74,12 @@ SUITES: dict[str, tuple[Group, ...]] = {
         *RUFF,
     ),
     "test": (
-        tests("slurm, allocation", "tests/slurm/test_slurm_allocation.py"),
-        tests("slurm, submit", "tests/slurm/test_slurm_submit.py"),
+        tests("slurm, requeue", "tests/slurm/test_slurm_requeue.py"),
+        tests("slurm, queue", "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"),
+        tests("slurm, allocation", "tests/slurm/test_slurm_allocation.py tests/slurm/test_slurm_hangs.py"),
         tests("hangs", "tests/hangs/test_hangs.py"),
         tests("innocents", "tests/hangs/test_innocents.py"),
         tests("cluster", "tests/cluster"),
-        tests(
-            "slurm, rest",
-            "tests/slurm --ignore-glob=*_allocation.py --ignore-glob=*_submit.py",
-        ),
         tests("integration", "tests/integration"),
         tests("ssh", "tests/ssh"),
         tests("unit", "tests/unit"),

@@ -19,6 +19,8 @@ from orchestrator.node.procfs import Proc
 from tests.support.cluster.box import PLACE, PREFIX, REPOSITORY, Box, inside, sweep
 from tests.support.cluster.host import Host, end, wait_for
 
+pytestmark = pytest.mark.soak
+
 SSH = ("ssh", "-o", "BatchMode=yes")
 PATIENT = ("-o", "ConnectTimeout=20")
 IMPATIENT = ("-o", "ConnectTimeout=2")
@@ -282,36 +284,6 @@ def test_forwarding_can_be_forbidden(box: Box) -> None:
     assert says(box, "node7", "hostname", *forward) == "node7"
     box.no_forwarding("node7")
     assert ssh(box, "node7", "true", *forward).returncode == 255
-
-
-# --- what a user finds
-
-
-def test_a_noisy_shell_says_more_than_it_was_asked(box: Box) -> None:
-    box.noisy_bashrc("node8")
-    done = ssh(box, "node8", "echo answer", *PATIENT)
-    assert done.stdout.startswith("Welcome") and done.stdout.endswith("no newlineanswer\n")
-    assert "no tty" in done.stderr
-    box.heal()
-    assert says(box, "node8", "echo answer") == "answer"
-
-
-def test_an_old_python_is_found_first(box: Box) -> None:
-    question = "python3 -c 'import sys; print(sys.version_info[:2])'; python3 -V"
-    box.old_python("node8")
-    assert says(box, "node8", question) == "(3, 6)\nPython 3.6.8"
-    box.heal()
-    assert "3.6" not in says(box, "node8", question)
-
-
-def test_a_disk_can_be_full_and_a_folder_gone(box: Box) -> None:
-    box.small_disk("node8", "/tmp/scratch", 64)
-    write = "head -c 100000 /dev/zero > /tmp/scratch/file"
-    assert "No space left" in ssh(box, "node8", write, *PATIENT).stderr
-    box.hide("node8", sys.base_prefix)
-    assert ssh(box, "node8", sys.executable).returncode != 0
-    box.heal()
-    assert says(box, "node8", f"{write}; {sys.executable} -c 'print(1)'") == "1"
 
 
 # --- no trace

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import pytest
+
 from orchestrator.node import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
@@ -76,6 +78,7 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.soak
 def test_a_log_of_a_gigabyte_comes_home_byte_by_byte_with_bounded_memory(desk: Desk, box: Box) -> None:
     files = {**FAKE_TORCH, "talk.py": TALKER, "train.py": f"import talk\ntalk.talk({LOG_MIB})\n"}
     job = desk.submit(files, nodes=1, procs_per_node=1)
@@ -95,6 +98,7 @@ def test_a_log_of_a_gigabyte_comes_home_byte_by_byte_with_bounded_memory(desk: D
     assert max(rss_bytes) < RSS_BYTES_MAX
 
 
+@pytest.mark.soak
 def test_a_checkpoint_of_half_a_gigabyte_travels_home_and_to_another_host(desk: Desk, box: Box) -> None:
     job = desk.submit(
         {**FAKE_TORCH, "train.py": SAVER}, spares=1, ssh={"hosts": "node[1-3]"}, checkpoint={"path": "step-*"}

@@ -79,18 +79,6 @@ def assert_unharmed(job: Job, ranks: int = 4) -> None:
         assert job.steps_logged(rank) == STEPS
 
 
-def test_a_host_lost_for_good_without_another_fails_the_job_by_name(desk: Desk, box: Box) -> None:
-    job = gated(desk)
-    job.wait_for_step(50)
-    box.cut("node2")
-    status = job.wait()
-    assert status["state"] == "FAILED"
-    verdict = job.why()[0]["verdict"]
-    assert (verdict["kind"], verdict["node"]) == ("node_lost", "node2")
-    assert "node2" in status["reason"]
-    take_leave(job)
-
-
 def test_a_host_lost_for_good_is_replaced_by_another_free_one(desk: Desk, box: Box) -> None:
     job = gated(desk, ssh={"hosts": "node[1-3]"})
     job.wait_for_step(50)
@@ -152,16 +140,6 @@ def test_a_supervisor_killed_and_revived_takes_up_where_it_left(desk: Desk) -> N
     assert_unharmed(job)
 
 
-def test_what_ranks_say_while_nobody_supervises_is_told_later(desk: Desk) -> None:
-    job = gated(desk)
-    job.wait_for_step(50)
-    job.kill_supervisor()
-    open_gate(job)
-    wait_for_last_steps(job)
-    job.status()  # revives it
-    assert_unharmed(job)
-
-
 def test_a_restarted_sshd_disturbs_nothing(desk: Desk, box: Box) -> None:
     job = gated(desk)
     job.wait_for_step(20)
@@ -203,11 +181,16 @@ def test_a_cancel_ends_the_ranks_on_all_hosts(desk: Desk) -> None:
     assert job.wait()["state"] == "CANCELLED"
 
 
-def test_a_late_cancel_does_not_keep_hosts_that_come_back_from_being_dismissed(desk: Desk, box: Box) -> None:
+def test_a_host_lost_for_good_fails_the_job_by_name_and_is_dismissed_when_it_comes_back(
+    desk: Desk, box: Box
+) -> None:
     job = gated(desk)
     job.wait_for_step(50)
     box.cut("node2")
-    assert job.wait()["state"] == "FAILED"
+    status = job.wait()
+    verdict = job.why()[0]["verdict"]
+    assert (status["state"], verdict["kind"], verdict["node"]) == ("FAILED", "node_lost", "node2")
+    assert "node2" in status["reason"]
     supervisor = job.supervisor()
     requests.ask(job.folder.requests, "cancel")  # as of somebody who read the status a moment before its end
     journal_says = lambda: "CancelAsked" in job.folder.journal.read_text()  # noqa: E731

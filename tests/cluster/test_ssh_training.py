@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from tests.support.cluster import gpt
 from tests.support.cluster.box import REPOSITORY, Box
 from tests.support.cluster.desk import Desk, Job
@@ -40,6 +42,7 @@ def undisturbed(desk: Desk, nodes: int) -> str:
     return _DIGESTS[nodes]
 
 
+@pytest.mark.soak
 def test_a_gpt_trains_on_four_hosts_with_two_ranks_each(desk: Desk) -> None:
     job = train(desk, 4, "node[1-4]")
     status = job.wait()
@@ -55,6 +58,7 @@ def test_a_gpt_trains_on_four_hosts_with_two_ranks_each(desk: Desk) -> None:
     assert checkpoints == [f"step-{step:06d}.pt" for step in (STEPS - 20, STEPS - 10, STEPS)]
 
 
+@pytest.mark.soak
 def test_ssh_cut_and_healed_changes_neither_the_weights_nor_a_line_of_the_logs(desk: Desk, box: Box) -> None:
     wanted = undisturbed(desk, 4)
     job = train(desk, 4, "node[1-4]", pace_s=0.1)
@@ -73,6 +77,7 @@ def test_ssh_cut_and_healed_changes_neither_the_weights_nor_a_line_of_the_logs(d
     assert digest(job) == wanted
 
 
+@pytest.mark.soak
 def test_a_host_lost_for_good_is_replaced_by_the_spare_with_the_same_weights(desk: Desk, box: Box) -> None:
     wanted = undisturbed(desk, 2)
     job = train(desk, 2, "node[1-3]", spares=1, pace_s=0.1)
@@ -133,14 +138,13 @@ def test_what_several_hosts_saved_in_parts_goes_on_whole_on_others(desk: Desk, b
 
 
 def test_training_meets_on_the_network_on_which_hosts_reach_one_another(desk: Desk, box: Box) -> None:
-    wanted = undisturbed(desk, 2)
     box.second_network(only=True)
     box.docker_bridges()
     for name in ("node1", "node2"):
         box.name_is_loopback(name)
     job = train(desk, 2, "node[1-2]")
     assert job.wait()["state"] == "SUCCEEDED"
-    assert digest(job) == wanted
+    assert_logged_once(job, 4)
 
 
 def test_the_example_job_runs_on_hosts_as_it_is(desk: Desk) -> None:

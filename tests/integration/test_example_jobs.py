@@ -43,6 +43,7 @@ def kill_a_rank_after_a_checkpoint(job: Job, rank: int) -> None:
     pytest.fail("no checkpoint was written")
 
 
+@pytest.mark.soak
 def test_the_demo_learns_the_standard_library(tmp_path: Path) -> None:
     job = submit("tiny_gpt.yaml", tmp_path)
     status = job.wait(RUN_S_MAX)
@@ -55,7 +56,7 @@ def test_the_demo_learns_the_standard_library(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["accelerate.yaml", "lightning.yaml"])
+@pytest.mark.parametrize("name", ["accelerate.yaml", pytest.param("lightning.yaml", marks=pytest.mark.soak)])
 def test_a_framework_s_job_goes_on_from_its_checkpoint_when_a_rank_is_killed(
     name: str, tmp_path: Path
 ) -> None:

@@ -10,6 +10,8 @@ from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.slurmconf import ACCOUNT, GRACE_S, KILL_WAIT_S, SLURMD_TIMEOUT_S
 from tests.support.cluster.slurmqueue import QUEUE_S_MAX
 
+pytestmark = pytest.mark.soak
+
 OUT = "/home/trainer/out.txt"
 LOST_S_MAX = 3.0 * SLURMD_TIMEOUT_S
 FINAL = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")

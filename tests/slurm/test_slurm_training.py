@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.support.cluster import gpt
 from tests.support.cluster.desk import Desk, Job
 from tests.support.cluster.slurm import SlurmBox
+from tests.support.cluster.slurm_jobs import allocations
 
-from .test_slurm_allocation import allocations
+pytestmark = pytest.mark.soak
 
 STEPS = 100
 STRUCK_AT = 25

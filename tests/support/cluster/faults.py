@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import abc
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from orchestrator.node import procfs
 
@@ -20,27 +18,8 @@ from .keys import new_key
 from .network import Network
 
 SSHD_CONFIG_DIR = "/etc/ssh/box.d"
-BIN = "/opt/box/bin"
 FREEZE_ROUNDS_MAX = 10
 KILL_ROUNDS_MAX = 20
-
-OLD_PYTHON = """\
-#!{python} -IS
-# Says and believes that it is Python 3.6.
-import sys
-words = sys.argv[1:]
-if "-V" in words or "--version" in words:
-    print("Python 3.6.8")
-    sys.exit(0)
-sys.version_info = (3, 6, 8, "final", 0)
-sys.version = "3.6.8 (default)"
-sys.hexversion = 0x030608F0
-if "-c" not in words:
-    sys.exit("python3: this one is too old for anything")
-at = words.index("-c")
-sys.argv = ["-c", *words[at + 2 :]]
-exec(compile(words[at + 1], "<string>", "exec"))
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,33 +209,6 @@ class Faults(abc.ABC):
         kept = [line for line in lines if name not in line.split()[0].split(",")]
         self._edit("forget host key", "login", known, "\n".join([*kept, ""]), user=user, mode=0o600)
 
-    # --- what a user finds on the host
-
-    def noisy_bashrc(self, name: str, user: str = "trainer") -> None:
-        """Let a user's shell say much on both streams before it does anything."""
-        text = "echo 'Welcome to the cluster! {\"quota\": \"93 %\"}'\necho 'no tty here' >&2\nprintf 'no newline'\n"
-        self._edit("noisy bashrc", name, f"{USERS[user].home}/.bashrc", text, user=user)
-
-    def old_python(self, name: str) -> None:
-        """Put a `python3` that is 3.6 first in PATH of all SSH sessions."""
-        text = OLD_PYTHON.format(python=Path(sys.executable).resolve())
-        self._edit("old python", name, f"{BIN}/python3", text, mode=0o755)
-        path = f"{BIN}:/usr/local/bin:/usr/bin:/bin"
-        self._configure_sshd("old python's path", name, f"SetEnv PATH={path}\n")
-
-    def small_disk(self, name: str, folder: str, left_kib: int) -> None:
-        """Put a disk with so much space at a folder that every user may write to."""
-        host = self.hosts[name]
-        host.run(["mkdir", "-p", folder])
-        host.run(["mount", "-t", "tmpfs", "-o", f"size={left_kib}k,mode=1777", "tmpfs", folder])
-        self._stands("small disk", name, lambda: self._unmount(host, folder))
-
-    def hide(self, name: str, folder: str) -> None:
-        """Let a host not have what lies in a folder."""
-        host = self.hosts[name]
-        host.run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=755,ro", "tmpfs", folder])
-        self._stands("hide", name, lambda: self._unmount(host, folder))
-
     # --- standing and undoing
 
     def _stands(self, name: str, host: str, undo: Callable[[], None]) -> None:
@@ -277,10 +229,6 @@ class Faults(abc.ABC):
 
     def _go_on(self, host: Host) -> None:
         host.signal([one.proc for one in host.processes()], signal.SIGCONT)
-
-    def _unmount(self, host: Host, folder: str) -> None:
-        if host.is_up:
-            host.run(["umount", "-l", folder], check=False)  # a host that was off has no such mount
 
     def _configure_sshd(self, name: str, host: str, text: str) -> None:
         self._edit(name, host, f"{SSHD_CONFIG_DIR}/{name.replace(' ', '-')}.conf", text, sshd=True)

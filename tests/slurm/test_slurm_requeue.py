@@ -1,0 +1,140 @@
+"""What if Slurm takes an allocation away, or loses it? Ranks save themselves, and the job goes on in the next one."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime
+
+import pytest
+
+from orchestrator import queued
+from tests.support.cluster.desk import FAKE_TORCH, Desk, Job
+from tests.support.cluster.slurm import SlurmBox
+from tests.support.cluster.slurm_jobs import SAVES, TRAINS, allocations
+
+
+def node_log(job: Job, node: str, attempt: int = 1) -> str:
+    """Return what the agent of a node has noted of an attempt."""
+    return job.folder.node_log(attempt, node).read_text()
+
+
+def lose_batch_script(slurm: SlurmBox, job: Job) -> None:
+    """Kill the batch script on the first node, with what Slurm has there for it, and the supervisor."""
+    host, id = slurm.host("node1"), job.slurm_id()
+    words = (f"slurmstepd: [{id}.batch]", f"job{int(id):05d}/slurm_script")
+    host.kill([one.proc for one in host.processes() if any(word in one.command for word in words)])
+    job.kill_supervisor()
+
+
+def test_a_preempted_job_saves_itself_and_goes_on_in_another_allocation(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit({"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 300")
+    job.wait_for_step(20)
+    other = slurm.queue.preempt(4)
+    job.wait_for_line("saved step")
+    slurm.queue.scancel(other, user="root")
+    seen = job.wait()
+    assert seen["state"] == "SUCCEEDED" and job.kinds()[0] == "preempted"
+    assert seen["restarts"] == 1 and len(allocations(job)) == 2
+    steps = job.steps_logged(0, 1) + job.steps_logged(0, 2)
+    assert steps == list(range(1, 301)), "no step is lost, and none is made twice"
+
+
+def test_a_grace_before_preemption_is_used_to_the_end(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit(
+        {"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 200", slurm={"partition": "low"}
+    )
+    job.wait_for_step(20)
+    other = slurm.queue.sbatch(
+        "sleep 600", "--nodes=4", "--exclusive", "--no-requeue", "--output=/dev/null", user="root"
+    )
+    job.wait_for_line("saved step")
+    slurm.queue.scancel(other, user="root")
+    assert job.wait()["state"] == "SUCCEEDED" and job.kinds() == ["preempted", None]
+    assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 201))
+
+
+def test_a_job_that_somebody_requeues_goes_on(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit({"train.py": SAVES, **FAKE_TORCH}, entrypoint="train.py 200")
+    job.wait_for_step(20)
+    slurm.queue.requeue(job.slurm_id())
+    assert job.wait()["state"] == "SUCCEEDED" and len(allocations(job)) == 2
+    assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 201))
+
+
+def test_before_the_time_limit_ranks_save_and_the_job_goes_on_in_a_new_slot(
+    slurm: SlurmBox, desk: Desk
+) -> None:
+    job = desk.submit(
+        {"train.py": SAVES, **FAKE_TORCH},
+        entrypoint="train.py 200",
+        time_limit="10m",
+        time_limit_action="requeue",
+    )
+    job.wait_for_step(20)
+    slurm.queue.end_in(job.slurm_id(), 120)
+    slurm.queue.warn(job.slurm_id())
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert job.kinds() == ["time_limit", None] and len(allocations(job)) == 2
+    assert job.steps_logged(0, 1) + job.steps_logged(0, 2) == list(range(1, 201))
+
+
+def test_a_warning_long_before_the_time_limit_is_not_heeded(slurm: SlurmBox, desk: Desk) -> None:
+    job = desk.submit(TRAINS, time_limit="10m")
+    job.wait_for_step(5)
+    slurm.queue.warn(job.slurm_id())
+    job.wait_until(lambda: "none of Slurm's" in job.folder.supervisor_log.read_text(), "what came of it")
+    assert job.wait_for_step(job.seen()["step"] + 40)["attempt"] == 1 and job.kinds() == [None]
+    desk.orch("cancel", job.id)
+    assert job.wait()["state"] == "CANCELLED"
+
+
+def test_a_job_that_nobody_is_left_of_is_put_back_into_the_queue_by_a_look_at_it(
+    slurm: SlurmBox, desk: Desk
+) -> None:
+    job = desk.submit(TRAINS)
+    job.wait_for_step(5)
+    id = job.slurm_id()
+    slurm.power_off("node1")
+    slurm.kill_all("node2", "trainer")
+
+    def runs_on_for_nothing() -> bool:
+        known = slurm.queue.job(id)
+        return (known["JobState"], known["BatchHost"], known["NodeList"]) == ("RUNNING", "node1", "node2")
+
+    job.wait_until(runs_on_for_nothing, "a job without its batch script")
+    long_ago_s = time.time() - 2 * queued.ORPHANED_S
+    os.utime(job.folder.state, (long_ago_s, long_ago_s))
+    job.status()
+    job.wait_until(lambda: job.status()["state"] == "QUEUED", "its place in the queue")
+    job.wait_for_step(5, attempt=2)
+    assert "node1" not in job.placed() and allocations(job) == [f"{id}.0", f"{id}.1"]
+    slurm.power_on("node1")
+    desk.orch("cancel", job.id)
+    assert job.wait()["state"] == "CANCELLED"
+
+
+@pytest.mark.parametrize("is_supervised", [False, True])
+def test_a_gang_that_trains_on_behind_its_cut_goes_before_the_next_attempt_begins(
+    slurm: SlurmBox, desk: Desk, is_supervised: bool
+) -> None:
+    job = desk.submit(TRAINS)
+    job.wait_for_step(5)
+    assert job.placed() == ["node1", "node2"]
+    for node in ("node1", "node2"):
+        for other in ("login", "node3", "node4"):
+            slurm.cut_between(node, other)
+    if not is_supervised:
+        lose_batch_script(slurm, job)
+    cut_at_step = job.steps_logged(0)[-1]
+    job.wait_until(
+        lambda: job.steps_logged(0)[-1] > cut_at_step + 100, "steps of a gang that Slurm does not reach"
+    )
+    job.wait_for_step(5, attempt=2)
+    assert set(job.placed()) == {"node3", "node4"} and len(allocations(job)) == 2
+    began_s = datetime.fromisoformat(job.why()[1]["started_at"]).timestamp()
+    for rank in range(4):
+        assert job.folder.rank_log(1, rank).stat().st_mtime < began_s, "two attempts never run together"
+        assert f"in allocation {allocations(job)[1]}: leaving" in node_log(job, f"node{rank // 2 + 1}")
+    desk.orch("cancel", job.id)
+    assert job.wait()["state"] == "CANCELLED"
