@@ -75,7 +75,7 @@ class Clock:
 def clock(tmp_path_factory: pytest.TempPathFactory) -> Clock:
     """Give a clock that can be set back."""
     if shutil.which("cc") is None:
-        pytest.skip("there is no C compiler (cc) to make a clock that can be set back")
+        pytest.skip("a clock that can be set back needs cc: apt install gcc libc6-dev")
     folder = tmp_path_factory.mktemp("clock")
     library, python, back = folder / "clock.so", folder / "python", folder / "back"
     source = Path(__file__).with_name("clock.c")

@@ -204,7 +204,7 @@ def test_jobs_and_verbs_are_completed_by_the_shell(desk: Desk, orch: Type) -> No
     assert "complete" in orch(_ORCH_COMPLETE="bash_source").stdout
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="only root can make a tiny disk")
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="making a tiny disk needs root")
 def test_a_full_disk_is_said_and_leaves_no_half_job(desk: Desk, orch: Type) -> None:
     home = Path(desk.environ["ORCH_HOME"])
     home.mkdir()

@@ -23,7 +23,7 @@ from tests.support.sshd import LOOPBACK, Desk, Sshd, is_over, needs_sshd
 
 pytestmark = [
     needs_sshd,
-    pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync"),
+    pytest.mark.skipif(shutil.which("rsync") is None, reason="needs rsync: apt install rsync"),
     pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 

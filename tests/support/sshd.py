@@ -34,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 
 needs_sshd = pytest.mark.skipif(
     not (Path(SERVER).exists() and shutil.which("ssh-keygen")),
-    reason="needs openssh-server and openssh-client",
+    reason="needs sshd and ssh-keygen: apt install openssh-server openssh-client",
 )
 
 
