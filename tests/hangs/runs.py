@@ -6,6 +6,7 @@ its limit is left to the desk, which kills it.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,11 @@ RESTARTED = frozenset({
     "stopped", "endless_loop", "deadlock_on_a_lock", "skips_an_all_reduce", "fifo_nobody_writes", "never_exits",
 })  # fmt: skip
 """The hangs after which the job is seen to restart and end well; after all others it fails, which costs half."""
+
+
+def side_by_side(usual: int) -> int:
+    """Return how many jobs shall run at once; `make soak` asks for more, to see the galleries under load."""
+    return int(os.environ.get("ORCH_JOBS_AT_ONCE", usual))
 
 
 def is_restarted(case: Case) -> bool:

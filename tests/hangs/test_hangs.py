@@ -12,10 +12,10 @@ from tests.support.local import Sight
 
 from .conftest import as_params, desk_at, selected
 from .gallery import CASES, START_S_MAX, Case
-from .runs import Entry, Runs, is_restarted
+from .runs import Entry, Runs, is_restarted, side_by_side
 from .script import training
 
-SIDE_BY_SIDE = 3
+SIDE_BY_SIDE = side_by_side(3)
 
 END_S_MAX = 120.0
 """What a job may take besides being found to hang, on a machine that is busy with other things."""

@@ -21,11 +21,11 @@ from .conftest import as_params, desk_at, selected
 from .innocents import INNOCENTS, Deed, Innocent
 from .innocents_busy import BUSY
 from .innocents_waits import WAITS
-from .runs import Runs
+from .runs import Runs, side_by_side
 from .unlike import UNLIKE
 
 ALL = (*INNOCENTS, *BUSY, *UNLIKE, *WAITS)
-SIDE_BY_SIDE = 4
+SIDE_BY_SIDE = side_by_side(4)
 
 END_S_MAX = 180.0
 """What a job may take more than on a quiet machine."""

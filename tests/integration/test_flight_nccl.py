@@ -12,7 +12,7 @@ import pytest
 from orchestrator.node import hook
 from orchestrator.node.flight import Window
 from tests.integration.test_flight_torch import READY_S_MAX, until
-from tests.integration.test_hook_torch import free_port, gang, torchrun_env
+from tests.support.hooked import free_port, gang, torchrun_env
 
 STUCK = """
 import torch

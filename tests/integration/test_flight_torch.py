@@ -16,8 +16,7 @@ import pytest
 
 from orchestrator.node import flight, hook
 from orchestrator.node.flight import Flight, Window
-from tests.integration.test_hook_torch import free_port, gang, torchrun_env
-from tests.unit.test_hook import Rank, lay_out
+from tests.support.hooked import Rank, free_port, gang, lay_out, torchrun_env
 
 WORLD_SIZE = 4
 STEPS = 12

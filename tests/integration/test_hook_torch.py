@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -17,10 +16,19 @@ import pytest
 from orchestrator.node import hook, procfs, stacks
 from orchestrator.node.beats import NO_BEAT
 from orchestrator.node.stacks import RankStack
-from tests.unit.test_hook import RUN_S_MAX, STACK_SIGNAL, Rank, bare_env, lay_out
+from tests.support.hooked import (
+    RUN_S_MAX,
+    STACK_SIGNAL,
+    WORLD_SIZE,
+    Rank,
+    bare_env,
+    free_port,
+    gang,
+    lay_out,
+    torchrun_env,
+)
 
 STEPS = 6
-WORLD_SIZE = 2
 STACKS_S_MAX = 2.0  # a busy machine; the agent waits less
 START_S_MAX = 10.0
 
@@ -83,27 +91,6 @@ trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(1000, 8), batch_siz
 print("done", trainer.global_rank)
 dist.destroy_process_group()
 """
-
-
-def gang(root: Path, count: int = WORLD_SIZE) -> list[Rank]:
-    ranks = []
-    for number in range(count):
-        (root / f"rank{number}").mkdir()
-        ranks.append(lay_out(root / f"rank{number}"))
-    return ranks
-
-
-def torchrun_env(rank: int, world_size: int = WORLD_SIZE) -> dict[str, str]:
-    ids = ("RANK", "LOCAL_RANK", "ROLE_RANK")
-    sizes = ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")
-    ones = {"GROUP_RANK": "0", "NODE_RANK": "0", "GROUP_WORLD_SIZE": "1", "OMP_NUM_THREADS": "1"}
-    return {**dict.fromkeys(ids, str(rank)), **dict.fromkeys(sizes, str(world_size)), **ones}
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def train(ranks: list[Rank], text: str, **env: str) -> list[tuple[int, bytes]]:

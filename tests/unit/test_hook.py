@@ -2,129 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.node import beats, hook, stacks
-from orchestrator.node.beats import NO_BEAT, Beat, Beats
+from orchestrator.node import hook
+from orchestrator.node.beats import NO_BEAT, Beats
+from tests.support.hooked import (
+    STEPS,
+    Rank,
+    lay_out_with_stand_in,
+    run,
+)
 
 pytestmark = pytest.mark.slow
-
-STACK_SIGNAL = 50
-RUN_S_MAX = 180  # a busy machine imports torch three times
-
-# As much of torch as the hook looks at: a module with this name and this function.
-STAND_IN = """
-HOOKS = []
-def register_optimizer_step_post_hook(hook):
-    HOOKS.append(hook)
-class Optimizer:
-    def __init__(self, parameters=1):
-        self.param_groups = [{"params": [0] * parameters}]
-    def step(self):
-        for hook in HOOKS:
-            hook(self, (), {})
-step = Optimizer().step
-"""
-STEPS = """
-import sys
-from torch.optim.optimizer import step
-import colorsys  # any later import: then the hook sees torch
-for _ in range(int(sys.argv[1])):
-    step()
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """A rank's folder, the hook's folder and the user's code, as an agent would lay them out."""
-
-    root: Path
-
-    @property
-    def dir(self) -> Path:
-        return self.root / "rank"
-
-    @property
-    def code(self) -> Path:
-        return self.root / "code"
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            **bare_env(),
-            "ORCH_RANK_DIR": str(self.dir),
-            "ORCH_STACK_SIGNAL": str(STACK_SIGNAL),
-            "RANK": "0",
-            "PYTHONPATH": f"{self.root / 'hook'}:{self.code}",
-        }
-
-    def script(self, text: str, name: str = "train.py") -> Path:
-        path = self.code / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-
-    def run(self, argv: Sequence[str | Path], **env: str) -> subprocess.CompletedProcess[bytes]:
-        return run(argv, {**self.env, **env})
-
-    def run_bare(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[bytes]:
-        return run(argv, {**bare_env(), "PYTHONPATH": str(self.code)})
-
-    def beat(self) -> Beat:
-        return self.reader().read()
-
-    def reader(self) -> Beats:
-        return Beats(self.dir / hook.BEAT_FILE)
-
-    def errors(self) -> list[stacks.RankError]:
-        paths = self.dir.glob(hook.ERROR_FILE.format("*"))
-        found = [stacks.error_of(self.dir, int(path.stem.partition("-")[2])) for path in paths]
-        return [error for error in found if error is not None]
-
-    def error(self) -> stacks.RankError:
-        (error,) = self.errors()
-        return error
-
-    def files(self) -> list[str]:
-        return sorted(path.name for path in self.dir.iterdir())
-
-
-def bare_env() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RANK")}
-
-
-def run(argv: Sequence[str | Path], env: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=RUN_S_MAX, check=False
-    )
-
-
-def lay_out(root: Path) -> Rank:
-    """Make a rank's folders as an agent does before the start."""
-    rank = Rank(root)
-    for folder in (rank.dir, rank.code, root / "hook"):
-        folder.mkdir()
-    shutil.copy(hook.__file__, root / "hook" / "sitecustomize.py")
-    beats.create(rank.dir / hook.BEAT_FILE)
-    return rank
-
-
-def lay_out_with_stand_in(root: Path) -> Rank:
-    """The same, with as much of torch in the user's code as the hook looks at."""
-    rank = lay_out(root)
-    rank.script("", "torch/__init__.py")
-    rank.script("", "torch/optim/__init__.py")
-    rank.script(STAND_IN, "torch/optim/optimizer.py")
-    return rank
 
 
 @pytest.fixture

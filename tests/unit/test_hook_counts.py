@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.node import hook
 from orchestrator.wire import messages as m
-from tests.unit.test_hook import RUN_S_MAX, STEPS, Rank, lay_out_with_stand_in
+from tests.support.hooked import RUN_S_MAX, STEPS, Rank, lay_out_with_stand_in
 
 pytestmark = pytest.mark.slow
 
