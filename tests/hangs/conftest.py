@@ -40,17 +40,19 @@ def selected(request: pytest.FixtureRequest, entries: Sequence[Entry]) -> list[E
     return [entry for entry in entries if entry.name in names]
 
 
+QUIET = frozenset({"finished_early_and_closed_its_sockets"})
+"""Within a second of the first victim its culprit must be gone, too, which takes longer on a busy machine."""
+
+
 def as_params(entries: Sequence[Entry], is_always_played: Callable[[Entry], bool]) -> list[object]:
     """Return pytest's parameters; those that are not played at this commit bear the mark `soak`."""
     commit = _commit()
-    return [
-        pytest.param(
-            entry,
-            id=entry.name,
-            marks=[] if is_always_played(entry) or _is_in_turn(entry, commit) else [pytest.mark.soak],
-        )
-        for entry in entries
-    ]
+
+    def marks(entry: Entry) -> list[pytest.MarkDecorator]:
+        is_played = is_always_played(entry) or _is_in_turn(entry, commit)
+        return [pytest.mark.quiet] * (entry.name in QUIET) + [pytest.mark.soak] * (not is_played)
+
+    return [pytest.param(entry, id=entry.name, marks=marks(entry)) for entry in entries]
 
 
 def _is_in_turn(entry: Entry, commit: str) -> bool:

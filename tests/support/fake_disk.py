@@ -11,7 +11,7 @@ import pytest
 
 
 @dataclass(slots=True)
-class Disk:
+class FakeDisk:
     """The room that is left: None for as much as is wanted. `late`: only `os.fdatasync` tells, as over NFS."""
 
     room_bytes: int | None = None
@@ -28,9 +28,9 @@ class Disk:
         return put_bytes
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> Disk:
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeDisk:
     """Put such a disk below this process."""
-    disk, write, pwrite, sync = Disk(), os.write, os.pwrite, os.fdatasync
+    disk, write, pwrite, sync = FakeDisk(), os.write, os.pwrite, os.fdatasync
 
     def fdatasync(fd: int) -> None:
         if disk.late and disk.room_bytes is not None:

@@ -40,7 +40,7 @@ CERTIFICATE = _certificate()[0].decode()
 class Process:
     """What `Connection.run` returns, over the pipes of a process of this machine."""
 
-    def __init__(self, argv: list[str], env: Mapping[str, str], host: Host) -> None:
+    def __init__(self, argv: list[str], env: Mapping[str, str], host: FakeHost) -> None:
         self._host = host
         self._words = 0
         self._process = subprocess.Popen(
@@ -114,7 +114,7 @@ class Process:
 
 
 @dataclass
-class Host:
+class FakeHost:
     """A home folder with a login shell. `env` is what the shell has; `rc` runs before each command, as .bashrc does.
 
     `sent`: what was sent there; `damages`: of a piece that begins so, the last byte changes on the way; `breaks_after`:
@@ -227,11 +227,11 @@ def end_all(root: Path) -> None:
 
 
 @contextlib.contextmanager
-def host(folder: Path) -> Iterator[Host]:
+def host(folder: Path) -> Iterator[FakeHost]:
     """Have a host for a while; nothing that was started on it stays."""
     home = folder / "home"
     home.mkdir(parents=True)
-    here = Host(home)
+    here = FakeHost(home)
     try:
         yield here
     finally:
@@ -249,7 +249,9 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
         time.sleep(POLL_S)
 
 
-def failure(host: Host, code: Code, told: AgentConfig | None = None, of: Kit | None = None) -> LaunchError:
+def failure(
+    host: FakeHost, code: Code, told: AgentConfig | None = None, of: Kit | None = None
+) -> LaunchError:
     """Launch an agent, which is to fail; return how."""
     with pytest.raises(LaunchError) as found:
         land(host, launch(code, told, of))

@@ -15,7 +15,7 @@ test -e "{folder}/say.$n" && . "{folder}/say.$n"
 
 
 @dataclass(frozen=True, slots=True)
-class Commands:
+class FakeSbatch:
     """A folder with sbatch, scancel, squeue and srun; sbatch answers, and of the others it is known what they were told."""
 
     folder: Path
@@ -41,7 +41,7 @@ class Commands:
         return (self.folder / what).read_text().splitlines()
 
 
-def make(folder: Path) -> Commands:
+def make(folder: Path) -> FakeSbatch:
     """Put the commands into a new folder; sbatch takes every job, as number 7."""
     folder.mkdir()
     for name in ("sbatch", "scancel", "squeue", "srun"):
@@ -52,6 +52,6 @@ def make(folder: Path) -> Commands:
         )
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    commands = Commands(folder)
+    commands = FakeSbatch(folder)
     commands.answer()
     return commands

@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from orchestrator.backends.ssh.launch import Code
 from tests.support import fake_disk, fake_host
-from tests.support.fake_host import Host
+from tests.support.fake_host import FakeHost
 from tests.support.fake_slurm import FakeSlurm, installed
 
 settings.register_profile(
@@ -20,13 +20,13 @@ settings.load_profile("orch")
 
 
 @pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> fake_disk.Disk:
+def disk(monkeypatch: pytest.MonkeyPatch) -> fake_disk.FakeDisk:
     """A disk below this process that can be full."""
     return fake_disk.install(monkeypatch)
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path) -> Iterator[FakeHost]:
     """A host of the test's own; nothing that was started on it stays."""
     with fake_host.host(tmp_path / "there") as here:
         yield here

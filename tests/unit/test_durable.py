@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.wire import durable
 from orchestrator.wire.durable import LineLog, read_lines, replace_bytes, replace_text
-from tests.support.fake_disk import Disk
+from tests.support.fake_disk import FakeDisk
 
 
 def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_record_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["at the write", "at the sync, as NFS does"])
 def test_lines_wait_for_room_on_the_disk_and_none_is_torn_or_doubled(
-    disk: Disk, tmp_path: Path, late: bool
+    disk: FakeDisk, tmp_path: Path, late: bool
 ) -> None:
     path = tmp_path / "log"
     log = LineLog(path)
@@ -94,7 +94,7 @@ def test_lines_wait_for_room_on_the_disk_and_none_is_torn_or_doubled(
     assert list(read_lines(path)) == ["one", "two", "three", "four", "five", "six"]
 
 
-def test_a_log_that_dies_on_a_full_disk_leaves_whole_lines(disk: Disk, tmp_path: Path) -> None:
+def test_a_log_that_dies_on_a_full_disk_leaves_whole_lines(disk: FakeDisk, tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = LineLog(path)
     disk.room_bytes = 6

@@ -13,7 +13,7 @@ from orchestrator.brain.facts import News
 from orchestrator.journal import Entry, JobClock, Journal, JournalError, read
 from orchestrator.wire import room
 from tests.support import fake_host
-from tests.support.fake_disk import Disk
+from tests.support.fake_disk import FakeDisk
 
 NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
@@ -49,7 +49,7 @@ def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> Non
 
 
 def test_news_waits_for_room_on_the_disk_in_order_and_a_full_disk_is_not_tried_all_the_time(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    disk: FakeDisk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, "machine", 0)

@@ -19,7 +19,7 @@ from orchestrator.node import jobfolder, procfs
 from orchestrator.wire import landing as w
 from orchestrator.wire.messages import Needs
 from tests.support import fake_host, jobs
-from tests.support.fake_host import Host
+from tests.support.fake_host import FakeHost
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 # It lands
 
 
-def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: Host, code: Code) -> None:
+def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, code: Code) -> None:
     landed = land(host, fake_host.launch(code))
     assert host.processes[0].wait(fake_host.GONE_S_MAX) == 0
     assert (landed.root, landed.ships, landed.was_up) == (str(host.job.root), True, False)
@@ -42,7 +42,7 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: Host, code:
     assert words[1:] == ["-I", "-S", "-X", "utf8", str(host.job.bundle), "agent", "landed"]
 
 
-def test_only_its_own_folder_is_touched(host: Host, code: Code) -> None:
+def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
     land(host, fake_host.launch(code))
     assert [str(path.relative_to(host.home)) for path in host.home.rglob("*") if host.job.root not in path.parents] == [
         ".orch", ".orch/jobs", f".orch/jobs/{jobs.ID}",
@@ -53,12 +53,12 @@ def test_only_its_own_folder_is_touched(host: Host, code: Code) -> None:
     }  # fmt: skip
 
 
-def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: Host, code: Code) -> None:
+def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: FakeHost, code: Code) -> None:
     first, second = land(host, fake_host.launch(code)), land(host, fake_host.launch(code))
     assert (second.was_up, second.pid) == (True, first.pid)
 
 
-def test_what_is_there_is_not_sent_again(host: Host, code: Code) -> None:
+def test_what_is_there_is_not_sent_again(host: FakeHost, code: Code) -> None:
     land(host, fake_host.launch(code))
     assert _sent_bytes(host) > len(fake_host.BUNDLE) + code.parcel.size_bytes
     land(host, fake_host.launch(code))
@@ -68,14 +68,14 @@ def test_what_is_there_is_not_sent_again(host: Host, code: Code) -> None:
     assert (host.jobs / "another" / "code.tar.gz").stat().st_nlink == 2
 
 
-def _sent_bytes(host: Host) -> int:
+def _sent_bytes(host: FakeHost) -> int:
     """Return how much was sent since the last look."""
     sent_bytes = sum(map(len, host.sent))
     host.sent.clear()
     return sent_bytes
 
 
-def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: Host, code: Code) -> None:
+def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code: Code) -> None:
     host.job.root.mkdir(parents=True)
     data = bytearray(fake_host.BUNDLE)
     data[1000] ^= 1
@@ -84,7 +84,7 @@ def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: Host, code: Cod
     assert fake_host.sha256(host.job.bundle) == fake_host.kit().parcel.sha256
 
 
-def test_parts_of_a_launch_that_was_killed_do_not_matter(host: Host, code: Code) -> None:
+def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: Code) -> None:
     (host.job.root / ".code.part" / "junk").mkdir(parents=True)
     (host.job.root / ".code.tar.gz.part").write_bytes(b"half")
     (host.job.root / "code.tar.gz").write_bytes(b"torn")
@@ -92,7 +92,7 @@ def test_parts_of_a_launch_that_was_killed_do_not_matter(host: Host, code: Code)
     assert sorted(path.name for path in host.job.code.iterdir()) == ["pkg", "train.py"]
 
 
-def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: Host, code: Code) -> None:
+def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: FakeHost, code: Code) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text(fake_host.config().token)
     host.job.bundle.write_bytes(fake_host.BUNDLE)
@@ -102,13 +102,13 @@ def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: Host,
     assert not (host.job.root / "code.tar.gz").exists() and list(host.job.code.iterdir()) == []
 
 
-def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(host: Host, code: Code) -> None:
+def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(host: FakeHost, code: Code) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text("f" * 64)
     assert land(host, fake_host.launch(code)).ships
 
 
-def test_two_hosts_with_one_home_land_at_once(host: Host, code: Code) -> None:
+def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: Code) -> None:
     landed = _at_once(
         [partial(land, host, fake_host.launch(code, fake_host.config(f"host-{n}"))) for n in range(3)]
     )
@@ -116,7 +116,7 @@ def test_two_hosts_with_one_home_land_at_once(host: Host, code: Code) -> None:
     assert (host.job.code / "pkg/deep/mod.py").read_bytes() == fake_host.FILES["pkg/deep/mod.py"]
 
 
-def test_two_launches_of_one_node_at_once_leave_one_agent(host: Host, code: Code) -> None:
+def test_two_launches_of_one_node_at_once_leave_one_agent(host: FakeHost, code: Code) -> None:
     landed = _at_once([lambda: land(host, fake_host.launch(code))] * 2)
     assert sorted(one.was_up for one in landed) == [False, True]
     alone = next(one for one in landed if not one.was_up)
@@ -140,13 +140,13 @@ def _at_once(deeds: list[Callable[[], Landed]]) -> list[Landed]:
 @pytest.mark.parametrize(
     "rc", ["echo Welcome to the lab; echo warning >&2", "printf 'no newline at the end'", "echo; echo '{}'"]
 )
-def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: Host, code: Code) -> None:
+def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: FakeHost, code: Code) -> None:
     host.rc = rc
     landed = land(host, fake_host.launch(code))
     assert "its login shell prints on its own" in landed.notes[0]
 
 
-def test_a_shell_that_ends_before_us_is_named_with_its_words(host: Host, code: Code) -> None:
+def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, code: Code) -> None:
     host.rc = "echo 'This account is closed'; exit 7"
     failure = fake_host.failure(host, code)
     assert (failure.stage, failure.trouble) == ("shell", Trouble.LASTING)
@@ -154,13 +154,15 @@ def test_a_shell_that_ends_before_us_is_named_with_its_words(host: Host, code: C
     assert "~/.bashrc" in failure.fix
 
 
-def test_an_old_python_first_in_path_is_passed_over(host: Host, code: Code, tmp_path: Path) -> None:
+def test_an_old_python_first_in_path_is_passed_over(host: FakeHost, code: Code, tmp_path: Path) -> None:
     fake_host.program(tmp_path / "old", "python3", OLD_PYTHON)
     host.env["PATH"] = f"{tmp_path / 'old'}:{os.environ['PATH']}"
     assert land(host, fake_host.launch(code)).python != str(tmp_path / "old/python3")
 
 
-def test_the_submitter_s_python_is_the_first_that_is_tried(host: Host, code: Code, tmp_path: Path) -> None:
+def test_the_submitter_s_python_is_the_first_that_is_tried(
+    host: FakeHost, code: Code, tmp_path: Path
+) -> None:
     mine = tmp_path / 'it\'s "my" $(python)'
     mine.symlink_to(Path(sys.executable).resolve())
     landed = land(host, fake_host.launch(code, of=fake_host.kit(str(mine))))
@@ -168,7 +170,7 @@ def test_the_submitter_s_python_is_the_first_that_is_tried(host: Host, code: Cod
 
 
 def test_a_host_without_a_fitting_python_says_which_ones_it_has(
-    host: Host, code: Code, tmp_path: Path
+    host: FakeHost, code: Code, tmp_path: Path
 ) -> None:
     old = fake_host.program(tmp_path / "o \"l' d", "python3", OLD_PYTHON)
     failure = fake_host.failure(host, code, of=_without_pythons(host, tmp_path, old.parent))
@@ -177,11 +179,11 @@ def test_a_host_without_a_fitting_python_says_which_ones_it_has(
     assert "install" in failure.fix
 
 
-def test_a_host_with_no_python_at_all_says_so(host: Host, code: Code, tmp_path: Path) -> None:
+def test_a_host_with_no_python_at_all_says_so(host: FakeHost, code: Code, tmp_path: Path) -> None:
     assert fake_host.failure(host, code, of=_without_pythons(host, tmp_path)).reason == "there is no Python"
 
 
-def _without_pythons(host: Host, folder: Path, *more: Path) -> Kit:
+def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Kit:
     """Hide this machine's Pythons from the host."""
     tools = folder / "tools"
     tools.mkdir()
@@ -194,7 +196,7 @@ def _without_pythons(host: Host, folder: Path, *more: Path) -> Kit:
     )
 
 
-def test_a_clock_that_is_far_off_is_noted(host: Host, code: Code) -> None:
+def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: Code) -> None:
     clocks = Clocks(wall=lambda: time.time() - 3600)
     landed = land(host, fake_host.launch(code), clocks=clocks)
     assert landed.clock_s == pytest.approx(3600, abs=60)
@@ -205,7 +207,7 @@ def test_a_clock_that_is_far_off_is_noted(host: Host, code: Code) -> None:
 
 
 def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_free(
-    host: Host, code: Code, tmp_path: Path
+    host: FakeHost, code: Code, tmp_path: Path
 ) -> None:
     _gpus(host, tmp_path, 2)
     both, one = Needs(2, 0, 0), Needs(1, 0, 0)
@@ -223,7 +225,7 @@ def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_f
 
 
 def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
-    host: Host, code: Code, tmp_path: Path
+    host: FakeHost, code: Code, tmp_path: Path
 ) -> None:
     told = fake_host.config(needs=Needs(8, 0, 0))
     _gpus(host, tmp_path, 2)
@@ -237,7 +239,7 @@ def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
     fake_host.wait_gone(fake_host.keepers(host.home))
 
 
-def _gpus(host: Host, folder: Path, count: int) -> None:
+def _gpus(host: FakeHost, folder: Path, count: int) -> None:
     lines = [f"GPU {n}: NVIDIA H200 (UUID: GPU-{folder.name}-{os.getpid()}-{n})" for n in range(count)]
     fake_host.program(folder / "gpu", "nvidia-smi", "#!/bin/sh\ncat <<END\n" + "\n".join(lines) + "\nEND\n")
     host.env["PATH"] = f"{folder / 'gpu'}:{os.environ['PATH']}"
@@ -246,7 +248,7 @@ def _gpus(host: Host, folder: Path, count: int) -> None:
 # No half-started job
 
 
-def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: Host, code: Code) -> None:
+def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: FakeHost, code: Code) -> None:
     (host.job.node("node-0") / "agent.lock").mkdir(parents=True)
     failure = fake_host.failure(host, code)
     assert failure.stage == "agent" and "Is a directory" in failure.reason
@@ -254,7 +256,7 @@ def test_a_keeper_that_dies_at_once_leaves_its_last_words(host: Host, code: Code
 
 @pytest.mark.parametrize("words_heard", range(10))
 def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
-    words_heard: int, host: Host, code: Code
+    words_heard: int, host: FakeHost, code: Code
 ) -> None:
     """The line breaks after so many lines: an agent is there only if it was told to go."""
     host.breaks_after = words_heard

@@ -12,7 +12,7 @@ from orchestrator.backends import Trouble
 from orchestrator.backends.ssh.launch import Code, land
 from orchestrator.wire.paths import JobDir
 from tests.support import fake_host, jobs
-from tests.support.fake_host import Host
+from tests.support.fake_host import FakeHost
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ GZIP = b"\x1f\x8b"
 
 
 def test_a_disk_without_room_says_how_much_there_is_and_how_much_is_needed(
-    host: Host, code: Code, tmp_path: Path
+    host: FakeHost, code: Code, tmp_path: Path
 ) -> None:
     with fake_host.disk(tmp_path / "small", "size=1m") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
@@ -33,13 +33,13 @@ def test_a_disk_without_room_says_how_much_there_is_and_how_much_is_needed(
         assert list(small.iterdir()) == []
 
 
-def test_a_read_only_disk_is_named(host: Host, code: Code, tmp_path: Path) -> None:
+def test_a_read_only_disk_is_named(host: FakeHost, code: Code, tmp_path: Path) -> None:
     with fake_host.disk(tmp_path / "small", "size=40m,ro") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
         assert failure.stage == "folder" and f"{small}/jobs: read-only file system" in failure.reason
 
 
-def test_a_disk_out_of_inodes_is_named(host: Host, code: Code, tmp_path: Path) -> None:
+def test_a_disk_out_of_inodes_is_named(host: FakeHost, code: Code, tmp_path: Path) -> None:
     with fake_host.disk(tmp_path / "small", "size=40m,nr_inodes=7") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
         assert failure.stage == "folder" and failure.trouble is Trouble.LASTING
@@ -47,7 +47,7 @@ def test_a_disk_out_of_inodes_is_named(host: Host, code: Code, tmp_path: Path) -
 
 
 def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
-    host: Host, tmp_path: Path
+    host: FakeHost, tmp_path: Path
 ) -> None:
     code = fake_host.archive(tmp_path / "large.tar.gz", {"weights": bytes(6_000_000)})
     with fake_host.disk(tmp_path / "small", "size=32m") as small:
@@ -69,7 +69,7 @@ def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
 
 
 def test_noexec_is_noted_where_a_program_of_the_snapshot_is_to_run(
-    host: Host, code: Code, tmp_path: Path
+    host: FakeHost, code: Code, tmp_path: Path
 ) -> None:
     with fake_host.disk(tmp_path / "small", "size=60m,noexec") as small:
         told = fake_host.config(root=f"{small}/jobs/{jobs.ID}")
@@ -79,21 +79,21 @@ def test_noexec_is_noted_where_a_program_of_the_snapshot_is_to_run(
         assert land(host, fake_host.launch(code, told)).notes == ()
 
 
-def test_a_place_where_no_folder_can_be_made_is_named(host: Host, code: Code) -> None:
+def test_a_place_where_no_folder_can_be_made_is_named(host: FakeHost, code: Code) -> None:
     (host.home / ".orch").write_text("a file")
     failure = fake_host.failure(host, code)
     assert (failure.stage, failure.trouble) == ("folder", Trouble.LASTING)
     assert str(host.home / ".orch") in failure.reason and "ssh.remote_dir" in failure.fix
 
 
-def test_a_user_that_the_host_does_not_know_is_named(host: Host, code: Code) -> None:
+def test_a_user_that_the_host_does_not_know_is_named(host: FakeHost, code: Code) -> None:
     failure = fake_host.failure(host, code, fake_host.config(root="~nobody-at-all/.orch/jobs/x"))
     assert failure.stage == "folder" and "~nobody-at-all" in failure.reason
     assert list(host.home.iterdir()) == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="acting as another user needs root")
-def test_a_folder_that_the_user_may_not_write_is_named(host: Host, code: Code) -> None:
+def test_a_folder_that_the_user_may_not_write_is_named(host: FakeHost, code: Code) -> None:
     host.env["PATH"], host.user = "/usr/bin:/bin", "nobody"
     closed = [(folder, folder.stat().st_mode) for folder in (host.home, *host.home.parents[:-2])]
     try:
@@ -112,14 +112,14 @@ def test_a_folder_that_the_user_may_not_write_is_named(host: Host, code: Code) -
 # What is damaged on the way
 
 
-def test_a_bundle_that_is_damaged_on_the_way_is_not_run(host: Host, code: Code) -> None:
+def test_a_bundle_that_is_damaged_on_the_way_is_not_run(host: FakeHost, code: Code) -> None:
     host.damages = fake_host.BUNDLE[:4]
     failure = fake_host.failure(host, code)
     assert (failure.stage, failure.trouble) == ("copy", Trouble.PASSING) and "bundle" in failure.reason
     assert list(host.home.iterdir()) == []
 
 
-def test_code_that_is_damaged_on_the_way_is_not_unpacked(host: Host, code: Code) -> None:
+def test_code_that_is_damaged_on_the_way_is_not_unpacked(host: FakeHost, code: Code) -> None:
     host.damages = GZIP
     failure = fake_host.failure(host, code)
     assert failure.stage == "copy" and "code archive" in failure.reason

@@ -16,12 +16,12 @@ from orchestrator.node import jobfolder, procfs
 from orchestrator.wire import landing as w
 from orchestrator.wire.paths import JobDir
 from tests.support import fake_host, jobs
-from tests.support.fake_host import Host
+from tests.support.fake_host import FakeHost
 
 pytestmark = pytest.mark.slow
 
 
-def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: Host, code: Code) -> None:
+def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: FakeHost, code: Code) -> None:
     land(host, fake_host.launch(code))
     endpoint = host.job.node("node-0") / "endpoint"
     assert endpoint.read_text() == "127.0.0.1:9\n"
@@ -34,12 +34,12 @@ def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: Host,
     assert not seen.alive and "Connect call failed" in seen.words
 
 
-def test_reaching_a_host_without_the_job_makes_nothing_there(host: Host) -> None:
+def test_reaching_a_host_without_the_job_makes_nothing_there(host: FakeHost) -> None:
     assert not reach(host, fake_host.kit(), fake_host.config()).alive
     assert list(host.home.iterdir()) == []
 
 
-def test_a_survey_tells_what_there_is_and_leaves_nothing(host: Host) -> None:
+def test_a_survey_tells_what_there_is_and_leaves_nothing(host: FakeHost) -> None:
     found = survey(host, fake_host.kit(), "~/.orch/jobs/x", ("no-such-python", ".venv/bin/python"))
     assert found.looked.root == str(host.home / ".orch/jobs/x") and found.looked.fault == ""
     assert found.looked.cores == os.cpu_count() and found.looked.free_bytes > 0
@@ -47,7 +47,7 @@ def test_a_survey_tells_what_there_is_and_leaves_nothing(host: Host) -> None:
     assert list(host.home.iterdir()) == []
 
 
-def test_a_survey_says_which_torch_the_ranks_would_have(host: Host, tmp_path: Path) -> None:
+def test_a_survey_says_which_torch_the_ranks_would_have(host: FakeHost, tmp_path: Path) -> None:
     python = fake_host.program(tmp_path, "py", "#!/bin/sh\necho noise; echo torch 9.9.9\n")
     broken = fake_host.program(
         tmp_path, "no", "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n"
@@ -56,13 +56,13 @@ def test_a_survey_says_which_torch_the_ranks_would_have(host: Host, tmp_path: Pa
     assert "No module named" in survey(host, fake_host.kit(), "~/x/jobs/y", (str(broken),)).looked.torch
 
 
-def test_a_survey_names_a_folder_that_cannot_be_made(host: Host) -> None:
+def test_a_survey_names_a_folder_that_cannot_be_made(host: FakeHost) -> None:
     (host.home / ".orch").write_text("a file")
     looked = survey(host, fake_host.kit(), "~/.orch/jobs/x", ()).looked
     assert "not a directory" in looked.fault and "ssh.remote_dir" in looked.fix
 
 
-def test_sweeping_ends_what_runs_and_removes_the_folder(host: Host, code: Code) -> None:
+def test_sweeping_ends_what_runs_and_removes_the_folder(host: FakeHost, code: Code) -> None:
     landed = land(host, fake_host.launch(code))
     swept = sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID)
     assert swept == w.Swept(killed=2, kept="")
@@ -71,20 +71,20 @@ def test_sweeping_ends_what_runs_and_removes_the_folder(host: Host, code: Code) 
     assert sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID) == w.Swept(0, "")
 
 
-def test_sweeping_kills_what_an_agent_left(host: Host, code: Code) -> None:
+def test_sweeping_kills_what_an_agent_left(host: FakeHost, code: Code) -> None:
     host.job.node("node-0").mkdir(parents=True)
     orphan = subprocess.Popen(["sleep", "600"], env={"ORCH_TAG": f"{jobs.ID}/node-0"})
     sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID)
     assert orphan.wait(fake_host.GONE_S_MAX) == -9
 
 
-def test_sweeping_keeps_the_folder_that_the_job_was_submitted_from(host: Host) -> None:
+def test_sweeping_keeps_the_folder_that_the_job_was_submitted_from(host: FakeHost) -> None:
     host.job.secrets.mkdir(parents=True)
     assert "submitted from" in sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID).kept
     assert host.job.secrets.is_dir()
 
 
-def test_sweeping_keeps_a_folder_where_an_agent_of_another_host_lives(host: Host) -> None:
+def test_sweeping_keeps_a_folder_where_an_agent_of_another_host_lives(host: FakeHost) -> None:
     node = host.job.node("other-host")
     node.mkdir(parents=True)
     (node / "agent.json").write_text(
@@ -96,7 +96,7 @@ def test_sweeping_keeps_a_folder_where_an_agent_of_another_host_lives(host: Host
     assert node.is_dir()
 
 
-def test_sweeping_refuses_a_folder_that_is_not_the_job_s(host: Host) -> None:
+def test_sweeping_refuses_a_folder_that_is_not_the_job_s(host: FakeHost) -> None:
     (host.home / "precious").mkdir()
     with pytest.raises(LaunchError, match="is not the folder of job"):
         sweep(host, fake_host.kit(), "~/precious", jobs.ID)

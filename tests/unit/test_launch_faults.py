@@ -89,7 +89,7 @@ class Fault:
 
 
 @dataclass
-class Host:
+class FakeHost:
     """A model of a host, and of the one conversation with it."""
 
     steps: list[Step]
@@ -105,7 +105,7 @@ class Host:
     _wanted: int = 0
     _queue: deque[bytes] = field(default_factory=deque)
 
-    def run(self, command: str) -> Host:
+    def run(self, command: str) -> FakeHost:
         self.mark = command.rpartition(" ")[2].encode()
         return self
 
@@ -176,7 +176,7 @@ class Host:
         return b"noise before it " + self.mark + b" " + codec.dumps_kind(word).encode()
 
 
-def _land(host: Host, code: Code) -> Landed | LaunchError:
+def _land(host: FakeHost, code: Code) -> Landed | LaunchError:
     told = Launch(Kit("exit 0", BUNDLE), code, False, fake_host.config())
     clocks = Clocks(monotonic=lambda: host.now_s, wall=lambda: host.now_s)
     try:
@@ -186,7 +186,7 @@ def _land(host: Host, code: Code) -> Landed | LaunchError:
 
 
 def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: Code) -> None:
-    host = Host(steps(True, True, was_up=False), None, [])
+    host = FakeHost(steps(True, True, was_up=False), None, [])
     with pytest.raises(Unwanted):
         land(host, Launch(Kit("exit 0", BUNDLE), code, False, fake_host.config()), lambda: False)
     assert host.closed and host.keeper is KeeperState.ENDED
@@ -213,7 +213,7 @@ noises = st.lists(
 def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
     code: Code, fault: Fault | None, noise: list[bytes], has_bundle: bool, has_code: bool, was_up: bool
 ) -> None:
-    host = Host(steps(has_bundle, has_code, was_up), fault, list(noise))
+    host = FakeHost(steps(has_bundle, has_code, was_up), fault, list(noise))
     result = _land(host, code)
     assert host.closed
     assert host.now_s - BEGAN_S < sum(talk.LIMITS_S.values())
@@ -231,7 +231,7 @@ def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
     assert was_told or host.keeper in (KeeperState.NONE, KeeperState.ENDED)
 
 
-def _stages(host: Host, fault: Fault) -> set[str]:
+def _stages(host: FakeHost, fault: Fault) -> set[str]:
     """Return the stages that may be named: that of the step, and the copy while something is being sent before it."""
     stage = host.steps[fault.at].stage
     before = host.steps[fault.at - 1].word if fault.at else None
@@ -239,7 +239,7 @@ def _stages(host: Host, fault: Fault) -> set[str]:
 
 
 def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None:
-    host = Host(steps(False, False, False), None, [])
+    host = FakeHost(steps(False, False, False), None, [])
     assert isinstance(_land(host, code), Landed)
     lines, script, request, rest = bytes(host.heard).split(b"\n", 3)
     assert (lines, script) == (b"1", b"exit 0") and json.loads(request)["config"]["token"] == "t" * 64
@@ -250,10 +250,10 @@ def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None
 def test_a_word_that_is_lost_after_the_leave_to_go_is_an_error_of_the_agent(kind: Kind, code: Code) -> None:
     """The agent is up all the same: the next launch finds it so."""
     plan = steps(True, True, False)
-    host = Host(plan, Fault(len(plan) - 1, kind), [])
+    host = FakeHost(plan, Fault(len(plan) - 1, kind), [])
     result = _land(host, code)
     assert isinstance(result, LaunchError) and result.stage == "agent"
-    again = _land(Host(steps(True, True, was_up=host.keeper is KeeperState.UP), None, []), code)
+    again = _land(FakeHost(steps(True, True, was_up=host.keeper is KeeperState.UP), None, []), code)
     assert isinstance(again, Landed) and again.was_up is (host.keeper is KeeperState.UP)
 
 
@@ -269,7 +269,7 @@ WORDS: dict[str, tuple[Kind, int, str]] = {
 @pytest.mark.parametrize("name", WORDS)
 def test_a_failure_says_what_was_seen(name: str, code: Code) -> None:
     kind, at, words = WORDS[name]
-    result = _land(Host(steps(False, False, False), Fault(at, kind), [b"Welcome!"]), code)
+    result = _land(FakeHost(steps(False, False, False), Fault(at, kind), [b"Welcome!"]), code)
     assert isinstance(result, LaunchError) and words in result.reason
     assert kind is Kind.FAILS or "it printed: " in result.reason
 
@@ -278,7 +278,7 @@ def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
     """Its disk is full amid a copy: it says so and reads no more, while we still send."""
 
     @dataclass
-    class Full(Host):
+    class Full(FakeHost):
         def send(self, data: bytes) -> None:
             if data[:1] == b"C":
                 self.steps[self._said :] = [
@@ -299,16 +299,16 @@ def test_code_that_is_no_more_here_is_named(tmp_path: Path) -> None:
     path.write_bytes(CODE)
     code = Code.of(path)
     path.unlink()
-    result = _land(Host(steps(True, False, False), None, []), code)
+    result = _land(FakeHost(steps(True, False, False), None, []), code)
     assert isinstance(result, LaunchError) and result.stage == "copy" and str(path) in result.reason
 
 
 def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -> None:
     class Refusing:
-        run: Callable[[str], Host]
+        run: Callable[[str], FakeHost]
 
         def __init__(self) -> None:
-            def run(command: str) -> Host:
+            def run(command: str) -> FakeHost:
                 raise LaunchError("shell", "opens no session")
 
             self.run = run

@@ -14,7 +14,7 @@ from orchestrator.orders import planned
 from orchestrator.wire import room
 from orchestrator.wire.paths import JobDir
 from tests.support import jobs
-from tests.support.fake_disk import Disk
+from tests.support.fake_disk import FakeDisk
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def _written(job: JobDir) -> list[str]:
     return [type(entry.news).__name__ for entry in journal.read(job.journal)]
 
 
-def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: Disk, job: JobDir) -> None:
+def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: FakeDisk, job: JobDir) -> None:
     memory = _begun(job)
     disk.room_bytes = 0
     memory.learn_kept([e.AgentSilent(1.0, "node-0")], "node-0", "boot", 7)
@@ -46,7 +46,7 @@ def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: Disk, job: Job
     assert Memory(job, "machine").acked("node-0", "boot") == 7, "and it is still known after a crash"
 
 
-def test_nothing_is_decided_while_the_disk_is_full(disk: Disk, job: JobDir) -> None:
+def test_nothing_is_decided_while_the_disk_is_full(disk: FakeDisk, job: JobDir) -> None:
     memory = Memory(job, "machine")
     disk.room_bytes = 0
     memory.learn(planned(jobs.plan(), 0.0))
@@ -58,7 +58,7 @@ def test_nothing_is_decided_while_the_disk_is_full(disk: Disk, job: JobDir) -> N
 
 
 def test_what_was_decided_when_the_disk_became_full_is_done_once_it_is_written(
-    disk: Disk, job: JobDir
+    disk: FakeDisk, job: JobDir
 ) -> None:
     memory = _begun(job)
     assert memory.sync()
@@ -75,7 +75,7 @@ def test_what_was_decided_when_the_disk_became_full_is_done_once_it_is_written(
 
 
 def test_it_is_said_once_that_the_disk_is_full_and_that_it_is_not(
-    disk: Disk, job: JobDir, capsys: pytest.CaptureFixture[str]
+    disk: FakeDisk, job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
     memory = _begun(job)
     disk.room_bytes = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.wire import room
-from tests.support.fake_disk import Disk
+from tests.support.fake_disk import FakeDisk
 
 PRINTS = """
 import os, sys
@@ -43,7 +43,9 @@ def test_what_a_full_disk_refuses_is_printed_before_the_next_line_and_no_exit_co
     assert log.read_text() == "said 1\nsaid 2\n"
 
 
-def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(disk: Disk, tmp_path: Path) -> None:
+def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
+    disk: FakeDisk, tmp_path: Path
+) -> None:
     path = tmp_path / "log"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
     log = room.Log(fd)

@@ -14,7 +14,7 @@ from orchestrator.slurm import submitting
 from orchestrator.spec import load
 from orchestrator.wire.paths import JobDir
 from tests.support import fake_sbatch
-from tests.support.fake_sbatch import Commands
+from tests.support.fake_sbatch import FakeSbatch
 
 pytestmark = pytest.mark.slow
 
@@ -32,13 +32,13 @@ slurm:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSbatch:
     """Slurm's commands; nobody waits between tries."""
     monkeypatch.setattr(submitting, "PAUSE_S", 0.0)
     return fake_sbatch.make(tmp_path / "bin")
 
 
-def _submit(tmp_path: Path, slurm: Commands, text: str = SPEC, **environ: str) -> JobDir:
+def _submit(tmp_path: Path, slurm: FakeSbatch, text: str = SPEC, **environ: str) -> JobDir:
     (tmp_path / "train.py").write_text("print('hi')\n")
     spec = tmp_path / "job.yaml"
     spec.write_text(text)
@@ -46,7 +46,7 @@ def _submit(tmp_path: Path, slurm: Commands, text: str = SPEC, **environ: str) -
     return submission.submit(load(spec), {**slurm.environ, "ORCH_HOME": home, **environ})
 
 
-def _refusal(tmp_path: Path, slurm: Commands, said: str) -> OrchError:
+def _refusal(tmp_path: Path, slurm: FakeSbatch, said: str) -> OrchError:
     slurm.answer("", f"sbatch: error: {said}", 1)
     with pytest.raises(OrchError) as told:
         _submit(tmp_path, slurm)
@@ -55,7 +55,7 @@ def _refusal(tmp_path: Path, slurm: Commands, said: str) -> OrchError:
 
 
 def test_a_submit_hands_the_rendered_script_to_sbatch_and_keeps_the_id(
-    tmp_path: Path, slurm: Commands
+    tmp_path: Path, slurm: FakeSbatch
 ) -> None:
     job = _submit(tmp_path, slurm)
     assert json.loads(job.slurm.read_text()) == ["7"]
@@ -64,7 +64,7 @@ def test_a_submit_hands_the_rendered_script_to_sbatch_and_keeps_the_id(
     assert not job.supervisor_log.exists() and not job.endpoint.exists()
 
 
-def test_a_submit_from_within_a_job_says_nothing_of_that_job(tmp_path: Path, slurm: Commands) -> None:
+def test_a_submit_from_within_a_job_says_nothing_of_that_job(tmp_path: Path, slurm: FakeSbatch) -> None:
     around = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "8", "SBATCH_NO_REQUEUE": "1", "SLURM_CONF": "/etc/s.conf"}
     job = _submit(tmp_path, slurm, **around, HF_HOME="/data/hf", TMPDIR="/tmp")
     given = {line.partition("=")[0] for line in slurm.seen("env")} - {"PWD", "SHLVL", "_", "OLDPWD"}
@@ -86,7 +86,7 @@ def test_a_submit_from_within_a_job_says_nothing_of_that_job(tmp_path: Path, slu
     ],
 )  # fmt: skip
 def test_what_sbatch_refuses_is_the_users_error_at_its_line(
-    tmp_path: Path, slurm: Commands, said: str, where: str
+    tmp_path: Path, slurm: FakeSbatch, said: str, where: str
 ) -> None:
     err = _refusal(tmp_path, slurm, said)
     assert isinstance(err, UserError) and err.where.endswith(f"job.yaml:{where}")
@@ -95,7 +95,7 @@ def test_what_sbatch_refuses_is_the_users_error_at_its_line(
 
 
 def test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again(
-    tmp_path: Path, slurm: Commands
+    tmp_path: Path, slurm: FakeSbatch
 ) -> None:
     (slurm.folder / "say").write_text("mkdir ${1%/scripts/*}/slurm.json; echo Submitted batch job 7\n")
     with pytest.raises(ClusterError, match="cannot be written"):
@@ -104,18 +104,18 @@ def test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again(
     assert list((tmp_path / "home" / "jobs").iterdir()) == []
 
 
-def test_a_slurm_that_trusts_nobody_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
+def test_a_slurm_that_trusts_nobody_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     assert isinstance(_refusal(tmp_path, slurm, "Invalid authentication credential"), ClusterError)
 
 
-def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path, slurm: Commands) -> None:
+def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path, slurm: FakeSbatch) -> None:
     away = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)"
     slurm.answer("", away, 1, call=1)
     slurm.answer("", "sbatch: error: Socket timed out on send/recv operation", 1, call=2)
     assert json.loads(_submit(tmp_path, slurm).slurm.read_text()) == ["7"] and slurm.calls == 3
 
 
-def test_a_controller_that_stays_away_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
+def test_a_controller_that_stays_away_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     err = _refusal(tmp_path, slurm, "Unable to contact slurm controller (connect failure)")
     assert (
         isinstance(err, ClusterError) and "scontrol ping" in err.fix and slurm.calls == submitting.TRIES_MAX
@@ -123,7 +123,7 @@ def test_a_controller_that_stays_away_is_the_clusters_error(tmp_path: Path, slur
 
 
 def test_an_sbatch_that_hangs_is_given_up(
-    tmp_path: Path, slurm: Commands, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, slurm: FakeSbatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submitting, "COMMAND_S_MAX", 0.2)
     (slurm.folder / "say").write_text("exec sleep 20\n")
@@ -132,20 +132,20 @@ def test_an_sbatch_that_hangs_is_given_up(
     assert list((tmp_path / "home" / "jobs").iterdir()) == []
 
 
-def test_an_sbatch_without_an_id_is_the_clusters_error(tmp_path: Path, slurm: Commands) -> None:
+def test_an_sbatch_without_an_id_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("thanks")
     with pytest.raises(ClusterError, match="Could not make sense of sbatch output"):
         _submit(tmp_path, slurm)
 
 
-def test_without_slurm_there_is_nothing_to_submit_to(tmp_path: Path, slurm: Commands) -> None:
+def test_without_slurm_there_is_nothing_to_submit_to(tmp_path: Path, slurm: FakeSbatch) -> None:
     (slurm.folder / "sbatch").unlink()
     with pytest.raises(ClusterError, match="there is no sbatch here") as told:
         _submit(tmp_path, slurm, PATH=str(slurm.folder))
     assert told.value.where.endswith("job.yaml:2: backend") and not (tmp_path / "home").exists()
 
 
-def _ended(tmp_path: Path, slurm: Commands) -> JobDir:
+def _ended(tmp_path: Path, slurm: FakeSbatch) -> JobDir:
     job = _submit(tmp_path, slurm)
     job.ended.touch()
     job.state.write_text("{}")
@@ -153,7 +153,7 @@ def _ended(tmp_path: Path, slurm: Commands) -> JobDir:
     return job
 
 
-def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, slurm: Commands) -> None:
+def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, slurm: FakeSbatch) -> None:
     job = _ended(tmp_path, slurm)
     submission.resume(job, Job(job).plan(), "", ("nodes=1",), slurm.environ)
     assert json.loads(job.slurm.read_text()) == ["7", "9"]
@@ -162,7 +162,7 @@ def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, sl
     assert "--nodes=1" in (job.scripts / "slurm.sh").read_text() and slurm.calls == 2
 
 
-def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Commands) -> None:
+def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: FakeSbatch) -> None:
     job = _ended(tmp_path, slurm)
     before = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
     slurm.answer("", "sbatch: error: Batch job submission failed: Invalid partition name specified", 1)
@@ -172,7 +172,7 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Com
     assert after == before
 
 
-def test_a_refused_check_is_told_as_a_refused_submit_with_what_shows_the_choices(slurm: Commands) -> None:
+def test_a_refused_check_is_told_as_a_refused_submit_with_what_shows_the_choices(slurm: FakeSbatch) -> None:
     slurm.answer("", "allocation failure: Memory specification can not be satisfied", 1)
     with pytest.raises(UserError) as told:
         submitting.test("#!/bin/sh\n#SBATCH --mem=900G\n", slurm.environ, lambda key: f"job.yaml:1: {key}")
@@ -182,7 +182,7 @@ def test_a_refused_check_is_told_as_a_refused_submit_with_what_shows_the_choices
     )
 
 
-def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: Commands) -> None:
+def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("", "sbatch: Job 8 to start at 2026-11-21T06:35:43 using 4 processors on nodes n[1-2]")
     assert submitting.test("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
     assert slurm.seen("argv") == ["--test-only"] and slurm.seen("stdin") == ["#!/bin/sh"]
