@@ -90,7 +90,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
     "soak": (
         tests("nights", "tests/sim/test_nights.py", "", ORCH_NIGHTS="10000"),
         tests("galleries", "tests/hangs", ""),
-        tests("the rest", "tests", "soak and not quiet"),
+        tests("the rest", "tests --ignore=tests/hangs", "soak and not quiet"),
         tests("galleries under load", "tests/hangs", "", ORCH_JOBS_AT_ONCE="8"),
         *(
             tests(f"again, {n} of 20", "tests/unit tests/integration tests/ssh", "slow and not soak")
