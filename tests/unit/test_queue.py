@@ -210,6 +210,7 @@ def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
 # Looks
 
 
+@pytest.mark.slow
 def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -> None:
     slurm.queue(PENDING, HELD, RUNNING)
     found = _queue(slurm, clock).look(["1", "2", "3"])
@@ -217,6 +218,7 @@ def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -
     assert slurm.calls("squeue") == [f"squeue -h --states=all -o {words.SQUEUE_FORMAT} -j 1,2,3"]
 
 
+@pytest.mark.slow
 def test_an_answer_serves_for_two_seconds_and_the_next_question_is_for_all_jobs_that_go_on(
     slurm: FakeSlurm, clock: Time
 ) -> None:
@@ -234,6 +236,7 @@ def test_an_answer_serves_for_two_seconds_and_the_next_question_is_for_all_jobs_
     assert [call.rpartition(" ")[2] for call in slurm.calls("squeue")] == ["1,2,4", "2,4", "4,2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accounts", [True, False])
 def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
     tmp_path: Path, clock: Time, accounts: bool
@@ -252,6 +255,7 @@ def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
     assert "Unable to contact slurm controller" in there.confirmed(missed).silent
 
 
+@pytest.mark.slow
 def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: Time) -> None:
     slurm.queue(RUNNING)
     there = _queue(slurm, clock)
@@ -267,17 +271,20 @@ def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: T
     assert there.look(["1"])["1"].silent == ""
 
 
+@pytest.mark.slow
 def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
     told = Queue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).look(["1"])["1"]
     assert (told.state, told.silent) == ("UNKNOWN", "there is no squeue on this machine")
 
 
+@pytest.mark.slow
 def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm) -> None:
     (slurm.folder / "squeue").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
     said = queue.command(["squeue"], {"PATH": slurm.path}, 0.2)
     assert said.silent == "squeue gave no answer within 0.2 s"
 
 
+@pytest.mark.slow
 def test_the_users_formats_and_an_outer_job_do_not_reach_slurms_commands(
     slurm: FakeSlurm, clock: Time
 ) -> None:
@@ -294,6 +301,7 @@ def test_the_users_formats_and_an_outer_job_do_not_reach_slurms_commands(
     assert not [one for one in environ if one.startswith(tuple(outer))]
 
 
+@pytest.mark.slow
 def test_the_end_of_a_job_is_told_with_its_exit_and_who_ended_it(tmp_path: Path, clock: Time) -> None:
     slurm = FakeSlurm(tmp_path / "slurm", accounts=True)
     slurm.says("sacct.out", SACCT)
