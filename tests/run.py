@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -57,9 +58,9 @@ class Result:
     skips: Counter[str] = field(default_factory=Counter)
 
 
-def tests(name: str, paths: str, mark: str = "not soak and not quiet", **environ: str) -> Group:
-    """Return the group of the tests below `paths` whose marks fit."""
-    return Group(name, ("pytest", "-q", "-p", "no:cacheprovider", "-m", mark, *paths.split()), environ)
+def tests(name: str, where: str, mark: str = "not soak and not quiet", **environ: str) -> Group:
+    """Return the group of the tests that these words of a pytest command name, if their marks fit."""
+    return Group(name, ("pytest", "-q", "-p", "no:cacheprovider", "-m", mark, *shlex.split(where)), environ)
 
 
 RUFF = (Group("ruff", ("ruff", "check", ".")), Group("ruff format", ("ruff", "format", "--check", ".")))
@@ -75,7 +76,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
     ),
     "test": (
         *RUFF,
-        tests("integration", "tests/integration"),
+        tests("integration, local", "tests/integration -k test_local_"),
         tests("slurm, queue", "tests/slurm/test_slurm_queue.py tests/slurm/test_slurm_submit.py"),
         tests("slurm, requeue", "tests/slurm/test_slurm_requeue.py"),
         tests("unit", "tests/unit"),
@@ -83,6 +84,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("hangs", "tests/hangs/test_hangs.py"),
         tests("slurm, allocation", "tests/slurm/test_slurm_allocation.py tests/slurm/test_slurm_hangs.py"),
         tests("cluster", "tests/cluster"),
+        tests("integration, others", "tests/integration -k 'not test_local_'"),
         MYPY,
         tests("sim", "tests/sim tests/wiring"),
         tests("ssh", "tests/ssh"),
@@ -194,10 +196,10 @@ def shown(result: Result) -> str:
 
 def table(results: Sequence[Result]) -> str:
     """Return a line for each group, and one for each thing that was missing."""
-    lines = [f"{'':20}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}"]
+    lines = [f"{'':24}{'passed':>8}{'failed':>8}{'skipped':>8}{'seconds':>9}"]
     for one in results:
         counts = f"{one.passed:8}{one.failed:8}{one.skips.total():8}"
-        lines.append(f"{one.group.name:20}{counts}{one.seconds:9.1f}")
+        lines.append(f"{one.group.name:24}{counts}{one.seconds:9.1f}")
     skips = sum((one.skips for one in results), Counter[str]())
     if skips:
         lines += ["", "Not tested here, and what it needs:"]
