@@ -23,7 +23,8 @@ from pathlib import Path
 from orchestrator.node import examine, flight, frames, gpu_use, procfs, sight, stacks
 from orchestrator.node.examine import Earlier, Word
 from orchestrator.node.hook import RING_STEPS
-from orchestrator.node.ranks import STACK_SIGNAL, NodeRanks, RankProcess
+from orchestrator.node.ranks import NodeRanks, RankProcess
+from orchestrator.node.stacks import STACK_SIGNAL
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import rank_name
 
@@ -151,9 +152,14 @@ class Eyes:
         own, tid = (earlier.sight.pid, earlier.sight.tid) if earlier is not None else (pids[0], 0)
         # Measured before anything is asked: what the answers cost is not the rank's own doing.
         before = sight.measure(tuple(dict.fromkeys((own, *pids))), tid)
-        probes = earlier is not None and examine.burns(before, earlier.sight.after)
-        asked = stacks.ask_these(pids, watched.process.folder, int(STACK_SIGNAL))
-        return _Asking(watched, before, asked, watched.window.ask(probes))
+        beat = watched.process.beats.read()
+        asked = stacks.ask_these(pids, watched.process.folder, int(STACK_SIGNAL), (beat.pid, beat.tid))
+        return _Asking(
+            watched,
+            before,
+            asked,
+            watched.window.ask(beat.pid or (earlier.sight.pid if earlier is not None else 0)),
+        )
 
     def _ask_all(self) -> None:
         """Ask all that can be asked: one that the look before is still busy with has to wait."""
@@ -184,19 +190,21 @@ class Eyes:
             return
         beat = watched.process.beats.read()
         seen = sight.take(watched.process.rank, found, asking.before, (beat.pid, beat.tid))
-        word = self._word(asking, seen, until_s)
+        while (told := asking.flight.answer()) is None and time.monotonic() < until_s:
+            time.sleep(POLL_S)
+        threads = told.threads if told is not None and told.threads_of == seen.pid else ""
+        seen = sight.with_threads(seen, threads)
+        word = self._word(asking, seen, told)
         if seen.gpu:
             word = self._with_gpu(word, seen.pid, until_s)
         look, watched.earlier = examine.examine(seen, word, watched.earlier)
         with contextlib.suppress(OSError):  # a full disk costs the pages, not their summary
-            self._append(asking, _page_of(look, found))
+            self._append(asking, _page_of(look, found, threads))
         asking.look = look
 
-    def _word(self, asking: _Asking, seen: sight.Sight, until_s: float) -> Word:
+    def _word(self, asking: _Asking, seen: sight.Sight, told: flight.Flight | None) -> Word:
         """Return what the rank's beat file and torch say of it."""
         beats = asking.watched.process.beats
-        while (told := asking.flight.answer()) is None and time.monotonic() < until_s:
-            time.sleep(POLL_S)
         groups = beats.groups()
         left = beats.left_pid() in (seen.pid, asking.watched.process.pid)
         keys, marks = tuple(group.key for group in groups), beats.history()
@@ -209,7 +217,7 @@ class Eyes:
         last = {entry.group: entry for entry in told.entries if not entry.is_p2p}
         return Word(
             left=left,
-            gil_held=told.gil_held,
+            gil_held=told.gil_held if told.threads_of == seen.pid else None,
             collectives=told.collectives(groups, self.world_size, time.time_ns()),
             on_device=any(not entry.done for entry in last.values()),
             groups=keys,
@@ -276,7 +284,7 @@ def _shortened(trace: bytes, bytes_max: int) -> bytes:
     return json.dumps({**known, "entries": entries[left_out:], "entries_left_out": left_out}).encode()
 
 
-def _page_of(look: m.RankLook, found: list[stacks.RankStack]) -> str:
+def _page_of(look: m.RankLook, found: list[stacks.RankStack], threads: str) -> str:
     place = f", {look.where}" if look.where else ""
     head = (
         f"{time.strftime('%H:%M:%S')} {look.doing.value}, still for {look.still_s:g} s: {look.why}{place}\n"
@@ -285,7 +293,8 @@ def _page_of(look: m.RankLook, found: list[stacks.RankStack]) -> str:
     bodies = (
         f"pid {one.pid}  state {one.state}  sleeps in {one.wchan or 'nothing'}\n{one.text}" for one in found
     )
-    return head + lacks + "\n" + "\n".join(bodies) + "\n"
+    beside = f"\nall Python threads of pid {look.pid}, by torch\n{threads}" if threads else ""
+    return head + lacks + "\n" + "\n".join(bodies) + beside + "\n"
 
 
 def _gone(rank: int) -> m.RankLook:
@@ -299,7 +308,7 @@ def _plain(asking: _Asking) -> m.RankLook:
     if not found:
         return _gone(process.rank)
     first = found[0]
-    main = frames.main_thread(first.text)
+    main = frames.own_stack(first.text)
     stack = main.frames if main is not None else ()
     return m.RankLook(
         process.rank, first.pid, first.state, m.Doing.UNSEEN, 0.0, frames.place(stack), _TOO_LONG, False, None,

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from orchestrator.node import frames, kernel, sight_words
+from orchestrator.node import frames, kernel, proofs, sight_words, spent
 from orchestrator.node.kernel import Wait
-from orchestrator.node.sight import CHILDREN_MAX, TIMERS, Child, Effort, SideThread, Sight
+from orchestrator.node.sight import SideThread, Sight
 from orchestrator.wire import messages as m
 
 BURNS_SHARE = 0.5
@@ -34,12 +34,7 @@ TIMEOUTS = 2
 RENEWED_S = 0.5
 """A wait that goes on for so long beyond its end is another one: a loop that polls."""
 
-LONG_SLEEP_S = 60.0
-"""What is left of a sleep that may be too long."""
-
 STACK_FRAMES = 40
-DEPTH_MAX = 8
-"""So many generations of children are followed: a shell that waits for its program, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +104,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
         marks=word.marks,
         mixed=word.mixed,
         lacks=(*sight.lacks, *word.lacks),
-        others_act=any(_may_enter_collectives(thread) for thread in sight.others),
+        others_act=not sight.knows_others or any(_may_enter_collectives(thread) for thread in sight.others),
         gpu_use=word.gpu_use,
         starved_s=round(max(sight.after.queue_s - since_queue_s, 0.0), 1),
     )
@@ -119,11 +114,6 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
 def texts(stack: tuple[frames.Frame, ...]) -> tuple[str, ...]:
     """Return the frames that are told of a stack, in words."""
     return tuple(str(frame) for frame in frames.without_imports(stack)[:STACK_FRAMES])
-
-
-def burns(now: Effort, then: Effort) -> bool:
-    """Tell whether the thread of a rank that is judged has computed all the time between two looks."""
-    return (now.main_s - then.main_s) / max(now.at_s - then.at_s, 1e-3) > BURNS_SHARE
 
 
 def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str) -> Finding:
@@ -150,7 +140,8 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     """Return in words what of a rank has moved since the look before; nothing when all stands still."""
     then = earlier.sight
     if sight.pid != then.pid or sight.state in "TtZX" or then.state in "TtZX":
-        return "" if (sight.pid, sight.state) == (then.pid, then.state) else "it goes on"
+        is_same = (sight.pid, sight.state) == (then.pid, then.state)
+        return "" if is_same and not spent.woke(sight, earlier.sight, sight.tid) else "it goes on"
     if sight.tid != then.tid:
         return "another thread of it trains"
     if sight.main is not None and then.main is not None:
@@ -186,7 +177,7 @@ def _trickles(sight: Sight, earlier: Earlier, tid: int, now: Wait, then: Wait) -
         now.ends_s if now.ends_s is not None else math.inf,
         then.ends_s if then.ends_s is not None else math.inf,
     )
-    return limit_s > 0 and wakes >= WAKES + TIMEOUTS * _span_s(sight, earlier) / limit_s
+    return limit_s > 0 and wakes >= WAKES + TIMEOUTS * spent.span_s(sight, earlier.sight) / limit_s
 
 
 def _movement_of_children(sight: Sight, earlier: Earlier) -> str:
@@ -195,7 +186,7 @@ def _movement_of_children(sight: Sight, earlier: Earlier) -> str:
         then = before.get(child.pid)
         if then is None:
             continue
-        computes = _child_share(sight, earlier, child.pid) > CHILD_SHARE
+        computes = spent.child_share(sight, earlier.sight, child.pid) > CHILD_SHARE
         goes_on = child.chain != then.chain
         if computes and (goes_on or not child.frames):
             return f"its child {child.pid} computes"
@@ -209,6 +200,8 @@ def _movement_of_children(sight: Sight, earlier: Earlier) -> str:
 
 def _movement_of_threads(sight: Sight, earlier: Earlier) -> str:
     """Say which thread beside the one that is judged has moved, whatever that one waits for."""
+    if not (sight.knows_others and earlier.sight.knows_others):
+        return ""
     before = {thread.stack.ident: thread for thread in earlier.sight.others if not thread.watches}
     now = {thread.stack.ident: thread for thread in sight.others if not thread.watches}
     if before.keys() != now.keys():
@@ -227,40 +220,23 @@ def _entered(word: Word) -> tuple[tuple[str, int], ...]:
     return tuple((one.group, one.number) for one in word.collectives)
 
 
-def _span_s(sight: Sight, earlier: Earlier) -> float:
-    return max(sight.before.at_s - earlier.sight.after.at_s, 1e-3)
-
-
-def _beside_share(sight: Sight, earlier: Earlier) -> float:
-    """Return which share of the time the threads beside the one that is judged were on a processor; 1.0 is one of them
-    always."""
-    span_s, then = _span_s(sight, earlier), earlier.sight.after
-    main_share = (sight.before.main_s - then.main_s) / span_s
-    return max(0.0, (sight.before.process_s - then.process_s) / span_s - main_share)
-
-
-def _child_share(sight: Sight, earlier: Earlier, pid: int) -> float:
-    now_s, then_s = sight.before.children_s.get(pid), earlier.sight.after.children_s.get(pid)
-    if now_s is None or then_s is None:
-        return 0.0
-    return (now_s - then_s) / _span_s(sight, earlier)
-
-
 # What stands still
 
 
 def _still(sight: Sight, word: Word, earlier: Earlier) -> Finding:
     """Say what a rank is in of which nothing has moved."""
-    if burns(sight.before, earlier.sight.after):
+    if spent.main_share(sight, earlier.sight) > BURNS_SHARE:
         return _burning(sight, word)
-    proof = _proof(sight, word, earlier)
-    if proof:
+    found = proofs.proof(sight, earlier.sight, word.on_device)
+    if found:
         doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED
-        return Finding(doing, proof, certain=True)
+        return Finding(doing, found, certain=True)
     awaited = _awaited(sight)
-    if _beside_share(sight, earlier) > BURNS_SHARE and not (awaited and frames.is_collective(sight.stack)):
+    if spent.beside_share(sight, earlier.sight) > BURNS_SHARE and not (
+        awaited and frames.is_collective(sight.stack)
+    ):
         return Finding(m.Doing.SPINS, "its native threads compute")
-    burning = [c for c in sight.children if _child_share(sight, earlier, c.pid) > BURNS_SHARE]
+    burning = [c for c in sight.children if spent.child_share(sight, earlier.sight, c.pid) > BURNS_SHARE]
     if burning:
         where = frames.place(burning[0].frames)
         return Finding(m.Doing.SPINS, f"its child {burning[0].pid} computes at one place, {where}")
@@ -311,76 +287,6 @@ def _burning(sight: Sight, word: Word) -> Finding:
 
 def _awaits_device(sight: Sight, word: Word) -> bool:
     return sight.gpu and word.on_device and frames.awaits_device(sight.stack, sight.line)
-
-
-# States that cannot mend themselves
-
-
-def _proof(sight: Sight, word: Word, earlier: Earlier) -> str:
-    """Return in words why an idle rank cannot go on by itself; nothing where its state does not say so."""
-    if frames.awaits_debugger(sight.stack):
-        return sight_words.in_words(sight)
-    is_alone = not sight.others and not sight.children
-    if sight_words.is_at_prompt(sight) and is_alone and not sight.types:
-        return sight_words.in_words(sight)
-    if sight.wait.asleep and (sight.wait.ends_s or 0.0) > LONG_SLEEP_S and is_alone and not sight.signals:
-        return sight_words.in_words(sight)  # whether it is longer than patience is the brain's affair
-    if _is_locked(sight) and _is_locked(earlier.sight) and not word.on_device:
-        others = {0: "", 1: ", and does not go on either"}.get(
-            len(sight.others), ", and no other thread goes on either"
-        )
-        return f"{sight_words.in_words(sight)}{others}"
-    return _stopped_child(sight)
-
-
-def _is_locked(sight: Sight) -> bool:
-    """Tell whether a rank waits for a lock, or for a thread's end, without a limit, and so does every thread of it that
-    may hold that lock."""
-    if sight.main is None or sight.children or sight.signals:
-        return False
-    if sight.wait.call != "futex" or not sight.wait.for_ever or sight.wait.is_shared:
-        return False
-    joins = bool(sight.others) and frames.is_joining(sight.stack)
-    at_lock = joins or frames.is_acquiring(sight.stack, sight.line)
-    return at_lock and all(thread.watches or _is_at_lock(thread) for thread in sight.others)
-
-
-def _is_at_lock(thread: SideThread) -> bool:
-    """Tell whether a thread waits, without a limit, for a lock, for another thread's end, or for a task."""
-    if thread.wait.call != "futex" or not thread.wait.for_ever:
-        return False
-    stack = thread.stack.frames
-    return frames.is_acquiring(stack, thread.line) or frames.is_joining(stack) or frames.serves(stack)
-
-
-def _stopped_child(sight: Sight) -> str:
-    """Say which stopped (state T) child a rank waits for; nothing where another one, or a timer, may let it go on."""
-    if sight.main is None or len(sight.children) >= CHILDREN_MAX:
-        return ""
-    if frames.awaits_loader(sight.stack):
-        workers = sight_words.loaders(sight)
-        stopped = [child for child in workers if child.state == "T"]
-        if stopped and all(child.state == "T" or frames.awaits_task(child.frames) for child in workers):
-            return f"waits for its DataLoader's worker {stopped[0].pid}, which is stopped (state T)"
-        return ""
-    if sight.caught & TIMERS or not sight.wait.for_ever or sight.wait.child is None:
-        return ""
-    keeper = _keeper(sight.pid, sight.wait, sight.children)
-    return f"waits for its child {sight_words.called(keeper)}, which is stopped (state T)" if keeper else ""
-
-
-def _keeper(pid: int, wait: Wait, children: tuple[Child, ...]) -> Child | None:
-    """Return the stopped child whose end is waited for, or that of a child that waits likewise, as a shell does."""
-    for _ in range(DEPTH_MAX):
-        below = [one for one in children if one.ppid == pid and wait.child in (0, one.pid)]
-        if not below:
-            return None
-        if all(one.state == "T" for one in below):
-            return below[0]
-        if len(below) > 1 or below[0].wait.child is None or not below[0].wait.for_ever:
-            return None
-        pid, wait = below[0].pid, below[0].wait
-    return None
 
 
 def _may_enter_collectives(thread: SideThread) -> bool:

@@ -79,13 +79,17 @@ class Flight:
     """What torch has told of one rank. `lack`: why it has not told all; the rest is then empty.
 
     `waits`: what it waits for by its own counters, such as `TCPStore wait`. `gil_held`: no Python code can run in it,
-    since native code has held the lock for `CALL_S_MAX`; None: not asked, or not known. `trace`: torch's own words.
+    since native code has held the lock for `CALL_S_MAX`; None: not asked, or not known. `threads`: the stacks of all its
+    Python threads, as `faulthandler` writes them under the GIL, that of torch's own that answers among them as the
+    `Current thread`; both are of the process `threads_of`. `trace`: torch's own words.
     """
 
     pid: int = 0
     entries: tuple[Entry, ...] = ()
     waits: tuple[str, ...] = ()
     gil_held: bool | None = None
+    threads: str = ""
+    threads_of: int = 0
     trace: bytes = b""
     lack: str = ""
     took_s: float = 0.0
@@ -116,18 +120,18 @@ class Flight:
 class Asked:
     """A question on its way, in a thread of its own that ends by itself."""
 
-    def __init__(self, window: Window, probes: bool) -> None:
+    def __init__(self, window: Window, python_of: int | None) -> None:
         self._found: Flight | None = None
-        self._thread = threading.Thread(target=self._ask, args=(window, probes), daemon=True)
+        self._thread = threading.Thread(target=self._ask, args=(window, python_of), daemon=True)
         self._thread.start()
 
     def answer(self) -> Flight | None:
         """Return what torch has told, None while it has not."""
         return self._found
 
-    def _ask(self, window: Window, probes: bool) -> None:
+    def _ask(self, window: Window, python_of: int | None) -> None:
         try:
-            self._found = window.look(probes)
+            self._found = window.look(python_of)
         except Exception as err:  # of a thread that nobody waits for
             self._found = Flight(lack=f"torch's flight recorder: {type(err).__name__}: {err}"[:300])
 
@@ -139,14 +143,15 @@ class Window:
         self._folder = folder
         self._held: dict[
             int, socket.socket
-        ] = {}  # who was asked for a word of Python, and has not said it yet
+        ] = {}  # who was asked for its Python threads, and has not told of them yet
         self._lock = threading.Lock()  # two looks must not ask at once: torch has two threads to answer
 
-    def ask(self, probes: bool) -> Asked:
-        """Ask, and return at once. `probes`: also whether Python code runs."""
-        return Asked(self, probes)
+    def ask(self, python_of: int | None = None) -> Asked:
+        """Ask, and return at once. `python_of`: of this process also for the stacks of all Python threads, and so whether
+        Python code runs; 0 for the one with the longest trace."""
+        return Asked(self, python_of)
 
-    def look(self, probes: bool) -> Flight:
+    def look(self, python_of: int | None = None) -> Flight:
         """Ask and wait for the answer, some `CALL_S_MAX` at most: of the process with the longest trace."""
         with self._lock:
             pids = self._pids()
@@ -156,14 +161,10 @@ class Window:
                 )
             flights = [self._look(pid) for pid in pids]
             best = max(flights, key=lambda flight: len(flight.entries))
-            if not probes or best.lack:
+            if python_of is None:
                 return best
-            return dataclasses.replace(best, gil_held=self._is_held(best.pid))
-
-    def gil_is_held(self, pid: int) -> bool | None:
-        """Tell whether native code keeps Python from running in `pid`; None when torch does not answer at all."""
-        with self._lock:
-            return self._is_held(pid)
+            held, threads = self._python(python_of or best.pid)
+            return dataclasses.replace(best, gil_held=held, threads=threads, threads_of=python_of or best.pid)
 
     def close(self) -> None:
         """Give back the connections. Without the lock: the agent's loop does not wait for a look that is under way."""
@@ -190,31 +191,34 @@ class Window:
             words = str(err) or type(err).__name__
             return Flight(pid, lack=f"torch's flight recorder of pid {pid}: {words}"[:300], took_s=CALL_S_MAX)
 
-    def _is_held(self, pid: int) -> bool | None:
-        """Ask for a word of Python. A question that was not answered stays open and is not asked again."""
+    def _python(self, pid: int) -> tuple[bool | None, str]:
+        """Ask for the stacks of all Python threads; return also whether native code keeps Python from running, None when
+        torch does not answer at all. A question that was not answered stays open and is not asked again meanwhile."""
         asked = self._held.pop(pid, None)
+        if asked is not None and select.select([asked], [], [], 0)[0]:
+            asked.close()  # it tells of a time long past
+            asked = None
         try:
             asked = asked or _sent(self._folder, pid, _PYTHON)
         except OSError:
-            return None
+            return None, ""
         if select.select([asked], [], [], CALL_S_MAX)[0]:
-            asked.close()
-            return False
+            try:
+                with asked:
+                    body = _answer(asked, _PYTHON, time.monotonic() + CALL_S_MAX)
+            except (OSError, ValueError):
+                return False, ""
+            return False, body.decode(errors="replace")
         self._held[pid] = asked
         with contextlib.suppress(OSError, ValueError):
             self._call(pid, "ping", time.monotonic() + CALL_S_MAX)
-            return True
-        return None
+            return True, ""
+        return None, ""
 
     def _call(self, pid: int, handler: str, until_s: float) -> bytes:
         """Return the body of an answer. Raises OSError or ValueError, in words that say what is wrong."""
         with _sent(self._folder, pid, handler) as client:
-            answer = b"".join(_blocks(client, until_s))
-        head, _, body = answer.partition(b"\r\n\r\n")
-        status = head.split(b" ", 2)[1:2]
-        if status != [b"200"]:
-            raise ValueError(f"torch does not offer {handler} here")
-        return body
+            return _answer(client, handler, until_s)
 
 
 class OwnWork:
@@ -236,7 +240,7 @@ class OwnWork:
     def poll(self, beats: Beats, now_s: float) -> float | None:
         """Return what was found last; begin to look anew when that is due."""
         if self._asked is None and now_s >= self._due_s:
-            self._asked = self._window.ask(probes=False)
+            self._asked = self._window.ask()
         flight = self._asked.answer() if self._asked is not None else None
         if flight is not None:
             self._asked = None
@@ -311,6 +315,14 @@ def _sent(folder: Path, pid: int, handler: str) -> socket.socket:
     except OSError:
         client.close()
         raise
+
+
+def _answer(client: socket.socket, handler: str, until_s: float) -> bytes:
+    """Return the body of an answer. Raises OSError or ValueError."""
+    head, _, body = b"".join(_blocks(client, until_s)).partition(b"\r\n\r\n")
+    if head.split(b" ", 2)[1:2] != [b"200"]:
+        raise ValueError(f"torch does not offer {handler} here")
+    return body
 
 
 def _blocks(client: socket.socket, until_s: float) -> Iterator[bytes]:

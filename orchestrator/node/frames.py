@@ -15,14 +15,19 @@ from pathlib import PurePosixPath
 FRAMES_MAX = 100
 """Frames kept of one thread; `faulthandler` itself writes no more."""
 
-_HEAD = re.compile(r"(Current thread|Thread) 0x([0-9a-f]+)(?: \[(.*)\])?")
+_HEAD = re.compile(
+    r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[(.*)\])? \(most recent call first\)"
+)
 _FRAME = re.compile(r'\s+File "(.*)", line (\d+|\?+)(?: in (.*))?')
-_CUT = "..."
+CUT = "..."
+"""The last line of a dump with more than 100 threads, which shows the youngest of them."""
 
 _LIBRARY = re.compile(
     r"/site-packages/|/dist-packages/|/lib(64)?/python3[^/]*/|^<|/hook/sitecustomize\.py$|/torch/(distributed|nn|autograd)/"
 )
 """Files that are not the user's: installed packages, the standard library, frozen modules, our hook."""
+
+_PYTHONS_OWN = re.compile(r"/lib(64)?/python3[^/]*/(?!(site|dist)-packages/)|^<")
 
 _DISTRIBUTED = re.compile(r"/torch/(distributed/|nn/parallel/distributed\.py|_C/_distributed)")
 _NO_WAIT = re.compile(r"/torch/distributed/(elastic/|launcher/|run\.py|launch\.py|checkpoint/)")
@@ -49,7 +54,11 @@ _LOCK = re.compile(
 _LOCK_LINE = re.compile(
     r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
 )
-_ACQUIRE_LINE = re.compile(r"\.acquire\(|^\s*with\s+[\w.\[\]]+\s*:")
+_ACQUIRE_LINE = re.compile(
+    r"(?i)(lock|mutex)\w*[\])]*\.acquire\(|^\s*with\s+[\w.\[\]]*(lock|mutex)[\w.\[\]]*\s*:"
+)
+"""What acquires a lock by its name: in C code everything may be called so, a camera as well."""
+
 
 STORE = "the store"
 
@@ -87,7 +96,8 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread with a Python stack, innermost frame first. `ident` is its pthread; `name` is there from 3.14 on."""
+    """A thread with a Python stack, innermost frame first. `ident` is its pthread, 0 where it has dumped itself alone;
+    `name` is there from 3.14 on."""
 
     ident: int
     name: str
@@ -106,7 +116,7 @@ class Thread:
 
 
 def parse(text: str) -> tuple[Thread, ...]:
-    """Return the threads of the last dump in `text`, in its order: the main thread comes last."""
+    """Return the threads of a dump, in its order: the oldest, which is the main one, comes last."""
     threads: list[Thread] = []
     frames: list[Frame] = []
     for line in text.splitlines():
@@ -114,7 +124,7 @@ def parse(text: str) -> tuple[Thread, ...]:
         if head is not None:
             frames = []
             current = head[1] == "Current thread"
-            threads.append(Thread(int(head[2], 16), (head[3] or "").strip(), current, ()))
+            threads.append(Thread(int(head[2] or "0", 16), (head[3] or "").strip(), current, ()))
         frame = _FRAME.match(line)
         if frame is not None and threads and len(frames) < FRAMES_MAX:
             number = int(frame[2]) if frame[2].isdigit() else 0
@@ -124,14 +134,10 @@ def parse(text: str) -> tuple[Thread, ...]:
     return tuple(threads)
 
 
-def main_thread(text: str) -> Thread | None:
-    """Return the main thread: the last of the dump, or of one that was cut off the one that took the signal."""
+def own_stack(text: str) -> Thread | None:
+    """Return the thread that has dumped itself, None where there is no stack in `text`."""
     threads = parse(text)
-    if not threads:
-        return None
-    cut = any(line.rstrip() == _CUT for line in text.splitlines())
-    current = next((thread for thread in threads if thread.current), None)
-    return current if cut and current is not None else threads[-1]
+    return threads[-1] if threads else None
 
 
 def users_frame(frames: tuple[Frame, ...]) -> Frame | None:
@@ -254,8 +260,10 @@ def asks_a_person(frames: tuple[Frame, ...], line: str) -> str:
 
 
 def awaits_debugger(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the rank waits for a debugger to attach to it."""
-    return any(_ATTACH.search(frame.file) for frame in called(frames))
+    """Tell whether the rank waits for a debugger to attach to it, and is not at work under one."""
+    callers = (frame for frame in frames if not _PYTHONS_OWN.search(frame.file))
+    caller = next(callers, None)
+    return caller is not None and _ATTACH.search(caller.file) is not None
 
 
 def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:

@@ -114,16 +114,22 @@ class Notes:
 
 
 class Stacks:
-    """`faulthandler` on the stack signal: it writes all threads' stacks to a file, even while the GIL is held."""
+    """`faulthandler` on the stack signal: a thread writes its own stack to a file, even while the GIL is held.
+
+    Not those of all threads: one of them may end, and its state be freed, while the handler reads it.
+    """
 
     def __init__(self, folder: str, signal_number: int) -> None:
+        import _signal  # type: ignore[import-not-found]  # `signal` itself takes 2 ms
         import faulthandler
 
         self._pid = os.getpid()
         self._path = os.path.join(folder, STACKS_FILE.format(self._pid))
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._inode = os.fstat(self._fd).st_ino
-        faulthandler.register(signal_number, file=self._fd, all_threads=True, chain=False)
+        # `faulthandler` puts back what it has found when Python ends: then a look that comes late must not kill.
+        _signal.signal(signal_number, _signal.SIG_IGN)
+        faulthandler.register(signal_number, file=self._fd, all_threads=False, chain=False)
 
     def after_fork(self) -> None:
         """Give a forked child a file of its own, in memory: two processes dumping into one would mix their lines."""

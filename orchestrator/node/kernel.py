@@ -141,11 +141,6 @@ def is_frail(pid: int, tid: int) -> bool:
     return span_s is not None and span_s >= LONG_SLEEP_S
 
 
-def is_on_futex(pid: int, tid: int) -> bool:
-    """Tell whether a thread waits for another one: such a wait goes on after a signal."""
-    return _call(pid, tid)[0] == "futex"
-
-
 def _call(pid: int, tid: int) -> tuple[str, list[int]]:
     """Return the system call that a thread is in, and its arguments; empty when it is in none, or nobody may know."""
     return _call_in(procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "syscall"))

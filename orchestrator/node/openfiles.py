@@ -46,18 +46,13 @@ def shortened(pid: int, path: str) -> str:
     return path[len(folder) :] if path.startswith(folder) else path
 
 
-def is_terminal(pid: int, fd: int) -> bool:
-    """Tell whether a terminal is open at `fd`."""
-    return link_of(pid, fd).startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
-
-
 def uses_gpu(pid: int) -> bool:
     """Tell whether a process has a GPU's device open."""
     return any(_link(f"/proc/{pid}/fd/{fd}").startswith(_DEVICE_PREFIXES) for fd in _fds(pid))
 
 
 def writers(target: str) -> tuple[int, ...] | None:
-    """Return the processes that have a pipe (`pipe:[N]`) or FIFO (its absolute path) open for writing.
+    """Return the processes that have a pipe (`pipe:[N]`) open for writing, or the other side of a terminal (`/dev/pts/N`).
 
     None when that is not known: the search took too long, or processes of this user keep their files to themselves.
     Other users' are passed over, and `DOORKEEPERS`, since they cannot be looked into and have no part in a job.
@@ -75,16 +70,23 @@ def writers(target: str) -> tuple[int, ...] | None:
             continue
         except OSError:
             continue
-        if any(_link(f"/proc/{pid}/fd/{fd}") == target and _writes(pid, fd) for fd in fds[:FDS_MAX]):
+        if any(_is_written_by(target, pid, fd) for fd in fds[:FDS_MAX]):
             found.append(pid)
     return tuple(found)
 
 
-def _writes(pid: int, fd: str) -> bool:
-    for line in procfs.text(Path(f"/proc/{pid}/fdinfo/{fd}")).splitlines():
-        if line.startswith("flags:"):
-            return int(line.split()[1], 8) & _O_ACCMODE != os.O_RDONLY
-    return False
+def _is_written_by(target: str, pid: int, fd: str) -> bool:
+    link = _link(f"/proc/{pid}/fd/{fd}")
+    if target.startswith("pipe:["):
+        flags = _info(pid, fd, "flags:") if link == target else ""
+        return bool(flags) and int(flags, 8) & _O_ACCMODE != os.O_RDONLY
+    return link.endswith("/ptmx") and _info(pid, fd, "tty-index:") == target.rpartition("/")[2]
+
+
+def _info(pid: int, fd: str, key: str) -> str:
+    """Return what the kernel says of a descriptor under that key; empty when it says nothing."""
+    lines = procfs.text(Path(f"/proc/{pid}/fdinfo/{fd}")).splitlines()
+    return next((line.split()[1] for line in lines if line.startswith(key)), "")
 
 
 def _is_ours(pid: int) -> bool:

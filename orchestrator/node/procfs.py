@@ -7,6 +7,7 @@ A process may end between any two reads: then a reader answers None, nothing or 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,6 @@ from pathlib import Path
 PROC = Path("/proc")
 ENVIRON_BYTES_MAX = 8 << 20
 KERNEL_STACK_BYTES_MAX = 16 << 10
-STANDARD_SIGNALS = 31
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -63,6 +63,11 @@ def alive(proc: Proc) -> bool:
     """Tell whether that very process runs; a zombie does not."""
     stat = look(proc.pid)
     return stat is not None and stat.start_ticks == proc.start_ticks and stat.state not in "ZX"
+
+
+def has_thread(pid: int, tid: int) -> bool:
+    """Tell whether a process has that thread, by the kernel's id."""
+    return (PROC / str(pid) / "task" / str(tid)).exists()
 
 
 def children() -> dict[int, list[int]]:
@@ -121,9 +126,9 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def caught(pid: int) -> frozenset[int]:
-    """Return the signals that `pid` has a handler for, without the real-time ones."""
+    """Return the signals that `pid` has a handler for."""
     mask = _mask(pid, b"SigCgt")
-    return frozenset(signum for signum in range(1, STANDARD_SIGNALS + 1) if mask >> (signum - 1) & 1)
+    return frozenset(signum for signum in range(1, signal.NSIG) if mask >> (signum - 1) & 1)
 
 
 def blocks(pid: int, signum: int) -> bool:

@@ -24,9 +24,6 @@ from orchestrator.wire.durable import replace_bytes
 from orchestrator.wire.logindex import LogIndex
 from orchestrator.wire.paths import JobDir
 
-STACK_SIGNAL = signal.SIGRTMIN + 6
-"""Asks a rank for its stacks. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time one."""
-
 TRACE_FILE_ENVS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Where torch writes its flight recorder when it gives up by itself, by its new name and its old one. Unset, it would be
 the user's cache directory, which may be on a slow disk and which nobody looks into."""
@@ -128,7 +125,7 @@ class NodeRanks:
         trace = str(self.job.evidence(self.attempt) / "torch-trace-of-rank-")  # torch appends the number
         kept = dict.fromkeys(TRACE_FILE_ENVS, trace)
         env = {SOCKET_ENV: "1", **kept, **order.defaults, **base, **rank.env, RANK_DIR_ENV: str(folder)}
-        env[STACK_SIGNAL_ENV] = str(int(STACK_SIGNAL))
+        env[STACK_SIGNAL_ENV] = str(int(stacks.STACK_SIGNAL))
         env["PYTHONPATH"] = os.pathsep.join(part for part in (hook_folder, env.get("PYTHONPATH", "")) if part)
         log = self.job.rank_log(self.attempt, rank.rank)
         pid = spawn.start(spawn.Program(order.argv, env, self.job.code, log))

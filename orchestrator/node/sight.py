@@ -12,10 +12,10 @@ import signal
 import struct
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.node import frames, kernel, openfiles, procfs, source, traffic
+from orchestrator.node import frames, kernel, openfiles, procfs, source, stacks, traffic
 from orchestrator.node.frames import Frame, Thread
 from orchestrator.node.kernel import NO_WAIT, Wait
 from orchestrator.node.stacks import RankStack
@@ -32,9 +32,13 @@ EVERYBODYS = frozenset(
         signal.SIGILL,
         signal.SIGINT,
         signal.SIGCHLD,
+        32,
+        33,
+        stacks.STACK_SIGNAL,
     }
 )
-"""Signals that Python, torch and the hook catch in every process, and such as come from children alone."""
+"""Signals that Python, torch, the hook and glibc (the first two of real time) catch in every process, and such as come
+from children alone."""
 
 CHILDREN_MAX = 64
 THREADS_MAX = 512
@@ -112,7 +116,8 @@ class SideThread:
 @dataclass(frozen=True, slots=True)
 class Sight:
     """One rank at one moment. `pid`: of the process that trains, `tid`: of the thread of it that is judged; `main`: that
-    thread's stack, `others`: the Python threads beside it; `why_no_stack`: empty when there is one.
+    thread's stack; `why_no_stack`: empty when there is one. `others`: the Python threads beside it, and `knows_others`
+    whether these are all; where it is not known, nothing is proved.
 
     `line`: the source of the innermost frame, empty unless it is the user's; `at_store`: it asks the rendezvous's store;
     `types`: whether somebody else may type where it reads (another process has the other end of standard input open);
@@ -126,6 +131,7 @@ class Sight:
     state: str
     main: Thread | None
     others: tuple[SideThread, ...]
+    knows_others: bool
     why_no_stack: str
     line: str
     wait: Wait
@@ -169,21 +175,22 @@ def take(rank: int, found: list[RankStack], before: Effort, trainer: tuple[int, 
     """Look at one rank whose stacks have been taken. `trainer`: the process that has made its steps, and the thread of
     it; zeros before the first step."""
     own = _trainer(found, trainer[0])
-    started_s = _started_s(own.pid)
-    threads = [_side(own.pid, thread, started_s) for thread in frames.parse(own.text)[:THREADS_MAX]]
-    main = _judged(own.pid, threads, frames.main_thread(own.text), trainer)
-    tid = main.tid if main is not None and main.tid else own.pid
+    tid = own.tid
+    if trainer[0] == own.pid and procfs.has_thread(*trainer) and frames.own_stack(own.text) is None:
+        tid = trainer[1]
+    main = frames.own_stack(own.text)
+    wait = kernel.wait_of(own.pid, tid)
     after = measure(tuple(dict.fromkeys((own.pid, *(one.pid for one in found)))), tid)
-    wait = main.wait if main is not None and main.tid else kernel.wait_of(own.pid, own.pid)
     return Sight(
         rank,
         own.pid,
         tid,
         own.state,
-        main.stack if main is not None else None,
-        tuple(one for one in threads if one is not main),
+        main,
+        (),
+        len(_tids(own.pid)) == 1,
         "" if main is not None else (own.text.strip().splitlines() or ["gone"])[0][:200],
-        main.line if main is not None else "",
+        _line(own.pid, main, _started_s(own.pid)),
         wait,
         tuple(_child(one) for one in _children(found, own.pid)),
         _is_at_store(own.pid, wait),
@@ -196,23 +203,40 @@ def take(rank: int, found: list[RankStack], before: Effort, trainer: tuple[int, 
     )
 
 
+def with_threads(seen: Sight, dump: str) -> Sight:
+    """Add the Python threads beside the one that is judged, from torch's own dump of all; and that one's stack, where no
+    signal could be sent for it."""
+    threads = [thread for thread in frames.parse(dump) if not thread.current][:THREADS_MAX]
+    if not threads:
+        return seen
+    started_s = _started_s(seen.pid)
+    is_cut = dump.rstrip().endswith(frames.CUT)
+    sides = [_side(seen.pid, thread, started_s) for thread in threads]
+    if not is_cut and not any(one.tid == seen.pid for one in sides):
+        sides[-1] = replace(
+            sides[-1], tid=seen.pid
+        )  # its memory cannot be read, but the oldest is the main one
+    judged = next((one for one in sides if one.tid == seen.tid), None)
+    others = tuple(one for one in sides if one is not judged)
+    seen = replace(seen, others=others, knows_others=judged is not None and not is_cut)
+    if seen.main is not None or judged is None:
+        return seen
+    wait = kernel.wait_of(seen.pid, seen.tid)
+    return replace(seen, main=judged.stack, why_no_stack="", line=judged.line, wait=wait)
+
+
 def _side(pid: int, thread: Thread, started_s: float) -> SideThread:
     """Look at one Python thread of a process."""
     tid = _tid(pid, thread.ident) or 0
-    innermost = thread.frames[0] if thread.frames and thread.frames[0].is_users else None
-    line = source.line_at(pid, innermost, started_s) if innermost is not None else ""
-    return SideThread(tid, thread, kernel.wait_of(pid, tid) if tid else NO_WAIT, line)
+    wait = kernel.wait_of(pid, tid) if tid else NO_WAIT
+    return SideThread(tid, thread, wait, _line(pid, thread, started_s))
 
 
-def _judged(
-    pid: int, threads: list[SideThread], main: Thread | None, trainer: tuple[int, int]
-) -> SideThread | None:
-    """Return the thread that makes the steps, if it lives; else the main one."""
-    if trainer[0] == pid:
-        training = next((one for one in threads if one.tid == trainer[1] != 0), None)
-        if training is not None:
-            return training
-    return next((one for one in threads if one.stack == main), None)
+def _line(pid: int, thread: Thread | None, started_s: float) -> str:
+    """Return the source of the innermost frame if it is the user's."""
+    if thread is None or not thread.frames or not thread.frames[0].is_users:
+        return ""
+    return source.line_at(pid, thread.frames[0], started_s)
 
 
 def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
@@ -226,7 +250,7 @@ def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
             return one
     chosen, one, left = found[0], found[0], found[1:]
     while True:
-        main = frames.main_thread(one.text)
+        main = frames.own_stack(one.text)
         chosen = chosen if main is None else one
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
@@ -239,7 +263,7 @@ def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
 
 def _is_program_of(pid: int, one: RankStack) -> bool:
     """Tell whether a process is a child of `pid` that runs a program of its own, and not one of multiprocessing's."""
-    stat, main = procfs.look(one.pid), frames.main_thread(one.text)
+    stat, main = procfs.look(one.pid), frames.own_stack(one.text)
     forked = main is not None and any(
         frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
     )
@@ -266,7 +290,7 @@ def _is_servant(pid: int) -> bool:
 
 
 def _child(one: RankStack) -> Child:
-    main, stat = frames.main_thread(one.text), procfs.look(one.pid)
+    main, stat = frames.own_stack(one.text), procfs.look(one.pid)
     return Child(
         one.pid,
         stat.ppid if stat is not None else 0,
@@ -278,11 +302,13 @@ def _child(one: RankStack) -> Child:
 
 
 def _may_be_typed_to(pid: int, wait: Wait) -> bool:
-    """Tell whether another process may write what a rank reads from a pipe at its standard input; True where that is not
-    known."""
-    target = openfiles.link_of(pid, 0) if 0 in wait.fds else ""
-    if not target.startswith("pipe:["):
+    """Tell whether another process may write what a rank reads from its standard input, a pipe or a terminal; True where
+    that is not known, as of a FIFO or a socket."""
+    if 0 not in wait.fds:
         return False
+    target = openfiles.link_of(pid, 0)
+    if not target.startswith(("pipe:[", "/dev/pts/")):
+        return True
     writers = openfiles.writers(target)
     return writers is None or bool(set(writers) - {pid})
 

@@ -13,7 +13,7 @@ def in_words(sight: Sight) -> str:
     stack = sight.stack
     if is_at_prompt(sight):
         asker = frames.asks_a_person(stack, sight.line) or "a program"
-        return f"at a prompt of {asker}, where nobody can type"
+        return f"at a prompt of {asker}{'' if sight.types else ', where nobody can type'}"
     if frames.awaits_debugger(stack):
         return "waits for a debugger to attach"
     if sight.wait.runs:

@@ -2,8 +2,9 @@
 
 `ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all
 its ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler
-for it, since its default action kills; and not to a main thread that it would wake from a sleep of C code: then another
-thread takes it, and dumps all of them.
+for it, since its default action kills; and not to a thread that it would wake from a sleep of C code. Each process
+answers with the stack of one thread, the main one or the one that trains: to read the others' is safe only under the
+GIL, by torch's window (see `flight`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,21 +22,25 @@ from orchestrator.node import kernel, procfs
 from orchestrator.node.hook import ERROR_FILE, STACKS_FILE, STACKS_MEMFD
 from orchestrator.node.procfs import Proc
 
+STACK_SIGNAL = signal.SIGRTMIN + 6
+"""Asks a process for its stack. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time one."""
+
 PROCESSES_MAX = 256
 TEXT_BYTES_MAX = 1 << 20
 FDS_MAX = 4096
-THREADS_MAX = 1024
 POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """One process of a rank: the kernel's state letter, what it sleeps in, and its stacks, else why there are none."""
+    """One process of a rank: the kernel's state letter, what it sleeps in, and a stack, else why there is none. `tid`:
+    the thread that was asked for it, `pid` for the main one."""
 
     pid: int
     state: str
     wchan: str
     text: str
+    tid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +99,13 @@ def ask(root_pid: int, folder: Path, signum: int) -> Asked:
     return ask_these(processes(root_pid), folder, signum)
 
 
-def ask_these(pids: tuple[int, ...], folder: Path, signum: int) -> Asked:
-    """Send the stack signal to some processes of a rank, its first one and descendants, where it is caught."""
+def ask_these(pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)) -> Asked:
+    """Send the stack signal to some processes of a rank, its first one and descendants, where it is caught. `trainer`:
+    the process and the thread of it that train; of the other processes the main thread is asked."""
     dumps = {}
     for pid in pids:
-        dump = _ask_one(pid, folder, signum)
+        tid = trainer[1] if pid == trainer[0] and procfs.has_thread(*trainer) else pid
+        dump = _ask_one(pid, tid, folder, signum)
         if dump is not None:
             dumps[pid] = dump
     return Asked(pids, dumps, signum)
@@ -122,7 +130,9 @@ def last_answer(asked: Asked) -> list[RankStack]:
         if stat is not None or text:
             state = stat.state if stat is not None else "X"
             text = text or _why_none(pid, state, dump is not None, asked.signum)
-            found.append(RankStack(pid, state, procfs.wchan(pid), text))
+            found.append(
+                RankStack(pid, state, procfs.wchan(pid), text, dump.tid if dump is not None else pid)
+            )
     return found
 
 
@@ -137,7 +147,7 @@ def error_of(folder: Path, pid: int) -> RankError | None:
     return None
 
 
-def _ask_one(pid: int, folder: Path, signum: int) -> _Dump | None:
+def _ask_one(pid: int, tid: int, folder: Path, signum: int) -> _Dump | None:
     stat = procfs.look(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
         return None
@@ -145,8 +155,7 @@ def _ask_one(pid: int, folder: Path, signum: int) -> _Dump | None:
     if file is None:
         return None
     start_bytes = _size_bytes(file)
-    tid = _listener(pid, signum)
-    if tid is None:
+    if kernel.is_frail(pid, tid):
         return None
     dump = _Dump(Proc(pid, stat.start_ticks), tid, file, start_bytes, procfs.blocks(tid, signum), start_bytes)
     # Again, with nothing in between: the pid may be another's by now, or have become a program without a handler.
@@ -155,27 +164,18 @@ def _ask_one(pid: int, folder: Path, signum: int) -> _Dump | None:
     return dump if _is_sent(pid, tid, signum) else None
 
 
-def _listener(pid: int, signum: int) -> int | None:
-    """Return the thread that is to take the signal, the main one if that does no harm; None when there is none."""
-    if not kernel.is_frail(pid, pid):
-        return pid
-    try:
-        tids = sorted(int(task.name) for task in (procfs.PROC / str(pid) / "task").iterdir())[:THREADS_MAX]
-    except OSError:
-        return None
-    fit = (tid for tid in tids if kernel.is_on_futex(pid, tid) and not procfs.blocks(tid, signum))
-    return next(fit, None)
-
-
 def _is_sent(pid: int, tid: int, signum: int) -> bool:
-    """Send a signal to a process, or to one of its threads that is not the main one; tell whether it was there."""
+    """Send a signal to one thread of a process; tell whether it was there."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "tgkill"):
+        return bool(libc.tgkill(pid, tid, signum) == 0)
+    if tid != pid or procfs.blocks(pid, signum):
+        return False  # glibc before 2.30: then a thread that is not the one meant might take it
     try:
-        if tid == pid:
-            os.kill(pid, signum)
-            return True
-        return bool(ctypes.CDLL(None).tgkill(pid, tid, signum) == 0)
-    except (ProcessLookupError, AttributeError):  # this libc is older than tgkill
+        os.kill(pid, signum)
+    except ProcessLookupError:
         return False
+    return True
 
 
 def _stacks_file(pid: int, folder: Path) -> Path | None:

@@ -204,7 +204,8 @@ def running(rank: Rank, text: str) -> Iterator[subprocess.Popen[bytes]]:
         assert process.stdout.readline() == b"ready\n"
         yield process
     finally:
-        os.killpg(process.pid, 9)
+        if process.poll() is None:
+            os.killpg(process.pid, 9)
         process.wait()
         process.stdout.close()
 
@@ -293,6 +294,35 @@ def test_a_stopped_process_is_said_to_be_stopped_at_once(tmp_path: Path) -> None
         assert found[0].state == "T"
         assert found[0].text.startswith("stopped (state T)")
         assert not procfs.has_pending(process.pid, STACK_SIGNAL)
+
+
+CHURNS = """
+import threading, time
+print("ready")
+until_s = time.monotonic() + 3
+while time.monotonic() < until_s:
+    threads = [threading.Thread(target=sum, args=(range(1000),)) for _ in range(4)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+"""
+ENDS = """
+import time
+print("ready")
+time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("text", [CHURNS, *[ENDS] * 9])
+def test_looks_without_number_do_no_harm_while_threads_come_and_go_or_the_process_ends(
+    tmp_path: Path, text: str
+) -> None:
+    rank = lay_out(tmp_path)
+    with running(rank, text) as process:
+        deadline = time.monotonic() + START_S_MAX
+        while process.poll() is None and time.monotonic() < deadline:
+            os.kill(process.pid, STACK_SIGNAL)
+            time.sleep(0.0003)  # else it comes to nothing else
+        assert process.returncode == 0
 
 
 def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from orchestrator.node.evidence import Eyes
 from orchestrator.node.ranks import NodeRanks, install_hook
 from orchestrator.wire import messages as m
 from orchestrator.wire.paths import JobDir
+from tests.support import torch_window
 
 READY_S_MAX = 60.0
 LOOKS_S_MAX = 60.0
@@ -26,7 +27,7 @@ SAY_READY = "import os\nopen(os.environ['READY'], 'w').close()\n"
 
 
 class Watch:
-    """Ranks of one script, all on this node, and the eyes of its agent."""
+    """Ranks of one script, all on this node, each with a stand-in for torch's window, and the eyes of its agent."""
 
     def __init__(
         self,
@@ -41,6 +42,9 @@ class Watch:
         for name, text in {"train.py": script, **(files or {})}.items():
             (self.job.code / name).write_text(text)
         install_hook(self.job.node("node-0"))
+        path = os.pathsep.join(
+            part for part in (torch_window.install(folder / "window"), env.get("PYTHONPATH", "")) if part
+        )
         self.ready = [folder / f"ready-{rank}" for rank in range(ranks)]
         self.ranks = NodeRanks(1, self.job, "node-0")
         self.ranks.begin()
@@ -48,7 +52,13 @@ class Watch:
             m.RankStart(
                 rank,
                 rank,
-                {"RANK": str(rank), "WORLD_SIZE": str(ranks), "READY": str(self.ready[rank]), **env},
+                {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(ranks),
+                    "READY": str(self.ready[rank]),
+                    **env,
+                    "PYTHONPATH": path,
+                },
             )
             for rank in range(ranks)
         )

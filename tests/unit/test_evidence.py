@@ -9,47 +9,14 @@ from typing import Any
 import pytest
 
 from orchestrator.node import evidence, gpu_use, openfiles
-from orchestrator.node.hook import RANK_DIR_ENV, SOCKET_FILE
+from tests.support.torch_window import trace
 from tests.support.watch import LOOKS_S_MAX, SAY_READY, Watch, watching
 
 pytestmark = pytest.mark.slow
 
 TRACE = "trace.json"
 
-# Answers as torch's window does: a trace that the test may exchange, and no counters.
-WINDOW = f"""
-import os, socket, threading, time
-place = os.environ["{RANK_DIR_ENV}"]
-
-
-def serve(listener):
-    while True:
-        asked, _ = listener.accept()
-        with asked:
-            body = open(os.environ["TRACE"], "rb").read() if b"fr_trace_json" in asked.recv(4096) else b"{{}}"
-            asked.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n" + body)
-
-
-listener = socket.socket(socket.AF_UNIX)
-os.chdir(place)  # the whole path may be too long for a socket
-listener.bind("{SOCKET_FILE}".format(os.getpid()))
-listener.listen()
-threading.Thread(target=serve, args=(listener,), daemon=True).start()
-{SAY_READY}
-time.sleep(3600)
-"""
-
-
-def trace(count: int) -> bytes:
-    """Return a trace with entries numbered from 0, in more than one line."""
-    entries = [
-        {
-            "profiling_name": "gloo:all_reduce", "process_group": ["0", "default_pg"], "collective_seq_id": number,
-            "input_sizes": [[10]], "input_dtypes": ["Float"], "time_created_ns": number,
-        }
-        for number in range(count)
-    ]  # fmt: skip
-    return json.dumps({"version": "2.10", "entries": entries}, indent=1).encode()
+WAITS = f"import time\n{SAY_READY}time.sleep(3600)\n"
 
 
 def flight_page(watch: Watch, lines: int) -> list[dict[str, Any]]:
@@ -65,7 +32,7 @@ def flight_page(watch: Watch, lines: int) -> list[dict[str, Any]]:
 def test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same(tmp_path: Path) -> None:
     path = tmp_path / TRACE
     path.write_bytes(trace(3))
-    with watching(tmp_path, WINDOW, TRACE=str(path)) as watch:
+    with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
         (one,) = flight_page(watch, 1)
         assert one["trace"] == json.loads(trace(3)) and "train.py" in watch.page()
         again = flight_page(watch, 2)[-1]
@@ -79,7 +46,7 @@ def test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same(tmp_pat
 def test_a_page_that_is_nearly_full_takes_only_the_newest_collectives(tmp_path: Path) -> None:
     path = tmp_path / TRACE
     path.write_bytes(trace(1000))
-    with watching(tmp_path, WINDOW, TRACE=str(path)) as watch:
+    with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
         room_bytes = 40_000
         page = watch.job.evidence(1) / "rank-00000-flight.jsonl"
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -115,7 +115,8 @@ def test_a_page_grows_by_each_look_with_all_stacks(tmp_path: Path) -> None:
         before = watch.page()
         watch.until_doing(Doing.SLEEPS)
         assert watch.page().startswith(before)
-        assert watch.page().count('train.py", line 3 in <module>') == watch.count
+        assert watch.page().count("Stack (most recent call first)") == watch.count
+        assert watch.page().count("all Python threads") == watch.count
         assert "unseen, still for 0 s: in sleep()" in before.splitlines()[0]
 
 

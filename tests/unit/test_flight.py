@@ -69,14 +69,14 @@ def test_only_counters_that_are_active_are_waits() -> None:
 
 
 def test_where_no_process_has_torch_that_is_said(tmp_path: Path) -> None:
-    found = Window(tmp_path).look(probes=True)
+    found = Window(tmp_path).look(python_of=0)
     assert "no process" in found.lack
     assert found.gil_held is None
 
 
 def test_a_dead_process_that_left_its_window_behind_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "torch-999999999.socket").touch()
-    assert "no process" in Window(tmp_path).look(probes=False).lack
+    assert "no process" in Window(tmp_path).look().lack
 
 
 # A rank's own work: steps end at 0, 1, 2 … s, `own_s` later it enters the first of its collectives.

@@ -36,8 +36,7 @@ def test_the_dump_of_this_very_process_is_read_with_all_its_threads(tmp_path: Pa
     done.set()
     threads = frames.parse(text)
     assert other.ident in {thread.ident for thread in threads}
-    main = frames.main_thread(text)
-    assert main is not None
+    main = threads[-1]
     assert main.ident == threading.main_thread().ident
     assert main.frames[0].function == "test_the_dump_of_this_very_process_is_read_with_all_its_threads"
     assert main.frames[0].file == __file__
@@ -57,7 +56,7 @@ def test_a_dump_of_python_3_14_bears_names_and_is_read_alike() -> None:
         ("Thread-1 (wait)", 1),
         ("python", 1),
     ]
-    main = frames.main_thread(text)
+    main = frames.own_stack(text)
     assert main is not None
     assert main.frames == (Frame(MINE, 7, "<module>"),)
 
@@ -67,18 +66,10 @@ def test_torn_lines_and_unknown_ones_are_passed_over() -> None:
         'Current thread 0x00007f02 (most recent call first):\n  File "a.py", line 3 in f\n  <invalid frame>\n'
         '  File "a.py", line ??? in g\n  File "a.py", li'
     )
-    main = frames.main_thread(text)
+    main = frames.own_stack(text)
     assert main is not None
     assert main.frames == (Frame("a.py", 3, "f"), Frame("a.py", 0, "g"))
-    assert frames.main_thread("waits in the kernel and takes no signal (state D)\n") is None
-
-
-def test_of_a_dump_with_too_many_threads_the_one_that_took_the_signal_is_the_main_one() -> None:
-    head = 'Current thread 0x00000001 (most recent call first):\n  File "a.py", line 1 in main\n\n'
-    many = 'Thread 0x00000002 (most recent call first):\n  File "b.py", line 1 in other\n\n...\n'
-    main = frames.main_thread(head + many)
-    assert main is not None
-    assert main.frames[0].function == "main"
+    assert frames.own_stack("waits in the kernel and takes no signal (state D)\n") is None
 
 
 def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_it() -> None:
@@ -167,3 +158,50 @@ def test_a_line_that_takes_a_lock_is_known(line: str) -> None:
 @pytest.mark.parametrize("line", ["loss.backward()", "with open(path) as file:", "x = a @ b"])
 def test_another_line_is_no_lock(line: str) -> None:
     assert not frames.is_on_lock(stack((MINE, "f")), line)
+
+
+def in_library(*inside: tuple[str, str]) -> tuple[Frame, ...]:
+    return tuple(Frame(f"/usr/lib/python3.11/{file}", 1, function) for file, function in inside)
+
+
+def test_a_lock_is_told_from_what_only_looks_like_one() -> None:
+    mine = (Frame("/home/ada/train.py", 5, "main"),)
+    assert frames.is_acquiring(mine, "with self.lock:") and frames.is_acquiring(mine, "lock.acquire()")
+    assert not frames.is_acquiring(mine, "with open(path) as file:") and not frames.is_acquiring(
+        mine, "queue.get()"
+    )
+    assert frames.is_acquiring((*in_library(("threading.py", "__enter__")), *mine), "with condition:")
+    assert not frames.is_acquiring((*in_library(("threading.py", "wait")), *mine), "event.wait()")
+    assert not frames.is_acquiring(
+        (*in_library(("multiprocessing/synchronize.py", "__enter__")), *mine), "with lock:"
+    )
+
+
+def test_a_process_that_has_nothing_to_do_is_told_from_one_that_has() -> None:
+    main = Frame("/home/ada/train.py", 5, "main")
+    get, worker = ("multiprocessing/queues.py", "get"), ("multiprocessing/pool.py", "worker")
+    assert frames.awaits_task((*in_library(get, worker), main))
+    assert not frames.awaits_task((*in_library(("socket.py", "recv"), worker), main))
+    assert not frames.awaits_task((*in_library(get), main, *in_library(worker)))
+    loop = Frame("/site-packages/torch/utils/data/_utils/worker.py", 9, "_worker_loop")
+    assert frames.awaits_task((*in_library(get), loop, main)) and frames.is_worker_of_loader((main, loop))
+
+
+def test_a_thread_that_only_carries_is_told_from_one_that_does_something() -> None:
+    pool, start = "multiprocessing/pool.py", ("threading.py", "_bootstrap")
+    feeds = ("threading.py", "wait"), ("multiprocessing/queues.py", "_feed"), start
+    assert frames.serves(in_library(*feeds))
+    assert frames.serves(
+        in_library(("multiprocessing/connection.py", "recv"), (pool, "_handle_results"), start)
+    )
+    assert frames.serves(in_library(("concurrent/futures/thread.py", "_worker"), start))
+    shares = ("socket.py", "accept"), ("multiprocessing/resource_sharer.py", "_serve"), start
+    assert frames.serves(in_library(*shares))  # of every worker that has sent a tensor
+    # What the user has given: an iterable, a callback, a function of the library.
+    assert not frames.serves(in_library((pool, "_guarded_task_generation"), (pool, "_handle_tasks"), start))
+    assert not frames.serves(
+        in_library(("json/decoder.py", "decode"), (pool, "_set"), (pool, "_handle_results"))
+    )
+    assert not frames.serves(in_library(("socket.py", "readinto"), (pool, "worker"), start))
+    assert not frames.serves(in_library(("threading.py", "wait"), ("threading.py", "run"), start))  # a Timer
+    assert not frames.serves((Frame("/home/ada/train.py", 5, "rows"), *in_library((pool, "_handle_results"))))

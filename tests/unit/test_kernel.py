@@ -164,7 +164,6 @@ def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> Non
         with running(code) as pid:
             until(pid, lambda wait: wait.asleep or wait.call in ("pause", "futex"))
             assert kernel.is_frail(pid, pid) is frail
-            assert kernel.is_on_futex(pid, pid) is ("Event" in code)
     with running("import select; select.select([], [], [])") as pid:
         found = until(pid, lambda wait: "select" in wait.call)
         assert (found.asleep, found.for_ever, kernel.in_words(found)) == (False, True, "in select()")
