@@ -126,9 +126,9 @@ def misbehave():
 def misbehave():
     if rank == 1:
         import ctypes
-        ctypes.PyDLL(None).sleep(3600)  # here
+        ctypes.PyDLL(None).sleep(3600)
 """),
-        (1,), ("in sleep()", "misbehave"), ALL_REDUCE, **BUSY,
+        (1,), ("in sleep()",), ALL_REDUCE, **BUSY,
     ),
     Case(
         "deadlock_on_a_lock",
@@ -159,10 +159,10 @@ one, other = threading.Lock(), threading.Lock()
 both = threading.Barrier(2)
 
 
-def take(first, second):
-    with first:
+def take(first_lock, second_lock):
+    with first_lock:
         both.wait()
-        with second:  # here
+        with second_lock:  # here
             pass
 
 
