@@ -30,12 +30,12 @@ FLOOR_S = 20.0
 """The silence before suspicion: long enough for `orch stacks` to be quicker."""
 
 FOUND_S_MAX = FLOOR_S + 25.0
-"""The silence, 5 s of proof, and what a busy machine adds."""
+"""The silence, which is most of the patience, and what a busy machine adds."""
 
 
 def reading_a_fifo(desk: Desk, **spec: Any) -> Job:
     """Submit the training, and return it once rank 2 is at its FIFO."""
-    monitor = {"heartbeat_s": 1.0, "hang_timeout": "auto", "hang_floor": FLOOR_S}
+    monitor = {"heartbeat_s": 1.0, "hang_floor": FLOOR_S, "hang_patience": FLOOR_S + 5.0}
     job = desk.submit({"train.py": READS_A_FIFO}, monitor=monitor, **spec)
     job.wait_for_line("reads shard-17.bin", rank=2)
     return job
