@@ -366,5 +366,6 @@ def _go_on(why: Json) -> Iterator[tuple[str, str]]:
         case _:
             if why.get("suspicion"):
                 yield "stacks", f"orch stacks {why['id']}"
+                yield "restart", f"orch restart {why['id']}"
             yield "watch", f"orch status --watch {why['id']}"
             yield "stop", f"orch cancel {why['id']}"
