@@ -54,10 +54,9 @@ _LOCK = re.compile(
 _LOCK_LINE = re.compile(
     r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
 )
-_ACQUIRE_LINE = re.compile(
-    r"(?i)(lock|mutex)\w*[\])]*\.acquire\(|^\s*with\s+[\w.\[\]]*(lock|mutex)[\w.\[\]]*\s*:"
-)
-"""What acquires a lock by its name: in C code everything may be called so, a camera as well."""
+_WITH_LOCK_LINE = re.compile(r"(?i)^\s*with\s+[\w.\[\]]*(lock|mutex)[\w.\[\]]*\s*:")
+"""What acquires a lock by its name: in C code everything may be called so, a camera as well. A bare `acquire()` may wait
+for news: a lock is a signal, too, which a callback of C code may give."""
 
 
 STORE = "the store"
@@ -279,7 +278,7 @@ def is_acquiring(frames: tuple[Frame, ...], line: str) -> bool:
     queue, a future), which may come from elsewhere: a thread of C code, a callback."""
     inner = called(frames)
     if not inner:
-        return bool(_ACQUIRE_LINE.search(line))
+        return bool(_WITH_LOCK_LINE.search(line))
     if _IMPORT.search(inner[0].file):
         return inner[0].function == "acquire"
     return inner[0].file.endswith("/threading.py") and inner[0].function in ("acquire", "__enter__")

@@ -632,6 +632,11 @@ def _start() -> None:
     with open("/proc/self/cmdline", errors="replace") as file:  # sys.argv says "-c" and no more here
         argv = file.read().split("\0")
     if may_arm(os.environ, argv) and not hasattr(sys, "_orch_hook"):
+        import _signal
+
+        _signal.signal(
+            _signal.SIGINT, _signal.getsignal(_signal.SIGINT)
+        )  # raises in a subinterpreter: its end says nothing
         sys._orch_hook = Hook(os.environ)  # type: ignore[attr-defined]
 
 

@@ -24,9 +24,9 @@ LONG_SLEEP_S = 1.0
 _X86_64 = {
     0: "read", 1: "write", 2: "open", 4: "stat", 6: "lstat", 7: "poll", 16: "ioctl", 17: "pread64", 18: "pwrite64",
     19: "readv", 20: "writev", 23: "select", 34: "pause", 35: "nanosleep", 42: "connect", 43: "accept", 44: "sendto",
-    45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock", 74: "fsync", 75: "fdatasync",
+    45: "recvfrom", 46: "sendmsg", 47: "recvmsg", 61: "wait4", 65: "semop", 69: "msgsnd", 70: "msgrcv", 72: "fcntl", 73: "flock", 74: "fsync", 75: "fdatasync",
     76: "truncate", 82: "rename", 83: "mkdir", 87: "unlink", 128: "rt_sigtimedwait", 130: "rt_sigsuspend", 202: "futex",
-    208: "io_getevents", 217: "getdents64", 219: "restart_syscall", 230: "clock_nanosleep", 232: "epoll_wait",
+    208: "io_getevents", 217: "getdents64", 219: "restart_syscall", 220: "semtimedop", 230: "clock_nanosleep", 232: "epoll_wait",
     247: "waitid", 257: "openat", 262: "newfstatat", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4",
     295: "preadv", 296: "pwritev", 332: "statx", 426: "io_uring_enter", 437: "openat2", 441: "epoll_pwait2",
     449: "futex_waitv",
@@ -36,7 +36,7 @@ _AARCH64 = {
     38: "renameat", 56: "openat", 61: "getdents64", 63: "read", 64: "write", 65: "readv", 66: "writev", 67: "pread64",
     68: "pwrite64", 69: "preadv", 70: "pwritev", 72: "pselect6", 73: "ppoll", 79: "newfstatat", 82: "fsync",
     83: "fdatasync", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep", 128: "restart_syscall",
-    133: "rt_sigsuspend", 137: "rt_sigtimedwait", 202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom",
+    133: "rt_sigsuspend", 137: "rt_sigtimedwait", 188: "msgrcv", 189: "msgsnd", 192: "semtimedop", 193: "semop", 202: "accept", 203: "connect", 206: "sendto", 207: "recvfrom",
     211: "sendmsg", 212: "recvmsg", 242: "accept4", 260: "wait4", 291: "statx", 426: "io_uring_enter", 437: "openat2",
     441: "epoll_pwait2", 449: "futex_waitv",
 }  # fmt: skip
@@ -51,6 +51,9 @@ OPENS = frozenset({"open", "openat", "openat2"})
 POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
 NETWORK = POLLS | {"read", "readv", "recvfrom", "recvmsg"}
 LOCKS = frozenset({"flock", "fcntl"})
+_FRAIL = frozenset(
+    {"pause", "rt_sigsuspend", "rt_sigtimedwait", "semop", "semtimedop", "msgrcv", "msgsnd", "io_getevents"}
+)
 _FD_FIRST = READS | WRITES | LOCKS | {"ioctl", "connect"}
 _PATH_FIRST = frozenset({"open", "stat", "lstat", "truncate", "rename", "mkdir", "unlink"})
 _PATH_SECOND = frozenset({"openat", "openat2", "newfstatat", "statx", "mkdirat", "unlinkat", "renameat"})
@@ -124,14 +127,19 @@ def wakes(pid: int, tid: int) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
 
 
-def is_frail(pid: int, tid: int) -> bool:
+def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
     """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
-    code. Python's own begin anew (PEP 475), and are other calls: an absolute time, or `select` before Python 3.11.
-    Short ones are turns of a loop that polls, as torch's store does, and may as well end sooner."""
+    code. Python's own begin anew (PEP 475), and its sleeps are other calls: an absolute time, or `select` before Python
+    3.11. Short ones are turns of a loop that polls, as torch's store does, and may as well end sooner. Polls count
+    only where another way shows the stack (`is_shown`): most of them are Python's own."""
     call, args = _call(pid, tid)
     match call:
-        case "pause" | "rt_sigsuspend":
+        case _ if call in _FRAIL:
             return True
+        case "select" | "pselect6" if args[0] == 0:
+            return False
+        case _ if call in POLLS:
+            return is_shown
         case "nanosleep":
             span_s = Memory(pid).seconds(args[0], 1e-9)
         case "clock_nanosleep" if not args[1] & _TIMER_ABSTIME:

@@ -254,6 +254,8 @@ def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
         chosen = chosen if main is None else one
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
+        if main is None and one.state not in "TtZX" and procfs.catches(one.pid, stacks.STACK_SIGNAL):
+            return one  # a Python that was not to be asked, and no shell
         child = kernel.wait_of(one.pid, one.pid).child
         below = [other for other in left if _is_program_of(one.pid, other) and child in (other.pid, 0, None)]
         if not below:

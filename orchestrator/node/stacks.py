@@ -2,7 +2,8 @@
 
 `ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all
 its ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler
-for it, since its default action kills; and not to a thread that it would wake from a sleep of C code. Each process
+for it, since its default action kills; and not to a thread that it would wake from a call of C code, or that blocks it
+and may wait for signals itself. Each process
 answers with the stack of one thread, the main one or the one that trains: to read the others' is safe only under the
 GIL, by torch's window (see `flight`).
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.node import kernel, procfs
-from orchestrator.node.hook import ERROR_FILE, STACKS_FILE, STACKS_MEMFD
+from orchestrator.node.hook import ERROR_FILE, SOCKET_FILE, STACKS_FILE, STACKS_MEMFD
 from orchestrator.node.procfs import Proc
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
@@ -64,7 +65,6 @@ class _Dump:
     tid: int
     file: Path
     start_bytes: int
-    blocked: bool
     seen_bytes: int
 
 
@@ -105,7 +105,8 @@ def ask_these(pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[i
     dumps = {}
     for pid in pids:
         tid = trainer[1] if pid == trainer[0] and procfs.has_thread(*trainer) else pid
-        dump = _ask_one(pid, tid, folder, signum)
+        is_shown = pid in (pids[0], trainer[0]) and (folder / SOCKET_FILE.format(pid)).exists()
+        dump = _ask_one(pid, tid, folder, signum, is_shown)
         if dump is not None:
             dumps[pid] = dump
     return Asked(pids, dumps, signum)
@@ -147,7 +148,8 @@ def error_of(folder: Path, pid: int) -> RankError | None:
     return None
 
 
-def _ask_one(pid: int, tid: int, folder: Path, signum: int) -> _Dump | None:
+def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _Dump | None:
+    """Send the signal to one thread; not where that may do harm. `is_shown`: torch's window shows its stack, too."""
     stat = procfs.look(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
         return None
@@ -155,9 +157,9 @@ def _ask_one(pid: int, tid: int, folder: Path, signum: int) -> _Dump | None:
     if file is None:
         return None
     start_bytes = _size_bytes(file)
-    if kernel.is_frail(pid, tid):
+    if procfs.blocks(tid, signum) or kernel.is_frail(pid, tid, is_shown):
         return None
-    dump = _Dump(Proc(pid, stat.start_ticks), tid, file, start_bytes, procfs.blocks(tid, signum), start_bytes)
+    dump = _Dump(Proc(pid, stat.start_ticks), tid, file, start_bytes, start_bytes)
     # Again, with nothing in between: the pid may be another's by now, or have become a program without a handler.
     if not procfs.alive(dump.proc) or not procfs.catches(pid, signum):
         return None
@@ -169,7 +171,7 @@ def _is_sent(pid: int, tid: int, signum: int) -> bool:
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
         return bool(libc.tgkill(pid, tid, signum) == 0)
-    if tid != pid or procfs.blocks(pid, signum):
+    if tid != pid:
         return False  # glibc before 2.30: then a thread that is not the one meant might take it
     try:
         os.kill(pid, signum)
@@ -179,16 +181,18 @@ def _is_sent(pid: int, tid: int, signum: int) -> bool:
 
 
 def _stacks_file(pid: int, folder: Path) -> Path | None:
-    """Return where the process's handler writes: its file in the rank's folder, in memory if it was forked."""
+    """Return where the process's handler writes: its file in the rank's folder, in memory if it was forked. None once the
+    script has closed that, since its number may be another file's by now."""
     named = folder / STACKS_FILE.format(pid)
-    if named.exists():
-        return named
-    target = f"/memfd:{STACKS_MEMFD.format(pid)} (deleted)"
+    memory = f"/memfd:{STACKS_MEMFD.format(pid)} (deleted)"
     fds = procfs.PROC / str(pid) / "fd"
     try:
-        for link in sorted(fds.iterdir())[:FDS_MAX]:
-            if str(link.readlink()) == target:
+        for link in sorted(fds.iterdir(), key=lambda one: int(one.name))[:FDS_MAX]:
+            target = link.readlink()
+            if str(target) == memory:
                 return link
+            if target.parts[-2:] == named.parts[-2:]:
+                return named
     except OSError:
         pass  # it has ended, or closed that descriptor just now
     return None
@@ -204,7 +208,7 @@ def _is_done(dump: _Dump, signum: int) -> bool:
     dump.seen_bytes = size_bytes
     if not procfs.alive(dump.proc):
         return True
-    return still and not procfs.has_pending(tid, signum) and procfs.blocks(tid, signum) == dump.blocked
+    return still and not procfs.has_pending(tid, signum) and not procfs.blocks(tid, signum)
 
 
 def _new_text(dump: _Dump) -> str:
@@ -226,7 +230,7 @@ def _why_none(pid: int, state: str, asked: bool, signum: int) -> str:
     elif asked:
         reason = f"did not answer the stack signal (state {state})"
     elif procfs.catches(pid, signum) and kernel.is_frail(pid, pid):
-        reason = f"asleep in C code, which the stack signal would wake (state {state})"
+        reason = f"in a call that the stack signal would end (state {state})"
     else:
         reason = f"no Python stack to be had (state {state})"
     return f"{reason}\n{procfs.kernel_stack(pid)}".rstrip() + "\n"
