@@ -20,6 +20,9 @@ NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
 """Collectives whose members may well give different shapes."""
 
+ROOTED = ("gather", "scatter", "reduce", "broadcast")
+"""Collectives in which a member may have done its part, and end, long before the others have theirs."""
+
 Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 

@@ -43,7 +43,7 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
     """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `watch`."""
     if attempt.phase is not Phase.RUN:
         return None
-    standing = _stands_still(facts)
+    standing = _stands_still(facts, attempt)
     if standing is not None or attempt.running_at is None or not looks.living(facts):
         return standing
     if not looks.all_heard(facts):
@@ -57,14 +57,18 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
 # What needs no second look
 
 
-def _stands_still(facts: Facts) -> Verdict | None:
-    """A stopped process (T) hangs the gang for sure, and one whose main thread is a zombie (Z) never comes back."""
+def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
+    """A stopped process (T) hangs the gang, unless looks see it go on; one whose main thread is a zombie (Z) never comes back."""
     seen = [rank for rank in looks.living(facts) if facts.nodes[rank.node].link is Link.UP]
     for state, limit_s, words in (
         ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
         ("T", STOPPED_S_MAX, "stopped (state T)"),
     ):
-        since_s = {rank.rank: rank.beat_at - rank.state_at for rank in seen if rank.state == state}
+        since_s = {
+            rank.rank: rank.beat_at - rank.state_at
+            for rank in seen
+            if rank.state == state and not (state == "T" and looks.moves(attempt, rank))
+        }
         if since_s and max(since_s.values()) >= limit_s:
             # What stops several at once is seen of some a beat later.
             ranks = [facts.ranks[rank] for rank, still_s in since_s.items() if still_s >= limit_s / 2]
@@ -77,13 +81,14 @@ def _stands_still(facts: Facts) -> Verdict | None:
 
 def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
     """A rank that has said its last word has nothing to do but to end; a destructor may never do so. Freeing much memory
-    takes a while, on a processor or in the kernel (state D)."""
+    takes a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
     for rank in looks.living(facts):
         if not rank.left:
             continue
         here_s = rank.beat_at - rank.left_at
         busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
-        if here_s >= (suspicion.patience_s(facts, attempt, longer=True) if busy else EXIT_S_MAX):
+        proved = not busy and rank.look is not None and rank.look.doing is Doing.LEAVING and rank.look.certain
+        if here_s >= (EXIT_S_MAX if proved else suspicion.patience_s(facts, attempt, longer=True)):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
             return _by_state(facts, [rank], summary, rank.left_at)
     return None
@@ -176,7 +181,7 @@ def _verified(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | No
         return None
     answer = study(facts, attempt)
     alive = _judged(facts, answer)
-    certain = _proved(facts, attempt, alive)
+    certain = [] if isinstance(answer, Whole) else _proved(facts, attempt, alive)
     if certain:
         return _silence(facts, attempt, answer, certain)
     culprits = suspects(facts, attempt, answer)
@@ -244,12 +249,11 @@ def _is_proof(
     match answer:
         case Mismatch():
             return True
-        case Missing(behind=behind):
-            elsewhere = (
-                facts.ranks[rank].ended_well or (rank in seen and collectives.current(seen[rank]) is not None)
-                for rank in behind
-            )
-            return _is_idle(attempt, alive) and all(elsewhere)
+        case Missing(collective=collective, behind=behind):
+            if collective.what in collectives.ROOTED:
+                return False
+            # Who is behind and lives waits where all have come: that may be slow, or no collective at all.
+            return _is_idle(attempt, alive) and all(facts.ranks[rank].ended_well for rank in behind)
         case Whole() | Unknown():
             return False
 
@@ -259,8 +263,10 @@ def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
     look = looks.found(attempt, rank)
     if look is None or look.doing is Doing.WAITS:
         return False
+    if look.doing is Doing.LEAVING or look.state == "t":
+        return False  # see `_never_left`; and a debugger that holds a rank lets it go
     if look.doing is Doing.STOPPED:
-        seen_s = rank.looked_at - rank.state_at if rank.state in ("T", "t") else 0.0
+        seen_s = rank.looked_at - rank.state_at if rank.state == "T" else 0.0
         return max(seen_s, looks.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
     if look.doing is Doing.SLEEPS:
         patience_s = suspicion.patience_s(facts, attempt, longer=True)

@@ -123,9 +123,10 @@ def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str) -> Fin
     if sight.state in "ZX":
         return Finding(m.Doing.BLOCKED, f"ended (state {sight.state}), and not gone", certain=True)
     if word.left:
-        return Finding(
-            m.Doing.LEAVING, f"has said its last word, and is still there, {sight_words.in_words(sight)}"
-        )
+        words = f"has said its last word, and is still there, {sight_words.in_words(sight)}"
+        stands = earlier is not None and not moved and earlier.word.left
+        is_stuck = sight.wait.call in ("futex", "pause") and sight.wait.for_ever and not sight.wait.is_shared
+        return Finding(m.Doing.LEAVING, words, certain=stands and is_stuck)
     if earlier is None:
         return Finding(m.Doing.UNSEEN, sight_words.in_words(sight))
     if moved:

@@ -459,8 +459,8 @@ def claim(folder: str) -> bool:
         except FileExistsError:
             with open(path) as file:
                 owner = file.read().split()
-            if len(owner) != 2 or start_ticks(int(owner[0])) == owner[1]:
-                return False  # alive, or not yet done writing its name
+            if len(owner) != 2 or (int(owner[0]) != os.getpid() and start_ticks(int(owner[0])) == owner[1]):
+                return False  # alive, or not yet done writing its name; ourselves: another program, before an exec
             continue
         try:
             os.write(fd, f"{os.getpid()} {start_ticks(os.getpid())}".encode())

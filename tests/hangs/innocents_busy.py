@@ -174,4 +174,51 @@ def misbehave():
 """),
         160,
     ),
+    Innocent(
+        "a_rank_that_is_held_back_now_and_then",
+        training("""
+def limit(pid):
+    until_s = time.monotonic() + 15
+    while time.monotonic() < until_s:
+        os.kill(pid, signal.SIGSTOP)
+        time.sleep(0.3)
+        os.kill(pid, signal.SIGCONT)
+        time.sleep(0.005)
+
+
+def misbehave():
+    if rank == 2:
+        pid = os.getpid()
+        if not os.fork():
+            if not os.fork():
+                os.setsid()
+                limit(pid)
+            os._exit(0)
+        os.wait()
+        end_s = time.process_time() + 0.3
+        while time.process_time() < end_s:
+            pass
+"""),
+        24,
+    ),
+    Innocent(
+        "a_rank_that_begins_again_by_exec",
+        training("""
+def arrive():
+    if "AGAIN" not in os.environ:
+        layer = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.01)
+        for _ in range(5):
+            layer(torch.ones(2)).sum().backward()
+            optimizer.step()
+        os.environ["AGAIN"] = "1"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def misbehave():
+    if rank == 1:
+        time.sleep(15)
+"""),
+        24,
+    ),
 )

@@ -278,6 +278,82 @@ def misbehave():
         28,
     ),
     Innocent(
+        "a_wait_of_another_library_for_20_s",
+        training("""
+import multiprocessing
+
+
+class Handle:
+    def __init__(self):
+        self.lock = multiprocessing.get_context("fork").Lock()
+        self.lock.acquire()
+        self.wait = self.lock._semlock.acquire
+        if not os.fork():
+            if not os.fork():
+                os.setsid()
+                time.sleep(20)
+                self.lock.release()
+            os._exit(0)
+        os.wait()
+
+
+def misbehave():
+    if rank == 1:
+        handle = Handle()
+        handle.wait()  # as of asynchronous I/O: C code, and no frame of Python
+"""),
+        28,
+    ),
+    Innocent(
+        "a_destructor_that_waits_for_an_answer_for_20_s",
+        training("""
+class Upload:
+    def __init__(self):
+        self.read, self.ours, theirs = os.read, *os.pipe()
+        if not os.fork():
+            if not os.fork():
+                os.setsid()
+                time.sleep(20)
+                os.write(theirs, b"done")
+            os._exit(0)
+        os.wait()
+        os.close(theirs)
+
+    def __del__(self):
+        assert self.read(self.ours, 4) == b"done"
+
+
+def leave():
+    if rank == 2:
+        sys.kept = Upload()  # until the interpreter's very end
+"""),
+        28,
+    ),
+    Innocent(
+        "a_member_ends_when_its_part_of_a_gather_is_done",
+        training("""
+def misbehave():
+    def client():
+        return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+
+    if rank == 2:
+        if not os.fork():
+            if not os.fork():
+                os.setsid()
+                time.sleep(20)
+                client().set("go on", "yes")
+            os._exit(0)
+        os.wait()
+        store = client()
+        store.wait(["go on"])
+    dist.gather(torch.ones(10), [torch.zeros(10) for _ in range(4)] if rank == 0 else None, 0)
+    if rank == 0:
+        time.sleep(1)
+    os._exit(0)
+"""),
+        28,
+    ),
+    Innocent(
         "a_lock_that_a_callback_of_a_collective_releases",
         training("""
 def misbehave():

@@ -237,13 +237,11 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_both_shown() -> None:
     assert len([line for line in verdict.evidence if "all_reduce #5" in line]) == 2
 
 
-def test_a_debugger_that_holds_a_rank_is_a_proof() -> None:
-    held = entered(2, 6, doing=e.Doing.STOPPED, state="t", why="held by a debugger", certain=True)
-    found = (entered(0, 7), entered(1, 7), held, entered(3, 7))
-    assert none_of(silence(gang_of(), *found), d.Judge), "what was seen for 2 s may as well go on"
+def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
+    held = entered(2, 6, doing=e.Doing.STOPPED, state="t", why="held by a debugger")
     story = gang_of()
     story.hear(beat(2, 9, "t"))
-    assert "held by a debugger" in judged(story, *found).culprit
+    assert none_of(silence(story, entered(0, 7), entered(1, 7), held, entered(3, 7), for_s=290.0), d.Judge)
 
 
 # Patience

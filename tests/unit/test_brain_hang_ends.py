@@ -94,10 +94,11 @@ def _left(here_s: float, busy: bool = False) -> Story:
 
 def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_7_s() -> None:
     early = _left(6.0)
-    assert none_of(early.hear(*early.looked(look(0, e.Doing.LEAVING))), d.Judge)
+    assert none_of(early.hear(*early.looked(look(0, e.Doing.LEAVING, certain=True))), d.Judge)
     story = _left(7.0)
     assert not none_of(story.said, d.Look)
-    verdict = only(story.hear(*story.looked(look(0, e.Doing.LEAVING))), d.Judge).verdict
+    assert none_of(story.hear(*story.looked(look(0, e.Doing.LEAVING, why="in read() of a pipe"))), d.Judge)
+    verdict = only(story.hear(*story.looked(look(0, e.Doing.LEAVING, certain=True))), d.Judge).verdict
     assert verdict.summary == "rank 0 on n0 said its last word 7 s ago and never left"
 
 

@@ -1,4 +1,4 @@
-"""Is it a hang where no rank is seen to wait for another? The rules on gangs that compute, or sleep, on their own."""
+"""Which gangs that stand still may go on? Ranks on their own, or beside others that do not wait for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,18 @@ import pytest
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from tests.support.brain_story import Story, look, none_of
-from tests.support.hang_story import ALL, BLOCKED, SLEEPS, SPINS, beat, entered, gang_of, judged, silence
+from tests.support.hang_story import (
+    ALL,
+    BLOCKED,
+    SLEEPS,
+    SPINS,
+    WAITS,
+    beat,
+    entered,
+    gang_of,
+    judged,
+    silence,
+)
 
 
 @pytest.mark.parametrize("doing", [SLEEPS, SPINS])
@@ -55,3 +66,34 @@ def test_a_program_without_steps_whose_ranks_serve_is_let_be_up_to_the_ceiling()
     serves = look(0, doing=BLOCKED, where="serve.py:3 accept")
     idle = [look(rank, doing=SLEEPS, where=f"serve.py:9 idle_{rank}") for rank in ALL[1:]]
     assert none_of(silence(gang_of(steps=0), serves, *idle, for_s=590.0), d.Judge)
+
+
+def test_a_rank_that_no_other_waits_for_proves_nothing() -> None:
+    others = [entered(rank, 10, members=(1, 2, 3), group="1") for rank in (1, 2, 3)]
+    asleep = look(0, SLEEPS, where="train.py:5 serve", ends_s=3600.0, certain=True)
+    assert none_of(silence(gang_of(), asleep, *others, for_s=290.0), d.Judge)
+
+
+@pytest.mark.parametrize(("what", "hangs"), [("gather", False), ("all_reduce", True)])
+def test_a_member_that_ended_may_have_done_its_part_of_a_gather(what: str, hangs: bool) -> None:
+    story = gang_of()
+    story.hear(*(story.exited(rank, 0, None, count=9) for rank in (1, 3)), beat(0, 9), beat(2, 9))
+    said = silence(story, entered(0, 10, what), look(2, WAITS, why="in the store"), for_s=200.0)
+    assert none_of(said, d.Judge) is not hangs
+
+
+def test_a_rank_that_waits_where_all_have_come_or_for_a_wait_of_another_library_may_go_on() -> None:
+    others = [entered(rank, 10) for rank in (0, 1)]
+    pair = [entered(rank, 5, "broadcast", members=(2, 3), group="1", why="in broadcast") for rank in (2, 3)]
+    assert none_of(silence(gang_of(), *others, *pair, for_s=290.0), d.Judge)
+    reads = entered(2, 9, why="in wait() of a collective")
+    assert none_of(silence(gang_of(), *others, reads, entered(3, 10), for_s=290.0), d.Judge)
+
+
+def test_a_rank_that_is_held_back_now_and_then_is_not_stopped() -> None:
+    story = gang_of()
+    for _ in range(8):  # each beat finds it stopped
+        story.hear(beat(2, 9, "T"))
+        if any(isinstance(one, d.Look) for one in story.wait(1.0)):
+            story.hear(*story.looked(*(look(rank, e.Doing.WORKS) for rank in ALL)))
+    assert none_of(story.said, d.Judge)

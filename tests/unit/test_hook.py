@@ -58,6 +58,12 @@ def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(ra
     assert rank.files() == ["beat", "beat-claim-0", "beat-claim-1"]
 
 
+def test_a_program_that_begins_again_by_exec_goes_on_counting(rank: Rank) -> None:
+    again = "import os\nif sys.argv[1] == '2':\n    os.execv(sys.executable, [sys.executable, sys.argv[0], '4'])\n"
+    rank.run([sys.executable, rank.script(f"{STEPS}\n{again}"), "2"])
+    assert rank.beat().step == 4
+
+
 def test_a_forked_child_stays_silent(rank: Rank) -> None:
     fork = "\nimport os\nif os.fork() == 0:\n    step()\n    os._exit(0)\nos.wait()\n"
     rank.run([sys.executable, rank.script(STEPS + fork), "3"])

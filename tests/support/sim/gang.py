@@ -203,7 +203,9 @@ class Gang:
     def _leave(self, rank: Rank) -> None:
         if rank.alive and self.world.night.stays_rank == rank.number and self.attempt == 1:
             rank.left = rank.hung = True
-            rank.stance = Stance(Doing.LEAVING, "", "said its last word", since_s=self.world.now)
+            rank.stance = Stance(
+                Doing.LEAVING, "", "said its last word", certain=True, since_s=self.world.now
+            )
         elif rank.alive and not rank.stands:
             self.exited_well += 1
             self.die(rank, code=0)

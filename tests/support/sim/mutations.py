@@ -324,7 +324,7 @@ KILLERS = {
     "who has not entered a collective is not missed": "hang 5",
     "who shows no stack has not come": "hang 35",
     "who shows no stack is waited for without end": "hang 36",
-    "who waits in an earlier collective is missed": "hang 22",
+    "who waits in an earlier collective is missed": "hang 23",
     "different collectives are taken for the same": "hang 4",
     "the odd one is taken for the right one": "hang 4",
     "a cut between ranks is a hang at once": "hang 22",
