@@ -6,16 +6,13 @@ started on this machine.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import time
-from collections.abc import Iterator
 
 from orchestrator import requests
 from orchestrator.brain.causes import Cause
 from orchestrator.errors import ClusterError
+from orchestrator.wire import locks
 from orchestrator.wire.paths import JobDir
 
 CLOSE_S_MAX = 30.0
@@ -34,9 +31,9 @@ def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
 
 
 def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
-    deadline_s = time.monotonic() + CLOSE_S_MAX
+    deadline_s, turn = time.monotonic() + CLOSE_S_MAX, job.queue.with_suffix(".lock")
     while not _has_ended(job):
-        with _turn(job) as is_mine:
+        with locks.held(turn, 0.0) as is_mine:
             if is_mine and not _has_ended(job):
                 if not _is_said(job, allocation):
                     requests.ask(
@@ -45,7 +42,8 @@ def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
                 _start_supervisor(job)
                 _await_end(job, deadline_s)
         if time.monotonic() > deadline_s:
-            what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s"
+            other = f": another command is at it{locks.by_whom(turn)}" if locks.is_held(turn) else ""
+            what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s{other}"
             raise ClusterError(what, job.id, f"see {job.supervisor_log}")
         time.sleep(POLL_S)
 
@@ -79,17 +77,3 @@ def _is_said(job: JobDir, allocation: str) -> bool:
         return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-@contextlib.contextmanager
-def _turn(job: JobDir) -> Iterator[bool]:
-    """Hold the right to close a job, or learn that somebody else has it."""
-    fd = os.open(job.queue.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        yield False
-    else:
-        yield True
-    finally:
-        os.close(fd)

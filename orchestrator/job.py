@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from orchestrator import home, revival, statefile
 from orchestrator.errors import ClusterError, OrchError, UserError
-from orchestrator.wire import room
+from orchestrator.wire import locks, room
 from orchestrator.wire.paths import JobDir
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Job:
         there is nothing."""
         known = statefile.read(self.folder, time.time())
         if known.get("written_s", 0.0) > QUIET_S:
-            known["supervisor"] = revival.holder(self.folder)
+            known["supervisor"] = locks.holder(self.folder.lock)
             if room.is_used_up(self.folder.root):
                 known["full_disk"] = str(self.folder.root)
         return known
@@ -184,7 +184,7 @@ class Job:
         try:
             with joblock.resuming(self.folder) as mine:
                 if not mine:
-                    what = "another command is resuming the job"
+                    what = f"another command is resuming the job{locks.by_whom(self.folder.resume_lock)}"
                     fix = "see with orch status what comes of that, then try again"
                     raise ClusterError(what, self.id, fix)
                 self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ)

@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, TypeAlias
 
 from orchestrator import home
+from orchestrator.wire import locks
 from orchestrator.wire.paths import JobDir
-
-Json: TypeAlias = dict[str, Any]
 
 STOPPED_S_MAX = 30.0
 """How long a supervisor may be stopped (state T) before it is let go on: so long it has written no status."""
@@ -39,18 +37,9 @@ def revive(job: JobDir) -> str:
     return "had died; a new one has taken over"
 
 
-def holder(job: JobDir) -> Json | None:
-    """Return who wrote himself into the job's lock last: `{pid, host}`."""
-    try:
-        words = job.lock.read_text(errors="replace").split()
-    except OSError:
-        return None
-    return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdigit() else None
-
-
 def _let_go_on(job: JobDir) -> str:
     """Let a supervisor go on that has been stopped here, by a signal, for longer than whoever did so can have meant."""
-    who = holder(job)
+    who = locks.holder(job.lock)
     if who is None or who["host"] != os.uname().nodename:
         return ""
     from orchestrator.node import procfs
@@ -68,14 +57,9 @@ def _let_go_on(job: JobDir) -> str:
 def _is_supervised(job: JobDir) -> bool:
     """Tell whether somebody holds the job's lock. A supervisor of another machine is not ours to replace: the agents
     and ranks of a local job are there."""
-    from orchestrator import joblock
-
-    try:
-        if joblock.is_held(job.lock):
-            return True
-    except FileNotFoundError:
+    if not job.lock.exists():
         return time.time() - job.plan.stat().st_mtime < BEGIN_S_MAX  # its submit is at work
-    except PermissionError:
-        return True  # another user's job: only its owner can revive it
-    who = holder(job)
+    if locks.is_held(job.lock):
+        return True
+    who = locks.holder(job.lock)
     return who is not None and who["host"] != os.uname().nodename

@@ -33,7 +33,7 @@ from orchestrator.memory import Memory
 from orchestrator.notify import Notifier
 from orchestrator.plan import Plan
 from orchestrator.tickets import Queue
-from orchestrator.wire import codec, room
+from orchestrator.wire import codec, locks, room
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.mask import Mask
@@ -380,7 +380,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
     with locked(job) as mine:
         if not mine:
-            print("another supervisor is at work", file=sys.stderr)
+            print(f"another supervisor is at work{locks.by_whom(job.lock)}", file=sys.stderr)
             return stay.knock(job, allocation)
         while True:  # each round takes at least one request
             plan = codec.loads(Plan, job.plan.read_bytes())

@@ -2,23 +2,28 @@
 
 Rules: leases keep jobs apart, but do not order them: a job of many hosts would wait for as long as smaller ones come. A
 ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts; the job's supervisor holds a lock
-on it until the job has its hosts. One that is not locked is that of a dead supervisor, and counts for nothing.
+on it until the job has its hosts. One that is not locked is that of a dead supervisor, and counts for nothing; so does
+another user's, whose lock cannot be seen.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from orchestrator.wire import locks
 from orchestrator.wire.paths import JobDir
 
 TICKETS_MAX = 10_000
 """More than this in one queue are not looked at."""
 
 TICKET_BYTES_MAX = 4096 * 256
+
+TAKE_S_MAX = 1.0
+"""How long to wait for the job's own ticket: others hold it for an instant, to see whether it is held."""
 
 LOOK_S = 1.0
 """How often a job that waits looks who is before it."""
@@ -57,9 +62,10 @@ class Queue:
     def _take(self) -> int:
         """Draw the job's ticket, or take its old one again."""
         self._path.parent.mkdir(exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = locks.open_file(self._path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)  # others hold it for an instant, to see whether it is held
+            if not locks.take(fd, TAKE_S_MAX):
+                raise BlockingIOError(errno.EAGAIN, "another process holds the job's ticket", str(self._path))
             os.ftruncate(fd, 0)
             os.write(fd, "\n".join(sorted(self._hosts)).encode())
         except OSError:
@@ -76,11 +82,9 @@ class Queue:
 def _held(path: Path) -> frozenset[str]:
     """Return the hosts that a ticket names; none when it has been given up, or its supervisor is dead."""
     try:
+        if not locks.is_held(path):
+            return frozenset()
         with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return frozenset(file.read(TICKET_BYTES_MAX).decode(errors="replace").split("\n"))
-    except OSError:
-        pass
-    return frozenset()
+            return frozenset(file.read(TICKET_BYTES_MAX).decode(errors="replace").split("\n"))
+    except (FileNotFoundError, PermissionError):
+        return frozenset()  # given up meanwhile; or another user's

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from orchestrator import joblock
 from orchestrator.backends import Allocation, Carrier, LaunchError, Stir
-from orchestrator.wire import codec
+from orchestrator.wire import codec, locks
 from orchestrator.wire.messages import AgentConfig
 from orchestrator.wire.paths import JobDir
 
@@ -78,7 +77,7 @@ class LocalBackend:
         process = self._processes.get(node)
         if process is not None and process.poll() is None:
             return None
-        if self._is_locked(self._job.node(node) / "agent.lock"):
+        if locks.is_held(self._job.node(node) / "agent.lock"):
             self._suspected.discard(node)
             return None
         if process is None and node not in self._suspected:
@@ -88,12 +87,6 @@ class LocalBackend:
         self._processes.pop(node, None)
         code = f" with code {process.returncode}" if process is not None else ""
         return f"its agent ended{code}; {_last_line(self._job.node(node) / 'agent.log')}"
-
-    def _is_locked(self, lock: Path) -> bool:
-        try:
-            return joblock.is_held(lock)
-        except FileNotFoundError:
-            return False
 
 
 def _last_line(log: Path) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import time
@@ -23,7 +22,7 @@ from orchestrator.node.checkpoints import CheckpointWatch, Found
 from orchestrator.node.formats import Shape, look
 from orchestrator.node.pieces import GivenUp, Hasher
 from orchestrator.node.ranks import NodeRanks
-from orchestrator.wire import codec
+from orchestrator.wire import codec, locks
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import LINE_BYTES_MAX
 from orchestrator.wire.paths import JobDir
@@ -241,16 +240,12 @@ class Finder:
         if self._lock_fd is not None:
             return True
         try:
-            fd = os.open(self._job.root / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = locks.open_file(self._job.root / LOCK_FILE)
         except OSError:
-            return True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            return True  # a full disk: to tell of a checkpoint twice is better than not at all
+        if not locks.take(fd, 0.0):
             os.close(fd)
             return False
-        except OSError:
-            pass  # a disk without locks: to tell of a checkpoint twice is better than not at all
         self._lock_fd = fd
         self._recall()
         return True

@@ -8,7 +8,6 @@ folder is the job's own, known by its token, and nothing is copied.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from orchestrator.node.talk import Fault, Talk, fault
 from orchestrator.wire import landing as w
+from orchestrator.wire import locks
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
 
@@ -94,21 +94,6 @@ def open_at(job: JobDir, request: w.Launch) -> None:
         raise fault("folder", err, job.root) from err
 
 
-def is_locked(lock: Path) -> bool:
-    """Tell whether an agent, or its keeper, holds this lock."""
-    try:
-        fd = os.open(lock, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
 def notes(job: JobDir, request: w.Launch, is_own_folder: bool) -> tuple[str, ...]:
     """Return what may matter later."""
     found = []
@@ -139,18 +124,18 @@ def _locked(job: JobDir, talk: Talk) -> Iterator[None]:
     """Be the only one that works in the folder, on whichever host. Raises Fault when another one does not end."""
     deadline_s = time.monotonic() + LOCK_S_MAX
     beat = _Beat(talk, "waiting for another launch in the same folder")
-    with (job.root / "landing.lock").open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline_s:
-                    raise Fault("folder", f"another launch has held {file.name} for {LOCK_S_MAX:.0f} s", "",
-                                "passing") from None  # fmt: skip
+    lock = job.root / "landing.lock"
+    fd = locks.open_file(lock)
+    try:
+        while not locks.take(fd, LOCK_POLL_S, LOCK_POLL_S):
+            if time.monotonic() > deadline_s:
+                why = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
+                raise Fault("folder", why, "", "passing")
             beat.go_on()
-            time.sleep(LOCK_POLL_S)
+        locks.sign(fd)
         yield
+    finally:
+        os.close(fd)
 
 
 class _Beat:

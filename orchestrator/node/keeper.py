@@ -14,7 +14,6 @@ when it takes a node away, TERM ends neither: the agent passes it on as news, an
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import json
 import os
 import select
@@ -29,7 +28,7 @@ from pathlib import Path
 from orchestrator.node import gpus, leases, procfs, spawn, stepenv
 from orchestrator.node.leases import LeaseError, Leases
 from orchestrator.node.ranks import forget_errors
-from orchestrator.wire import codec, room
+from orchestrator.wire import codec, locks, room
 from orchestrator.wire import landing as w
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.messages import AgentConfig
@@ -106,16 +105,8 @@ def _leave_srun(folder: Path, node: str) -> None:
 
 def _locks(lock: Path) -> bool:
     """Take the lock that an agent and its keeper hold as long as they live; False when others do."""
-    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    deadline_s = time.monotonic() + LOCK_S_MAX
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline_s:
-                return False
-        time.sleep(LOCK_POLL_S)  # somebody may only be looking whether it is taken
+    fd = locks.open_file(lock)  # never closed
+    return locks.take(fd, LOCK_S_MAX, LOCK_POLL_S)
 
 
 def _note(what: object) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.node import jobfolder, newborn, procfs
 from orchestrator.node.talk import Fault, Talk, fault
-from orchestrator.wire import codec
+from orchestrator.wire import codec, locks
 from orchestrator.wire import landing as w
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.messages import AgentConfig
@@ -145,7 +145,7 @@ def _reach(request: w.Reach) -> w.AgentSeen:
     """Tell an agent where to dial from now on, and say whether it is there."""
     job = jobfolder.resolved(request.root)
     node = job.node(request.node)
-    alive = jobfolder.is_locked(node / "agent.lock")
+    alive = locks.is_held(node / "agent.lock")
     if request.endpoint and node.is_dir():
         try:
             replace_text(node / "endpoint", f"{request.endpoint}\n", durable=False)

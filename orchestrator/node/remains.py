@@ -14,7 +14,7 @@ from pathlib import Path
 
 from orchestrator.node import jobfolder, keeper, procfs
 from orchestrator.node.talk import Fault, fault
-from orchestrator.wire import codec
+from orchestrator.wire import codec, locks
 from orchestrator.wire import landing as w
 from orchestrator.wire.paths import JobDir
 
@@ -40,7 +40,7 @@ def sweep(request: w.Sweep) -> w.Swept:
         return w.Swept(killed, "")
     if job.secrets.exists() or job.journal.exists():
         return w.Swept(killed, "it is the folder that the job was submitted from")
-    living = [node for node in nodes if jobfolder.is_locked(job.node(node) / "agent.lock")]
+    living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
     if living:
         return w.Swept(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
     try:

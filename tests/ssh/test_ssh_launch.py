@@ -12,7 +12,7 @@ import pytest
 from orchestrator.backends import LaunchError
 from orchestrator.backends.ssh.connection import Connection, Jumps, Remote
 from orchestrator.backends.ssh.launch import Code, land, reach, sweep
-from orchestrator.node import jobfolder
+from orchestrator.wire import locks
 from orchestrator.wire.paths import JobDir
 from tests.support import fake_host, jobs
 from tests.support.sshd import Desk, Sshd, enter
@@ -80,5 +80,5 @@ def test_a_launch_that_is_cut_before_its_agent_was_let_go_leaves_none(
     with pytest.raises(LaunchError, match=r"broke|ended|session"):
         land(Cut(enter(server, jumps), server, words), fake_host.launch(code))
     fake_host.wait_gone(fake_host.keepers(there.root))
-    assert not jobfolder.is_locked(there.node("node-0") / "agent.lock")
+    assert not locks.is_held(there.node("node-0") / "agent.lock")
     assert not land(enter(server, jumps), fake_host.launch(code)).was_up

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import jobfolder, keeper, procfs
-from orchestrator.wire import codec
+from orchestrator.node import keeper, procfs
+from orchestrator.wire import codec, locks
 from orchestrator.wire import landing as w
 from orchestrator.wire.messages import AgentConfig
 from tests.support import fake_host
@@ -140,7 +140,7 @@ def test_a_keeper_that_is_ended_as_soon_as_it_is_up_leaves_no_agent(tmp_path: Pa
     one.word()
     code = one.end()
     assert code in (0, 128 + signal.SIGTERM, -signal.SIGTERM)
-    assert not jobfolder.is_locked(tmp_path / "nodes/node-0/agent.lock"), "an agent would hold it"
+    assert not locks.is_held(tmp_path / "nodes/node-0/agent.lock"), "an agent would hold it"
 
 
 def test_an_agent_that_stays_stopped_is_let_go_on(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ import pytest
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh.launch import Code, Kit, Landed, land, reach
 from orchestrator.backends.ssh.talk import Clocks
-from orchestrator.node import jobfolder, procfs
+from orchestrator.node import procfs
 from orchestrator.wire import landing as w
+from orchestrator.wire import locks
 from orchestrator.wire.messages import Needs
 from tests.support import fake_host, jobs
 from tests.support.fake_host import FakeHost
@@ -272,5 +273,5 @@ def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
         assert reach(host, fake_host.kit(), fake_host.config()).alive
     else:
         fake_host.wait_gone(fake_host.keepers(host.home))
-        assert not jobfolder.is_locked(host.job.node("node-0") / "agent.lock")
+        assert not locks.is_held(host.job.node("node-0") / "agent.lock")
     assert land(host, fake_host.launch(code)).was_up is went, "and the next launch finds all in order"

@@ -69,7 +69,7 @@ MUTATIONS = (
         "tests/unit/test_checkpoints.py::test_a_folder_of_pieces_is_whole_only_with_its_metadata_and_all_that_this_names"),
     Mutation("what an earlier attempt left counts as this one's", "orchestrator/node/finder.py", "        if self._looks:\n            self._watch.begin()", "        if False:\n            self._watch.begin()",
         "tests/unit/test_agent.py::test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over"),
-    Mutation("checkpoints.lock is not taken", "orchestrator/node/finder.py", "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)", "fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)",
+    Mutation("checkpoints.lock is not taken", "orchestrator/node/finder.py", "if not locks.take(fd, 0.0):", "if False:",
         "tests/unit/test_finder.py::test_of_two_that_share_a_folder_one_looks_until_its_attempt_is_over"),
     Mutation("a log is sent from its beginning again", "orchestrator/node/shipper.py", "_File(path, self._have.get(path, 0))", "_File(path, 0)",
         "tests/unit/test_shipper.py::test_nothing_goes_before_it_is_known_what_is_at_home"),

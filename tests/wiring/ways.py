@@ -7,7 +7,7 @@ from .mutation import Mutation
 MUTATIONS = (
     Mutation("the certificate is not pinned", "orchestrator/wire/line.py", "context.load_verify_locations(cadata=certificate_pem)", "context.verify_mode = ssl.CERT_NONE",
         "tests/unit/test_line.py::test_an_agent_talks_to_nobody_but_its_own_supervisor"),
-    Mutation("a living local agent is taken for dead", "orchestrator/backends/local.py", 'if self._is_locked(self._job.node(node) / "agent.lock"):', "if False:",
+    Mutation("a living local agent is taken for dead", "orchestrator/backends/local.py", 'if locks.is_held(self._job.node(node) / "agent.lock"):', "if False:",
         "tests/unit/test_local_backend.py::test_an_agent_that_holds_its_lock_is_not_gone_and_one_that_was_launched_a_moment_ago_may_not_hold_it_yet"),
     Mutation("the token is in argv", "orchestrator/backends/local.py", '["/bin/sh", str(script)]', '["/bin/sh", str(script), config.token]',
         "tests/unit/test_local_backend.py::test_an_agent_is_told_its_token_on_standard_input_alone"),

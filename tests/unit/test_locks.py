@@ -1,0 +1,101 @@
+"""File locks of a job: whose they are, who holds them, and a disk that keeps none."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import joblock
+from orchestrator.job import Job
+from orchestrator.node import keeper
+from orchestrator.revival import revive
+from orchestrator.tickets import Queue
+from orchestrator.wire import locks
+from orchestrator.wire.paths import JobDir
+from tests.support import folders, jobs
+
+
+@pytest.fixture(autouse=True)
+def _umask_of_a_careless_user() -> object:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def _queue(job: JobDir) -> None:
+    Queue(job, ("a",), 1.0).ahead(0.0)
+
+
+TAKERS: dict[str, Callable[[JobDir], object]] = {
+    "supervisor.lock": lambda job: joblock.locked(job).__enter__(),
+    "resume.lock": lambda job: joblock.resuming(job).__enter__(),
+    "agent.lock": lambda job: keeper._locks(job.root / "agent.lock"),
+    "queue": _queue,
+}
+
+
+@pytest.mark.parametrize("name", TAKERS)
+def test_a_lock_can_be_read_and_so_be_held_by_its_owner_alone(tmp_path: Path, name: str) -> None:
+    job = JobDir(tmp_path / "jobs" / "one")
+    job.root.mkdir(parents=True)
+    TAKERS[name](job)
+    path = next((tmp_path / "queue").iterdir()) if name == "queue" else job.root / name
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_lock_that_others_can_read_is_closed_to_them_and_a_link_is_none(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.touch(0o666)
+    with locks.held(lock, 0.0):
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(lock)
+    for look in (locks.open_file, locks.is_held):
+        with pytest.raises(OSError) as told:
+            look(tmp_path / "link")
+        assert told.value.errno == errno.ELOOP
+
+
+def test_who_holds_a_lock_is_known_until_the_next_one_does(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    assert (locks.is_held(lock), locks.by_whom(lock)) == (False, "")
+    with locks.held(lock, 0.0) as mine, locks.held(lock, 0.0) as other:
+        assert (mine, other, locks.is_held(lock)) == (True, False, True)
+        assert locks.by_whom(lock) == f" (pid {os.getpid()} on {os.uname().nodename})"
+    assert not locks.is_held(lock)
+    for words in (b"", b"7", b"x host", b"\xff\xfe 1 2"):
+        lock.write_bytes(words)
+        assert locks.holder(lock) is None
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_answers_no_question_about_them(
+    tmp_path: Path, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
+    job.lock.touch()
+
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    askers: dict[str, Callable[[], object]] = {
+        "held": lambda: locks.is_held(job.lock),
+        "supervisor": lambda: joblock.locked(job).__enter__(),
+        "agent": lambda: keeper._locks(job.lock),
+        "revival": lambda: revive(job),
+        "resume": lambda: Job(job).resume(),
+    }
+    told = {}
+    for name, ask in askers.items():
+        with pytest.raises(Exception, match="this disk does not lock files") as caught:
+            ask()
+        told[name] = str(caught.value)
+    assert all(str(job.root) in text for text in told.values()), told
+    assert Queue(job, ("a",), 1.0).ahead(0.0) == ()
+    assert "no place in the queue: " in capsys.readouterr().out
