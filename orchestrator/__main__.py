@@ -5,6 +5,7 @@ Standard library only; the command line for people is `orchestrator.cli`.
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import sys
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from orchestrator.backends import Backend
     from orchestrator.plan import Plan
     from orchestrator.wire.paths import JobDir
+
+UNFIT = 78
+"""The exit code of a supervisor whose job folder is not fit to work in (EX_CONFIG of sysexits.h)."""
 
 
 def main(argv: list[str]) -> int:
@@ -28,17 +32,31 @@ def main(argv: list[str]) -> int:
             gc.enable()
             return keeper.main(agent.run_agent)
         case ["supervise", folder]:
-            from orchestrator import supervise
-            from orchestrator.node import stepenv
-            from orchestrator.wire import room
-
-            room.print_patiently()
-            return supervise.main(Path(folder), _backend, stepenv.allocation(os.environ))
+            return _supervise(Path(folder))
         case ["--selftest"]:
             return _selftest()
         case _:
             print("usage: orch.pyz agent | supervise FOLDER | --selftest", file=sys.stderr)
             return 2
+
+
+def _supervise(folder: Path) -> int:
+    """Be the supervisor of a job; what its folder or its disk lacks is one line of the supervisor's log, the last."""
+    from orchestrator import supervise
+    from orchestrator.errors import OrchError
+    from orchestrator.node import stepenv
+    from orchestrator.wire import room
+
+    room.print_patiently()
+    try:
+        return supervise.main(folder, _backend, stepenv.allocation(os.environ))
+    except OrchError as err:
+        print(f"{err.where}: {err.what}; {err.fix}", file=sys.stderr)
+    except OSError as err:
+        if err.errno != errno.ENOLCK:
+            raise
+        print(f"{err.filename}: {err.strerror}", file=sys.stderr)
+    return UNFIT
 
 
 def _backend(job: JobDir, plan: Plan) -> Backend:

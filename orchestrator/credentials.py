@@ -9,13 +9,14 @@ from pathlib import Path
 
 from orchestrator import certificate, plan
 from orchestrator.plan import Plan
-from orchestrator.wire.durable import replace_bytes
+from orchestrator.wire.durable import replace_bytes, sync_folder
+from orchestrator.wire.tokens import TOKEN_BYTES
 
 PRIVATE = 0o600
 
 
 def fill(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
-    """Make the folder of a job's private files, all of them private from their first byte."""
+    """Make the folder of a job's private files, all of them private from their first byte, and on disk at the end."""
     folder.mkdir(mode=0o700)
     kept = {name: environ[name] for name in made.secrets}
     public, key = certificate.new()
@@ -24,9 +25,10 @@ def fill(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
         "environment.json": json.dumps(plan.outer_env(environ, made.secrets)).encode(
             "utf-8", "surrogateescape"
         ),
-        "token": random_secrets.token_hex(32).encode(),
+        "token": random_secrets.token_hex(TOKEN_BYTES).encode(),
         "certificate.pem": public,
         "key.pem": key,
     }
     for name, data in files.items():
-        replace_bytes(folder / name, data, mode=PRIVATE, durable=False)
+        replace_bytes(folder / name, data, mode=PRIVATE)
+    sync_folder(folder.parent)

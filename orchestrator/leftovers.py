@@ -28,6 +28,7 @@ from orchestrator.plan import Plan
 from orchestrator.wire import travel
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
+from orchestrator.wire.tokens import is_token
 
 if TYPE_CHECKING:
     import paramiko
@@ -226,8 +227,9 @@ class _Fetcher:
     def _is_own(self, sftp: paramiko.SFTPClient) -> bool:
         """Tell whether the host sees this very folder."""
         try:
+            own = (self._job.secrets / "token").read_text(encoding="ascii", errors="replace")
             with sftp.open(f"{self._root}/secrets/token") as file:
-                return bool(file.read(READ_BYTES) == (self._job.secrets / "token").read_bytes())
+                return is_token(own.strip()) and bool(file.read(READ_BYTES) == own.encode())
         except OSError:
             return False
 

@@ -77,6 +77,7 @@ class Links:
 
     def __init__(self, job: str, token: str, nodes: tuple[str, ...]) -> None:
         self._job = job
+        assert token, "an empty token would admit all"
         self._token = token
         self._nodes = frozenset(nodes)
         self._lines: dict[str, tuple[line.Line, str]] = {}  # of each node, with the boot of its agent

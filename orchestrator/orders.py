@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from orchestrator import plan as planning
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
+from orchestrator.errors import ClusterError
 from orchestrator.links import Said
 from orchestrator.node import procfs, stepenv
 from orchestrator.plan import Plan
@@ -23,6 +26,9 @@ from orchestrator.wire import codec
 from orchestrator.wire import messages as m
 from orchestrator.wire.mask import Mask
 from orchestrator.wire.paths import JobDir
+from orchestrator.wire.tokens import is_token
+
+T = TypeVar("T")
 
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
@@ -44,18 +50,43 @@ class Private:
 
 
 def private(job: JobDir) -> Private:
-    """Read the job's private files."""
-    folder = job.secrets
+    """Read the job's private files. Raises ClusterError when one is missing or damaged."""
+    _read_private(job.secrets / "key.pem", _pem)
     return Private(
-        token=(folder / "token").read_text().strip(),
-        certificate=(folder / "certificate.pem").read_text(),
-        outer=_texts((folder / "environment.json").read_text()),
-        secrets=_texts((folder / "secrets.json").read_text()),
+        token=_read_private(job.secrets / "token", _token),
+        certificate=_read_private(job.secrets / "certificate.pem", _pem),
+        outer=_read_private(job.secrets / "environment.json", _texts),
+        secrets=_read_private(job.secrets / "secrets.json", _texts),
     )
 
 
+def _read_private(path: Path, parse: Callable[[str], T]) -> T:
+    fix = "a job cannot go on without its secrets: submit it again; its checkpoints stay where they are"
+    try:
+        return parse(path.read_text())
+    except OSError as err:
+        raise ClusterError(f"cannot be read: {err.strerror}", str(path), fix) from err
+    except ValueError as err:
+        raise ClusterError("is damaged or was written in part", str(path), fix) from err
+
+
+def _token(text: str) -> str:
+    if not is_token(text.strip()):
+        raise ValueError("not the form of a token")
+    return text.strip()
+
+
+def _pem(text: str) -> str:
+    if not re.fullmatch(r"-----BEGIN ([A-Z ]+)-----\n.+\n-----END \1-----\n?", text, re.DOTALL):
+        raise ValueError("not the form of a PEM file")
+    return text
+
+
 def _texts(text: str) -> dict[str, str]:
-    return {str(name): str(value) for name, value in json.loads(text).items()}
+    known = json.loads(text)
+    if not isinstance(known, dict):
+        raise ValueError("no object")
+    return {str(name): str(value) for name, value in known.items()}
 
 
 def machine() -> str:

@@ -20,6 +20,7 @@ from orchestrator.wire import landing as w
 from orchestrator.wire import locks
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
+from orchestrator.wire.tokens import is_token
 
 SPARE_BYTES = 16 << 20
 """What must be free beyond what is copied: logs and an agent's own files begin at once."""
@@ -48,7 +49,7 @@ def resolved(root: str) -> JobDir:
 def is_own(job: JobDir, token: str) -> bool:
     """Tell whether this is the folder that the job was submitted from."""
     try:
-        return (job.secrets / "token").read_text() == token
+        return is_token(token) and (job.secrets / "token").read_text().strip() == token
     except (OSError, UnicodeDecodeError):
         return False
 

@@ -33,6 +33,7 @@ from orchestrator.wire import landing as w
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.messages import AgentConfig
 from orchestrator.wire.paths import JobDir
+from orchestrator.wire.tokens import is_token
 
 DEATHS_MAX = 10
 """How often an agent may die before its keeper gives up."""
@@ -67,6 +68,13 @@ def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) ->
     folder = JobDir(Path(config.root)).node(config.node)
     folder.mkdir(parents=True, exist_ok=True)
     tell = _say if is_landed else _note
+    if not is_token(config.token):
+        tell(
+            w.Failed(
+                "agent", "the token that it was given is empty or torn", "submit the job again", "lasting"
+            )
+        )
+        return 1
     if not _locks(folder / "agent.lock"):
         _note(f"another agent of {config.node} is alive")
         tell(_other(folder))

@@ -191,7 +191,7 @@ def _ended(desk: Desk, tmp_path: Path, hosts: str = "[one, two, gone]") -> tuple
     job = JobDir(tmp_path / "home" / "jobs" / jobs.ID)
     for folder in (job.scripts, job.checkpoints, job.attempt_logs(1), job.secrets):
         folder.mkdir(parents=True)
-    (job.secrets / "token").write_text("secret")
+    (job.secrets / "token").write_text("ab" * 32)
     job.plan.write_text(codec.dumps(plan))
     job.bundle.write_bytes(bundle.build())
     job.archive.touch()
@@ -254,7 +254,7 @@ def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tm
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     (there / "secrets").mkdir()
-    (there / "secrets" / "token").write_text("secret")
+    (there / "secrets" / "token").write_text("ab" * 32)
     account = leftovers.sweep(job)
     assert account.clean == ("one", "two") and leftovers.summary([account]) == ""
     assert (there / "stranger").exists()

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import credentials
-from tests.support import jobs
+import pytest
+
+from orchestrator import __main__ as entry
+from orchestrator import credentials, orders
+from orchestrator.errors import ClusterError
+from orchestrator.node import jobfolder, keeper
+from orchestrator.wire import codec, durable
+from orchestrator.wire.paths import JobDir
+from tests.support import fake_host, jobs
+from tests.support.fake_backend import folder_of
 
 
 def test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment(tmp_path: Path) -> None:
@@ -18,3 +29,65 @@ def test_private_files_are_private_and_secrets_are_kept_apart_from_the_environme
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert json.loads((folder / "secrets.json").read_text()) == {"HF_TOKEN": environ["HF_TOKEN"]}
     assert json.loads((folder / "environment.json").read_text()) == {"HF_HOME": "/data/hf"}
+
+
+@pytest.fixture
+def streams(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give back the standard streams, which whatever may meet a full disk takes for itself."""
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))
+
+
+TORN: dict[str, Callable[[str], str]] = {
+    "empty": lambda text: "",
+    "torn": lambda text: text[: len(text) // 2],
+    "other": lambda text: text.replace("\n", "") + "\0",
+}
+
+
+@pytest.mark.parametrize("damage", TORN)
+@pytest.mark.parametrize(
+    "name", ["token", "certificate.pem", "key.pem", "environment.json", "secrets.json", "missing"]
+)
+def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
+    tmp_path: Path, name: str, damage: str, streams: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, _ = folder_of(tmp_path)
+    if name == "missing":
+        (job.secrets / "token").unlink()
+    else:
+        path = job.secrets / name
+        path.write_text(TORN[damage](path.read_text()))
+    with pytest.raises(ClusterError) as told:
+        orders.private(job)
+    assert told.value.fix and told.value.where.startswith(str(job.secrets))
+    assert entry.main(["supervise", str(job.root)]) == entry.UNFIT
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"{job.secrets}/") and "submit it again" in line
+
+
+@pytest.mark.parametrize("token", ["", "t" * 63, "F" * 64, "f" * 64 + "\n"])
+def test_no_agent_works_with_a_token_that_is_empty_or_torn(
+    tmp_path: Path,
+    token: str,
+    streams: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    config = fake_host.config(root=str(tmp_path), token=token)
+    line = io.TextIOWrapper(io.BytesIO(codec.dumps(config).encode() + b"\n"))
+    monkeypatch.setattr(sys, "stdin", line)
+    assert keeper.main(lambda _: pytest.fail("an agent was started"), is_landed=True) == 1
+    assert "the token that it was given is empty or torn" in capfd.readouterr().out
+    job = JobDir(tmp_path)
+    job.secrets.mkdir()
+    (job.secrets / "token").write_text(token)
+    assert not jobfolder.is_own(job, token), "an empty folder would pass for the job's own"
+
+
+def test_secrets_are_on_disk_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync_folder", synced.append)
+    monkeypatch.setattr(credentials, "sync_folder", synced.append)
+    credentials.fill(tmp_path / "secrets", jobs.plan(secrets=[]), {})
+    assert synced == [*[tmp_path / "secrets"] * 5, tmp_path]

@@ -242,7 +242,7 @@ def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None
     host = FakeHost(steps(False, False, False), None, [])
     assert isinstance(_land(host, code), Landed)
     lines, script, request, rest = bytes(host.heard).split(b"\n", 3)
-    assert (lines, script) == (b"1", b"exit 0") and json.loads(request)["config"]["token"] == "t" * 64
+    assert (lines, script) == (b"1", b"exit 0") and json.loads(request)["config"]["token"] == "c" * 64
     assert rest == BUNDLE + CODE + w.GO + b"\n"
 
 

@@ -124,7 +124,7 @@ def test_what_is_launched_in_one_round_is_one_srun_that_is_told_on_standard_inpu
     assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n3", "--overlap", "--no-kill", "--mem=0"} <= set(argv)
     assert argv[-2:] == ["/bin/sh", str(world.job.scripts / "agent.sh")]
     told = json.loads(world.run(0, "stdin")[0])
-    assert told["node"] == "" and told["token"] == "t" * 64 and told["token"] not in " ".join(argv)
+    assert told["node"] == "" and told["token"] == "c" * 64 and told["token"] not in " ".join(argv)
     assert "SLURM_JOB_ID=8" in world.run(0, "env") and "SLURM_MEM_PER_CPU=1" not in world.run(0, "env")
     assert world.launch(one, "n1") == []
     assert len(list(world.job.steps.glob("*.json"))) == 1, "it is coming up already"
