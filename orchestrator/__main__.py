@@ -23,6 +23,9 @@ UNFIT = 78
 
 def main(argv: list[str]) -> int:
     """Be what the first word says: `agent`, `supervise FOLDER`, or `--selftest`."""
+    from orchestrator.wire import ownership
+
+    ownership.close_to_others()
     match argv:
         case ["agent"]:
             gc.disable()  # importing makes no garbage, and what it makes is never any

@@ -7,11 +7,13 @@ import hashlib
 import importlib.util
 import io
 import marshal
+import stat
 import sys
 import zipfile
 import zlib
 from pathlib import Path
 
+from orchestrator.wire import ownership
 from orchestrator.wire.durable import replace_bytes
 
 PACKAGE = Path(__file__).parent
@@ -69,7 +71,7 @@ def build(home: Path | None = None) -> bytes:
     Beside each source stands its compiled code, which saves a node half of the time to start. A Python of another
     version passes over it and compiles the source, as for any import. Compiling takes 0.2 to 0.5 s, so what was made is
     kept where Python keeps compiled code; where that is not ours to write, as in an installation that many share, in
-    the folder `cache` of the job home, if one is given and there.
+    the folder `cache` of the job home, if one is given and there. What another user has put there is not taken.
     """
     files = contents()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
@@ -80,15 +82,26 @@ def build(home: Path | None = None) -> bytes:
     for place in places:
         with contextlib.suppress(OSError):
             mark, _, held = place.read_bytes().partition(b"\n")
-            if mark == f"{key.hexdigest()} {sha256(held)}".encode():
+            if _is_trusted(place) and mark == f"{key.hexdigest()} {sha256(held)}".encode():
                 return held
     made = _zipped(files)
     for place in places:
         with contextlib.suppress(OSError):
-            place.parent.mkdir(exist_ok=True)
-            replace_bytes(place, f"{key.hexdigest()} {sha256(made)}\n".encode() + made, durable=False)
-            break
+            place.parent.mkdir(mode=0o755, exist_ok=True)
+            if ownership.is_own(place.parent):
+                replace_bytes(place, f"{key.hexdigest()} {sha256(made)}\n".encode() + made, durable=False)
+                break
     return made
+
+
+def _is_trusted(place: Path) -> bool:
+    """Tell whether a kept bundle is this user's, or that of whoever has installed what it was made of."""
+    found = place.lstat()
+    return ownership.is_own(place) or (
+        stat.S_ISREG(found.st_mode)
+        and found.st_uid == PACKAGE.stat().st_uid
+        and not found.st_mode & ownership.WRITABLE
+    )
 
 
 def _zipped(files: dict[str, bytes]) -> bytes:

@@ -374,7 +374,8 @@ def collect_verb(job: str | None, folder: Path | None) -> int:
         click.echo("its last logs and checkpoints are still coming home …", err=True)
         collect.await_last(found)
     is_over = found.folder.ended.exists()
-    account = leftovers.collect(found) if is_over else leftovers.Account({}, {})
+    comes_home = is_over and home.is_ours(found.folder)  # another user's job is copied as far as it is there
+    account = leftovers.collect(found) if comes_home else leftovers.Account({}, {})
     place = collect.collect(found, folder)
     if brought := leftovers.summary([account]):
         click.echo(brought)
@@ -459,7 +460,9 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     """
     from orchestrator import collect, show
 
-    jobs = [_find(job)] if job else _jobs()
+    jobs = [_find(job)] if job else _own_jobs()
+    if job:
+        home.require_ours(jobs[0].folder)
     tidied = collect.tidy(jobs)
     accounts = collect.sweep_hosts(jobs)
     left = {job_id: account for job_id, account in accounts.items() if not account.is_whole}
@@ -492,6 +495,21 @@ def _find(wanted: str | None) -> Job:
 
 def _jobs() -> list[Job]:
     return [Job(folder) for folder in home.jobs(home.home(os.environ))]
+
+
+def _own_jobs() -> list[Job]:
+    """Return this user's jobs, and tell of each of them whose folder is not safe to work in."""
+    from orchestrator import terminal
+
+    found = []
+    for job in _jobs():
+        if home.is_ours(job.folder):
+            try:
+                home.require_ours(job.folder)
+                found.append(job)
+            except UserError as err:
+                terminal.complain(str(err))
+    return found
 
 
 def _all_statuses() -> list[dict[str, Any]]:

@@ -69,11 +69,11 @@ def collect(job: Job, to: Path | None) -> Path:
         to.mkdir(parents=True, exist_ok=True)
         (to / "why.json").write_text(why)
         for part in (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence"):
-            if part.exists():
+            if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
                 shutil.copytree(part, to / part.name, symlinks=True)
         for file in (job.folder.spec, job.folder.provenance, job.folder.journal):
             if file.exists():
-                shutil.copy2(file, to)
+                shutil.copy2(file, to, follow_symlinks=False)
     except (OSError, shutil.Error) as err:
         raise ClusterError(
             f"cannot be copied: {err}", str(to), "free some space there, and name a new folder"

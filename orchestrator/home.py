@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.errors import ClusterError, UserError
+from orchestrator.wire import ownership
 from orchestrator.wire.paths import JobDir
 
 _STAMP_CHARS = len("20261120-224605123-k3")
@@ -80,11 +81,16 @@ def unended(folder: Path) -> list[JobDir]:
 
 
 def is_ours(job: JobDir) -> bool:
-    """Tell whether there is a job that this user looks after; others do so for theirs."""
-    try:
-        return job.plan.stat().st_uid == os.geteuid()
-    except OSError:
-        return False
+    """Tell whether there is a job that this user looks after; others do so for theirs. What he may not touch although it
+    is his, such as a folder that others can write to, `require_ours` tells."""
+    return ownership.belongs(job.root) and ownership.belongs(job.plan)
+
+
+def require_ours(job: JobDir) -> None:
+    """Raise UserError, which says why, unless a job's folder and all that would be executed, loaded or written in it are
+    this user's alone. Asked right before that is done."""
+    if found := ownership.fault_within(job.root):
+        raise UserError(found.what, str(found.where), found.fix)
 
 
 def is_slurm(job: JobDir) -> bool:

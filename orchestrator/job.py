@@ -181,6 +181,7 @@ class Job:
         """
         from orchestrator import joblock, requests
 
+        home.require_ours(self.folder)
         try:
             with joblock.resuming(self.folder) as mine:
                 if not mine:

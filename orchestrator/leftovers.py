@@ -18,14 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator import fleet, journal
+from orchestrator import fleet, home, journal
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
 from orchestrator.plan import Plan
-from orchestrator.wire import travel
+from orchestrator.wire import ownership, travel
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
 from orchestrator.wire.tokens import is_token
@@ -128,8 +128,11 @@ def hosts_used(job: Job) -> tuple[str, ...]:
     return tuple(host for host, count in came.items() if count > 0 and host not in swept)
 
 
+@ownership.closed_to_others()
 def _visit_all(job: Job, then: Callable[[Connection, str], None]) -> Account:
-    """Bring home what each host has, and do `then` there when nothing is missing."""
+    """Bring home what each host has, and do `then` there when nothing is missing. Raises UserError for
+    a job that is not this user's alone: what its folder names would be done in his name."""
+    home.require_ours(job.folder)
     plan, hosts = job.plan(), hosts_used(job)
     if plan.ssh is None or not hosts:
         return Account({}, {})

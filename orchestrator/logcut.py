@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeAlias
 
+from orchestrator.wire import ownership
+
 LINE_BYTES_MAX = 64 << 10
 CUT_MARK = " …"
 
@@ -143,7 +145,7 @@ def line_start(path: Path, offset: int) -> int:
 def block_at(path: Path, offset: int, size_bytes: int) -> bytes:
     """Read from a file that is opened for just that; nothing when it is gone."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = ownership.open_inside(path)
     except FileNotFoundError:
         return b""
     try:

@@ -24,6 +24,7 @@ from orchestrator.plan import Plan
 from orchestrator.slurm import words
 from orchestrator.slurm.queue import Queue, is_over
 from orchestrator.slurm.words import QueueJob, Stage
+from orchestrator.wire import ownership
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
 
@@ -294,7 +295,7 @@ def begin_again(job: JobDir, before: Json) -> None:
 def batch_lines(job: JobDir) -> list[str]:
     """Return what a job's batch script has printed, its end where it is long."""
     try:
-        with job.batch_log.open("rb") as file:
+        with os.fdopen(ownership.open_inside(job.batch_log), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX))
             lines = file.read(WORDS_BYTES_MAX).decode(errors="replace").splitlines()
     except OSError:

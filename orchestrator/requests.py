@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from orchestrator.errors import ClusterError, OrchError, UserError
-from orchestrator.wire import codec
+from orchestrator.wire import codec, ownership
 from orchestrator.wire.durable import replace_text, sync_folder
 
 NUMBER_MAX = 1_000_000
@@ -30,26 +30,20 @@ def ask(folder: Path, what: str, **more: str) -> int:
 
 def refused(err: OSError, root: Path) -> OrchError:
     """Return for people why something could not be written into the job folder `root`."""
-    owner = _owner(root)
-    if isinstance(err, PermissionError) and owner:
-        return UserError(f"it is the job of {owner}, and not yours to change", str(root), f"ask {owner}")
+    found = ownership.fault(root)
+    if isinstance(err, PermissionError) and found:
+        return UserError(found.what, str(found.where), found.fix)
     is_full = err.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = f"make room in {root}, then try again" if is_full else "see to that file or folder, then try again"
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
 
 
-def _owner(root: Path) -> str:
-    """Return the user whose folder this is; empty for our own, and when that cannot be seen."""
-    try:
-        return root.owner() if root.stat().st_uid != os.geteuid() else ""
-    except KeyError:
-        return f"user {root.stat().st_uid}"
-    except OSError:
-        return ""
-
-
 def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
-    folder.mkdir(exist_ok=True)
+    if found := ownership.fault(folder.parent):
+        raise UserError(found.what, str(found.where), found.fix)
+    folder.mkdir(mode=0o755, exist_ok=True)
+    if not ownership.is_own(folder):
+        raise PermissionError(errno.EACCES, "it is not yours alone", str(folder))
     part = folder / f".{os.getpid()}.part"
     replace_text(part, codec.dumps_plain({"ask": what, **more}))
     try:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.errors import UserError
+from orchestrator.wire import ownership
 
 FILES_MAX = 200_000
 LARGEST_SHOWN = 5
@@ -159,13 +160,21 @@ def _copy(root: Path, name: Path, target: Path) -> None:
         if source.is_symlink():
             _copy_link(root, source, target)
         else:
-            shutil.copy2(source, target)
+            _copy_file(source, target)
     except OSError as err:
         if err.errno in _OF_THE_TARGET:
             raise
         raise UserError(
             f"cannot be copied: {err.strerror}", str(source), "make it readable, or let git ignore it"
         ) from err
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    """Copy a file with its times and its mode, but for other users' right to write: what is copied is executed."""
+    shutil.copyfile(source, target)
+    found = source.stat()
+    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+    target.chmod(stat.S_IMODE(found.st_mode) & ~ownership.WRITABLE)
 
 
 def _copy_link(root: Path, source: Path, target: Path) -> None:

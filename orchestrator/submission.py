@@ -33,7 +33,7 @@ from orchestrator.planning import Inventory
 from orchestrator.slurm import queue, submitting
 from orchestrator.spec import SpecFile, load
 from orchestrator.specfile import path_in
-from orchestrator.wire import codec
+from orchestrator.wire import codec, ownership
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
 
@@ -125,6 +125,7 @@ def rendered(
     return render.render(made, JobDir(home.home(environ) / "jobs" / made.id), sys.executable)
 
 
+@ownership.closed_to_others()
 def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> JobDir:
     """Make a job's folder and start its supervisor, or queue it where Slurm will. `overrides` are those that `file` was
     loaded with, kept for a later resume. Raises OrchError, and then leaves no job behind."""
@@ -191,6 +192,7 @@ def _fill(
     draft = JobDir(folder / "jobs" / f".{made.id}")
     try:
         draft.root.mkdir(parents=True)
+        home.require_ours(draft)
         snapshot.take(code, draft.code)
         if made.ssh is not None:
             snapshot.pack(code, draft.code, draft.archive)
@@ -237,8 +239,11 @@ SSH_ENV = ("SSH_AUTH_SOCK",)
 START_S_MAX = 30.0
 
 
+@ownership.closed_to_others()
 def start_supervisor(job: JobDir) -> None:
-    """Start the job's supervisor, detached, and wait until it listens. Raises ClusterError when it does not come up."""
+    """Start the job's supervisor, detached, and wait until it listens. Raises ClusterError when it does not come up,
+    and UserError for a job that is not this user's alone."""
+    home.require_ours(job)
     over_ssh = _is_over_ssh(job)
     names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
     env = {name: os.environ[name] for name in names if name in os.environ}
@@ -283,6 +288,7 @@ def _written_since(path: Path, time_ns: int) -> bool:
         return False
 
 
+@ownership.closed_to_others()
 def resume(
     job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
 ) -> None:

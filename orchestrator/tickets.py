@@ -61,7 +61,7 @@ class Queue:
 
     def _take(self) -> int:
         """Draw the job's ticket, or take its old one again."""
-        self._path.parent.mkdir(exist_ok=True)
+        self._path.parent.mkdir(mode=0o755, exist_ok=True)
         fd = locks.open_file(self._path)
         try:
             if not locks.take(fd, TAKE_S_MAX):

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.node.talk import Fault, Talk, fault
 from orchestrator.wire import landing as w
-from orchestrator.wire import locks
+from orchestrator.wire import locks, ownership
 from orchestrator.wire.durable import replace_bytes, replace_text
 from orchestrator.wire.paths import JobDir
 from orchestrator.wire.tokens import is_token
@@ -54,6 +54,14 @@ def is_own(job: JobDir, token: str) -> bool:
         return False
 
 
+def require_own(job: JobDir) -> None:
+    """Raise Fault unless the job's folder, if there is one, and all that is used in it are this user's alone."""
+    if job.root.is_symlink() or job.root.exists():
+        found = ownership.fault_within(job.root)
+        if found is not None:
+            raise Fault("folder", f"{found.where}: {found.what}", found.fix)
+
+
 def check_space(job: JobDir, request: w.Launch) -> None:
     """Look whether what is missing will fit, before anything is written. Raises Fault."""
     try:
@@ -86,6 +94,9 @@ def open_at(job: JobDir, request: w.Launch) -> None:
     config = request.config
     node = job.node(config.node)
     try:
+        job.root.parent.mkdir(parents=True, exist_ok=True)
+        job.root.mkdir(mode=0o700, exist_ok=True)  # what is copied into it by others' programs has any mode
+        require_own(job)
         for folder in (node, job.checkpoints, job.logs):
             folder.mkdir(parents=True, exist_ok=True)
         replace_bytes(node / "write-test", bytes(WRITE_TEST_BYTES))
@@ -201,7 +212,8 @@ def _link_sibling(job: JobDir, code: w.Parcel, part: Path) -> bool:
     for name in sorted(os.listdir(job.root.parent))[-SIBLINGS_MAX:]:  # noqa: PTH208 -- names, to be sorted
         other = job.root.parent / name / "code.tar.gz"
         with contextlib.suppress(OSError):
-            if other.stat().st_size == code.size_bytes and _sha256(other) == code.sha256:
+            is_own = ownership.is_own(other)  # another user could still change it
+            if is_own and other.stat().st_size == code.size_bytes and _sha256(other) == code.sha256:
                 part.hardlink_to(other)
                 return True
     return False

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.node import jobfolder, newborn, procfs
 from orchestrator.node.talk import Fault, Talk, fault
-from orchestrator.wire import codec, locks
+from orchestrator.wire import codec, locks, ownership
 from orchestrator.wire import landing as w
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.messages import AgentConfig
@@ -40,6 +40,7 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
     This code comes from `bundle`, which is open as `bundle_fd`.
     """
     talk = Talk(mark, sys.stdin.buffer)
+    ownership.close_to_others()
     try:
         match codec.loads_kind(_REQUESTS, line):
             case w.Launch() as request:
@@ -144,6 +145,7 @@ def _last_words(log: Path, begin_bytes: int) -> str:
 def _reach(request: w.Reach) -> w.AgentSeen:
     """Tell an agent where to dial from now on, and say whether it is there."""
     job = jobfolder.resolved(request.root)
+    jobfolder.require_own(job)
     node = job.node(request.node)
     alive = locks.is_held(node / "agent.lock")
     if request.endpoint and node.is_dir():

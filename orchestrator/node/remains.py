@@ -34,6 +34,7 @@ def sweep(request: w.Sweep) -> w.Swept:
     job = jobfolder.resolved(request.root)
     if job.id != request.job or not job.id:
         raise Fault("folder", f"{job.root} is not the folder of job {request.job}")
+    jobfolder.require_own(job)
     nodes = _nodes(job)
     killed = sum(_end(job, node) for node in nodes)
     if not job.root.is_dir():

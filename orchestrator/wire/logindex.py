@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from . import ownership
+
 _RECORD = struct.Struct("<QQ")
 _NEVER = (1 << 64) - 1
 _BLOCK_BYTES = 256 * _RECORD.size
@@ -124,7 +126,7 @@ class IndexCursor:
 
 def _open(path: Path) -> int | None:
     try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return ownership.open_inside(path)
     except FileNotFoundError:
         return None
 

@@ -3,6 +3,7 @@
 # An attempt takes 2 nodes, with 2 ranks each, that each run:
 #   /usr/bin/python3 train.py --lr 0.1
 set -u
+umask go-w
 root=/home/me/.orch/jobs/gpt-20261120-224605123-k3
 node=${SLURMD_NODENAME:-$(uname -n)}
 say() { printf '%s: %s\n' "$node" "$1" >&2; }

@@ -12,6 +12,7 @@
 #SBATCH --chdir=/home/me/.orch/jobs/gpt-20261120-224605123-k3
 #SBATCH --output=logs/slurm.log
 set -u
+umask go-w
 root=/home/me/.orch/jobs/gpt-20261120-224605123-k3
 STARTS_MAX=20           # of the supervisor
 PAUSE_S_MAX=15          # before one of them

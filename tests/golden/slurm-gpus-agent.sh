@@ -5,6 +5,7 @@
 # after these setup lines, once:
 #   module load cuda
 set -u
+umask go-w
 root=/home/me/.orch/jobs/gpt-20261120-224605123-k3
 node=${SLURMD_NODENAME:-$(uname -n)}
 say() { printf '%s: %s\n' "$node" "$1" >&2; }

@@ -95,3 +95,34 @@ def _holders(root: Path) -> set[Path]:
     """Return the files that hold the secret."""
     files = [Path(folder) / name for folder, _, names in os.walk(root) for name in names]
     return {path for path in files if SECRET.encode() in path.read_bytes()}
+
+
+SAVER = """
+import os
+from pathlib import Path
+import helper
+folder = Path(os.environ["ORCH_CHECKPOINT_DIR"]) / "step-1"
+folder.mkdir(exist_ok=True)
+(folder / f"{os.environ['RANK']}.pt").write_text("x")
+Path(f"made-{os.environ['RANK']}").mkdir()
+"""
+
+
+def test_no_other_user_can_write_into_a_job_folder_whatever_the_umask_is(desk: Desk) -> None:
+    """Code, scripts and checkpoints are executed or loaded, and so is what Python keeps beside them."""
+    before = os.umask(0)
+    try:
+        job = desk.submit(
+            {"train.py": SAVER, "helper.py": "", "data/few.bin": "x"}, entrypoint="train.py", setup=["touch setup-was-here"],
+        )  # fmt: skip
+        assert job.wait()["state"] == "SUCCEEDED"
+        assert os.umask(0) == 0, "what the caller makes himself is his own matter"
+    finally:
+        os.umask(before)
+    assert (job.root / "code" / "made-1").is_dir()
+    open_to_others = [
+        f"{path.relative_to(job.root)} {stat.S_IMODE(path.lstat().st_mode):o}"
+        for path in (job.root, *job.root.rglob("*"))
+        if path.lstat().st_mode & 0o022 and not path.is_symlink()
+    ]
+    assert open_to_others == []

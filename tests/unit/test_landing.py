@@ -54,6 +54,17 @@ def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
     }  # fmt: skip
 
 
+def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(host: FakeHost, code: Code) -> None:
+    before = os.umask(0)
+    try:
+        land(host, fake_host.launch(code))
+    finally:
+        os.umask(before)
+    assert host.job.root.stat().st_mode & 0o777 == 0o700, "what others' programs copy into it has any mode"
+    made = [path for path in (host.home / ".orch").rglob("*") if path.lstat().st_mode & 0o022]
+    assert made == [] and (host.job.code / "train.py").exists()
+
+
 def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: FakeHost, code: Code) -> None:
     first, second = land(host, fake_host.launch(code)), land(host, fake_host.launch(code))
     assert (second.was_up, second.pid) == (True, first.pid)

@@ -21,7 +21,7 @@ from orchestrator.wire.paths import JobDir
 from tests.support import folders, jobs
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _umask_of_a_careless_user() -> object:
     before = os.umask(0)
     yield
@@ -40,6 +40,7 @@ TAKERS: dict[str, Callable[[JobDir], object]] = {
 }
 
 
+@pytest.mark.usefixtures("_umask_of_a_careless_user")
 @pytest.mark.parametrize("name", TAKERS)
 def test_a_lock_can_be_read_and_so_be_held_by_its_owner_alone(tmp_path: Path, name: str) -> None:
     job = JobDir(tmp_path / "jobs" / "one")

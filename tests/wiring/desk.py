@@ -17,6 +17,8 @@ MUTATIONS = (
         "tests/unit/test_submitting.py::test_a_job_whose_id_cannot_be_written_is_taken_out_of_the_queue_again"),
     Mutation("a refused resume changes the scripts", "orchestrator/submission.py", "replace_bytes(file, data, mode=file.stat().st_mode & 0o777)", "pass",
         "tests/unit/test_submitting.py::test_a_resume_that_sbatch_refuses_changes_nothing"),
+    Mutation("a supervisor is started in any folder", "orchestrator/submission.py", "    home.require_ours(job)\n", "",
+        "tests/unit/test_ownership.py::test_no_supervisor_is_started_and_nothing_asked_where_another_could_have_had_a_hand[the bundle is a link]"),
     Mutation("a resume does not take its lock", "orchestrator/job.py", "with joblock.resuming(self.folder) as mine:", "for mine in (True,):",
         "tests/unit/test_resume.py::test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told"),
     Mutation("a supervised job is given a second supervisor", "orchestrator/revival.py", "    if _is_supervised(job):", "    if False:",

@@ -1,0 +1,168 @@
+"""Ownership of a job folder: whether what would be executed, loaded or written there is the caller's alone.
+
+Rules: a folder and its files count as they are, never as what a symbolic link leads to; they belong to the caller, and no
+other user can write to them. The two folders above it, `jobs` and the job home, may be shared when they are sticky. What
+lies further up is the choice of the user who named the job home. Jobs of others are read, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+LINKED = ("checkpoints", "evidence", "logs")
+"""What a user may have moved to another disk, with a link of his own in its place: nothing of it is executed."""
+
+LOADED = ("requests", "scripts", "secrets")
+"""The folders whose files are looked at one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a job folder is not the caller's alone, where that shows, and what to do."""
+
+    what: str
+    where: Path
+    fix: str
+
+
+def fault(root: Path) -> Fault | None:
+    """Return why the job folder `root`, or where it lies, is not the caller's alone; None when it is."""
+    for folder in (root.parent.parent, root.parent):
+        if found := _of_parent(folder):
+            return found
+    found = _of(root)
+    if found is not None and (owner := _owner(root)):
+        return Fault(f"it is the job of {owner}, and not yours to change", root, f"ask {owner}")
+    return found
+
+
+def fault_within(root: Path) -> Fault | None:
+    """Return the same of the job folder with all that orch would execute, load or write in it."""
+    if found := fault(root):
+        return found
+    for entry in _entries(root):
+        path = Path(entry.path)
+        is_own_link = entry.is_symlink() and entry.name in LINKED and not _owner(path)
+        if not is_own_link and (found := _of(path)):
+            return found
+        is_loaded = entry.name in LOADED and entry.is_dir(follow_symlinks=False)
+        if is_loaded and (found := next(filter(None, map(_of, path.iterdir())), None)):
+            return found
+    return None
+
+
+def belongs(path: Path) -> bool:
+    """Tell whether there is such a file or folder, of the caller, and no symbolic link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+
+
+def is_own(path: Path) -> bool:
+    """Tell whether a file or folder is a real one, of the caller, that no other user can write to."""
+    return belongs(path) and _of(path) is None
+
+
+@contextlib.contextmanager
+def closed_to_others() -> Iterator[None]:
+    """Let nothing that is made meanwhile be writable by other users, whatever the umask is."""
+    before = os.umask(WRITABLE)
+    os.umask(before | WRITABLE)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def close_to_others() -> None:
+    """Let nothing be writable by other users that this process and those it starts make, whatever the umask is."""
+    os.umask(os.umask(WRITABLE) | WRITABLE)
+
+
+def open_inside(path: Path) -> int:
+    """Open a file of a job folder that may be another user's, to be read: neither a link that leads out of it, nor a
+    pipe that would never answer. Raises OSError."""
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
+        return list(entries)
+
+
+def _of_parent(folder: Path) -> Fault | None:
+    """Return why a folder in which job folders lie is not safe; a link to it counts with what it leads to."""
+    try:
+        link, found = folder.lstat(), folder.stat()
+    except OSError as err:
+        return _unseen(folder, err)
+    fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
+    trusted = (0, os.geteuid())
+    if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
+        return Fault(f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere", folder, fix)
+    if found.st_mode & stat.S_ISVTX:
+        return None
+    if found.st_uid not in trusted:
+        return Fault(f"it belongs to {_name(found.st_uid)}, who can replace what lies in it", folder, fix)
+    if found.st_mode & WRITABLE:
+        what = (
+            f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o}), and replace what lies in it"
+        )
+        return Fault(
+            what, folder, f"chmod go-w {folder}, or chmod +t where it is meant to be shared; or {fix}"
+        )
+    return None
+
+
+def _of(path: Path) -> Fault | None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None  # it went meanwhile
+    except OSError as err:
+        return _unseen(path, err)
+    known = "once you know that it holds nothing but yours"
+    if found.st_uid != os.geteuid():
+        return Fault(
+            f"it belongs to {_name(found.st_uid)}, in a job folder of yours", path, f"make it yours, {known}"
+        )
+    if stat.S_ISLNK(found.st_mode):
+        return Fault(
+            "it is a symbolic link, which orch does not follow there", path, "put the real one there"
+        )
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        return Fault("it is neither a file nor a folder", path, "put the real one there")
+    if found.st_mode & WRITABLE:
+        what = f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o})"
+        return Fault(what, path, f"chmod go-w {path}, {known}")
+    return None
+
+
+def _unseen(path: Path, err: OSError) -> Fault:
+    return Fault(f"it cannot be looked at: {err.strerror}", path, "see to that folder")
+
+
+def _owner(path: Path) -> str:
+    """Return the user whose file this is; empty for the caller's own, and when that cannot be seen."""
+    try:
+        uid = path.lstat().st_uid
+    except OSError:
+        return ""
+    return _name(uid) if uid != os.geteuid() else ""
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
