@@ -7,8 +7,9 @@ The map of the code, in the order of a job's life; imports point from later to e
     render     which scripts will run?             render.py, templates/
     submit     how does a job begin?               submission.py, credentials.py, certificate.py, snapshot.py,
                                                    bundle.py, provenance.py, home.py, slurm/submitting.py
-    supervise  what happens, and what is done?     supervise.py, journal.py, joblock.py, requests.py, asked.py,
-                                                   tickets.py, links.py, orders.py, deeds.py, notify.py, memory.py, stay.py
+    supervise  what happens, and what is done?     supervise.py, journal.py, record.py, factsfile.py, joblock.py,
+                                                   requests.py, asked.py, tickets.py, links.py, orders.py, deeds.py,
+                                                   notify.py, memory.py, stay.py
       ferry.py   what travels?                     intake.py, carry.py, shelf.py
       brain/     what does it mean?                pure: events in, decisions out
       backends/  how does an agent get there?      thin, no decisions

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from orchestrator import home, leftovers, postmortem, statefile
+from orchestrator import home, leftovers, statefile
 from orchestrator.backends import LaunchError
 from orchestrator.errors import ClusterError, OrchError, UserError, counted
 from orchestrator.job import POLL_S, Job
@@ -26,9 +26,9 @@ def checkpoints(job: Job, *, verify: bool) -> list[Json]:
     `complete`: the supervisor knows that it is. `whole`: what the files' formats tell, None when they tell nothing or
     `verify` did not ask for it. `resume`: the next attempt starts from it. Raises ClusterError for a damaged job.
     """
-    from orchestrator import journal
+    from orchestrator import factsfile
 
-    facts = postmortem.tell(journal.read(job.folder.journal)).facts
+    facts = factsfile.read(job.folder).facts
     chosen = facts.checkpoint.path if facts.checkpoint else None
     watch = CheckpointWatch(job.folder.checkpoints, job.plan().checkpoint_glob)
     listed = []

@@ -227,9 +227,9 @@ class Job:
 
     def why(self) -> Json:
         """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
-        from orchestrator import journal, postmortem
+        from orchestrator import factsfile, postmortem
 
-        told = postmortem.tell(journal.read(self.folder.journal))
+        told = factsfile.read(self.folder)
         suspicion = self._suspicion() if told.facts.end is None else None
         why = {**postmortem.why(self.plan(), told), "suspicion": suspicion, "dir": str(self.folder.root)}
         return {**why, **self._in_queue()} if told.facts.end is None and self.is_slurm else why
@@ -285,8 +285,8 @@ class Job:
         ranks = {node.name: node.ranks for node in plan.nodes}
         if plan.pool is None:
             return ranks
-        places = [one.news for one in journal.read(self.folder.journal) if isinstance(one.news, d.Place)]
-        chosen = [place for place in places if attempt in (None, place.attempt)]
+        told = journal.read_only(self.folder.journal, d.Place)
+        chosen = [one for one in told if isinstance(one, d.Place) and attempt in (None, one.attempt)]
         return {**ranks, **({node.name: node.ranks for node in chosen[-1].nodes} if chosen else {})}
 
     def mask(self) -> Mask:

@@ -1,7 +1,8 @@
 """What happened, in order? The journal: one line per event learned and decision made, appended and never changed.
 
-Rules: a decision is on disk before it is carried out; heartbeats come here folded to one a node, see `Brain.beats`,
-so a replay knows what a decision knew without a line per second; a torn last line is tolerated, nothing else.
+Rules: a decision is on disk before it is carried out; heartbeats come here folded to one a node, see
+`Brain.beats_before`, so a replay knows what a decision knew without a line per second; a torn last line is tolerated,
+nothing else.
 """
 
 from __future__ import annotations
@@ -39,12 +40,27 @@ class JournalError(ClusterError):
     """The journal is damaged in a place that a crash cannot explain."""
 
 
-def read(path: Path) -> Iterator[Entry]:
-    """Yield all entries. Raises JournalError, naming the line, when one cannot be read."""
+def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
+    """Yield all entries, or those from byte `offset` on, which follow number `after_n`.
+
+    Raises JournalError, naming the line, when one cannot be read.
+    """
+    if not path.exists():
+        return
+    for number, text in enumerate(read_lines(path, offset), start=after_n + 1):
+        yield _parsed(text, f"{path}:{number}")
+
+
+def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
+    """Yield the news of these kinds; of all other lines no more is read than is needed to tell. Raises JournalError."""
+    marks = [f'"kind":"{kind.__name__}"' for kind in kinds]
     if not path.exists():
         return
     for number, text in enumerate(read_lines(path), start=1):
-        yield _parsed(text, f"{path}:{number}")
+        if any(mark in text for mark in marks):
+            news = _parsed(text, f"{path}:{number}").news
+            if isinstance(news, kinds):
+                yield news
 
 
 def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
@@ -83,19 +99,26 @@ class Journal:
         self._n = last_n
         self._retry_s = 0.0
 
-    def write(self, news: News, boot: str = "", seq: int = 0) -> None:
-        """Append one piece of news. `sync` makes it durable; on a full disk it waits in memory."""
+    def write(self, news: News, boot: str = "", seq: int = 0) -> Entry:
+        """Append one piece of news and return its entry. `sync` makes it durable; on a full disk it waits in memory."""
         self._n += 1
-        record: dict[str, Any] = {
+        wall_s, mono_s = round(time.time(), 3), round(time.monotonic(), 3)
+        line: dict[str, Any] = {
             "n": self._n,
-            "wall": round(time.time(), 3),
-            "mono": round(time.monotonic(), 3),
+            "wall": wall_s,
+            "mono": mono_s,
             "on": self._machine,
             "news": codec.pack_kind(news),
         }
         if seq:
-            record["boot"], record["seq"] = boot, seq
-        self._log.append(codec.dumps_plain(record))
+            line["boot"], line["seq"] = boot, seq
+        self._log.append(codec.dumps_plain(line))
+        return Entry(self._n, wall_s, mono_s, self._machine, boot if seq else "", seq, news)
+
+    @property
+    def safe_bytes(self) -> int:
+        """How much of the file is known to be on disk: whole lines."""
+        return self._log.safe_bytes
 
     @property
     def is_full(self) -> bool:
@@ -119,6 +142,16 @@ class Journal:
         self._log.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """One moment by the job's clock, and by those of a machine. `machine` names one of its boots."""
+
+    at: float
+    wall_s: float
+    mono_s: float
+    machine: str
+
+
 class JobClock:
     """The clock that the brain judges by: seconds since submit, never running backwards, also across supervisors.
 
@@ -126,19 +159,24 @@ class JobClock:
     bridge the gap, and counts a gap that seems negative as none.
     """
 
-    def __init__(self, machine: str, latest: Entry | None) -> None:
-        """`latest`: the journal's entry with the latest news, which need not be its last: beats are written late."""
+    def __init__(self, machine: str, latest: Stamp | None) -> None:
+        """`latest`: the latest moment that is known of the job."""
+        self._machine = machine
         self._start_mono_s = time.monotonic()
         if latest is None:
             self._start_s = 0.0
         elif latest.machine == machine:
-            self._start_s = latest.news.at + max(0.0, time.monotonic() - latest.mono_s)
+            self._start_s = latest.at + max(0.0, time.monotonic() - latest.mono_s)
         else:
-            self._start_s = latest.news.at + max(0.0, time.time() - latest.wall_s)
+            self._start_s = latest.at + max(0.0, time.time() - latest.wall_s)
 
     def now_s(self) -> float:
         """Return the job clock."""
         return self._start_s + time.monotonic() - self._start_mono_s
+
+    def stamp(self) -> Stamp:
+        """Return this moment."""
+        return Stamp(self.now_s(), time.time(), time.monotonic(), self._machine)
 
 
 class Sleep:

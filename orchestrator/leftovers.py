@@ -119,11 +119,11 @@ def hosts_used(job: Job) -> tuple[str, ...]:
     if job.plan().ssh is None:
         return ()
     came: dict[str, int] = {}
-    for one in journal.read(job.folder.journal):
-        if isinstance(one.news, d.Launch):
-            came[one.news.node] = came.get(one.news.node, 0) + 1
-        elif isinstance(one.news, e.LaunchFailed) and one.news.stage in BEFORE_FOLDER:
-            came[one.news.node] = came.get(one.news.node, 0) - 1
+    for one in journal.read_only(job.folder.journal, d.Launch, e.LaunchFailed):
+        if isinstance(one, d.Launch):
+            came[one.node] = came.get(one.node, 0) + 1
+        elif isinstance(one, e.LaunchFailed) and one.stage in BEFORE_FOLDER:
+            came[one.node] = came.get(one.node, 0) - 1
     swept = _swept(job.folder)
     return tuple(host for host, count in came.items() if count > 0 and host not in swept)
 

@@ -1,25 +1,30 @@
 """What does a supervisor know, and what of it is on disk? The brain, and the journal that it can be rebuilt from.
 
-Rules: whatever the brain learns is journaled, beats in a fold; a kept report that is on disk is known by its number.
-While the disk is full the brain goes on learning and decides nothing; what it had decided when that began is done when
+Rules: whatever the brain learns is journaled, beats in a fold; a kept report that is on disk is known by its number;
+what the journal comes to is written down now and then, so that the next supervisor need not read all of it. While the disk is full the brain goes on learning and decides nothing; what it had decided when that began is done when
 it is on disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 
+from orchestrator import factsfile
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.facts import Facts, News
-from orchestrator.journal import Entry, JobClock, Journal, read
+from orchestrator.journal import JobClock, Journal
 from orchestrator.statefile import iso
 from orchestrator.wire import room
 from orchestrator.wire.paths import JobDir
 
-BEATS_S = 60.0
-"""How often heartbeats are journaled when nothing else is."""
+FACTS_S = 10.0
+"""How often the facts are written down."""
+
+FACTS_SHARE_MAX = 0.01
+"""How much of the time that may take: the more there is to write, the more seldom."""
 
 OWED_BYTES_MAX = 16 << 20
 """How much is learned while the disk is full; past it nobody is listened to until there is room."""
@@ -29,82 +34,66 @@ class Memory:
     """The brain of one job, as the journal has left it, and the journal."""
 
     def __init__(self, job: JobDir, machine: str) -> None:
-        """Learn the journal anew. `machine` names this boot of this machine."""
-        self._brain = Brain()
-        self.stopped: dict[str, int] = {}  # the last attempt that each node said to be over
-        self.requeue: d.Requeue | None = None  # decided, and no allocation has begun since
-        self._acked: dict[str, tuple[str, int]] = {}  # the last kept report of each node
+        """Learn what the journal comes to. `machine` names this boot of this machine."""
+        self._job = job
+        self._record = factsfile.read(job)
+        self._brain = Brain(self._record.facts, self._record.beaten_at)
         self._held: list[d.Decision] = []  # decided, and not on disk yet
         self._wake_s = 0.0
         self._full_since: float | None = None
         self._waited_s = 0.0
-        self._beats_due_s = 0.0
-        self._stepped = 0  # the latest attempt whose first step is written down
-        last_n, latest = self._replay(job)
-        self._clock = JobClock(machine, latest)
-        self._journal = Journal(job.journal, machine, last_n)
-        self._safe = dict(self._acked)  # the last kept report of each node that is on disk
-
-    def _replay(self, job: JobDir) -> tuple[int, Entry | None]:
-        """Return the journal's last number and its latest entry."""
-        last_n, latest = 0, None
-        for entry in read(job.journal):
-            self._brain.learn(entry.news)
-            last_n = entry.n
-            if latest is None or entry.news.at >= latest.news.at:
-                latest = entry
-            match entry.news:
-                case e.Stopped(node=node, attempt=attempt):
-                    self.stopped[node] = attempt
-                case d.Requeue() as requeue:
-                    self.requeue = requeue
-                case e.AllocationBegan():
-                    self.requeue = None
-                case _:
-                    pass
-            if entry.seq:
-                self._acked[getattr(entry.news, "node", "")] = (entry.boot, entry.seq)
-        self._brain.beats()  # those of the journal are in it already
-        return last_n, latest
+        self._clock = JobClock(machine, self._record.latest)
+        self._journal = Journal(job.journal, machine, self._record.last_n)
+        self._safe = dict(self._record.received)  # the last kept report of each agent process that is on disk
+        self._facts_due_s = 0.0  # by the monotonic clock
 
     @property
     def facts(self) -> Facts:
         """All that is known."""
         return self._brain.facts
 
+    @property
+    def stopped(self) -> dict[str, int]:
+        """The last attempt that each node said to be over."""
+        return self._record.stopped
+
+    @property
+    def requeue(self) -> d.Requeue | None:
+        """What was decided, and no allocation has begun since."""
+        return self._record.requeue
+
     def now_s(self) -> float:
         """Return the job clock."""
         return self._clock.now_s()
 
     def learn(self, news: News) -> None:
-        """Journal and learn. Beats are learned at once and journaled in a fold, before any other news."""
-        if isinstance(news, e.Beat):
-            self._brain.learn(news)
-            is_due = self.now_s() >= self._beats_due_s and not self._journal.is_full
-            if is_due or self._is_first_step(news):
-                self._write_beats()
+        """Journal and learn. Beats are learned at once and journaled in a fold, see `Brain.beats_before`."""
+        if not isinstance(news, e.Beat):
+            self._write(news)
             return
-        self._write_beats()
-        self._journal.write(news)
         self._brain.learn(news)
+        if self._record.is_first_step:
+            for beat in self._brain.beats():
+                self._record.learn(self._journal.write(beat))
 
-    def learn_kept(self, news: list[e.Event], node: str, boot: str, seq: int) -> None:
-        """Journal and learn what a kept report of a node says, with its number."""
-        self._acked[node] = (boot, seq)
+    def learn_kept(self, news: list[e.Event], boot: str, seq: int) -> None:
+        """Journal and learn what a kept report of an agent process says, with its number."""
+        self._record.received[boot] = seq
         for one in news:
-            self._write_beats()
-            self._journal.write(one, boot, seq)
-            self._brain.learn(one)
+            self._write(one, boot, seq)
 
-    def has(self, node: str, boot: str, seq: int) -> bool:
+    def _write(self, news: News, boot: str = "", seq: int = 0) -> None:
+        for beat in self._brain.beats_before(news):
+            self._record.learn(self._journal.write(beat))
+        self._record.learn(self._journal.write(news, boot, seq))
+
+    def has(self, boot: str, seq: int) -> bool:
         """Tell whether a kept report was learned before: it may be said again after a broken line."""
-        known_boot, known_seq = self._acked.get(node, ("", 0))
-        return boot == known_boot and seq <= known_seq
+        return seq <= self._record.received.get(boot, 0)
 
-    def acked(self, node: str, boot: str) -> int:
-        """Return the number of the last kept report of an agent that is on disk."""
-        known_boot, seq = self._safe.get(node, ("", 0))
-        return seq if boot == known_boot else 0
+    def acked(self, boot: str) -> int:
+        """Return the number of the last kept report of an agent process that is on disk."""
+        return self._safe.get(boot, 0)
 
     def decide(self) -> tuple[list[d.Decision], float]:
         """Return what is to be done, journaled and on disk; and the job clock at which to ask again.
@@ -134,7 +123,9 @@ class Memory:
             time.sleep(room.RETRY_S)
             is_done = self._journal.sync()
         if is_done:
-            self._safe = dict(self._acked)
+            self._safe = dict(self._record.received)
+            if time.monotonic() >= self._facts_due_s:
+                self._write_facts()
         self._note(is_done)
         return is_done
 
@@ -159,16 +150,16 @@ class Memory:
 
     def close(self) -> None:
         """Give the journal back."""
+        if self._journal.sync():
+            self._write_facts()
         self._journal.close()
 
-    def _write_beats(self) -> None:
-        self._beats_due_s = self.now_s() + BEATS_S
-        for beat in self._brain.beats():
-            self._journal.write(beat)
-
-    def _is_first_step(self, beat: e.Beat) -> bool:
-        """Tell whether this is the first step of its attempt, whose moment the post-mortem tells."""
-        if beat.attempt <= self._stepped or not any(rank.count for rank in beat.ranks):
-            return False
-        self._stepped = beat.attempt
-        return True
+    def _write_facts(self) -> None:
+        """Write down what the journal on disk comes to, and what beats have told since its last line."""
+        began_s = time.monotonic()
+        self._record.latest = self._clock.stamp()
+        self._record.keep_up(self._record.facts.heard_at)
+        with contextlib.suppress(OSError):  # the journal knows all that matters
+            factsfile.write(self._job, self._record, self._journal.safe_bytes)
+        ended_s = time.monotonic()
+        self._facts_due_s = ended_s + max(FACTS_S, (ended_s - began_s) / FACTS_SHARE_MAX)

@@ -233,7 +233,7 @@ class Supervisor:
         if not said.seq:
             self._take_passing(said, now_s)
             return
-        if self._memory.has(said.node, said.boot, said.seq):
+        if self._memory.has(said.boot, said.seq):
             return
         try:
             if said.data.get("kind") == m.PiecesFound.__name__:
@@ -244,7 +244,7 @@ class Supervisor:
         except codec.CodecError as err:
             print(f"{said.node} sent what cannot be read: {err}", flush=True)
             return
-        self._memory.learn_kept(events, said.node, said.boot, said.seq)
+        self._memory.learn_kept(events, said.boot, said.seq)
         for event in events:
             self._ferry.heard(event)
 
@@ -298,7 +298,7 @@ class Supervisor:
         """Say what is on disk to those who said it; what a full disk keeps waiting, they say again after a break."""
         self._memory.sync()
         for node in self._nodes:
-            ack = m.Ack(self._memory.acked(node, self._links.boot(node)), self._beats.get(node, 0))
+            ack = m.Ack(self._memory.acked(self._links.boot(node)), self._beats.get(node, 0))
             if self._said_acks.get(node) != ack and self._links.send(node, ack):
                 self._said_acks[node] = ack
 

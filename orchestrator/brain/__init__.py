@@ -7,8 +7,8 @@ and returns decisions, each with its why, and when to look again. The caller's d
 2. call `decide`; write what was learned and what was decided to the journal; only then
 3. give each decision to `learn`, and carry it out; then `decide` again until it has nothing more to say.
 
-Beats are too many to be written each; `Brain.beats` returns them folded to one a node, which goes to the journal
-before the next line of any other kind (and before that line is learned). A connection over which no beat comes any
+Beats are too many to be written each; `Brain.beats_before` returns them folded to one a node, which goes to the journal
+before the next line of any other kind but of checkpoints (and before that line is learned). A connection over which no beat comes any
 more is broken: close it and say `AgentSilent`. When a look comes later than it was asked for by more than `SLEPT_S`
 (the machine slept), drop all connections and learn `SupervisorStarted` first: what was not listened to is no silence.
 

@@ -24,18 +24,27 @@ SLEPT_S = 10.0
 """A look that comes this much later than it was asked for: the supervisor's machine slept."""
 
 
-class Brain:
-    """Facts of one job, and what follows from them."""
+OF_CHECKPOINTS = (e.CheckpointComing, e.CheckpointFound, e.CheckpointSpoiled)
+"""News that says by itself how far its writer was: it folds to the same before the beats and after them."""
 
-    def __init__(self) -> None:
-        self.facts = Facts()
-        self._beaten_at: dict[str, float] = {}
+
+class Brain:
+    """Facts of one job, and what follows from them. `beaten_at`: when the last beat of each node came that the journal
+    does not know yet."""
+
+    def __init__(self, facts: Facts | None = None, beaten_at: dict[str, float] | None = None) -> None:
+        self.facts = Facts() if facts is None else facts
+        self._beaten_at = {} if beaten_at is None else beaten_at
 
     def learn(self, news: News) -> None:
         """Fold an event, or a journaled decision, into the facts."""
         fold(self.facts, news)
         if isinstance(news, e.Beat):
             self._beaten_at[news.node] = news.at
+
+    def beats_before(self, news: News) -> list[e.Beat]:
+        """Return what goes to the journal before `news`: nothing before a checkpoint, else `beats`."""
+        return [] if isinstance(news, OF_CHECKPOINTS) else self.beats()
 
     def beats(self) -> list[e.Beat]:
         """Return what the beats learned since the last call came to, one a node, for the journal.

@@ -1,8 +1,9 @@
 """How does a value cross a wire or a disk? As JSON, by the types of its dataclass, both ways and strictly.
 
-Rules: only frozen dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, string-keyed
-dicts and other dataclasses); an unknown or missing field is an error, since both ends run the same bundle; a value
-of a union of dataclasses carries its class name under `kind`.
+Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, lists, sets of text, dicts
+whose keys are text or whole numbers, and other dataclasses); an unknown or missing field is an error, since both ends
+run the same bundle; a field that does not count when two values are compared is left out; a value of a union of
+dataclasses carries its class name under `kind`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def pack(value: object) -> Any:
         return {str(key): pack(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [pack(item) for item in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
     assert value is None or isinstance(value, (str, int, float, bool)), f"cannot pack {type(value)}"
     return value
 
@@ -106,7 +109,7 @@ def _json(text: str | bytes) -> Any:
 
 @functools.cache
 def _field_names(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+    return tuple(field.name for field in dataclasses.fields(cls) if field.compare)
 
 
 @functools.cache
@@ -118,8 +121,10 @@ def _reader(tp: Any) -> Reader:
     if origin is tuple:
         return _tuple_reader(get_args(tp))
     if origin is dict or origin is Mapping:
-        item = _reader(get_args(tp)[1])
-        return lambda data: {str(key): item(value) for key, value in _expect(data, dict).items()}
+        return _dict_reader(*get_args(tp))
+    if origin in (list, set):
+        each = _reader(get_args(tp)[0])
+        return lambda data: origin(each(value) for value in _expect(data, list))
     if dataclasses.is_dataclass(tp):
         return _dataclass_reader(typing.cast(type, tp))
     if isinstance(tp, type) and issubclass(tp, enum.Enum):
@@ -156,9 +161,23 @@ def _tuple_reader(members: tuple[Any, ...]) -> Reader:
     return read
 
 
+def _dict_reader(key_type: type, item_type: Any) -> Reader:
+    item = _reader(item_type)
+
+    def read(data: Any) -> dict[Any, Any]:
+        values = _expect(data, dict)
+        try:
+            keys = [key_type(key) for key in values]
+        except ValueError as err:
+            raise CodecError(f"{key_type.__name__} wanted as key: {err}") from err
+        return dict(zip(keys, map(item, values.values()), strict=True))
+
+    return read
+
+
 def _dataclass_reader(cls: type) -> Reader:
     hints = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)
+    fields = [field for field in dataclasses.fields(cls) if field.compare]
     readers = {field.name: _reader(hints[field.name]) for field in fields}
     needed = {
         field.name

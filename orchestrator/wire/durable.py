@@ -70,6 +70,11 @@ class LineLog:
         """How much is not known to be on disk."""
         return len(self._owed)
 
+    @property
+    def safe_bytes(self) -> int:
+        """How much is known to be on disk: whole lines."""
+        return self._safe_bytes
+
     def append(self, line: str) -> None:
         """Append one line; it is on its way to the disk, or waits for room there. `sync` makes it sure."""
         data = line.encode("utf-8", "surrogateescape") + b"\n"
@@ -128,9 +133,11 @@ def _whole_lines_bytes(fd: int, size_bytes: int) -> int:
     return 0
 
 
-def read_lines(path: Path) -> Iterator[str]:
-    """Yield the whole lines of a `LineLog`, also while another process writes it; a torn last one is left out."""
+def read_lines(path: Path, offset: int = 0) -> Iterator[str]:
+    """Yield the whole lines of a `LineLog` from byte `offset` on, also while another process writes it; a torn last one
+    is left out."""
     with path.open("rb") as file:
+        file.seek(offset)
         for raw in file:
             if not raw.endswith(b"\n"):
                 return

@@ -1,7 +1,7 @@
 """Where is what in a job's folder? The layout of the contract, in one place; nothing here touches the disk.
 
 One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the
-supervisor `journal.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, its logs and its evidence.
+supervisor `journal.jsonl facts.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, its logs and its evidence.
 """
 
 from __future__ import annotations
@@ -99,6 +99,11 @@ class JobDir:
     @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
+
+    @property
+    def facts(self) -> Path:
+        """What the journal came to at one of its places, so that only what follows need be read."""
+        return self.root / "facts.jsonl"
 
     @property
     def state(self) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from orchestrator.journal import Entry
 from orchestrator.orders import planned
 from orchestrator.plan import Plan
 from orchestrator.planning import Inventory
+from orchestrator.record import Record
 from orchestrator.spec import JobSpec, SpecFile
 from orchestrator.story import Moment
 
@@ -44,9 +45,17 @@ def entries(news: Sequence[News]) -> list[Entry]:
     return [Entry(n, BEGAN_S + one.at, one.at, "boot", "", 0, one) for n, one in enumerate(news, 1)]
 
 
+def record(entries: Iterable[Entry]) -> Record:
+    """Return what a journal comes to."""
+    record = Record()
+    for entry in entries:
+        record.learn(entry)
+    return record
+
+
 def told(news: Sequence[News], of: Plan | None = None) -> dict[str, Any]:
     """Return the object of `orch why --json`, with the folder that `Job.why` adds."""
-    return {**postmortem.why(of or plan(), postmortem.tell(entries(news))), "dir": ROOT}
+    return {**postmortem.why(of or plan(), record(entries(news))), "dir": ROOT}
 
 
 def moment(job_s: float) -> Moment:

@@ -32,6 +32,8 @@ LAYERS = (
     ("plan", "planning", "render", "bundle", "home"),
     (
         "journal",
+        "record",
+        "factsfile",
         "joblock",
         "requests",
         "asked",

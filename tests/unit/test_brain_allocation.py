@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import ending, postmortem, story
+from orchestrator import ending, story
 from orchestrator.brain import allocation
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.causes import Cause
 from orchestrator.brain.facts import Want
 from orchestrator.journal import Entry
+from tests.support import jobs
 from tests.support.brain_story import OWN, Story, names, none_of, only
 
 SIGTERM = 15
@@ -230,7 +231,7 @@ def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() ->
     told += _stop(job)
     job.now_s = 310.0
     told += [e.AllocationBegan(310.0, "7.1")]
-    attempts = postmortem.tell(
+    attempts = jobs.record(
         Entry(n, news.at, news.at, "m", "", 0, news) for n, news in enumerate([*_planned(), *told])
     ).attempts
     assert attempts[0].queued_s == 300.0

@@ -24,6 +24,7 @@ from orchestrator.slurm import words
 from orchestrator.slurm.words import QueueJob
 from orchestrator.spec_rules import Occasion
 from orchestrator.wire.paths import JobDir
+from tests.support import jobs
 
 ROOT = Path(brain.__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -281,7 +282,7 @@ def test_the_readme_names_every_key_of_the_json_outputs() -> None:
     made = Brain()
     made.learn(orders.planned(_plan(), 0.0))
     status = story.status(_plan(), made.facts, story.Moment(0.0, 0.0), {})
-    told = postmortem.why(_plan(), postmortem.tell(_one_crash()))
+    told = postmortem.why(_plan(), jobs.record(_one_crash()))
     inner = (status["nodes"][0], status["ranks"][0], told["attempts"][0], told["attempts"][0]["verdict"])
     keys = [key for part in (status, told, *inner) for key in part]
     assert [key for key in keys if f"`{key}`" not in README] == []

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
-from orchestrator.journal import Entry, JobClock, Journal, JournalError, read
+from orchestrator.journal import JobClock, Journal, JournalError, Stamp, read
 from orchestrator.wire import room
 from tests.support import fake_host
 from tests.support.fake_disk import FakeDisk
@@ -22,10 +22,6 @@ NEWS: tuple[News, ...] = (
     e.Exited(3.0, "node-0", 1, 0, None, 9, 5, e.Failure("E", "m", "t", "w"), False, False),
     e.Beat(4.0, "node-0", 1, (e.RankBeat(0, 5, "S", 10, 0.5, seen=e.Seen(1.0, 2.0, 3.0, 4.0)),)),
 )
-
-
-def _entry(at: float, machine: str, wall_s: float, mono_s: float) -> Entry:
-    return Entry(1, wall_s, mono_s, machine, "", 0, e.SupervisorStarted(at, 1))
 
 
 def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> None:
@@ -88,12 +84,12 @@ def test_the_clock_of_a_new_job_starts_at_nothing() -> None:
 
 
 def test_within_a_boot_the_monotonic_clock_bridges_the_gap_and_across_boots_the_wall_clock() -> None:
-    latest = _entry(100.0, "machine", time.time() - 500, time.monotonic() - 50)
+    latest = Stamp(100.0, time.time() - 500, time.monotonic() - 50, "machine")
     assert 150.0 <= JobClock("machine", latest).now_s() < 160.0
     assert 600.0 <= JobClock("another boot", latest).now_s() < 610.0
 
 
 def test_the_clock_never_runs_backwards() -> None:
-    future = _entry(100.0, "machine", time.time() + 500, time.monotonic() + 500)
+    future = Stamp(100.0, time.time() + 500, time.monotonic() + 500, "machine")
     for machine in ("machine", "another boot"):
         assert 100.0 <= JobClock(machine, future).now_s() < 105.0

@@ -37,13 +37,13 @@ def _written(job: JobDir) -> list[str]:
 def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: FakeDisk, job: JobDir) -> None:
     memory = _begun(job)
     disk.room_bytes = 0
-    memory.learn_kept([e.AgentSilent(1.0, "node-0")], "node-0", "boot", 7)
+    memory.learn_kept([e.AgentSilent(1.0, "node-0")], "boot", 7)
     assert not memory.sync() and memory.is_full
-    assert memory.has("node-0", "boot", 7) and memory.acked("node-0", "boot") == 0
+    assert memory.has("boot", 7) and memory.acked("boot") == 0
     disk.room_bytes = None
     assert memory.sync() and not memory.is_full
-    assert memory.acked("node-0", "boot") == 7
-    assert Memory(job, "machine").acked("node-0", "boot") == 7, "and it is still known after a crash"
+    assert memory.acked("boot") == 7
+    assert Memory(job, "machine").acked("boot") == 7, "and it is still known after a crash"
 
 
 def test_nothing_is_decided_while_the_disk_is_full(disk: FakeDisk, job: JobDir) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import postmortem, statefile, story
+from orchestrator import statefile, story
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import Facts, Link, News
@@ -203,7 +203,7 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
 
 
 def test_a_replay_gives_the_facts_that_checkpoints_are_listed_by() -> None:
-    facts = postmortem.tell(jobs.entries(jobs.crashed_once())).facts
+    facts = jobs.record(jobs.entries(jobs.crashed_once())).facts
     assert facts.known_steps == {jobs.CKPT: 20}
 
 

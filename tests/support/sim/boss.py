@@ -9,6 +9,7 @@ from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.brain import SLEPT_S, Brain
 from orchestrator.brain.facts import News
+from orchestrator.journal import Entry
 
 from .agent import Line
 from .ledger import Violation
@@ -36,17 +37,16 @@ class Boss:
         """`desk`: on the submit side, for a job that has no nodes any more."""
         self.world = world
         self.desk = desk
-        self.brain = Brain()
+        self.record = world.journal.revived()
+        self.brain = Brain(self.record.facts, self.record.beaten_at)
         self.alive = True
         self.lines: dict[str, Line] = {}
         self.wakes = 0
         self.wake_s = float("-inf")  # not looked yet
         self.points_left: int | None = None
         self.fetching: list[e.CheckpointComing] = []
-        for news in world.journal.replay():
-            self.brain.learn(news)
-        self.brain.beats()
-        world.journal.check(self.brain.facts)
+        self._write_beats()
+        world.journal.check_record(self.record)
 
     def start(self) -> None:
         revived = bool(self.world.journal.lines)
@@ -106,9 +106,9 @@ class Boss:
 
     def _take(self, event: e.Event) -> None:
         """Journal an event and learn it."""
-        self._write(event)
+        entries = self._write(event)
         self._point()
-        self.brain.learn(event)
+        self._learn(entries)
 
     def hear_alive(self, event: e.Event) -> None:
         if self.alive:
@@ -117,6 +117,8 @@ class Boss:
     def hear_beat(self, beat: e.Beat) -> None:
         self.world.ledger.before_news(self)
         self.brain.learn(dataclasses.replace(beat, at=self.world.clock))
+        if self.record.is_first_step:
+            self._write_beats()
         self.world.ledger.desyncs.heard(beat)
         self.look()
 
@@ -127,10 +129,10 @@ class Boss:
             event = dataclasses.replace(report, at=self.world.clock)
             self.world.ledger.before_news(self)
             self._point()
-            self._write(event)
+            entries = self._write(event)
             self.world.journal.sequences[boot] = sequence
             self._point()
-            self.brain.learn(event)
+            self._learn(entries)
             if isinstance(event, e.CheckpointComing):
                 self._fetch(event)
         line.down(line.agent.acknowledged, sequence)
@@ -273,25 +275,34 @@ class Boss:
             if not decisions:
                 self._sleep()
                 return
-            for beat in self.brain.beats():
-                self.world.journal.write(beat)
-            self.world.journal.check(self.brain.facts)
-            self._write(*decisions)
+            self._write_beats()
+            self.world.journal.check_record(self.record)
+            entries = self._write(*decisions)
             self._point()
-            for decision in decisions:
-                self.brain.learn(decision)
+            for entry, decision in zip(entries, decisions, strict=True):
+                self._learn([entry])
                 self._point()
                 self._carry_out(decision)
         raise Violation(f"decide says more than {LOOKS_MAX} times that something is to be done: {decisions}")
 
-    def _write(self, *news: News) -> None:
-        for beat in self.brain.beats():
-            self.world.journal.write(beat)
+    def _write(self, *news: News) -> list[Entry]:
+        """Journal beats and this news; return the entries that are still to be learned."""
+        entries = []
         for line in news:
-            self.world.journal.write(line)
+            self._learn([self.world.journal.write(beat) for beat in self.brain.beats_before(line)])
+            entries.append(self.world.journal.write(line))
             self.world.ledger.written(line)
+        return entries
+
+    def _write_beats(self) -> None:
+        self._learn([self.world.journal.write(beat) for beat in self.brain.beats()])
+
+    def _learn(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self.record.learn(entry)
 
     def _sleep(self) -> None:
+        self.world.journal.keep(self.record)
         self.wakes += 1
         if self.wake_s != float("inf"):
             at_s = max(self.world.now, self.wake_s - self.world.jumped_s) + 1e-6  # never a hair too early

@@ -1,38 +1,78 @@
-"""The virtual journal: lines of JSON through the real codec, and the facts that they fold to."""
+"""The virtual journal: lines of JSON through the real codec, what they come to, and that written down now and then."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
+from orchestrator import factsfile
 from orchestrator.brain.decisions import Decision
 from orchestrator.brain.events import Event
 from orchestrator.brain.facts import Facts, News
-from orchestrator.brain.fold import fold
+from orchestrator.journal import Entry
+from orchestrator.record import Record
 from orchestrator.wire import codec
 
 from .ledger import Violation
 
 _CLASSES = {**codec.by_kind(Event), **codec.by_kind(Decision)}
 
+KEPT_SHARE = 0.05
+"""How often what the journal comes to is written down where it could be."""
+
+LOST_SHARE = 0.2
+"""How often that is not there when it is wanted."""
+
 
 class Journal:
-    """`sequences`: the last report of each agent process that is in the journal."""
+    """`sequences`: the last report of each agent process that is in the journal; `shadow`: what all lines come to."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         self.lines: list[str] = []
-        self.shadow = Facts()
+        self.shadow = Record()
         self.sequences: dict[str, int] = {}
+        self._chance = random.Random(seed ^ 0xFAC7)  # of its own, so that the nights stay what they are
+        self._kept = ""
 
-    def write(self, news: News) -> None:
+    def write(self, news: News) -> Entry:
         line = codec.dumps_kind(news)
         self.lines.append(line)
-        fold(self.shadow, codec.loads_kind(_CLASSES, line))
+        entry = self._entry(len(self.lines))
+        self.shadow.learn(entry)
+        return entry
+
+    def keep(self, record: Record) -> None:
+        """Write down what the journal comes to, by chance."""
+        if self._chance.random() < KEPT_SHARE:
+            record.keep_up(record.facts.heard_at)
+            self._kept = factsfile.packed(record)
 
     def replay(self) -> Iterator[News]:
-        for line in self.lines:
-            yield codec.loads_kind(_CLASSES, line)
+        """Yield all lines."""
+        for n in range(len(self.lines)):
+            yield self._entry(n + 1).news
+
+    def revived(self) -> Record:
+        """Return what the journal comes to, from the last writing on if there is one."""
+        is_there = self._kept and self._chance.random() >= LOST_SHARE
+        record = factsfile.unpacked(self._kept) if is_there else Record()
+        for n in range(record.last_n, len(self.lines)):
+            record.learn(self._entry(n + 1))
+        return record
+
+    def _entry(self, n: int) -> Entry:
+        """Return the entry of the line of that number; the simulation has one machine."""
+        news = codec.loads_kind(_CLASSES, self.lines[n - 1])
+        return Entry(n, news.at, news.at, "machine", "", 0, news)
 
     def check(self, facts: Facts) -> None:
         """Raise when the journal does not fold to the facts that decisions are made on."""
-        if facts != self.shadow:
-            raise Violation(f"the journal folds to other facts:\n  journal {self.shadow}\n  brain   {facts}")
+        shadow = self.shadow.facts
+        if facts != shadow:
+            raise Violation(f"the journal folds to other facts:\n  journal {shadow}\n  brain   {facts}")
+
+    def check_record(self, record: Record) -> None:
+        """Raise when what was written down, and what followed, come to something else than all lines."""
+        self.check(record.facts)
+        if record.attempts != self.shadow.attempts:
+            raise Violation(f"other stories:\n  journal {self.shadow.attempts}\n  record  {record.attempts}")

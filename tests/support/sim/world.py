@@ -59,7 +59,7 @@ class World:
         self.asks_left = len(night.asks)
         self.asked_s = 0.0
         self.step_faults = [fault for fault in night.faults if fault.step]
-        self.journal = Journal()
+        self.journal = Journal(night.seed)
         self.ledger = Ledger(self)
         self.hosts = [Host(self, index) for index in range(HOSTS_MAX)]
         self.boss = Boss(self)
