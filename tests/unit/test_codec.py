@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,9 @@ class Outer:
     path: Path
     maybe: int | None
     table: dict[str, bool]
+    names: set[str] = field(default_factory=set)
+    counts: dict[int, list[Inner]] = field(default_factory=dict)
+    passing: object = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,8 @@ class Other:
 
 
 WHOLE = Outer(
-    Inner(1), (Inner(2, "ä\n\udc80"), Inner(3)), (4, 0.5), Colour.RED, Path("/a b"), None, {"yes": True, "no": False}
+    Inner(1), (Inner(2, "ä\n\udc80"), Inner(3)), (4, 0.5), Colour.RED, Path("/a b"), None, {"yes": True, "no": False},
+    {"b", "a"}, {3: [Inner(4)], -1: []}, object(),
 )  # fmt: skip
 KINDS: Mapping[str, type[Any]] = codec.by_kind(Inner | Other)
 

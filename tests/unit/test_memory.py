@@ -46,6 +46,37 @@ def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: FakeDisk, job:
     assert Memory(job, "machine").acked("boot") == 7, "and it is still known after a crash"
 
 
+def test_what_is_received_is_known_of_the_agent_that_sent_it_whoever_it_tells_of(job: JobDir) -> None:
+    memory = _begun(job)
+    memory.learn_kept([e.AgentSilent(1.0, "node-1")], "boot-of-node-1", 3)
+    memory.learn_kept([e.CheckpointFound(2.0, "node-1", 1, "/a", 5)], "boot-of-node-0", 7)
+    memory.sync()
+    for known in (memory, Memory(job, "machine")):
+        assert (known.acked("boot-of-node-0"), known.acked("boot-of-node-1")) == (7, 3)
+
+
+def test_steps_alone_do_not_make_the_journal_longer_and_are_known_to_the_next_supervisor(job: JobDir) -> None:
+    memory = _begun(job)
+    for news in [d.BeginAttempt(0.1, "submitted", 1, None), *jobs.running(1, 1.0)]:
+        memory.learn(news)
+    for count in range(10):
+        for beat in jobs.beats(1, 5.0 + count, count):
+            memory.learn(beat)
+    lines = _written(job)
+    assert lines.count("Beat") == 2, "the first step has its moment"
+    memory.learn(e.CheckpointFound(20.0, "node-0", 1, "/a", 9))
+    memory.close()
+    assert _written(job).count("Beat") == 2
+    again = Memory(job, "machine")
+    assert again.facts == memory.facts and again.facts.step == 9
+    again.learn(e.SupervisorStarted(21.0, 2))
+    again.close()
+    job.facts.unlink()
+    assert Memory(job, "machine").facts == again.facts, (
+        "the journal tells by itself what was known when it went on"
+    )
+
+
 def test_nothing_is_decided_while_the_disk_is_full(disk: FakeDisk, job: JobDir) -> None:
     memory = Memory(job, "machine")
     disk.room_bytes = 0

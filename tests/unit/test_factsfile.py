@@ -1,0 +1,123 @@
+"""Does what was written down of a journal, with what followed, come to the same as the whole? And is it never trusted
+when it does not fit?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from orchestrator import factsfile, journal
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+from orchestrator.journal import Journal, JournalError, read_only
+from orchestrator.record import Record
+from orchestrator.wire.paths import JobDir
+from tests.support import jobs
+
+_LOOK = e.RankLook(
+    0, 7, "S", e.Doing.WAITS, 3.0, "train.py:8 step", "in all_reduce", False, None, "train", ("a:1 f",),
+    (e.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(e.Entered(2, "x", ""),)),),
+    ("0",), (e.Mark(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
+)  # fmt: skip
+TALE: tuple[News, ...] = (
+    *jobs.crashed_once(),
+    e.CheckpointFound(11.0, "node-0", 2, f"{jobs.ROOT}/checkpoints/last.pt", 3),
+    e.CheckpointFound(11.1, "node-0", 2, f"{jobs.ROOT}/checkpoints/last.pt", 15),
+    e.Looked(11.2, "node-0", 2, 1, (_LOOK,)),
+    d.Remark(11.3, "slow", 2, 3),
+    d.Withdraw(11.4, "it moves", 2),
+    *jobs.crash(2, 12.0, 30, 50),
+    jobs.end(2, 13.0, d.JobEnd.FAILED, "crash"),
+    jobs.submitted(14.0)[0],
+    e.SupervisorStarted(14.1, 9),
+    e.ResumeAsked(14.2, 1, ""),  # tells of the attempt that is filed by now
+    jobs.again(3, 14.3, d.Checkpoint(jobs.CKPT, 20)),
+    *jobs.running(3, 14.4, 2),
+)
+
+
+def _write(job: JobDir, news: tuple[News, ...], kept_after: int) -> Record:
+    """Journal the news, write down what it comes to after so many, and return what all of it comes to."""
+    record, log = Record(), Journal(job.journal, "machine", 0)
+    for number, one in enumerate(news, start=1):
+        record.learn(log.write(one, *(() if number % 5 else ("boot", number))))
+        if number == kept_after:
+            assert log.sync()
+            factsfile.write(job, record, log.safe_bytes)
+    log.close()
+    return record
+
+
+@pytest.mark.parametrize("kept_after", range(1, len(TALE) + 1))
+def test_wherever_it_was_written_down_it_comes_to_the_same(tmp_path: Path, kept_after: int) -> None:
+    job = JobDir(tmp_path)
+    record = _write(job, TALE, kept_after)
+    assert factsfile._kept(job) is not None and factsfile.read(job) == record
+    job.facts.unlink()
+    assert factsfile.read(job) == record
+
+
+def test_what_comes_before_is_not_read_again(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    _write(job, TALE, len(TALE) - 3)
+    text = job.journal.read_text()
+    job.journal.write_text(text.replace("Planned", "Unknown", 1))
+    assert len(factsfile.read(job).attempts) == 3
+    job.journal.write_text(text[: -len('"}}\n')] + "x\n")
+    with pytest.raises(JournalError) as caught:
+        factsfile.read(job)
+    assert caught.value.where == f"{job.journal}:{len(TALE)}"
+
+
+def _cut_journal(job: JobDir) -> None:
+    job.journal.write_bytes(b"".join(job.journal.read_bytes().splitlines(keepends=True)[:3]))
+
+
+def _other_journal(job: JobDir) -> None:
+    job.journal.write_text(job.journal.read_text().replace("needed", "wanted"))
+
+
+def _other_version(job: JobDir) -> None:
+    job.facts.write_text(job.facts.read_text().replace('"version":"', '"version":"9.', 1))
+
+
+def _torn(job: JobDir) -> None:
+    job.facts.write_bytes(job.facts.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize("harm", [_cut_journal, _other_journal, _other_version, _torn])
+def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, harm: Callable[[JobDir], None]) -> None:
+    job, whole = JobDir(tmp_path), JobDir(tmp_path / "whole")
+    whole.root.mkdir()
+    _write(job, TALE[:12], 10)
+    harm(job)
+    whole.journal.write_bytes(job.journal.read_bytes())
+    assert factsfile._kept(job) is None
+    assert factsfile.read(job) == factsfile.read(whole)
+
+
+@settings(max_examples=60, deadline=None)
+@given(at=st.integers(0, 10_000), put=st.binary(max_size=3), gone=st.integers(0, 40))
+def test_whatever_befalls_its_bytes_the_journal_tells_the_same(
+    tmp_path_factory: pytest.TempPathFactory, at: int, put: bytes, gone: int
+) -> None:
+    job = JobDir(tmp_path_factory.mktemp("job"))
+    record = _write(job, TALE[:14], 10)
+    data = job.facts.read_bytes()
+    at %= len(data)
+    job.facts.write_bytes(data[:at] + put + data[at + gone :])
+    assert factsfile.read(job) == record
+
+
+def test_a_few_kinds_of_news_are_found_among_all(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    assert list(read_only(job.journal, d.Launch)) == []
+    _write(job, TALE, 1)
+    kinds = (d.Launch, e.Exited)
+    assert list(read_only(job.journal, *kinds)) == [one for one in TALE if isinstance(one, kinds)]
+    assert len(list(journal.read(job.journal))) == len(TALE)
