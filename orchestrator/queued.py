@@ -18,12 +18,13 @@ from pathlib import PurePath
 from typing import Any, TypeAlias
 
 from orchestrator import closing, home, requests, statefile
+from orchestrator.backends.slurm.states import Stage
 from orchestrator.brain.causes import Cause
 from orchestrator.errors import ClusterError
 from orchestrator.plan import Plan
 from orchestrator.slurm import words
 from orchestrator.slurm.queue import Queue, is_over
-from orchestrator.slurm.words import QueueJob, Stage
+from orchestrator.slurm.words import QueueJob
 from orchestrator.wire import ownership
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
@@ -118,7 +119,8 @@ def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], 
         reason = known["reason"] if is_told else _say(job, told)
         state = "STOPPING" if cancelled else "QUEUED"
         return {**bare, "state": state, "reason": reason, **RESTS}
-    state = "STOPPING" if cancelled else "STARTING" if stage in (Stage.RUNNING, Stage.LEAVING) else "QUEUED"
+    begins = stage in (Stage.RUNNING, Stage.LEAVING, Stage.UNKNOWN)
+    state = "STOPPING" if cancelled else "STARTING" if begins else "QUEUED"
     return from_plan(plan(), state, _beginning(job, told))
 
 
@@ -127,7 +129,7 @@ def _beginning(job: JobDir, told: QueueJob) -> str:
     match told.stage:
         case Stage.WAITING:
             return _say(job, told)
-        case Stage.RUNNING | Stage.LEAVING:
+        case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
             said = _batch_words(job)
             where = f" on {told.nodes}" if told.nodes else ""
             head = f"Slurm job {told.id} is {told.state}{where}, and its supervisor has not come up yet"
@@ -320,7 +322,8 @@ def _pursue_cancel(job: JobDir, told: QueueJob) -> None:
     asked_s = _cancel_age_s(job)
     if asked_s is None:
         return
-    if told.stage is Stage.WAITING or (told.stage is Stage.RUNNING and asked_s > _cancel_s_max(job)):
+    is_there = told.stage in (Stage.RUNNING, Stage.UNKNOWN)
+    if told.stage is Stage.WAITING or (is_there and asked_s > _cancel_s_max(job)):
         QUEUE.cancel(told.id, again=True)
 
 

@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from orchestrator.backends.slurm.states import Stage
 from orchestrator.node import scontrol
 from orchestrator.node.orphan import is_orphaned
 from orchestrator.slurm import environment, words
-from orchestrator.slurm.words import QueueJob, Stage
+from orchestrator.slurm.words import QueueJob
 
 AGE_S_MAX = 2.0
 """How old an answer of squeue may be before Slurm is asked again."""

@@ -6,12 +6,12 @@ word that is new to us is shown as it is, and no job is over for it.
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from orchestrator.backends.slurm import noexec
+from orchestrator.backends.slurm import noexec, states
+from orchestrator.backends.slurm.states import Stage
 from orchestrator.brain.causes import Cause
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
@@ -28,27 +28,6 @@ NO_LOG_EXIT = "0:53"
 UNKNOWN_ID = "Invalid job id"
 """What squeue and scontrol say of a job that is not in slurmctld's memory."""
 
-
-class Stage(enum.Enum):
-    """How far a job is, as far as it matters to us."""
-
-    WAITING = "waiting"  # in the queue; it may come back into it
-    RUNNING = "running"  # it has nodes
-    LEAVING = "leaving"  # it is losing them: what comes then is not known yet
-    OVER = "over"
-    FORGOTTEN = "forgotten"  # Slurm answers, and knows no such job
-    UNHEARD = "unheard"  # Slurm has never answered
-
-
-_STAGES = {
-    Stage.WAITING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD",
-    Stage.RUNNING: "RUNNING CONFIGURING SUSPENDED RESIZING SIGNALING STOPPED",
-    Stage.LEAVING: "COMPLETING STAGE_OUT",
-    Stage.OVER: "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY REVOKED "
-    "LAUNCH_FAILED RECONFIG_FAIL EXPEDITING_FAIL",
-}
-_STAGE_OF = {word: stage for stage, words in _STAGES.items() for word in words.split()}
-
 _NEVER = {
     "partitionnodelimit": "nodes=…",
     "partitiontimelimit": "time_limit=…",
@@ -61,15 +40,6 @@ _NEVER = {
 }
 """Reasons that time does not mend, as patterns of their first word, and what to change of the job then. None of them is
 taken for an end, since an administrator may change the limits."""
-
-_CAUSES = {
-    "CANCELLED": Cause.CANCELLED,
-    "TIMEOUT": Cause.TIME_LIMIT,
-    "DEADLINE": Cause.TIME_LIMIT,
-    "PREEMPTED": Cause.PREEMPTED,
-    "NODE_FAIL": Cause.NODE_LOST,
-    "BOOT_FAIL": Cause.NODE_LOST,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +73,7 @@ class QueueJob:
             return Stage.FORGOTTEN
         if self.state == "UNKNOWN":
             return Stage.UNHEARD
-        return _STAGE_OF.get(self.state, Stage.LEAVING)
+        return states.stage_of(self.state)
 
     @property
     def is_held(self) -> bool:
@@ -115,7 +85,7 @@ class QueueJob:
     @property
     def cause(self) -> Cause:
         """Why it is over."""
-        return _CAUSES.get(self.state, Cause.FAILED)
+        return states.cause_of(self.state)
 
 
 def squeue(text: str) -> dict[str, QueueJob]:
@@ -201,7 +171,7 @@ def say(job: QueueJob, name: str) -> str:
         case Stage.RUNNING if job.state == "SUSPENDED":
             where = f" on {job.nodes}" if job.nodes else ""
             return f"Slurm has suspended its job {job.id}{where}; fix: scontrol resume {job.id} lets it go on"
-        case Stage.RUNNING | Stage.LEAVING:
+        case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
             return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
         case Stage.OVER | Stage.FORGOTTEN:
             return ended(job)

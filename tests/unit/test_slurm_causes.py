@@ -6,8 +6,12 @@ import pytest
 
 from orchestrator.backends import Ending
 from orchestrator.backends.slurm import causes
+from orchestrator.backends.slurm.states import Stage
 from orchestrator.brain.causes import Cause
 from orchestrator.node import scontrol
+from orchestrator.slurm.queue import is_over
+from orchestrator.slurm.words import QueueJob
+from tests.support.slurm_states import STATES
 
 WORD = "slurmstepd-node1: error: *** JOB 8 ON node1 CANCELLED AT 2026-11-21T06:22:58{} ***"
 JOB = (
@@ -68,18 +72,30 @@ def test_a_job_that_was_requeued_since_is_told_from_its_count() -> None:
     assert causes.of_job(job("COMPLETING", restarts=1), 1, 30.0) is None
 
 
-@pytest.mark.parametrize(
-    ("state", "cause"),
-    [
-        ("CANCELLED", Cause.CANCELLED),
-        ("TIMEOUT", Cause.TIME_LIMIT),
-        ("NODE_FAIL", Cause.NODE_LOST),
-        ("PENDING", Cause.REQUEUED),
-    ],
-)
-def test_a_state_names_the_cause(state: str, cause: Cause) -> None:
-    ending = causes.of_job(job(state), 0, 30.0)
-    assert ending is not None and ending.cause is cause
+@pytest.mark.parametrize("state", STATES)
+def test_every_state_of_slurm_tells_the_same_in_the_queue_and_in_the_allocation(state: str) -> None:
+    stage, cause = STATES[state]
+    there, inside = QueueJob("8", state), job(state)
+    assert (there.stage, inside.stage, inside.is_running) == (stage, stage, stage is Stage.RUNNING)
+    assert there.cause is cause if stage is Stage.OVER else not is_over(there)
+    ending, unsaid = causes.of_job(inside, 0, 30.0), causes.unexplained(inside, 30.0)
+    match stage:
+        case Stage.OVER:
+            assert ending is not None and ending.cause is cause
+        case Stage.WAITING:
+            assert ending is not None and ending.cause is Cause.REQUEUED
+        case Stage.RUNNING:
+            assert (ending, unsaid) == (None, None)
+        case Stage.LEAVING:
+            assert ending is None and unsaid is not None and unsaid.cause is Cause.CANCELLED
+        case _:  # as when Slurm is silent
+            assert (ending, unsaid) == (None, causes.unexplained(None, 30.0))
+
+
+def test_a_word_of_slurm_that_is_new_tells_nothing() -> None:
+    new = job("TELEPORTING")
+    assert (new.stage, causes.of_job(new, 0, 30.0)) == (Stage.UNKNOWN, None)
+    assert causes.unexplained(new, 30.0) == causes.unexplained(None, 30.0)
 
 
 NEVER = float("inf")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from orchestrator.backends import Ending, NotOursError
 from orchestrator.backends.slurm import causes, commands
+from orchestrator.backends.slurm.states import Stage
 from orchestrator.node import network
 from orchestrator.node.hostlist import HostlistError, expand
 from orchestrator.wire.durable import replace_text
@@ -172,7 +173,7 @@ class SlurmAllocation:
                 return ending
             if hint == _LIMIT:
                 return self._of_limit(job)
-            if hint == _LOOK and (job is None or job.is_running):
+            if hint == _LOOK and (job is None or job.is_running or job.stage is Stage.UNKNOWN):
                 return None
             if time.monotonic() > deadline_s:
                 return causes.unexplained(job, self._kill_s)

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from orchestrator.backends import Ending
+from orchestrator.backends.slurm import states
+from orchestrator.backends.slurm.states import Stage
 from orchestrator.brain.causes import Cause
 
 _WORD = re.compile(r"\*\*\* (JOB|STEP) (\d+)(?:\.\S+)? ON \S+ (?:CANCELLED|FAILED)([^*]*)\*\*\*")
@@ -21,16 +23,18 @@ _CAUSES = {
     "JOB REQUEUE": (Cause.REQUEUED, "it was requeued with scontrol"),
     "NODE FAILURE": (Cause.NODE_LOST, "a node failed"),
 }
-_STATES = {
-    "CANCELLED": (Cause.CANCELLED, "it was cancelled with scancel"),
-    "TIMEOUT": _CAUSES["TIME LIMIT"],
-    "DEADLINE": (Cause.TIME_LIMIT, "its deadline is over"),
-    "PREEMPTED": _CAUSES["PREEMPTION"],
-    "REQUEUED": _CAUSES["JOB REQUEUE"],
-    "PENDING": (Cause.REQUEUED, "it was put back into the queue"),
-    "NODE_FAIL": _CAUSES["NODE FAILURE"],
-    "BOOT_FAIL": _CAUSES["NODE FAILURE"],
+_CANCELLED = (Cause.CANCELLED, "it was cancelled with scancel")
+_PUT_BACK = (Cause.REQUEUED, "it was put back into the queue")
+_OVER = {
+    "CANCELLED": "it was cancelled with scancel",
+    "TIMEOUT": "its time limit is over",
+    "DEADLINE": "its deadline is over",
+    "PREEMPTED": "a job of higher priority takes its nodes",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not boot",
 }
+"""What is said of a job that is over; of any other state that it is in it."""
+
 EARLY_S_MAX = 120.0
 """So much before its time Slurm may send the signal that was asked for at submit: a minute, by its manual, and what its
 looks are apart."""
@@ -54,7 +58,12 @@ class Shown:
     @property
     def is_running(self) -> bool:
         """Tell whether nobody takes the nodes away."""
-        return self.state in ("RUNNING", "CONFIGURING", "SUSPENDED", "RESIZING") and not self.is_preempted
+        return self.stage is Stage.RUNNING and not self.is_preempted
+
+    @property
+    def stage(self) -> Stage:
+        """How far it is."""
+        return states.stage_of(self.state)
 
 
 def shown(fields: Mapping[str, str]) -> Shown | None:
@@ -110,7 +119,7 @@ def of_words(job_id: str, lines: Iterable[str], left_s: float) -> Ending | None:
             cause, why = _CAUSES[due[1].upper()]
             ending = Ending(cause, why, left_s)
         elif found[1] == "JOB" and ending is None:
-            cause, why = _STATES["CANCELLED"]
+            cause, why = _CANCELLED
             ending = Ending(cause, why, left_s)
     return ending
 
@@ -120,12 +129,12 @@ def of_job(job: Shown, restarts: int, kill_left_s: float) -> Ending | None:
     if job.is_preempted:
         cause, why = _CAUSES["PREEMPTION"]
         return Ending(cause, why, job.left_s)
-    if job.restarts > restarts:
-        cause, why = _STATES["PENDING"]
+    if job.restarts > restarts or job.stage is Stage.WAITING:
+        cause, why = _PUT_BACK
         return Ending(cause, why, kill_left_s)
-    if job.state in _STATES:
-        cause, why = _STATES[job.state]
-        return Ending(cause, why, kill_left_s)
+    if job.stage is Stage.OVER:
+        why = _OVER.get(job.state, f"it is over: {job.state}")
+        return Ending(states.cause_of(job.state), why, kill_left_s)
     return None
 
 
@@ -146,12 +155,12 @@ def of_limit(job: Shown | None, announced_s: float) -> Ending | None:
 
 def unexplained(job: Shown | None, kill_left_s: float) -> Ending | None:
     """Return what a TERM means that nobody explains: where Slurm ends the job it was cancelled, which it says of
-    nothing else; where Slurm is silent, the job is to go on if it gets nodes again."""
-    if job is None:
+    nothing else; where Slurm is silent or its word does not tell, the job is to go on if it gets nodes again."""
+    if job is None or job.stage is Stage.UNKNOWN:
         return Ending(
             Cause.REQUEUED, "its processes were told to end, and Slurm does not say why", kill_left_s
         )
     if job.is_running:
         return None
-    cause, why = _STATES["CANCELLED"]
+    cause, why = _CANCELLED
     return Ending(cause, why, kill_left_s)
