@@ -463,9 +463,11 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     jobs = [_find(job)] if job else _own_jobs()
     if job:
         home.require_ours(jobs[0].folder)
-    tidied = collect.tidy(jobs)
+    if job and not jobs[0].folder.ended.exists():
+        raise UserError("the job is not over yet", jobs[0].id, "wait for its end, or orch cancel it")
+    tidied, untidied = collect.tidy(jobs)
     accounts = collect.sweep_hosts(jobs)
-    left = {job_id: account for job_id, account in accounts.items() if not account.is_whole}
+    left = {**untidied, **{job_id: one for job_id, one in accounts.items() if not one.is_whole}}
     done = [text for text in (tidied, collect.swept(list(accounts.values()))) if text]
     if done or not left:
         click.echo("\n".join(done) or "ended jobs have left nothing behind")
@@ -474,15 +476,17 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
         click.echo("no job ended that long ago")
     kept = [one for one in old if one.id in left]
     if kept:
-        click.echo(
-            f"kept, since its hosts could not be cleaned: {show.named([one.id for one in kept])}", err=True
-        )
+        named = show.named([one.id for one in kept])
+        click.echo(f"kept, since not all that they left could be cleaned away: {named}", err=True)
         folders = " ".join(str(one.folder.root) for one in kept[:5])
-        click.echo(f"  fix: mend the hosts; or, should they be gone for good: rm -r {folders}", err=True)
+        click.echo(f"  fix: see below; or, should hosts be gone for good: rm -r {folders}", err=True)
     old = [one for one in old if one.id not in left]
     named = ", ".join(one.id for one in old[:5]) + (", …" if len(old) > 5 else "")
     if old and (yes or click.confirm(f"delete {named} ({len(old)}) with logs and checkpoints?")):
-        click.echo(collect.delete(old))
+        deleted, undeleted = collect.delete(old)
+        if deleted:
+            click.echo(deleted)
+        left.update(undeleted)
     return _tell_left(left)
 
 
@@ -549,7 +553,7 @@ def _heed_slurm(job: Job) -> None:
 
 
 def _tell_left(left: Mapping[str, Account]) -> int:
-    """Tell what was left on hosts, and return the exit code that goes with it."""
+    """Tell what was left, and return the exit code that goes with it."""
     from orchestrator import show, terminal
 
     jobs_of: dict[str, list[str]] = {}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -93,37 +95,72 @@ def await_last(job: Job) -> None:
         time.sleep(POLL_S)
 
 
-def tidy(jobs: Sequence[Job]) -> str:
-    """Kill what ended jobs left running and remove their run files and the drafts of cut off submits.
+def tidy(jobs: Sequence[Job]) -> tuple[str, dict[str, leftovers.Account]]:
+    """Kill what ended jobs left running here and remove their run files and the drafts of cut off submits.
 
-    Says what, and what could not be done; nothing when there was nothing to do.
+    Returns what was done, nothing when there was nothing to do; and, by job, what could not be done and why.
     """
-    tidied, left = 0, []
+    left: dict[str, leftovers.Account] = {}
+    tidied = removed = 0
     for job in jobs:
         run = job.folder.root / "nodes"
         if not job.folder.ended.exists() or not run.exists() or job.folder.archive.exists():
             continue  # over SSH it holds what agents said, and nothing of it runs here
-        for node in sorted(run.iterdir()):
-            keeper.sweep(job.id, node.name)
-        if _is_deleted(run):
-            tidied += 1
+        if why := _untidied(job.id, run):
+            left[job.id] = why
         else:
-            left.append(run)
-    drafts = [
-        path for folder in {job.folder.root.parent for job in jobs} for path in sorted(folder.glob(".*"))
-    ]
-    old = [path for path in drafts if time.time() - path.lstat().st_mtime > DRAFT_S_MAX]
-    removed = sum(_is_deleted(path) for path in old)
+            tidied += 1
+    for draft in sorted(
+        path for place in {job.folder.root.parent for job in jobs} for path in _drafts(place)
+    ):
+        if why := _undeleted(draft):
+            left[draft.name] = why
+        else:
+            removed += 1
     parts = [f"tidied {counted(tidied, 'ended job')}"] if tidied else []
     parts += [f"removed {counted(removed, 'cut off submit')}"] if removed else []
-    parts += [f"{counted(len(left), 'ended job')} could not be tidied, such as {left[0]}"] if left else []
-    return ", ".join(parts)
+    return ", ".join(parts), left
 
 
-def _is_deleted(folder: Path) -> bool:
-    """Delete a folder, and tell whether it is gone: it may be another user's."""
+def _untidied(job_id: str, run: Path) -> leftovers.Account | None:
+    """End what a job left running here and remove its run files; return what is left and why, None for nothing."""
+    living = [pid for node in sorted(run.iterdir()) for pid in keeper.sweep(job_id, node.name)]
+    if living:
+        return _left(
+            f"cannot be ended: process {', '.join(map(str, living))}", "see with ps what holds it up"
+        )
+    return _undeleted(run)
+
+
+def _drafts(place: Path) -> list[Path]:
+    """Return the folders of submits that were cut off, ours and long ago."""
+    old = []
+    for path in place.glob(".*"):
+        about = path.lstat()
+        if (
+            stat.S_ISDIR(about.st_mode)
+            and about.st_uid == os.geteuid()
+            and time.time() - about.st_mtime > DRAFT_S_MAX
+        ):
+            old.append(path)
+    return old
+
+
+def _undeleted(folder: Path) -> leftovers.Account | None:
+    """Delete a folder with all that can be deleted in it; return what is left and why, None when it is gone."""
     shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return None
+    except OSError as err:
+        what = f"cannot be deleted: {err.filename or folder}: {err.strerror or err}"
+        return _left(what, f"see to that, then orch clean again, or rm -r {folder}")
+    return None
+
+
+def _left(what: str, fix: str) -> leftovers.Account:
+    return leftovers.Account({}, {"this machine": LaunchError("clean", what, fix)})
 
 
 def swept(accounts: Sequence[leftovers.Account]) -> str:
@@ -162,13 +199,13 @@ def older_than(jobs: Sequence[Job], age_s: float) -> list[Job]:
     return [job for job in jobs if job.folder.ended.exists() and job.folder.ended.stat().st_mtime < limit_s]
 
 
-def delete(jobs: Sequence[Job]) -> str:
-    """Delete ended jobs' folders; say what."""
+def delete(jobs: Sequence[Job]) -> tuple[str, dict[str, leftovers.Account]]:
+    """Delete ended jobs' folders; return what was done, and, by job, what could not be done and why."""
+    left: dict[str, leftovers.Account] = {}
     for job in jobs:
         assert job.folder.ended.exists(), "only ended jobs are deleted"
-        shutil.rmtree(job.folder.root, ignore_errors=True)
-    left = [job.id for job in jobs if job.folder.root.exists()]
-    if left:
-        return f"deleted {counted(len(jobs) - len(left), 'job')}; these could not be: {', '.join(left)}"
-    names = sorted({home.name_of(job.id) for job in jobs})
-    return f"deleted {counted(len(jobs), 'job')} ({', '.join(names)})"
+        if why := _undeleted(job.folder.root):
+            left[job.id] = why
+    gone = [job for job in jobs if job.id not in left]
+    names = sorted({home.name_of(job.id) for job in gone})
+    return f"deleted {counted(len(gone), 'job')} ({', '.join(names)})" if gone else "", left

@@ -298,10 +298,10 @@ def _how(status: int) -> str:
     )
 
 
-def sweep(job: str, node: str) -> None:
-    """Kill every process that an earlier agent of this job and node left, within a limit."""
+def sweep(job: str, node: str) -> list[int]:
+    """Kill every process that an earlier agent of this job and node left, within a limit; return those that live on."""
     deadline_s = time.monotonic() + SWEEP_S_MAX
-    while time.monotonic() < deadline_s:
+    while True:
         left = _leftovers(job, node)
         for pid in left:
             try:
@@ -309,8 +309,8 @@ def sweep(job: str, node: str) -> None:
             except (ProcessLookupError, PermissionError):
                 continue
         _reap()
-        if not left:
-            return
+        if not left or time.monotonic() > deadline_s:
+            return left
         time.sleep(0.02)
 
 

@@ -37,6 +37,7 @@ def sweep(request: w.Sweep) -> w.Swept:
     jobfolder.require_own(job)
     nodes = _nodes(job)
     killed = sum(_end(job, node) for node in nodes)
+    left = [pid for node in nodes for pid in keeper.sweep(job.id, node)]
     if not job.root.is_dir():
         return w.Swept(killed, "")
     if job.secrets.exists() or job.journal.exists():
@@ -44,6 +45,8 @@ def sweep(request: w.Sweep) -> w.Swept:
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
     if living:
         return w.Swept(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
+    if left:
+        return w.Swept(killed, f"processes that cannot be ended: {', '.join(map(str, left))}")
     try:
         _delete(job.root)
     except OSError as err:
@@ -74,7 +77,7 @@ def _nodes(job: JobDir) -> list[str]:
 
 
 def _end(job: JobDir, node: str) -> int:
-    """End the node's keeper with its agent, if they are on this host, and all that they had started."""
+    """End the node's keeper with its agent, if they are on this host; return how many processes they were."""
     found = _keeper(job.node(node))
     if found is None:
         killed = 0
@@ -87,7 +90,6 @@ def _end(job: JobDir, node: str) -> int:
         if procfs.alive(found):
             for pid in (found.pid, *procfs.descendants(found.pid)):
                 _signal(pid, signal.SIGKILL)
-    keeper.sweep(job.id, node)
     return killed
 
 

@@ -21,6 +21,7 @@ from orchestrator.home import jobs as jobs_of
 from orchestrator.job import Job
 from orchestrator.wire.paths import JobDir
 from tests.support import folders, jobs
+from tests.support.unprivileged import unprivileged
 
 FUZZ_RUNS = 300
 OUTPUT_CHARS_MAX = 200_000
@@ -208,7 +209,27 @@ def test_a_job_whose_hosts_could_not_be_cleaned_is_kept(orch: Type, home: Path) 
     job.plan.write_text("{")  # and on which is not known
     said = orch("clean", "--older-than", "0s", "--yes")
     assert (said.code, job.root.exists()) == (cli.CLUSTER_CANNOT, True)
-    assert f"kept, since its hosts could not be cleaned: {job.id}" in said.err
+    assert f"kept, since not all that they left could be cleaned away: {job.id}" in said.err
+
+
+@pytest.mark.parametrize("words", ["clean", "clean --older-than 0s --yes"])
+def test_a_clean_that_could_not_clean_says_what_is_left_and_why(
+    orch: Type, home: Path, tmp_path: Path, words: str
+) -> None:
+    job = _broken(home)
+    (job.root / "nodes" / "node-0").mkdir(parents=True)
+    with unprivileged(tmp_path):
+        job.root.chmod(0o555)
+        said = orch(*words.split())
+        job.root.chmod(0o755)
+    assert said.code == cli.CLUSTER_CANNOT
+    assert f"cannot be deleted: {job.root / 'nodes'}: Permission denied" in said.err and "fix: " in said.err
+    assert job.root.exists()
+
+
+def test_a_job_that_is_not_over_is_not_cleaned(orch: Type, home: Path) -> None:
+    _broken(home).ended.unlink()
+    assert orch("clean", "broken").code == 2
 
 
 def test_following_a_job_ends_with_the_exit_code_of_its_end(home: Path) -> None:

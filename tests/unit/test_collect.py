@@ -14,6 +14,7 @@ from orchestrator import collect
 from orchestrator.brain import events as e
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.job import Job
+from orchestrator.node import keeper
 from orchestrator.wire.paths import JobDir
 from tests.support import folders, jobs
 from tests.support.unprivileged import unprivileged
@@ -98,26 +99,44 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
         draft.mkdir()
     os.utime(old, (1e9, 1e9))
     said = collect.tidy([Job(ended), Job(running)])
-    assert said == "tidied 1 ended job, removed 1 cut off submit"
+    assert said == ("tidied 1 ended job, removed 1 cut off submit", {})
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
     assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
 
 
-def test_tidy_counts_only_what_it_could_remove(tmp_path: Path) -> None:
+def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     with unprivileged(tmp_path):
         job.root.chmod(0o555)
-        said = collect.tidy([Job(job)])
+        said, left = collect.tidy([Job(job)])
+        deleted, undeleted = collect.delete([Job(job)])
         job.root.chmod(0o755)
-    assert said == f"1 ended job could not be tidied, such as {job.root / 'nodes'}"
+    assert (said, deleted) == ("", "")
+    assert (
+        left[job.id]
+        .lines()[0]
+        .startswith(f"this machine: clean: cannot be deleted: {job.root / 'nodes'}: Perm")
+    )
+    assert list(undeleted) == [job.id] and "\n  fix: " in undeleted[job.id].lines()[0]
+
+
+def test_a_process_that_cannot_be_ended_keeps_its_run_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = folders.failed(tmp_path)
+    (job.root / "nodes" / "node-0").mkdir(parents=True)
+    monkeypatch.setattr(keeper, "sweep", lambda job, node: [4711])
+    said, left = collect.tidy([Job(job)])
+    assert said == "" and "process 4711" in left[job.id].lines()[0]
+    assert (job.root / "nodes" / "node-0").exists()
 
 
 def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     job.plan.write_text("{")
-    assert collect.tidy([Job(job)]).startswith("tidied 1 ended job")
+    assert collect.tidy([Job(job)])[0].startswith("tidied 1 ended job")
 
 
 def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> None:
@@ -126,5 +145,5 @@ def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> Non
     os.utime(old.ended, (time.time() - 7200,) * 2)
     chosen = collect.older_than([Job(old), Job(new), Job(running)], 3600.0)
     assert [job.id for job in chosen] == [old.id]
-    assert collect.delete(chosen) == "deleted 1 job (old)"
+    assert collect.delete(chosen) == ("deleted 1 job (old)", {})
     assert not old.root.exists() and new.root.exists()
