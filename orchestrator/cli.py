@@ -213,7 +213,7 @@ def _print_batch_log(job: Job) -> bool:
             err=True,
         )
     for line in lines:
-        click.echo(show.harmless(job.mask().apply(line)))
+        click.echo(show.harmless(line))
     return bool(lines)
 
 

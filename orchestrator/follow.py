@@ -95,8 +95,9 @@ def print_line(text: str) -> None:
 
 
 def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Json:
-    view = LogView(style, job.mask())
-    follower = Follower(job.folder, query)
+    mask = job.mask()
+    view = LogView(style, mask)
+    follower = Follower(job.folder, query, mask)
     status = job.status()
     folding = Folding(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
     refresh(status)

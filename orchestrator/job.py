@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -139,7 +138,7 @@ class Job:
         """Yield the ranks' log lines, merged by time; `query` narrows them down."""
         from orchestrator import logs
 
-        return logs.read(self.folder, query or logs.LogQuery(), time.time_ns())
+        return logs.read(self.folder, query or logs.LogQuery(), time.time_ns(), self.mask())
 
     def cancel(self) -> None:
         """Ask for the job's end; `wait` tells when it has come. Raises UserError when it has ended already, and
@@ -291,19 +290,13 @@ class Job:
 
     def mask(self) -> Mask:
         """Return what hides the job's secrets in anything that is shown. Raises ClusterError when they are damaged."""
-        from orchestrator.wire.mask import Mask
+        from orchestrator.wire import mask
 
-        path = self.folder.secrets / "secrets.json"
         try:
-            kept = json.loads(path.read_text())
-            if not isinstance(kept, dict):
-                raise ValueError("no object")
-        except OSError:
-            kept = {}  # another user's job: its logs may be readable, its secrets are not
+            return mask.of_job(self.folder)
         except ValueError as err:
             what = "the secrets are damaged, so nothing could be masked"
-            raise ClusterError(what, str(path), "read the log files themselves") from err
-        return Mask(str(value) for value in kept.values())
+            raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err
 
 
 def _is_same_end(before: Json, now: Json) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from orchestrator.logcut import CUT_MARK, LINE_BYTES_MAX, Cut, Cutter, block_at, cut_backward, line_start
 from orchestrator.wire.logindex import IndexCursor, offset_at
+from orchestrator.wire.mask import Mask
 from orchestrator.wire.paths import JobDir, attempt_of, rank_of
 
 __all__ = [
@@ -37,6 +38,7 @@ _DRAIN_POLLS_MAX = 100_000
 _READ_BYTES_MAX = 16 << 20
 _BLOCK_BYTES_MIN = 8 << 10
 _FAR = 1 << 64
+NO_SECRETS = Mask(())
 _NODE_LOG = re.compile(r"node-(.+)\.log$")
 _TIME = attrgetter("time_ns")
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -101,11 +103,12 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """How a set of logs is read: block size, and the times between which lines count."""
+    """How a set of logs is read: block size, the times between which lines count, and the secrets in them."""
 
     block_bytes: int
     after_ns: int
     now_ns: int
+    mask: Mask
 
 
 def attempts(job: JobDir) -> tuple[int, ...]:
@@ -132,9 +135,12 @@ def has_rank_lines(job: JobDir) -> bool:
     return any(source.size_bytes for source in _sources(job, LogQuery()))
 
 
-def read(job: JobDir, query: LogQuery, now_ns: int) -> Iterator[LogLine]:
-    """Yield the lines that `query` asks for, oldest first, as the files stand now. `now_ns` is the wall time."""
-    return _read(_sources(job, query), query, now_ns)
+def read(job: JobDir, query: LogQuery, now_ns: int, mask: Mask = NO_SECRETS) -> Iterator[LogLine]:
+    """Yield the lines that `query` asks for, oldest first, as the files stand now. `now_ns` is the wall time.
+
+    Lines come as they are, but those that are cut are cut so that `mask` finds every secret in them.
+    """
+    return _read(_sources(job, query), query, now_ns, mask)
 
 
 class Follower:
@@ -144,16 +150,25 @@ class Follower:
     ends or `FLUSH_S` have passed; what then follows on it comes as a line of its own.
     """
 
-    def __init__(self, job: JobDir, query: LogQuery, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(
+        self,
+        job: JobDir,
+        query: LogQuery,
+        mask: Mask = NO_SECRETS,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """`mask`: as for `read`."""
         self._job = job
         self._query = query
+        self._mask = mask
         self._clock_ns = clock_ns
         past = [
-            replace(source, size_bytes=line_start(source.path, source.size_bytes))
+            replace(source, size_bytes=line_start(source.path, source.size_bytes, mask))
             for source in _sources(job, query)
         ]
-        self._past = _read(past, query, clock_ns())
-        self._tails = {source.path: _Tail(source) for source in past}
+        self._past = _read(past, query, clock_ns(), mask)
+        self._tails = {source.path: _Tail(source, mask) for source in past}
         self._behind = True
 
     def poll(self) -> list[LogLine]:
@@ -169,7 +184,7 @@ class Follower:
         for source in sources:
             tail = self._tails.get(source.path)
             if tail is None:
-                tail = self._tails[source.path] = _Tail(replace(source, size_bytes=0))
+                tail = self._tails[source.path] = _Tail(replace(source, size_bytes=0), self._mask)
             runs += tail.more(source, share_bytes, now_ns)
             self._behind |= tail.offset < source.size_bytes
         return self._merged(runs)
@@ -196,7 +211,7 @@ class Follower:
 
     def _merged(self, runs: list[_Run]) -> list[LogLine]:
         runs.sort(key=lambda run: (run.source.attempt, run.time_ns))
-        return list(_log_lines(runs, self._query.grep))
+        return list(_log_lines(runs, self._query.grep, self._mask))
 
 
 def _sources(job: JobDir, query: LogQuery) -> list[_Source]:
@@ -235,21 +250,23 @@ def _look(path: Path, attempt: int, rank: int | None, node: str | None) -> Itera
     yield _Source(attempt, rank, node, path, stat.st_size, stat.st_mtime_ns)
 
 
-def _read(sources: list[_Source], query: LogQuery, now_ns: int) -> Iterator[LogLine]:
+def _read(sources: list[_Source], query: LogQuery, now_ns: int, mask: Mask) -> Iterator[LogLine]:
     sources = [source for source in sources if source.size_bytes]
     groups = [list(group) for _, group in itertools.groupby(sources, key=attrgetter("attempt"))]
     block_bytes = min(LINE_BYTES_MAX, max(_BLOCK_BYTES_MIN, _READ_BYTES_MAX // max(1, len(sources))))
     after_ns = -1 if query.since_s is None else now_ns - int(query.since_s * 1e9)
-    scan = _Scan(block_bytes, after_ns, now_ns)
+    scan = _Scan(block_bytes, after_ns, now_ns, mask)
     if query.tail is not None:
         runs = itertools.chain.from_iterable(_merge_backward(group, scan) for group in reversed(groups))
-        newest_first = list(itertools.islice(_log_lines(runs, query.grep), query.tail))
+        newest_first = list(itertools.islice(_log_lines(runs, query.grep, mask), query.tail))
         yield from reversed(newest_first)
         return
     if query.since_s is None and query.grep is None:
         groups = groups[-1:]
     for group in groups:
-        yield from _log_lines(heapq.merge(*(_forward(one, scan) for one in group), key=_TIME), query.grep)
+        yield from _log_lines(
+            heapq.merge(*(_forward(one, scan) for one in group), key=_TIME), query.grep, mask
+        )
 
 
 def _merge_backward(group: list[_Source], scan: _Scan) -> Iterator[_Run]:
@@ -257,13 +274,13 @@ def _merge_backward(group: list[_Source], scan: _Scan) -> Iterator[_Run]:
     return heapq.merge(*(_backward(one, scan) for one in reversed(group)), key=_TIME, reverse=True)
 
 
-def _log_lines(runs: Iterable[_Run], grep: re.Pattern[str] | None) -> Iterator[LogLine]:
+def _log_lines(runs: Iterable[_Run], grep: re.Pattern[str] | None, mask: Mask) -> Iterator[LogLine]:
     for run in runs:
         time_ns, source = run.time_ns, run.source
         for raw in run.lines:
             text = raw.decode("utf-8", "replace")
             if "\r" in text:
-                text = _seen(text)
+                text = _seen(mask.apply(text))  # part of a secret may be written over
             if grep is None or grep.search(text):
                 yield LogLine(time_ns, source.attempt, source.rank, text, source.node)
 
@@ -283,8 +300,10 @@ def _forward(source: _Source, scan: _Scan) -> Iterator[_Run]:
     """Yield a log's lines in file order, from the first that is later than the scan's start."""
     offset = 0
     if scan.after_ns >= 0 and source.index is not None:
-        offset = line_start(source.path, min(source.size_bytes, offset_at(source.index, scan.after_ns)))
-    cutter, cursor = Cutter(offset), IndexCursor(source.index)
+        offset = line_start(
+            source.path, min(source.size_bytes, offset_at(source.index, scan.after_ns)), scan.mask
+        )
+    cutter, cursor = Cutter(offset, scan.mask), IndexCursor(source.index)
     while cutter.offset < source.size_bytes:
         block_bytes = min(scan.block_bytes, source.size_bytes - cutter.offset)
         block = block_at(source.path, cutter.offset, block_bytes)
@@ -300,7 +319,7 @@ def _later(runs: Iterator[_Run], scan: _Scan) -> Iterator[_Run]:
 
 def _backward(source: _Source, scan: _Scan) -> Iterator[_Run]:
     """Yield a log's lines from the last to the first that is later than the scan's start."""
-    for cut in cut_backward(source.path, source.size_bytes, scan.block_bytes):
+    for cut in cut_backward(source.path, source.size_bytes, scan.block_bytes, scan.mask):
         runs = list(_stamp(source, cut, IndexCursor(source.index), scan.now_ns))
         for run in reversed(runs):
             if run.time_ns <= scan.after_ns:
@@ -325,11 +344,12 @@ def _stamp(source: _Source, cut: Cut, cursor: IndexCursor, now_ns: int) -> Itera
 class _Tail:
     """One log that is followed: how far it was read, and what is held back."""
 
-    __slots__ = ("_cursor", "_cutter", "_held_ns", "source")
+    __slots__ = ("_cursor", "_cutter", "_held_ns", "_mask", "source")
 
-    def __init__(self, source: _Source) -> None:
+    def __init__(self, source: _Source, mask: Mask) -> None:
         self.source = source
-        self._cutter = Cutter(source.size_bytes)
+        self._mask = mask
+        self._cutter = Cutter(source.size_bytes, mask)
         self._cursor = IndexCursor(source.index)
         self._held_ns: int | None = None
 
@@ -341,7 +361,7 @@ class _Tail:
         """Yield what was added to the log since, up to `limit_bytes`. `source` is the log as it stands now."""
         if source.size_bytes < self.offset:  # truncated: it starts anew
             yield from self.flush(now_ns)
-            self._cutter, self._cursor = Cutter(0), IndexCursor(source.index)
+            self._cutter, self._cursor = Cutter(0, self._mask), IndexCursor(source.index)
         self.source = source
         self._cursor.refresh()
         end = min(source.size_bytes, self.offset + limit_bytes)

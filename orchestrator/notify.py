@@ -84,12 +84,12 @@ def occasions(decision: d.Decision) -> tuple[str, ...]:
 
 
 def message(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str, folder: str) -> Json:
-    """Return what is told of a decision, all secrets still in it; `at` is the time of day."""
+    """Return what is told of a decision, all secrets still in it and not cut yet; `at` is the time of day."""
     given = _verdict(decision, facts)
     return {
         "event": event,
         "time": at,
-        "text": _text(event, decision, plan)[:TEXT_CHARS_MAX],
+        "text": _text(event, decision, plan),
         "why": decision.why,
         "attempt": decision.attempt,
         "job": {
@@ -133,19 +133,6 @@ def _text(event: str, decision: d.Decision, plan: Plan) -> str:
             return f"{plan.id}: {event}: {decision.why}"
 
 
-def masked(told: Any, mask: Mask) -> Any:
-    """Return JSON data with every secret in its texts replaced."""
-    match told:
-        case str():
-            return mask.apply(told)
-        case list():
-            return [masked(one, mask) for one in told]
-        case dict():
-            return {key: masked(one, mask) for key, one in told.items()}
-        case _:
-            return told
-
-
 # How it is told
 
 
@@ -164,7 +151,7 @@ class Notifier:
         if told is not None and told.command:
             where = folder / "code"
             self._couriers.append(
-                Courier("command", lambda note: run_command(told.command, note, env, where), self._say)
+                Courier("command", lambda note: run_command(told.command, note, env, where, mask), self._say)
             )
         if told is not None and told.url is not None:
             url = told.url
@@ -174,9 +161,10 @@ class Notifier:
         """Tell of a decision, if that is wanted; returns at once."""
         event = next((word for word in occasions(decision) if word in self._occasions), None)
         if event is not None:
-            note = message(event, decision, self._plan, facts, at, str(self._folder))
+            note = self._mask.of_data(message(event, decision, self._plan, facts, at, str(self._folder)))
+            note["text"] = note["text"][:TEXT_CHARS_MAX]
             for courier in self._couriers:
-                courier.take(masked(note, self._mask))
+                courier.take(note)
 
     def said(self) -> list[str]:
         """Return what there is to say of deliveries since the last call."""
@@ -241,7 +229,12 @@ class Courier:
 
 
 def run_command(
-    argv: tuple[str, ...], note: Json, env: Mapping[str, str], folder: Path, limit_s: float = COMMAND_S_MAX
+    argv: tuple[str, ...],
+    note: Json,
+    env: Mapping[str, str],
+    folder: Path,
+    mask: Mask,
+    limit_s: float = COMMAND_S_MAX,
 ) -> str:
     """Run the user's command with a note on its standard input; return what went wrong, with its last words."""
     variables = {
@@ -263,7 +256,7 @@ def run_command(
             return f"{argv[0]} cannot be run: {err.strerror}"
     assert process.stdout is not None
     with process.stdout as out:
-        text = _output(process, out, time.monotonic() + limit_s)
+        text = mask.apply(_output(process, out, time.monotonic() + limit_s))
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -157,7 +157,7 @@ def beat(node: str, said: m.Beat, at: float) -> e.Beat:
 
 def event(plan: Plan, said: Said, mask: Mask, at: float) -> Any:
     """Return a kept report as the brain's event of the same name. Raises CodecError when it cannot be read."""
-    data = {**_masked(said.data, mask), "at": at, "node": said.node}
+    data = {**mask.of_data(said.data), "at": at, "node": said.node}
     told = codec.unpack_kind(_EVENTS, data)
     return _offered(plan, told) if isinstance(told, e.Prepared) else told
 
@@ -173,17 +173,6 @@ def _offered(plan: Plan, told: e.Prepared) -> e.Prepared:
         return dataclasses.replace(told, addresses=(e.Address(given, interface),))
     fitting = tuple(one for one in told.addresses if one.interface == chosen)
     return dataclasses.replace(told, addresses=fitting or told.addresses)
-
-
-def _masked(data: Any, mask: Mask) -> Any:
-    """Return plain data with the secrets masked in all its texts."""
-    if isinstance(data, str):
-        return mask.apply(data)
-    if isinstance(data, dict):
-        return {key: _masked(value, mask) for key, value in data.items()}
-    if isinstance(data, list):
-        return [_masked(value, mask) for value in data]
-    return data
 
 
 def _address(plan: Plan, node: str) -> str:

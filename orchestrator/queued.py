@@ -25,7 +25,7 @@ from orchestrator.plan import Plan
 from orchestrator.slurm import words
 from orchestrator.slurm.queue import Queue, is_over
 from orchestrator.slurm.words import QueueJob
-from orchestrator.wire import ownership
+from orchestrator.wire import mask, ownership
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
 
@@ -295,13 +295,16 @@ def begin_again(job: JobDir, before: Json) -> None:
 
 
 def batch_lines(job: JobDir) -> list[str]:
-    """Return what a job's batch script has printed, its end where it is long."""
+    """Return what a job's batch script has printed, its end where it is long, with the secrets masked."""
     try:
         with os.fdopen(ownership.open_inside(job.batch_log), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX))
-            lines = file.read(WORDS_BYTES_MAX).decode(errors="replace").splitlines()
+            text = file.read(WORDS_BYTES_MAX).decode(errors="replace")
+        lines = mask.of_job(job).apply(text).splitlines()
     except OSError:
         return []
+    except ValueError:
+        return ["(not shown: the job's secrets are damaged, so nothing could be masked)"]
     return [line.rstrip() for line in lines if line.strip()]
 
 

@@ -49,12 +49,15 @@ def last_words(log: Path) -> Failure | None:
 
 
 def _tail(log: Path) -> str:
+    """Return the last lines, whole ones but where a line is longer: the mask might not know half a secret."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
+            begin = max(0, log.stat().st_size - TAIL_BYTES)
+            file.seek(begin)
+            text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+    return text.partition("\n")[2] or text if begin else text
 
 
 def parse(text: str) -> Failure | None:

@@ -24,6 +24,7 @@ from tests.support import jobs
 
 SECRET = "hf_0123456789abcdef"
 AT = "2026-11-20T22:46:05.123Z"
+NO_SECRETS = Mask(())
 ENV = {"PATH": os.environ["PATH"]}
 WAIT_S_MAX = 20.0
 POLL_S = 0.02
@@ -179,7 +180,7 @@ def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets
 
 @pytest.mark.slow
 def test_a_command_that_does_not_exist_is_told_of(tmp_path: Path) -> None:
-    assert run_command(("no-such-program",), NOTE, ENV, tmp_path) == (
+    assert run_command(("no-such-program",), NOTE, ENV, tmp_path, NO_SECRETS) == (
         "no-such-program cannot be run: No such file or directory"
     )
 
@@ -188,7 +189,12 @@ def test_a_command_that_does_not_exist_is_told_of(tmp_path: Path) -> None:
 def test_a_command_that_hangs_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
     began_s = time.monotonic()
     fault = run_command(
-        ("sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; echo started; wait"), NOTE, ENV, tmp_path, 1.0
+        ("sh", "-c", f"sleep 1000 & echo $! > {tmp_path}/pid; echo started; wait"),
+        NOTE,
+        ENV,
+        tmp_path,
+        NO_SECRETS,
+        1.0,
     )
     assert fault == "it ran for more than 1 s and was killed; it said: started"
     assert time.monotonic() - began_s < 10
@@ -205,15 +211,23 @@ def _runs(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_a_command_that_prints_without_end_is_read_and_only_its_end_is_kept(tmp_path: Path) -> None:
-    fault = run_command(("sh", "-c", "yes | head -c 20000000; exit 3"), NOTE, ENV, tmp_path)
+    fault = run_command(("sh", "-c", "yes | head -c 20000000; exit 3"), NOTE, ENV, tmp_path, NO_SECRETS)
     assert fault.startswith("it ended with code 3; it said: y | y")
     assert len(fault) < 3 * notify.OUTPUT_BYTES_MAX
 
 
 @pytest.mark.slow
+def test_a_secret_that_is_cut_from_what_a_command_printed_is_not_shown_in_half(tmp_path: Path) -> None:
+    size = notify.OUTPUT_BYTES_MAX - len(SECRET) // 2
+    script = f"printf %s {SECRET}; head -c {size} /dev/zero | tr '\\0' x; exit 3"
+    fault = run_command(("sh", "-c", script), NOTE, ENV, tmp_path, Mask([SECRET]))
+    assert fault.startswith("it ended with code 3; it said: ***xxx")
+
+
+@pytest.mark.slow
 def test_a_command_that_leaves_something_behind_is_not_waited_for(tmp_path: Path) -> None:
     began_s = time.monotonic()
-    assert run_command(("sh", "-c", "sleep 5 & exit 0"), NOTE, ENV, tmp_path, 20.0) == ""
+    assert run_command(("sh", "-c", "sleep 5 & exit 0"), NOTE, ENV, tmp_path, NO_SECRETS, 20.0) == ""
     assert time.monotonic() - began_s < 4
 
 
@@ -307,7 +321,7 @@ def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> 
 
 def test_nobody_is_told_where_nobody_is_named(tmp_path: Path) -> None:
     assert jobs.plan().notify is None
-    notifier = Notifier(jobs.plan(), tmp_path, ENV, Mask([]))
+    notifier = Notifier(jobs.plan(), tmp_path, ENV, NO_SECRETS)
     notifier.tell(_judge(), _facts(), AT)
     assert not notifier.is_busy
     notifier.close()

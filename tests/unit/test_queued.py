@@ -371,3 +371,19 @@ def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
     said = capsys.readouterr()
     assert said.out == "slurmstepd: error: ?[31mno space left for ***\n"
     assert str(folder.batch_log) in said.err
+
+
+def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
+    slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    folder = job(tmp_path, "7")
+    folder.secrets.mkdir()
+    (folder.secrets / "secrets.json").write_text('{"HF_TOKEN": "hf_0123456789abcdef"}')
+    folder.batch_log.write_text(f"{'.' * (queued.WORDS_CHARS_MAX - 8)}hf_0123456789abcdef\n")
+    slurm.queue(RUNNING)
+    assert Job(folder).status()["reason"].endswith("....***")
+    slurm.queue(FAILED)
+    slurm.says("scontrol.job", SHOWN)
+    queued.QUEUE.expect_news()
+    Job(folder).look_after()
+    assert asked(folder)[0]["why"].endswith("....***")

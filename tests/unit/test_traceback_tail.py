@@ -122,3 +122,10 @@ def test_the_last_words_are_not_those_of_an_exception_that_was_caught(tmp_path: 
     failure = traceback_tail.last_words(log)
     assert failure is not None and failure.message == "no data left"
     assert traceback_tail.last_words(tmp_path / "missing.log") is None
+
+
+def test_a_line_that_the_tail_cuts_is_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    rest = "x\n" * (traceback_tail.TAIL_BYTES // 2 - 8)
+    log.write_text(f"the secret is hunter2-and-more NCCL error\n{rest}")
+    assert traceback_tail.of_a_watchdog(log) is None

@@ -1,0 +1,44 @@
+"""Is a secret hidden also where a text that bears it was cut by who does not know it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.node import hook
+from orchestrator.wire.mask import CUT_CHARS_MIN, HIDDEN, LEFT_OUT, Mask
+
+SECRET = "qZ7-Wv9_Kx2+Jm4"
+FILL = "." * CUT_CHARS_MIN
+MASK = Mask([SECRET, "Jm4-other-secret"])
+
+
+@pytest.mark.parametrize("chars", range(4, len(SECRET)))
+def test_the_part_of_a_secret_at_an_end_of_a_long_text_is_hidden(chars: int) -> None:
+    assert MASK.apply(FILL + SECRET[:chars]) == FILL + HIDDEN
+    assert MASK.apply(SECRET[-chars:] + FILL) == HIDDEN + FILL
+    middle = f"{FILL}{SECRET[:chars]}{LEFT_OUT}{SECRET[-chars:]}{FILL}"
+    assert MASK.apply(middle) == f"{FILL}{HIDDEN}{LEFT_OUT}{HIDDEN}{FILL}"
+
+
+def test_a_secret_that_ends_as_another_begins_is_hidden_whole() -> None:
+    assert Mask([SECRET, SECRET[-6:] + "-and-more"]).apply(FILL + SECRET) == FILL + HIDDEN
+    assert Mask([SECRET, "more-and-" + SECRET[:6]]).apply(SECRET + FILL) == HIDDEN + FILL
+
+
+def test_a_short_text_is_whole_and_a_word_of_it_no_part_of_a_secret() -> None:
+    assert MASK.apply(f"by {SECRET[:6]}") == f"by {SECRET[:6]}"
+
+
+def test_a_long_text_without_a_secret_stays_as_it_is() -> None:
+    assert MASK.apply(FILL + "q") == FILL + "q"
+    assert Mask(()).apply(FILL + SECRET) == FILL + SECRET
+
+
+def test_the_hook_marks_its_cut_as_the_mask_knows_it() -> None:
+    assert LEFT_OUT in hook.cut_middle("x" * 30_000)
+
+
+@pytest.mark.parametrize("at", range(20, 20 + len(SECRET)))
+def test_a_place_to_cut_is_beside_a_secret(at: int) -> None:
+    raw = ("." * 20 + SECRET + "." * 20).encode()
+    assert MASK.whole(raw, at) == (20 if at < 20 + len(SECRET) else at)
