@@ -1,4 +1,4 @@
-"""Private files of a job: secrets, environment, token, certificate and key; made at submit."""
+"""Private files of a job: secrets, environment, token, certificate and key, the webhook's address; made at submit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from orchestrator.wire.tokens import TOKEN_BYTES
 PRIVATE = 0o600
 
 
-def fill(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
-    """Make the folder of a job's private files, all of them private from their first byte, and on disk at the end."""
+def fill(folder: Path, made: Plan, environ: Mapping[str, str], webhook: str | None) -> None:
+    """Make the folder of a job's private files, all of them private from their first byte, and on disk at the end.
+    `webhook`: its address."""
     folder.mkdir(mode=0o700)
     kept = {name: environ[name] for name in made.secrets}
     public, key = certificate.new()
@@ -28,6 +29,7 @@ def fill(folder: Path, made: Plan, environ: Mapping[str, str]) -> None:
         "token": random_secrets.token_hex(TOKEN_BYTES).encode(),
         "certificate.pem": public,
         "key.pem": key,
+        **({"webhook": webhook.encode()} if webhook else {}),
     }
     for name, data in files.items():
         replace_bytes(folder / name, data, mode=PRIVATE)

@@ -18,7 +18,6 @@ from orchestrator.plan import Plan
 from orchestrator.wire import messages as m
 from orchestrator.wire import room
 from orchestrator.wire.durable import replace_text
-from orchestrator.wire.mask import Mask
 from orchestrator.wire.paths import JobDir
 
 
@@ -34,7 +33,7 @@ class Deeds:
         self._backend = backend
         self._links = links
         self._ferry = ferry
-        self._mask = Mask(private.secrets.values())
+        self._mask = private.mask
         self.endpoint = ""
         self._is_unsaid = False  # where agents are to dial
 

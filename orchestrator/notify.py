@@ -139,8 +139,11 @@ def _text(event: str, decision: d.Decision, plan: Plan) -> str:
 class Notifier:
     """Tells those whom the plan names. `said` hands out what went wrong, for supervisor.log."""
 
-    def __init__(self, plan: Plan, folder: Path, env: Mapping[str, str], mask: Mask) -> None:
-        """`env`: the command's environment; it runs in the job's copy of the code, below `folder`."""
+    def __init__(
+        self, plan: Plan, folder: Path, env: Mapping[str, str], mask: Mask, webhook: str = ""
+    ) -> None:
+        """`env`: the command's environment; it runs in the job's copy of the code, below `folder`. `webhook`: its
+        address, of which the plan tells the host alone."""
         told = plan.notify
         self._plan = plan
         self._folder = folder
@@ -154,8 +157,7 @@ class Notifier:
                 Courier("command", lambda note: run_command(told.command, note, env, where, mask), self._say)
             )
         if told is not None and told.url is not None:
-            url = told.url
-            self._couriers.append(Courier("url", lambda note: post(url, note), self._say))
+            self._couriers.append(Courier("url", lambda note: post(webhook, note), self._say))
 
     def tell(self, decision: d.Decision, facts: Facts, at: str) -> None:
         """Tell of a decision, if that is wanted; returns at once."""

@@ -24,7 +24,7 @@ from orchestrator.node import procfs, stepenv
 from orchestrator.plan import Plan
 from orchestrator.wire import codec
 from orchestrator.wire import messages as m
-from orchestrator.wire.mask import Mask
+from orchestrator.wire.mask import Mask, of_secrets
 from orchestrator.wire.paths import JobDir
 from orchestrator.wire.tokens import is_token
 
@@ -41,12 +41,19 @@ _EVENTS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Private:
-    """What only the job's own processes may know: the token, the submitter's environment, the secrets."""
+    """What only the job's own processes may know: the token, the submitter's environment, the secrets, the webhook's
+    address."""
 
     token: str
     certificate: str
     outer: dict[str, str]
     secrets: dict[str, str]
+    webhook: str = ""
+
+    @property
+    def mask(self) -> Mask:
+        """What hides the secrets in all that is journaled, told or shown."""
+        return of_secrets(self.secrets.values(), self.webhook)
 
 
 def private(job: JobDir) -> Private:
@@ -57,6 +64,7 @@ def private(job: JobDir) -> Private:
         certificate=_read_private(job.secrets / "certificate.pem", _pem),
         outer=_read_private(job.secrets / "environment.json", _texts),
         secrets=_read_private(job.secrets / "secrets.json", _texts),
+        webhook=_read_private(job.webhook, str) if job.webhook.exists() else "",
     )
 
 

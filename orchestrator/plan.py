@@ -96,7 +96,8 @@ class PlannedLimits:
 
 @dataclass(frozen=True, slots=True)
 class PlannedNotify:
-    """Whom to tell of what happens: a command (argv), a webhook, and of which occasions; see `notify`."""
+    """Whom to tell of what happens: a command (argv), a webhook (its host alone: the rest may be a token, and is kept
+    with the secrets), and of which occasions; see `notify`."""
 
     command: tuple[str, ...]
     url: str | None

@@ -22,6 +22,7 @@ from orchestrator.plan import (
     PlannedSlurm,
     PlannedSsh,
 )
+from orchestrator.wire.mask import host_alone
 
 if TYPE_CHECKING:
     from orchestrator.spec import JobSpec, SpecFile
@@ -89,7 +90,7 @@ def _notify(spec: JobSpec) -> PlannedNotify | None:
     if (told.command is None and told.url is None) or not told.on:
         return None
     command = () if told.command is None else tuple(told.command.args) or ("sh", "-c", told.command.target)
-    return PlannedNotify(command, told.url, tuple(told.on))
+    return PlannedNotify(command, host_alone(told.url) if told.url else None, tuple(told.on))
 
 
 def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:

@@ -109,6 +109,11 @@ class Notify(Part):
     url: str | None = about(None, "Webhook that is told: the same JSON, by POST.", pattern=rules.URL)
     on: rules.Occasions = about(DEFAULT_OCCASIONS, f"Of what: {', '.join(get_args(rules.Occasion))}.")
 
+    @pydantic.field_validator("url")
+    @classmethod
+    def _can_be_reached(cls, value: str | None) -> str | None:
+        return None if value is None else rules.address(value)
+
 
 class Restart(Part):
     """How often and how fast a failed attempt is followed by another."""

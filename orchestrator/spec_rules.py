@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
 
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
@@ -104,6 +105,22 @@ def about(default: object, text: str, **limits: Any) -> Any:
 def whole(default: int | None, text: str, low: int = 1, high: int = WHOLE_MAX) -> Any:
     """Return what `about` does for a whole number with its limits."""
     return about(default, text, ge=low, le=high)
+
+
+def address(url: str) -> str:
+    """Return a webhook's address. Raises ValueError, which repeats nothing of it, for one that cannot be reached."""
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise ValueError("has no host, or a port that is no number")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "has a user or password in it, and none is sent; a command can: notify.command: curl -u … -d @- URL"
+        )
+    return url
 
 
 # Durations

@@ -90,7 +90,9 @@ class Document:
     def override(self, argument: str) -> None:
         """Put one `key.path=value` of the command line in, its value read as YAML."""
         key, equals, text = argument.partition("=")
-        key, origin = key.strip(), f"--set {escaped(argument, ECHO_CHARS_MAX)}"
+        key = key.strip()
+        said = argument if key != "notify.url" else f"{key}=…"  # it may bear a token
+        origin = f"--set {escaped(said, ECHO_CHARS_MAX)}"
         if not equals or not _KEY.fullmatch(key):
             what = "must be key.path=value, such as nodes=4 or monitor.hang_timeout=5m"
             self.faults.append(Fault(origin, what))

@@ -35,6 +35,7 @@ from orchestrator.spec import SpecFile, load
 from orchestrator.specfile import path_in
 from orchestrator.wire import codec, ownership
 from orchestrator.wire.durable import replace_bytes, replace_text
+from orchestrator.wire.mask import host_alone
 from orchestrator.wire.paths import JobDir
 
 GPU_LIST_S_MAX = 20.0
@@ -199,13 +200,14 @@ def _fill(
             _keep_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
             path.mkdir()
-        replace_text(draft.spec, file.text, durable=False)
-        replace_text(draft.overrides, json.dumps(list(overrides)), durable=False)
+        webhook = file.spec.notify.url
+        replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
+        replace_text(draft.overrides, json.dumps(_hosts_alone(overrides, webhook)), durable=False)
         replace_text(draft.plan, codec.dumps(made), durable=False)
         for script in render.render(made, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
         replace_bytes(draft.bundle, bundle.build(folder), durable=False)
-        credentials.fill(draft.secrets, made, environ)
+        credentials.fill(draft.secrets, made, environ, webhook)
         provenance.record(draft, file.workdir)
         draft.root.rename(place.root)
     except OSError as err:
@@ -312,7 +314,9 @@ def _resume_in_queue(
     waits, and from then on nothing starts a supervisor in the nodes of the id before."""
     submitting.require_commands(environ, job.id)
     before = json.loads(job.slurm.read_text()) if job.slurm.exists() else []
-    kept = {file: file.read_bytes() for file in (job.plan, job.overrides, *sorted(job.scripts.iterdir()))}
+    private = [job.webhook] if job.webhook.exists() else []
+    files = (job.plan, job.overrides, *private, *sorted(job.scripts.iterdir()))
+    kept = {file: file.read_bytes() for file in files}
     plans = set(job.root.glob("plan.*.json"))
     if overrides:
         replan(job, old, overrides, environ)
@@ -354,14 +358,22 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     if (new.name, new.secrets, new.backend) != (old.name, old.secrets, old.backend):
         what = "a job's name, secrets and backend cannot change"
         raise UserError(what, "--set", "submit it as a new job instead")
+    webhook, kept_webhook = file.spec.notify.url, job.webhook.read_text() if job.webhook.exists() else ""
     number = len(list(job.root.glob("plan.*.json"))) + 1
     replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
     replace_text(job.plan, codec.dumps(new))
-    replace_text(job.overrides, json.dumps(all_overrides))
+    replace_text(job.overrides, json.dumps(_hosts_alone(all_overrides, webhook)))
+    if webhook and webhook != host_alone(kept_webhook):  # as it stands in the overrides of before
+        replace_text(job.webhook, webhook, mode=credentials.PRIVATE)
     if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:
         _keep_hosts_file(job, file)
     for script in render.render(new, job, sys.executable):
         replace_text(job.scripts / script.name, script.text, mode=script.mode)
+
+
+def _hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
+    """Return overrides as they are kept: of a webhook's address, which may bear a token, the host alone."""
+    return [text.replace(webhook, host_alone(webhook)) if webhook else text for text in overrides]
 
 
 def _overrides(job: JobDir) -> list[str]:

@@ -36,7 +36,6 @@ from orchestrator.tickets import Queue
 from orchestrator.wire import codec, locks, room
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import replace_text
-from orchestrator.wire.mask import Mask
 from orchestrator.wire.paths import JobDir
 
 CHORE_S = 0.5
@@ -58,7 +57,7 @@ class Supervisor:
     def __init__(self, job: JobDir, plan: Plan, private: orders.Private, backend: Backend) -> None:
         self._job = job
         self._plan = plan
-        self._mask = Mask(private.secrets.values())
+        self._mask = private.mask
         self._said_acks: dict[str, m.Ack] = {}
         self._beats: dict[str, int] = {}
         self._rates: dict[int, float] = {}
@@ -76,7 +75,7 @@ class Supervisor:
         self._deeds = Deeds(job, plan, private, backend, self._links, self._ferry)
         self._queue = Queue(job, [node.host for node in plan.nodes], plan.created_at) if plan.ssh else None
         env = {**private.outer, **plan.env, **private.secrets}
-        self._notifier = Notifier(plan, job.root, env, self._mask)
+        self._notifier = Notifier(plan, job.root, env, self._mask, private.webhook)
         self._slept = Sleep(SLEPT_S)
         self._seeks = False  # hosts that could not be dismissed
         backend.stir = self._ferry.stir = self._links.stir

@@ -11,13 +11,16 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, AnyStr
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, urlsplit
 
 from .paths import JobDir
 
 SECRET_CHARS_MIN = 4
 CUT_CHARS_MIN = 200
 """From this length on a text may be a piece of a longer one. No limit of what nodes report is lower."""
+
+TOKEN_CHARS_MIN = 8
+"""What stands behind the host of an address is hidden by itself from this length on."""
 
 LEFT_OUT = "\n... its middle is left out ...\n"
 """What the hook puts where it has cut a traceback."""
@@ -84,16 +87,32 @@ class Mask:
         return "".join((*shown, text[done:]))
 
 
+def of_secrets(values: Iterable[str], webhook: str) -> Mask:
+    """Return the mask of a job's secrets and of its webhook's address, which may bear a token: all behind the host,
+    also alone where it is too long for a common word. `webhook`: empty where there is none."""
+    where = webhook.partition("://")[2]
+    behind = where[len(urlsplit(webhook).netloc) :].lstrip("/")
+    return Mask([*values, where if behind else "", behind if len(behind) >= TOKEN_CHARS_MIN else ""])
+
+
+def host_alone(url: str) -> str:
+    """Return a webhook's address as it may be shown: `https://hooks.example.com/***`."""
+    parts = urlsplit(url)
+    behind = url.partition("://")[2][len(parts.netloc) :]
+    return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if behind.strip("/") else url
+
+
 def of_job(job: JobDir) -> Mask:
     """Return the mask of a job's secrets; of another user's job, which cannot be read, an empty one. Raises ValueError
     when they are damaged."""
     try:
         kept = json.loads((job.secrets / "secrets.json").read_text())
+        webhook = job.webhook.read_text() if job.webhook.exists() else ""
     except OSError:
         return Mask(())
     if not isinstance(kept, dict):
         raise ValueError("no object")
-    return Mask(map(str, kept.values()))
+    return of_secrets(map(str, kept.values()), webhook)
 
 
 def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:

@@ -173,6 +173,11 @@ class JobDir:
         return self.root / "secrets"
 
     @property
+    def webhook(self) -> Path:
+        """The address of the webhook that is told, where there is one."""
+        return self.secrets / "webhook"
+
+    @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
 

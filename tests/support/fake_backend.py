@@ -131,7 +131,7 @@ def folder_of(folder: Path, **fields: Any) -> tuple[JobDir, Plan]:
     for made in (job.root, job.requests, job.logs):
         made.mkdir()
     job.plan.write_text(codec.dumps(plan))
-    credentials.fill(job.secrets, plan, ENVIRON)
+    credentials.fill(job.secrets, plan, ENVIRON, fields.get("notify", {}).get("url"))
     return job, plan
 
 

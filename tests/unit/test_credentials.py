@@ -24,10 +24,11 @@ from tests.support.fake_backend import folder_of
 def test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment(tmp_path: Path) -> None:
     environ = {"HF_TOKEN": "hf_0123456789abcdef", "HF_HOME": "/data/hf", "RANK": "7"}
     folder = tmp_path / "secrets"
-    credentials.fill(folder, jobs.plan(secrets=["HF_TOKEN"]), environ)
+    credentials.fill(folder, jobs.plan(secrets=["HF_TOKEN"]), environ, "https://h.example/t0ken")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     assert json.loads((folder / "secrets.json").read_text()) == {"HF_TOKEN": environ["HF_TOKEN"]}
+    assert (folder / "webhook").read_text() == "https://h.example/t0ken"
     assert json.loads((folder / "environment.json").read_text()) == {"HF_HOME": "/data/hf"}
 
 

@@ -86,7 +86,8 @@ def _facts() -> Facts:
 
 
 def _notifier(folder: Path, **told: Any) -> Notifier:
-    return Notifier(jobs.plan(notify=told), folder, {**ENV, "HF_TOKEN": SECRET}, Mask([SECRET]))
+    env = {**ENV, "HF_TOKEN": SECRET}
+    return Notifier(jobs.plan(notify=told), folder, env, Mask([SECRET]), told.get("url", ""))
 
 
 def _judge() -> d.Judge:

@@ -30,6 +30,9 @@ def test_the_ceiling_of_suspicion_is_no_lower_than_its_floor(folder: Path) -> No
     ("text", "said"),
     [
         ("{url: hooks.example.com}", "notify.url: must be a URL such as https://…, not hooks.example.com"),
+        ("{url: 'https://me:hunter2@hooks.example.com/x'}", "notify.url: has a user or password in it, and none is sent; a command can: notify.command: curl -u … -d @- URL"),
+        ("{url: 'https://hooks.example.com:port/x'}", "notify.url: has no host, or a port that is no number"),
+        ("{url: 'https://[::1/x'}", "notify.url: has no host, or a port that is no number"),
         ("{on: [hangs]}", "notify.on[0]: must be suspect, hang, notice, withdrawn, verdict, restart, failed, succeeded or cancelled, not hangs; did you mean hang?"),
         ("{command: []}", "notify.command: must be a shell command, as a text or a list of words, not a list"),
     ],
@@ -43,6 +46,6 @@ def test_a_command_and_a_webhook_can_be_notified_of_what_the_user_chooses() -> N
     assert told == PlannedNotify(("sh", "-c", "mail -s orch me"), None, ("hang",))
     both = jobs.plan(notify={"command": ["tell", "me"], "url": "https://hooks.example.com/x?y=1"}).notify
     assert both == PlannedNotify(
-        ("tell", "me"), "https://hooks.example.com/x?y=1", ("hang", "notice", "withdrawn", "failed")
+        ("tell", "me"), "https://hooks.example.com/***", ("hang", "notice", "withdrawn", "failed")
     )
     assert jobs.plan(notify={"on": ["hang"]}).notify is None

@@ -272,3 +272,39 @@ def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_mor
         submission._begin(job)
     assert set(told.value.what.split()[6:]) <= {*submission.SUPERVISOR_ENV, "LC_CTYPE"}
     assert not job.root.exists() and Path(told.value.where).exists()
+
+
+# A webhook's address
+
+HOOK = "https://hooks.example.com/services/t0ken-of-mine"
+SHOWN = "https://hooks.example.com/***"
+
+
+def _holding(job: JobDir, text: str) -> list[str]:
+    files = [path for path in job.root.rglob("*") if path.is_file() and path.name != job.bundle.name]
+    return sorted(str(path.relative_to(job.root)) for path in files if text.encode() in path.read_bytes())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by_set", [False, True])
+def test_the_address_of_a_webhook_is_kept_with_the_secrets_alone(tmp_path: Path, by_set: bool) -> None:
+    said = (f"notify.url={HOOK}",) if by_set else ()
+    (tmp_path / "work").mkdir()
+    spec = _spec(tmp_path / "work", SPEC if by_set else f"{SPEC}notify: {{url: '{HOOK}'}}\n")
+    file, environ = load(spec, overrides=said), {"PATH": "/usr/bin:/bin"}
+    made = make_plan(file, environ, jobs.ID, 0.0)
+    code = snapshot.survey(file.workdir, 1, tmp_path / "home")
+    job = submission._fill(tmp_path / "home", file, made, code, environ, said)
+    given = [] if by_set else ["code/job.yaml", "job.yaml"]  # as the user wrote it
+    assert _holding(job, "t0ken") == sorted([*given, "secrets/webhook"])
+    assert {path.stat().st_mode & 0o077 for path in (job.webhook, *([] if by_set else [job.spec]))} == {0}
+    assert json.loads(job.plan.read_text())["notify"]["url"] == SHOWN
+    assert Job(job).mask().apply(f"POST {HOOK}: services/t0ken-of-mine") == "POST https://***: ***"
+
+    _replan(job, ("restart.max=1",), environ)
+    assert job.webhook.read_text() == HOOK
+    _replan(job, (f"notify.url={HOOK}-2",), environ)
+    assert job.webhook.read_text() == f"{HOOK}-2" and job.webhook.stat().st_mode & 0o077 == 0
+    _replan(job, ("restart.max=2",), environ)
+    assert job.webhook.read_text() == f"{HOOK}-2"
+    assert _holding(job, "t0ken") == sorted([*given, "secrets/webhook"])

@@ -45,7 +45,7 @@ MUTATIONS = (
         "tests/unit/test_deeds.py::test_what_a_backend_says_of_a_node_is_masked"),
     Mutation("why a launch failed is not masked", "orchestrator/deeds.py", "err.stage, self._mask.apply(reason)", "err.stage, reason",
         "tests/unit/test_deeds.py::test_what_a_backend_says_of_a_node_is_masked"),
-    Mutation("the notifier is given no mask", "orchestrator/supervise.py", "Notifier(plan, job.root, env, self._mask)", "Notifier(plan, job.root, env, Mask(()))",
+    Mutation("the notifier is given no mask", "orchestrator/supervise.py", "Notifier(plan, job.root, env, self._mask, private.webhook)", "Notifier(plan, job.root, env, type(self._mask)(()), private.webhook)",
         "tests/unit/test_supervise.py::test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_masked"),
     Mutation("what is told is not masked", "orchestrator/notify.py", "self._mask.of_data(message(event, decision, self._plan, facts, at, str(self._folder)))", "message(event, decision, self._plan, facts, at, str(self._folder))",
         "tests/unit/test_notify.py::test_secrets_are_masked_in_all_that_is_told"),
