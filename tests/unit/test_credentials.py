@@ -90,5 +90,5 @@ def test_secrets_are_on_disk_before_the_job_begins(tmp_path: Path, monkeypatch: 
     synced: list[Path] = []
     monkeypatch.setattr(durable, "sync_folder", synced.append)
     monkeypatch.setattr(credentials, "sync_folder", synced.append)
-    credentials.fill(tmp_path / "secrets", jobs.plan(secrets=[]), {})
+    credentials.fill(tmp_path / "secrets", jobs.plan(secrets=[]), {}, None)
     assert synced == [*[tmp_path / "secrets"] * 5, tmp_path]
