@@ -19,7 +19,7 @@ import click
 from orchestrator import home, statefile
 from orchestrator.errors import ClusterError, OrchError, UserError, with_fix
 from orchestrator.job import Job
-from orchestrator.params import Ago, JobName, Pattern, Verbs
+from orchestrator.params import Ago, Count, JobName, Pattern, Verbs
 from orchestrator.revival import revive
 from orchestrator.version import VERSION
 
@@ -130,7 +130,7 @@ def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
 @cli.command()
 @JOB
 @click.option(
-    "--rank", "ranks", multiple=True, type=click.IntRange(0), metavar="N", help="Only this rank; repeatable."
+    "--rank", "ranks", multiple=True, type=Count(0), metavar="N", help="Only this rank; repeatable."
 )
 @click.option(
     "--node",
@@ -139,11 +139,11 @@ def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     metavar="NAME",
     help="What this node's ranks, agent and setup lines printed; repeatable.",
 )
-@click.option("--attempt", type=click.IntRange(1), metavar="N", help="Only this attempt.")
+@click.option("--attempt", type=Count(1), metavar="N", help="Only this attempt.")
 @click.option(
     "-f", "--follow", is_flag=True, help="Go on with new lines, across restarts, until the job ends."
 )
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="Only the last so many lines.")
+@click.option("--tail", type=Count(0), metavar="N", help="Only the last so many lines.")
 @click.option("--since", type=Ago(), help="Only lines of the last 90s, 10m, 2h.")
 @click.option("--grep", type=Pattern(), help="Only lines in which this regular expression is found.")
 def logs(
@@ -254,7 +254,7 @@ def why(job: str | None, as_json: bool) -> int:
 @cli.command()
 @JOB
 @click.option(
-    "--rank", "ranks", multiple=True, type=click.IntRange(0), metavar="N", help="Only this rank; repeatable."
+    "--rank", "ranks", multiple=True, type=Count(0), metavar="N", help="Only this rank; repeatable."
 )
 @AS_JSON
 def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:

@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.spec_rules import GPUS_EACH_MAX
 from orchestrator.specfile import Fault, did_you_mean, escaped, missing_file, path_in, shown
 
 if TYPE_CHECKING:
     from orchestrator.spec_model import Ssh
 
 HOSTS_MAX = 4096
-GPUS_MAX = 1024
+KNOWN_MAX = 65_536
+"""Most hosts that a file describes."""
 SLOTS_MAX = 65_536
 FILE_BYTES_MAX = 4 << 20
 PATH_CHARS_MAX = 300
 NAME_CHARS_MAX = 253
+RANGE_CHARS_MAX = 60
 
 _RANGE = re.compile(r"\[([0-9,-]+)\]")
 _NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*")
@@ -64,15 +67,12 @@ def listed(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[H
             faults.append(
                 Fault(where("ssh.hosts"), f"{strangers[0]} does not stand in {ssh.hosts_file}{hint}")
             )
-    if len(chosen) > HOSTS_MAX:
-        faults.append(
-            Fault(
-                where("ssh.hosts"),
-                f"names {len(chosen)} hosts, and {HOSTS_MAX} are the most that there may be",
-            )
-        )
     wanted = frozenset(ssh.labels)
-    return tuple(host for host in chosen.values() if wanted <= frozenset(host.labels)), faults
+    fit = tuple(host for host in chosen.values() if wanted <= frozenset(host.labels))
+    if len(fit) > HOSTS_MAX and not faults:
+        what = f"{len(fit)} hosts, and {HOSTS_MAX} are the most that there may be; choose some by ssh.hosts or ssh.labels"
+        faults.append(Fault(where("ssh.hosts_file"), what))
+    return fit, faults
 
 
 def _named(texts: Sequence[str], where: str, faults: list[Fault]) -> list[str]:
@@ -80,6 +80,9 @@ def _named(texts: Sequence[str], where: str, faults: list[Fault]) -> list[str]:
     for text in texts:
         try:
             names |= dict.fromkeys(expand(text))
+            if len(names) > HOSTS_MAX:
+                faults.append(Fault(where, f"names more than {HOSTS_MAX} hosts, the most that there may be"))
+                break
         except ValueError as err:
             faults.append(Fault(where, f"{shown(text)} {err}"))
     return list(names)
@@ -110,6 +113,8 @@ def _count(text: str) -> int:
         inner = 0
         for part in found.group(1).split(","):
             first, dash, last = part.partition("-")
+            if len(part) > RANGE_CHARS_MAX:
+                return HOSTS_MAX + 1  # Python itself reads no number that long
             is_range = dash and first.isdigit() and last.isdigit()
             inner += max(0, int(last) - int(first)) + 1 if is_range else 1
         count *= inner
@@ -135,6 +140,11 @@ def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
         words = row.partition("#")[0].split()
         if not words:
             continue
+        if len(known) > KNOWN_MAX:
+            faults.append(
+                Fault(f"{shown_path}:{number}", f"more than {KNOWN_MAX} hosts are not read", number)
+            )
+            break
         where = f"{shown_path}:{number}"
         try:
             for host in _of_line(words, where):
@@ -176,7 +186,7 @@ def _host(name: str, said: Mapping[str, str], where: str) -> Host:
     labels = tuple(said["labels"].split(",")) if "labels" in said else ()
     if not all(_LABEL.fullmatch(label) for label in labels):
         raise ValueError(f"labels={said['labels']} are no words with commas between them")
-    gpus, slots = _number(said, "gpus", 0, GPUS_MAX), _number(said, "slots", 1, SLOTS_MAX)
+    gpus, slots = _number(said, "gpus", 0, GPUS_EACH_MAX), _number(said, "slots", 1, SLOTS_MAX)
     return Host(name, gpus, slots, address, labels, where)
 
 

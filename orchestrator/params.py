@@ -14,6 +14,9 @@ from orchestrator.errors import OrchError
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+COUNT_MAX = 10_000_000
+"""The largest number that an option takes: more ranks, attempts or lines than that are a slip of the finger."""
+
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -42,6 +45,13 @@ class JobName(click.ParamType):  # type: ignore[type-arg]  # generic from click 
             return []  # a shell's completion line is no place for an error
         names = dict.fromkeys(home.name_of(job_id) for job_id in ids)
         return [CompletionItem(text) for text in (*names, *ids) if text.startswith(incomplete)]
+
+
+class Count(click.IntRange):
+    """A whole number from `least` to `COUNT_MAX`."""
+
+    def __init__(self, least: int) -> None:
+        super().__init__(least, COUNT_MAX)
 
 
 class Ago(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on

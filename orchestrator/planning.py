@@ -31,6 +31,9 @@ FENCE_SHARE = 0.6
 """The part of `monitor.node_timeout` after which an agent without contact and progress stops its ranks; the
 supervisor waits the whole of it, so that a new attempt never meets the old one."""
 
+RANKS_MAX = 65_536
+"""Most ranks of a job, checked before any is listed."""
+
 BREAK_GRACE_S_MAX = 5.0
 """TERM to KILL for ranks of a broken gang, which has nothing left to save."""
 
@@ -132,6 +135,7 @@ def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...
     spec = file.spec
     per_node = _gpus_per_node(file, inventory)
     ranks_per_node = per_node or spec.procs_per_node or 1
+    _refuse_too_many(file, ranks_per_node)
     nodes = []
     for index in range(spec.nodes):
         gpus = inventory.gpus[index * per_node : (index + 1) * per_node]
@@ -157,7 +161,17 @@ def _pool(file: SpecFile, inventory: Inventory) -> PlannedPool:
             fix = "set gpus_per_node; hosts with fewer are then left out"
             raise UserError(what, file.where("gpus_per_node"), fix)
         gpus = found or 0
-    return PlannedPool(spec.nodes, int(gpus) or spec.procs_per_node or 1, int(gpus), spec.spares)
+    ranks_each = int(gpus) or spec.procs_per_node or 1
+    _refuse_too_many(file, ranks_each)
+    return PlannedPool(spec.nodes, ranks_each, int(gpus), spec.spares)
+
+
+def _refuse_too_many(file: SpecFile, ranks_each: int) -> None:
+    """Raise UserError for more ranks than a job may have."""
+    count = file.spec.nodes * ranks_each
+    if count > RANKS_MAX:
+        what = f"{count} ranks ({file.spec.nodes} nodes × {ranks_each}), and {RANKS_MAX} are the most that a job may have"
+        raise UserError(what, file.where("nodes"), "lower nodes, gpus_per_node or procs_per_node")
 
 
 def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:

@@ -21,6 +21,8 @@ from orchestrator.spec_rules import Entry, Line, Part, about, duration_text, who
 from orchestrator.specfile import missing_file, path_in, shown
 
 MACHINES_MAX = 4096
+RANKS_EACH_MAX = 4096
+"""Most CPU ranks of a node."""
 PORT_MAX = 65_535
 BEATS_PER_NODE_TIMEOUT = 5
 DEFAULT_OCCASIONS = ("hang", "notice", "withdrawn", "failed")
@@ -243,7 +245,9 @@ class JobSpec(Part):
         None, "GPUs of a node, one rank each; `auto`: all there are, which is also meant when neither is set."
     )
     procs_per_node: int | None = whole(
-        None, "CPU ranks of a node; beside `gpus_per_node: auto`, those of a machine without GPUs (else 1)."
+        None,
+        "CPU ranks of a node; beside `gpus_per_node: auto`, those of a machine without GPUs (else 1).",
+        high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
     command: rules.Command | None = about(None, "Shell command that a rank runs, in place of entrypoint.")

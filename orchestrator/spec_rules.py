@@ -21,6 +21,8 @@ from orchestrator.specfile import shown
 DURATION_S_MIN = 0.001
 DURATION_S_MAX = 366 * 86_400.0
 WHOLE_MAX = 10**15
+GPUS_EACH_MAX = 1024
+"""Most GPUs of a node."""
 GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
 # What orch must set itself, or ranks would not find each other (the torchrun contract).
@@ -172,9 +174,9 @@ def duration_text(seconds: float) -> str:
 
 def _count_or_auto(value: object) -> object:
     # Pydantic would find one fault for each branch of the union.
-    if value == "auto" or re.fullmatch(r"[1-9][0-9]{0,8}", str(value)):
+    if value == "auto" or (re.fullmatch(r"[1-9][0-9]{0,8}", str(value)) and int(str(value)) <= GPUS_EACH_MAX):
         return value
-    raise ValueError("must be a whole number of at least 1, or auto")
+    raise ValueError(f"must be a whole number from 1 to {GPUS_EACH_MAX}, or auto")
 
 
 def _not_owned(name: str) -> str:
@@ -301,7 +303,9 @@ Occasion: TypeAlias = Literal[
 Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
 # YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` stands a number: the JSON Schema takes what an editor sees.
 Scalar: TypeAlias = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
-Gpus: TypeAlias = Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_count_or_auto)]
+Gpus: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1, le=GPUS_EACH_MAX)] | Literal["auto"], BeforeValidator(_count_or_auto)
+]
 Seconds: TypeAlias = Annotated[float, duration()]
 Pause: TypeAlias = Annotated[float, duration(0.0)]
 Heartbeat: TypeAlias = Annotated[float, duration(0.1, 60.0)]

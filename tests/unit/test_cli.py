@@ -96,6 +96,8 @@ TABLE: list[tuple[str, int, str]] = [
     ("logs broken --rank 1", 0, "RuntimeError"),
     ("logs --rank 9", 2, "has no rank 9"),
     ("logs --rank -1", 2, "-1 is not in the range"),
+    ("logs --tail 99999999999999999999", 2, "is not in the range"),
+    ("logs --attempt 99999999999999999999", 2, "is not in the range"),
     ("logs --node node-0", 0, "loss is NaN"),
     ("logs --node nosuch", 2, "it has: node-0, node-1"),
     ("logs --attempt 9", 2, "has no logs of attempt 9"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -48,10 +49,18 @@ def test_a_text_that_is_no_host_is_refused(text: str) -> None:
         expand(text)
 
 
-@pytest.mark.parametrize("text", ["n[1-9999999999]", "n[0-999]m[0-999]", "n[0-5000]"])
+@pytest.mark.parametrize("text", ["n[1-9999999999]", "n[0-999]m[0-999]", "n[0-5000]", f"n[1-{'9' * 5000}]"])
 def test_a_range_without_end_is_refused_before_it_is_listed(text: str) -> None:
     with pytest.raises(ValueError, match=f"more than {HOSTS_MAX} hosts"):
         expand(text)
+
+
+def test_many_ranges_are_refused_before_all_of_them_are_listed(tmp_path: Path) -> None:
+    ranges = [f"n{number}x[1-{HOSTS_MAX}]" for number in range(1000)]
+    with pytest.raises(SpecError, match=rf"names more than {HOSTS_MAX} hosts"):
+        _load(tmp_path, f"{{hosts: {json.dumps(ranges)}}}")
+    with pytest.raises(SpecError, match=r"hosts\.txt:18: more than 65536 hosts are not read"):
+        _load(tmp_path, "{hosts: n1x1, hosts_file: hosts.txt}", "\n".join(ranges))
 
 
 def test_the_order_is_the_users_and_a_host_named_twice_counts_once(tmp_path: Path) -> None:

@@ -62,6 +62,12 @@ def test_too_few_hosts_are_told_with_their_numbers() -> None:
         _plan(*LAB[:2], nodes=3, ssh={"hosts_file": "x", "labels": ["a100", "ib"]})
 
 
+@pytest.mark.parametrize("backend", ["local", "ssh", "slurm"])
+def test_more_ranks_than_a_job_may_have_are_refused_before_they_are_listed(backend: str) -> None:
+    with pytest.raises(UserError, match=r"262144 ranks \(64 nodes × 4096\), and 65536 are the most"):
+        _plan(backend=backend, nodes=64, procs_per_node=4096)
+
+
 def test_auto_takes_what_all_hosts_are_said_to_have() -> None:
     file = _file(*LAB[:2], procs_per_node=None, gpus_per_node="auto")
     assert not planning.asks_hosts(file)
