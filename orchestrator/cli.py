@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from orchestrator import home, statefile
+from orchestrator import home, statefile, terminal
+from orchestrator.characters import harmless
 from orchestrator.errors import ClusterError, OrchError, UserError, with_fix
 from orchestrator.job import Job
 from orchestrator.params import Ago, Count, JobName, Pattern, Verbs
@@ -81,13 +82,13 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
         state = job.status()["state"]
         _print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
     else:
-        click.echo(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
+        terminal.say(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
         if job.slurm_id:
             _print_queue(job)
     if follow:
         return _follow(job, as_json=as_json)
     if not as_json:
-        click.echo(f"  watch   orch logs -f {job.id}\n  stop    orch cancel {job.id}")
+        terminal.say(f"  watch   orch logs -f {job.id}\n  stop    orch cancel {job.id}")
     return 0
 
 
@@ -95,9 +96,9 @@ def _print_queue(job: Job) -> None:
     """Print Slurm's id of a new job, and what would keep it from ever starting, where Slurm knows that at once."""
     told = job.last_status().get("queue") or {"said": ""}
     what, fix = with_fix(told["said"])
-    click.echo(f"  queue   {what if fix else f'Slurm job {job.slurm_id}'}")
+    terminal.say(f"  queue   {what if fix else f'Slurm job {job.slurm_id}'}")
     if fix:
-        click.echo(f"          fix: {fix}")
+        terminal.say(f"          fix: {fix}")
 
 
 @cli.command()
@@ -107,7 +108,7 @@ def _print_queue(job: Job) -> None:
 @AS_JSON
 def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     """Show how a job is doing, node by node and rank by rank."""
-    from orchestrator import listview, show, terminal
+    from orchestrator import listview, show
 
     if show_all and (job or watch):
         raise UserError("--all shows all jobs, once", "--all", "leave out JOB and --watch, or --all")
@@ -121,7 +122,7 @@ def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     if as_json:
         _print_json(statuses)
     elif not statuses:
-        click.echo(f"no jobs yet in {place}; submit one: orch submit job.yaml")
+        terminal.say(f"no jobs yet in {place}; submit one: orch submit job.yaml")
     else:
         terminal.write(listview.jobs(statuses, terminal.width()) if show_all else show.job(statuses[0]))
     return 0
@@ -162,7 +163,7 @@ def logs(
     """
     from orchestrator import follow as following
     from orchestrator import logs as reading
-    from orchestrator import logview, terminal
+    from orchestrator import logview
 
     found = _find(job)
     ranks = _ranks_wanted(found, ranks, nodes, attempt)
@@ -194,9 +195,9 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
         if job.is_slurm and _print_batch_log(job):
             return
         told = f"orch status {job.id}" if not job.folder.ended.exists() else f"orch why {job.id}"
-        click.echo(f"no rank has printed anything, and no node has said what it did; see {told}", err=True)
+        terminal.say(f"no rank has printed anything, and no node has said what it did; see {told}", err=True)
         return
-    click.echo("no rank has printed anything; this is what the nodes did:", err=True)
+    terminal.say("no rank has printed anything; this is what the nodes did:", err=True)
     click.echo(first)
     for text in there:
         click.echo(text)
@@ -204,16 +205,16 @@ def _print_nodes_logs(job: Job, query: LogQuery) -> None:
 
 def _print_batch_log(job: Job) -> bool:
     """Print what a job's batch script has said, if anything; a job whose supervisor never came up has told it there."""
-    from orchestrator import queued, show
+    from orchestrator import queued
 
     lines = queued.batch_lines(job.folder)
     if lines:
-        click.echo(
+        terminal.say(
             f"no rank has printed anything; this is what its batch script said ({job.folder.batch_log}):",
             err=True,
         )
     for line in lines:
-        click.echo(show.harmless(line))
+        terminal.say(line)
     return bool(lines)
 
 
@@ -223,7 +224,7 @@ def _print_logs(job: Job, query: LogQuery) -> None:
 
 
 def _printed(job: Job, query: LogQuery) -> Iterator[str]:
-    from orchestrator import logview, terminal
+    from orchestrator import logview
 
     style = logview.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
     view = logview.LogView(style, job.mask())
@@ -239,7 +240,7 @@ def why(job: str | None, as_json: bool) -> int:
 
     Each attempt has its verdict; the last one that failed is shown with all its evidence.
     """
-    from orchestrator import terminal, whyview
+    from orchestrator import whyview
 
     found = _find(job)
     _heed_slurm(found)
@@ -262,7 +263,7 @@ def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
 
     Looks twice, and changes nothing: stacks by faulthandler's signal, the kernel's view, and the collectives that ranks are in. Ranks with equal frames stand together; the pages with all threads are in the job's evidence folder.
     """
-    from orchestrator import stackview, terminal
+    from orchestrator import stackview
 
     found = _find(job)
     _ranks_wanted(found, ranks, (), None)
@@ -286,19 +287,19 @@ def cancel(job: str | None, wait: bool) -> int:
     found = _find(job)
     found.cancel()
     if not wait:
-        click.echo(f"{found.id} is being stopped")
+        terminal.say(f"{found.id} is being stopped")
         return 0
-    click.echo(f"stopping {found.id} …", err=True)
+    terminal.say(f"stopping {found.id} …", err=True)
     try:
         state = found.wait(CANCEL_S_MAX + found.plan().limits.stop_grace_s)["state"]
     except TimeoutError as err:
         fix = "`orch status` shows which node holds it up; what was asked stays asked"
         raise ClusterError(str(err), found.id, fix) from err
     except KeyboardInterrupt:
-        click.echo(f"\n{found.id} is still being stopped: that goes on without you", err=True)
+        terminal.say(f"\n{found.id} is still being stopped: that goes on without you", err=True)
         return INTERRUPTED
     late = "" if state == "CANCELLED" else ": it ended before it could be stopped"
-    click.echo(f"{found.id} {state}{late}")
+    terminal.say(f"{found.id} {state}{late}")
     return 0
 
 
@@ -313,7 +314,7 @@ def restart(job: str | None) -> int:
     before = found.restart()
     newest = before["checkpoint"]
     source = newest["path"] if newest else "the beginning: there is no checkpoint yet"
-    click.echo(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
+    terminal.say(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
     return 0
 
 
@@ -331,7 +332,7 @@ def resume(job: str | None, checkpoint: str, overrides: tuple[str, ...], follow:
     """
     found = _find(job)
     found.resume(checkpoint, overrides)
-    click.echo(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
+    terminal.say(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
     if found.slurm_id:
         _print_queue(found)
     return _follow(found) if follow else 0
@@ -346,7 +347,7 @@ def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
 
     The arrow marks the one that a restart would begin from.
     """
-    from orchestrator import collect, listview, terminal
+    from orchestrator import collect, listview
 
     listed = collect.checkpoints(_find(job), verify=verify)
     if as_json:
@@ -371,15 +372,15 @@ def collect_verb(job: str | None, folder: Path | None) -> int:
     found = _find(job)
     _heed_slurm(found)
     if found.last_status()["state"] in statefile.ENDED and not found.folder.ended.exists():
-        click.echo("its last logs and checkpoints are still coming home …", err=True)
+        terminal.say("its last logs and checkpoints are still coming home …", err=True)
         collect.await_last(found)
     is_over = found.folder.ended.exists()
     comes_home = is_over and home.is_ours(found.folder)  # another user's job is copied as far as it is there
     account = leftovers.collect(found) if comes_home else leftovers.Account({}, {})
     place = collect.collect(found, folder)
     if brought := leftovers.summary([account]):
-        click.echo(brought)
-    click.echo(f"{found.id}: logs, checkpoints and evidence are in {place}")
+        terminal.say(brought)
+    terminal.say(f"{found.id}: logs, checkpoints and evidence are in {place}")
     return _tell_left({found.id: account})
 
 
@@ -393,7 +394,7 @@ def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: 
 
     Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network; over SSH at every host.
     """
-    from orchestrator import listview, preflight, terminal
+    from orchestrator import listview, preflight
 
     findings = preflight.check(spec, backend, overrides, os.environ)
     if as_json:
@@ -434,7 +435,7 @@ def init(file: Path) -> int:
         raise UserError(
             f"cannot be written: {err.strerror}", str(file), "name a place you can write to"
         ) from err
-    click.echo(f"wrote {file}; edit it, then: orch submit {file} --follow")
+    terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
     return 0
 
 
@@ -470,22 +471,23 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     left = {**untidied, **{job_id: one for job_id, one in accounts.items() if not one.is_whole}}
     done = [text for text in (tidied, collect.swept(list(accounts.values()))) if text]
     if done or not left:
-        click.echo("\n".join(done) or "ended jobs have left nothing behind")
+        terminal.say("\n".join(done) or "ended jobs have left nothing behind")
     old = collect.older_than(jobs, older_than) if older_than is not None else []
     if older_than is not None and not old:
-        click.echo("no job ended that long ago")
+        terminal.say("no job ended that long ago")
     kept = [one for one in old if one.id in left]
     if kept:
         named = show.named([one.id for one in kept])
-        click.echo(f"kept, since not all that they left could be cleaned away: {named}", err=True)
+        terminal.say(f"kept, since not all that they left could be cleaned away: {named}", err=True)
         folders = " ".join(str(one.folder.root) for one in kept[:5])
-        click.echo(f"  fix: see below; or, should hosts be gone for good: rm -r {folders}", err=True)
+        terminal.say(f"  fix: see below; or, should hosts be gone for good: rm -r {folders}", err=True)
     old = [one for one in old if one.id not in left]
     named = ", ".join(one.id for one in old[:5]) + (", …" if len(old) > 5 else "")
-    if old and (yes or click.confirm(f"delete {named} ({len(old)}) with logs and checkpoints?")):
+    question = harmless(f"delete {named} ({len(old)}) with logs and checkpoints?")
+    if old and (yes or click.confirm(question)):
         deleted, undeleted = collect.delete(old)
         if deleted:
-            click.echo(deleted)
+            terminal.say(deleted)
         left.update(undeleted)
     return _tell_left(left)
 
@@ -503,8 +505,6 @@ def _jobs() -> list[Job]:
 
 def _own_jobs() -> list[Job]:
     """Return this user's jobs, and tell of each of them whose folder is not safe to work in."""
-    from orchestrator import terminal
-
     found = []
     for job in _jobs():
         if home.is_ours(job.folder):
@@ -518,8 +518,6 @@ def _own_jobs() -> list[Job]:
 
 def _all_statuses() -> list[dict[str, Any]]:
     """Return the statuses of all jobs, and tell of each whose folder is damaged."""
-    from orchestrator import terminal
-
     left = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
     if left:
         from orchestrator import queued
@@ -542,8 +540,6 @@ def _status_now(job: Job) -> dict[str, Any]:
 
 def _heed_slurm(job: Job) -> None:
     """Close a job that Slurm has ended: what asks for what came of a job must not find it half open."""
-    from orchestrator import terminal
-
     if job.folder.ended.exists() or not job.is_slurm:
         return
     try:
@@ -554,7 +550,7 @@ def _heed_slurm(job: Job) -> None:
 
 def _tell_left(left: Mapping[str, Account]) -> int:
     """Tell what was left, and return the exit code that goes with it."""
-    from orchestrator import show, terminal
+    from orchestrator import show
 
     jobs_of: dict[str, list[str]] = {}
     for job_id, account in left.items():
@@ -580,13 +576,13 @@ def _watch(job: Job, *, as_json: bool) -> int:
 
 
 def _follow(job: Job, *, as_json: bool = False) -> int:
-    from orchestrator import follow, logs, logview, show, terminal
+    from orchestrator import follow, logs, logview, show
 
     style = logview.style_of(logs.LogQuery(), terminal=terminal.is_terminal(), environ=os.environ)
     try:
         status = follow.changes(job) if as_json else follow.everything(job, style)
     except KeyboardInterrupt:
-        click.echo(
+        terminal.say(
             f"\ndetached: {job.id} goes on\n  back    orch logs -f {job.id}\n          orch status --watch {job.id}"
             f"\n  stop    orch cancel {job.id}",
             err=True,
@@ -596,7 +592,7 @@ def _follow(job: Job, *, as_json: bool = False) -> int:
         terminal.write([show.headline(status), *show.reason_lines(status)])
     if status["state"] == "SUCCEEDED":
         return 0
-    click.echo(f"see why: orch why {job.id}", err=True)
+    terminal.say(f"see why: orch why {job.id}", err=True)
     return JOB_FAILED
 
 
@@ -623,12 +619,10 @@ def _ranks_wanted(
 
 def _revive_all() -> None:
     """Start the supervisors that died, and let stopped ones go on: whoever types anything finds his jobs looked after."""
-    from orchestrator import terminal
-
     for folder in home.unended(home.home(os.environ)):
         try:
             if done := revive(folder):
-                click.echo(f"the supervisor of {folder.id} {done}", err=True)
+                terminal.say(f"the supervisor of {folder.id} {done}", err=True)
         except (OrchError, OSError) as err:
             terminal.complain(f"{folder.id}: its supervisor is dead and cannot be started: {err}")
 
@@ -639,12 +633,10 @@ _NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "submit"})
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="replace"
-            )  # a job's words must not fail on a terminal that knows ASCII only
-    sys.exit(run(sys.argv[1:]))
+    terminal.open_streams()
+    code = run(sys.argv[1:])
+    terminal.drop_rest()
+    sys.exit(code)
 
 
 def run(argv: list[str]) -> int:
@@ -656,24 +648,20 @@ def run(argv: list[str]) -> int:
         sys.stdout.flush()
         return int(code or 0)
     except OrchError as err:
-        from orchestrator import terminal
-
         terminal.complain(str(err))
         return err.exit_code
     except click.ClickException as err:
-        err.show()
+        words = io.StringIO()
+        err.show(words)
+        terminal.say(words.getvalue().rstrip("\n"), err=True)
         return err.exit_code if err.exit_code != 1 else 2
     except (KeyboardInterrupt, click.Abort) as err:
         new_line = "" if isinstance(err, click.Abort) else "\n"  # click has begun one
-        click.echo(f"{new_line}interrupted", err=True)
+        terminal.say(f"{new_line}interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
-        # What is left in the buffer must not be flushed into the broken pipe.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except terminal.ReaderGone:
         return 0
     except OSError as err:
-        from orchestrator import terminal
-
         terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")
         return CLUSTER_CANNOT
 

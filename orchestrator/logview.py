@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from orchestrator.characters import visible
 from orchestrator.logs import LogLine, LogQuery
 from orchestrator.wire.mask import Mask
 
@@ -129,10 +130,11 @@ def fold(lines: Iterable[LogLine], window_ns: int = FOLD_WINDOW_NS) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class LogStyle:
-    """What the output can take: colours, and whether lines say whose they are."""
+    """What the output can take: colours, whether lines say whose they are, and whether a person looks at it as it is."""
 
     colour: bool
     prefix: bool
+    terminal: bool = False
 
 
 def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> LogStyle:
@@ -142,7 +144,7 @@ def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> 
     """
     colour = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
     alone = len(set(query.ranks)) == 1 and not query.nodes
-    return LogStyle(colour=colour, prefix=terminal or not alone)
+    return LogStyle(colour=colour, prefix=terminal or not alone, terminal=terminal)
 
 
 class LogView:
@@ -158,6 +160,8 @@ class LogView:
         line = folded.line
         # Twice: stripping escapes can join the parts of a secret, and can break one that has escapes of its own.
         text = self._mask.apply(clean(self._mask.apply(line.text), colour=self._style.colour))
+        if self._style.terminal:
+            text = visible(text)
         if not self._style.prefix:
             return [text]
         text = f"{self._prefix(folded)} {text}"

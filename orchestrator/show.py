@@ -6,11 +6,11 @@ and `rich` knows too.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from orchestrator.characters import harmless
 from orchestrator.errors import with_fix
 from orchestrator.node.hostlist import holds
 from orchestrator.statefile import ENDED, seconds
@@ -34,7 +34,6 @@ RANKS_SHOWN_MAX = 64
 HOSTS_SHOWN_MAX = 64
 NOTES_SHOWN_MAX = 16
 NAMES_SHOWN_MAX = TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +51,6 @@ def line(*parts: str | Cell) -> Line:
     """Return a line of pieces, made harmless for a terminal."""
     cells = (part if isinstance(part, Cell) else Cell(part) for part in parts)
     return tuple(Cell(harmless(cell.text), cell.style) for cell in cells)
-
-
-def harmless(text: str) -> str:
-    """Return text without what would make a terminal do something; it may come from another machine."""
-    return _CONTROL.sub("?", text)
 
 
 def plain(lines: Iterable[Line]) -> str:

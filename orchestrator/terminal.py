@@ -6,10 +6,15 @@ the live view, which needs it, loads it; `show` is loaded by what shows somethin
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from orchestrator.characters import harmless
+from orchestrator.errors import ClusterError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,12 +80,55 @@ def rich_text(one: show.Line) -> Text:
     return Text.assemble(*((cell.text, cell.style) for cell in one))
 
 
+class ReaderGone(Exception):
+    """What reads standard output has enough, as `head` has."""
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors are told from those of other files, and from what click makes of them."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as err:
+            raise ReaderGone from err
+        except OSError as err:
+            fix = "send it elsewhere; orch status --all shows whether a job was begun"
+            raise ClusterError(f"cannot be written: {err.strerror}", "standard output", fix) from err
+
+
+def open_streams() -> None:
+    """Make the standard streams safe: one that is closed gives and takes nothing, and no file that is opened later takes
+    its number; a character that a terminal does not know becomes a question mark."""
+    for name, flag in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:  # what is read-only refuses writes as a closed one does: EBADF
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flag), "r" if name == "stdin" else "w"))
+    raw = _Output(sys.stdout.fileno(), "wb", closefd=False)
+    encoding, lines = sys.stdout.encoding, sys.stdout.isatty()
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=lines)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="replace")
+
+
+def drop_rest() -> None:
+    """Drop what the standard streams have not taken: the interpreter would try again, and end with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ReaderGone, ClusterError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Write text that may hold names, paths or words of others. That standard error takes nothing ends no command."""
+    with contextlib.suppress(*([OSError] if err else [])):
+        print(harmless(text), file=sys.stderr if err else sys.stdout, flush=True)
+
+
 def complain(text: str) -> None:
     """Write an error to standard error, its first line red where there are colours."""
-    from orchestrator import show
-
-    head, _, rest = text.partition("\n")
-    head, *more = show.harmless(head), *([show.harmless(rest)] if rest else [])
+    head, newline, rest = harmless(text).partition("\n")
     if has_colour(sys.stderr):
         head = f"\x1b[31m{head}\x1b[0m"
-    print(head, *more, sep="\n", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        print(f"{head}{newline}{rest}", file=sys.stderr)

@@ -24,7 +24,7 @@ FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 LAYERS = (
-    ("version", "errors"),
+    ("version", "errors", "characters"),
     ("wire",),
     ("brain",),
     ("node",),

@@ -9,6 +9,7 @@ import io
 import json
 import random
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -321,6 +322,28 @@ def _starts_something(words: list[str]) -> bool:
 
 
 @pytest.mark.slow
-def test_words_of_the_user_cannot_command_the_terminal(orch: Type) -> None:
-    assert "\x1b" not in orch("status", "\x1b[2J").err
-    assert "\x1b" not in orch("submit", "\x1b[2J").err
+@pytest.mark.parametrize(
+    "words", ["status W", "submit W", "W", "--W", "status --W", "logs --tail W", "logs --grep (W", "collect --to W/W",
+              "resume --from W", "init W", "submit good.yaml --backend W", "submit good.yaml --set W"],
+)  # fmt: skip
+def test_words_of_the_user_cannot_command_the_terminal(orch: Type, words: str) -> None:
+    said = orch(*words.replace("W", "\x1b[2J\u202etxt").split())
+    assert not set("\x1b\u202e") & set(said.out + said.err), words
+    assert "\\u202etxt" in said.out + said.err
+
+
+STREAMS = [
+    ("schema >&-", 3), ("status >/dev/full", 3), ("status --json >&-", 3), ("logs -f >/dev/full", 3), ("--help >&-", 3),
+    ("status --nosuch >&-", 2), ("status nosuch 2>/dev/full", 2), ("why 2>&-", 0), ("why >&- 2>&-", 3), ("logs <&-", 0),
+    ("clean --older-than 0s <&-", cli.INTERRUPTED), ("schema | true", 0),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "code"), STREAMS, ids=[words for words, _ in STREAMS])
+def test_a_stream_that_is_closed_or_full_is_told_about(home: Path, words: str, code: int) -> None:
+    orch = f"set -o pipefail; {sys.executable} -m orchestrator.cli {words}"
+    done = subprocess.run(["bash", "-c", orch], capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert code != 3 or "2>&-" in words or done.stderr.startswith("standard output: cannot be written: ")

@@ -27,6 +27,8 @@ from orchestrator.wire.mask import Mask
 MS = 1_000_000
 PLAIN = LogStyle(colour=False, prefix=True)
 COLOUR = LogStyle(colour=True, prefix=True)
+TERMINAL = LogStyle(colour=True, prefix=True, terminal=True)
+DULL = LogStyle(colour=False, prefix=True, terminal=True)
 BARE = LogStyle(colour=False, prefix=False)
 
 
@@ -136,12 +138,12 @@ def test_a_rank_keeps_its_own_colour() -> None:
 @pytest.mark.parametrize(
     ("query", "terminal", "environ", "style"),
     [
-        (LogQuery(), True, {"TERM": "xterm"}, COLOUR),
-        (LogQuery(), True, {"TERM": "xterm", "NO_COLOR": ""}, COLOUR),
-        (LogQuery(), True, {"TERM": "xterm", "NO_COLOR": "1"}, PLAIN),
-        (LogQuery(), True, {"TERM": "dumb"}, PLAIN),
+        (LogQuery(), True, {"TERM": "xterm"}, TERMINAL),
+        (LogQuery(), True, {"TERM": "xterm", "NO_COLOR": ""}, TERMINAL),
+        (LogQuery(), True, {"TERM": "xterm", "NO_COLOR": "1"}, DULL),
+        (LogQuery(), True, {"TERM": "dumb"}, DULL),
         (LogQuery(), False, {"TERM": "xterm"}, PLAIN),
-        (LogQuery(ranks=(2,)), True, {"TERM": "xterm"}, COLOUR),
+        (LogQuery(ranks=(2,)), True, {"TERM": "xterm"}, TERMINAL),
         (LogQuery(ranks=(2,)), False, {}, BARE),
         (LogQuery(ranks=(2, 3)), False, {}, PLAIN),
         (LogQuery(ranks=(2,), nodes=("n1",)), False, {}, PLAIN),
@@ -178,6 +180,15 @@ def test_colours_of_a_log_are_kept_where_colours_are_shown_and_do_not_run_on() -
     text = "\x1b[1;31mred\x1b[K\x1b[?25l and on"
     assert clean(text, colour=True) == "\x1b[1;31mred and on\x1b[0m"
     assert clean(text, colour=False) == "red and on"
+
+
+def test_what_would_not_be_seen_is_shown_to_people_and_left_as_it_is_in_files() -> None:
+    text = "loss 3 \u202e5.0\u2066 na\u200bn \u05d0\u05d1 1\u00a0000 \U0001f468\u200d\U0001f469"
+    (seen,), (kept,) = shown(TERMINAL, Folded(line(1, text), (1,))), shown(BARE, Folded(line(1, text), (1,)))
+    assert kept == text
+    assert seen.endswith(
+        "loss 3 \\u202e5.0\\u2066 na\\u200bn \u05d0\u05d1 1\u00a0000 \U0001f468\u200d\U0001f469"
+    )
 
 
 @pytest.mark.parametrize("seed", range(20))

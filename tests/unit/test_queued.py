@@ -369,7 +369,7 @@ def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
     folder.batch_log.write_text("slurmstepd: error: \x1b[31mno space left for hf_0123456789abcdef\n")
     assert cli.run(["logs", folder.id]) == 0
     said = capsys.readouterr()
-    assert said.out == "slurmstepd: error: ?[31mno space left for ***\n"
+    assert said.out == "slurmstepd: error: \\x1b[31mno space left for ***\n"
     assert str(folder.batch_log) in said.err
 
 

@@ -1,0 +1,33 @@
+"""Characters that would make a terminal do something, or show something else than what is there: shown as escapes.
+
+Names, paths and log lines may come from another machine, or from somebody who would like to be taken for another.
+"""
+
+from __future__ import annotations
+
+import re
+
+_HIDDEN = (
+    r"\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
+    r"\ud800-\udfff\U000e0000-\U000e0fff"
+)
+"""Characters that show nothing, or change the order of others (Unicode's Cf and its like, UAX #9). The joiners U+200C and
+U+200D are not among them: scripts and emoji are written with them."""
+
+_INVISIBLE = re.compile(f"[{_HIDDEN}]")
+_HARMFUL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_HIDDEN}]")
+
+
+def harmless(text: str) -> str:
+    """Return text with an escape in place of each character that a terminal would obey or not show; it may come from
+    another machine."""
+    return _HARMFUL.sub(_escape, text)
+
+
+def visible(text: str) -> str:
+    """Return text with an escape in place of each character that shows nothing, or changes the order of others."""
+    return _INVISIBLE.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return ascii(found.group())[1:-1]
