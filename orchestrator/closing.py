@@ -6,13 +6,12 @@ started on this machine.
 
 from __future__ import annotations
 
-import json
 import time
 
 from orchestrator import requests
 from orchestrator.brain.causes import Cause
 from orchestrator.errors import ClusterError
-from orchestrator.wire import locks
+from orchestrator.wire import codec, locks
 from orchestrator.wire.paths import JobDir
 
 CLOSE_S_MAX = 30.0
@@ -73,7 +72,7 @@ def _is_said(job: JobDir, allocation: str) -> bool:
     if path is None:
         return False
     try:
-        said = json.loads(path.read_bytes())
+        said = codec.loads_plain(path.read_bytes())
         return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, codec.CodecError, KeyError):
         return False

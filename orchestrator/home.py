@@ -6,14 +6,13 @@ known from one listing, without opening a job.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.errors import ClusterError, UserError
-from orchestrator.wire import ownership
+from orchestrator.wire import codec, ownership
 from orchestrator.wire.paths import JobDir
 
 _STAMP_CHARS = len("20261120-224605123-k3")
@@ -98,8 +97,8 @@ def is_slurm(job: JobDir) -> bool:
     if job.slurm.exists() or job.state.exists():
         return job.slurm.exists()
     try:  # its submit is at work, or was cut off
-        return bool(json.loads(job.plan.read_bytes())["backend"] == "slurm")
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(codec.loads_plain(job.plan.read_bytes())["backend"] == "slurm")
+    except (OSError, codec.CodecError, KeyError):
         return False
 
 

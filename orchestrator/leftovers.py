@@ -25,7 +25,7 @@ from orchestrator.brain import events as e
 from orchestrator.errors import ClusterError
 from orchestrator.job import Job
 from orchestrator.plan import Plan
-from orchestrator.wire import ownership, travel
+from orchestrator.wire import codec, ownership, travel
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
 from orchestrator.wire.tokens import is_token
@@ -161,8 +161,8 @@ def _note_swept(job: JobDir, host: str) -> None:
 
 def _swept(job: JobDir) -> frozenset[str]:
     try:
-        return frozenset(map(str, json.loads(job.swept.read_text())))
-    except (OSError, ValueError, TypeError):
+        return frozenset(codec.loads(tuple[str, ...], job.swept.read_bytes()))
+    except (OSError, codec.CodecError):
         return frozenset()
 
 

@@ -25,7 +25,7 @@ from orchestrator.plan import Plan
 from orchestrator.slurm import words
 from orchestrator.slurm.queue import Queue, is_over
 from orchestrator.slurm.words import QueueJob
-from orchestrator.wire import mask, ownership
+from orchestrator.wire import codec, mask, ownership
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
 
@@ -59,12 +59,12 @@ RESTS: Json = {"steps_per_s": None, "stragglers": [], "nodes": [], "ranks": []}
 def present(job: JobDir) -> str | None:
     """Return Slurm's id of a job, the latest; None when Slurm was never given it. Raises ClusterError."""
     try:
-        ids = json.loads(job.slurm.read_bytes())
+        ids = codec.loads(tuple[str, ...], job.slurm.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as err:
+    except (OSError, codec.CodecError) as err:
         raise ClusterError(f"Slurm's ids of the job cannot be read: {err}", str(job.slurm), _IDS_FIX) from err
-    if not isinstance(ids, list) or not all(isinstance(one, str) and one.isdigit() for one in ids):
+    if not all(one.isdigit() for one in ids):
         raise ClusterError("Slurm's ids of the job are damaged", str(job.slurm), _IDS_FIX)
     return ids[-1] if ids else None
 
@@ -200,8 +200,8 @@ def _of_this(job: JobDir, told: QueueJob) -> QueueJob:
 def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
     """Keep in the job's folder what Slurm says, for when it does not answer; then return what it said last, and its age."""
     if told.state == "UNKNOWN":
-        with contextlib.suppress(OSError, ValueError, TypeError):
-            last = QueueJob(**json.loads(job.queue_said.read_bytes()))
+        with contextlib.suppress(OSError, codec.CodecError):
+            last = codec.loads(QueueJob, job.queue_said.read_bytes())
             age_s = round(max(0.0, time.time() - job.queue_said.stat().st_mtime), 1)
             return replace(last, silent=told.silent, heard_s=age_s) if last.id == told.id else told
     elif not told.silent and home.is_ours(job) and not job.ended.exists():
@@ -220,8 +220,8 @@ def note_cluster(job: JobDir) -> None:
 
 def _home_cluster(job: JobDir) -> str:
     try:
-        return str(json.loads(job.queue.read_bytes())["cluster"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(codec.loads_plain(job.queue.read_bytes())["cluster"])
+    except (OSError, codec.CodecError, KeyError):
         return ""
 
 
@@ -351,10 +351,10 @@ def _cancel_age_s(job: JobDir) -> float | None:
     """Return how long ago a cancel was asked for that nothing has followed; None when there is none."""
     try:
         path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
-        if path is None or json.loads(path.read_bytes()).get("ask") != "cancel":
+        if path is None or codec.loads_plain(path.read_bytes()).get("ask") != "cancel":
             return None
         return max(0.0, time.time() - path.stat().st_mtime)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, codec.CodecError):
         return None
 
 
@@ -362,9 +362,8 @@ def _cancel_s_max(job: JobDir) -> float:
     """Return how long a job's supervisor has to stop it."""
     try:
         known = statefile.read(job, time.time())
-        limits = json.loads(job.plan.read_bytes())
-        grace_s = float(limits["limits"]["stop_grace_s"])
-    except (OSError, ClusterError, ValueError, KeyError, TypeError):
+        grace_s = codec.loads(Plan, job.plan.read_bytes()).limits.stop_grace_s
+    except (OSError, ClusterError, codec.CodecError):
         return SILENT_CANCEL_S
     return SILENT_CANCEL_S if known.get("written_s", 0.0) > SILENT_CANCEL_S else LIVING_CANCEL_S + grace_s
 

@@ -97,6 +97,7 @@ def status(
         "checkpoint": _checkpoint(facts.checkpoint),
         "nodes": [_node(plan, facts, node, now, reasons) for node in facts.nodes.values()],
         "ranks": [_rank(facts, rank, now, rates) for rank in facts.ranks.values()],
+        "travels": [],
         "written_at": iso(now.wall_s),
     }
 

@@ -276,8 +276,8 @@ def start_supervisor(job: JobDir) -> None:
 def _is_over_ssh(job: JobDir) -> bool:
     """Tell whether a job uses SSH; what is wrong with a damaged plan its supervisor says."""
     try:
-        return bool(json.loads(job.plan.read_bytes())["backend"] == "ssh")
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(codec.loads_plain(job.plan.read_bytes())["backend"] == "ssh")
+    except (OSError, codec.CodecError, KeyError):
         return False
 
 
@@ -313,7 +313,7 @@ def _resume_in_queue(
     """Queue an ended job again, under another id of Slurm's. That id is written last: until then the batch script
     waits, and from then on nothing starts a supervisor in the nodes of the id before."""
     submitting.require_commands(environ, job.id)
-    before = json.loads(job.slurm.read_text()) if job.slurm.exists() else []
+    before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
     private = [job.webhook] if job.webhook.exists() else []
     files = (job.plan, job.overrides, *private, *sorted(job.scripts.iterdir()))
     kept = {file: file.read_bytes() for file in files}
@@ -379,13 +379,10 @@ def _hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
 def _overrides(job: JobDir) -> list[str]:
     """Return what `--set` and `--backend` changed up to now."""
     try:
-        kept = json.loads(job.overrides.read_text())
-        if not isinstance(kept, list):
-            raise ValueError("no list")
-    except (OSError, ValueError) as err:
+        return list(codec.loads(tuple[str, ...], job.overrides.read_bytes()))
+    except (OSError, codec.CodecError) as err:
         what, fix = (
             f"what the submit had set is missing or damaged: {err}",
             "write the list of --set texts anew, or []",
         )
         raise ClusterError(what, str(job.overrides), fix) from err
-    return [str(one) for one in kept]

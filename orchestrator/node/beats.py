@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import mmap
 import struct
 import zlib
@@ -35,6 +34,7 @@ from orchestrator.node.hook import (
     STEP_WORD,
     THREAD_WORD,
 )
+from orchestrator.wire import codec
 from orchestrator.wire import messages as m
 
 RATE_STEPS_MAX = 32
@@ -265,7 +265,7 @@ def _counts(row: tuple[int, ...], columns: list[int]) -> tuple[int, ...] | None:
 def _read_groups(file: Path, generation: int) -> tuple[Group, ...] | None:
     """Return the groups of that generation; None when the file is of another, or not (yet) to be read."""
     try:
-        data = json.loads(file.read_bytes())
+        data = codec.loads_plain(file.read_bytes())
         if data["generation"] != generation:
             return None
         return tuple(

@@ -196,7 +196,7 @@ def _pieces_indexed(index: Path) -> set[str]:
     """Return the files that an index of weights names; for one that was cut off, what no file is called."""
     try:
         known = json.loads(_start_of(index))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {""}
     weights = known.get("weight_map") if isinstance(known, dict) else None
     return set(map(str, weights.values())) if isinstance(weights, dict) else set()

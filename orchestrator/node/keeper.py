@@ -174,9 +174,9 @@ def _other(folder: Path) -> w.AlreadyUp:
     """Return what the keeper that is there has left of itself; it may not have come to that yet."""
     try:
         record = codec.loads_plain((folder / "agent.json").read_bytes())
-    except (OSError, codec.CodecError):
-        record = {}
-    return w.AlreadyUp(int(record.get("pid", 0)), tuple(record.get("gpus", ())))
+        return w.AlreadyUp(int(record["pid"]), tuple(map(str, record["gpus"])))
+    except (OSError, codec.CodecError, KeyError, TypeError, ValueError):
+        return w.AlreadyUp(0, ())
 
 
 def _keep(config: AgentConfig, run_agent: Callable[[AgentConfig], int], held: Leases) -> int:

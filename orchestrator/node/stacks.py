@@ -11,7 +11,6 @@ GIL, by torch's window (see `flight`).
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import signal
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from orchestrator.node import kernel, procfs
 from orchestrator.node.hook import ERROR_FILE, SOCKET_FILE, STACKS_FILE, STACKS_MEMFD
 from orchestrator.node.procfs import Proc
+from orchestrator.wire import codec
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
 """Asks a process for its stack. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time one."""
@@ -238,7 +238,7 @@ def _why_none(pid: int, state: str, asked: bool, signum: int) -> str:
 
 def _read_error(path: Path) -> RankError | None:
     try:
-        data = json.loads(path.read_bytes())
+        data = codec.loads_plain(path.read_bytes())
         return RankError(
             type=str(data["type"]),
             message=str(data["message"]),

@@ -7,7 +7,6 @@ processes were told to end: where a grace begins, Slurm signals the steps and no
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -22,6 +21,7 @@ from orchestrator.backends.slurm import causes, commands
 from orchestrator.backends.slurm.states import Stage
 from orchestrator.node import network
 from orchestrator.node.hostlist import HostlistError, expand
+from orchestrator.wire import codec
 from orchestrator.wire.durable import replace_text
 from orchestrator.wire.paths import JobDir
 
@@ -77,10 +77,9 @@ def grant_of(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
 def _ids(job: JobDir) -> list[str]:
     """Return Slurm's ids of the job, the present one last; none while they cannot be read."""
     try:
-        ids = json.loads(job.slurm.read_bytes())
-    except (OSError, ValueError):
+        return list(codec.loads(tuple[str, ...], job.slurm.read_bytes()))
+    except (OSError, codec.CodecError):
         return []
-    return [str(one) for one in ids] if isinstance(ids, list) else []
 
 
 class SlurmAllocation:

@@ -230,7 +230,7 @@ class SlurmBackend:
 
 
 def _adopted(path: Path) -> Step:
-    record = json.loads(path.read_bytes())
+    record = codec.loads_plain(path.read_bytes())
     srun = Proc(int(record["pid"]), int(record["start_ticks"]))
     nodes = tuple(str(node) for node in record["nodes"])
 
