@@ -22,7 +22,7 @@ UNFIT = 78
 
 
 def main(argv: list[str]) -> int:
-    """Be what the first word says: `agent`, `supervise FOLDER`, or `--selftest`."""
+    """Be what the first word says: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
     from orchestrator.wire import ownership
 
     ownership.close_to_others()
@@ -36,10 +36,14 @@ def main(argv: list[str]) -> int:
             return keeper.main(agent.run_agent)
         case ["supervise", folder]:
             return _supervise(Path(folder))
+        case ["guard", folder]:
+            from orchestrator import guard
+
+            return guard.main(Path(folder))
         case ["--selftest"]:
             return _selftest()
         case _:
-            print("usage: orch.pyz agent | supervise FOLDER | --selftest", file=sys.stderr)
+            print("usage: orch.pyz agent | supervise FOLDER | guard FOLDER | --selftest", file=sys.stderr)
             return 2
 
 

@@ -27,6 +27,7 @@ FILES = (
     "ending.py",
     "errors.py",
     "ferry.py",
+    "guard.py",
     "intake.py",
     "joblock.py",
     "factsfile.py",

@@ -419,10 +419,15 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
 
 @cli.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
-def init(file: Path) -> int:
+@click.option("--systemd", is_flag=True, help="Print a user unit that takes up your jobs after a boot.")
+def init(file: Path, systemd: bool) -> int:
     """Write a job file to start from (job.yaml)."""
+    from orchestrator import render
     from orchestrator.render import TEMPLATES
 
+    if systemd:
+        click.echo(render.systemd_unit(sys.executable, home.home(os.environ), os.environ.get("PATH", "")))
+        return 0
     text = (TEMPLATES / "job.yaml.j2").read_text()
     try:
         with file.open("x") as out:

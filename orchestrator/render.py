@@ -86,6 +86,23 @@ def _unfit_for_slurm(root: str) -> str:
     return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
 
 
+def systemd_unit(python: str, home: Path, path: str) -> str:
+    """Return the text of a `systemd --user` unit by which the jobs in `home` find a supervisor after a boot."""
+    text = environment().get_template("orch.service.j2")
+    return text.render(
+        {
+            "python": _unit_word(python),
+            "home": _unit_word(f"ORCH_HOME={home}"),
+            "path": _unit_word(f"PATH={path}"),
+        }
+    )
+
+
+def _unit_word(word: str) -> str:
+    """Quote a word for a unit file, where `%` and, in commands, `$` have a meaning (systemd.syntax(7), systemd.service(5))."""
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+
+
 @functools.cache
 def environment() -> jinja2.Environment:
     """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line,

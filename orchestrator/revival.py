@@ -31,10 +31,11 @@ def revive(job: JobDir) -> str:
         return ""
     if _is_supervised(job):
         return _let_go_on(job)
-    from orchestrator import submission
+    from orchestrator import guard, submission
 
+    words = guard.last_words(job)
     submission.start_supervisor(job)
-    return "had died; a new one has taken over"
+    return f"had died; a new one has taken over{f' ({words}; see {job.supervisor_log})' if words else ''}"
 
 
 def _let_go_on(job: JobDir) -> str:

@@ -6,9 +6,11 @@ nothing secret is in argv, scripts or the journal.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -243,8 +245,8 @@ START_S_MAX = 30.0
 
 @ownership.closed_to_others()
 def start_supervisor(job: JobDir) -> None:
-    """Start the job's supervisor, detached, and wait until it listens. Raises ClusterError when it does not come up,
-    and UserError for a job that is not this user's alone."""
+    """Start the job's supervisor under its guard, detached, and wait until it listens. Raises ClusterError when it does
+    not come up, and UserError for a job that is not this user's alone."""
     home.require_ours(job)
     over_ssh = _is_over_ssh(job)
     names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
@@ -254,7 +256,7 @@ def start_supervisor(job: JobDir) -> None:
     with job.supervisor_log.open("ab") as log:
         log_start = log.tell()
         process = subprocess.Popen(
-            [sys.executable, *alone, str(job.bundle), "supervise", str(job.root)],
+            [sys.executable, *alone, str(job.bundle), "guard", str(job.root)],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=job.root, start_new_session=True,
         )  # fmt: skip
     deadline_s = time.monotonic() + START_S_MAX
@@ -264,7 +266,8 @@ def start_supervisor(job: JobDir) -> None:
         if process.returncode is not None:
             break
         time.sleep(0.005)
-    process.kill()  # one that comes up later would act for a job that is given up
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # one that comes up later would act for a job that is given up
     process.wait()
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)

@@ -230,9 +230,7 @@ def test_a_supervisor_that_died_is_replaced_by_whatever_is_typed_next(desk: Desk
     sight = desk.jobs[0]
     sight.wait_for_line("line 3")
     sight.wait_for_state("RUNNING")
-    old = sight.supervisor()
-    os.kill(old.pid, signal.SIGKILL)
-    wait_until(lambda: not procfs.alive(old), "the end of the supervisor")
+    sight.kill_supervisor()
     done = orch("status", "--json")
     assert "a new one has taken over" in done.stderr
     assert json.loads(done.stdout)[0]["state"] == "RUNNING"

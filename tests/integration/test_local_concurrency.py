@@ -86,9 +86,7 @@ def test_a_job_that_prints_much_loses_no_byte(desk: Desk) -> None:
 def test_many_looks_at_once_revive_one_supervisor(desk: Desk) -> None:
     job = desk.submit({**FAKE_TORCH, "train.py": STEPPER + "run(1000000)"}, entrypoint="train.py")
     job.wait_for_step(3)
-    dead = job.supervisor()
-    kill(dead)
-    wait_until(lambda: not procfs.alive(dead), "the supervisor's end")
+    job.kill_supervisor()
     with ThreadPoolExecutor(4) as pool:
         states = list(pool.map(lambda _: job.job.status()["state"], range(4)))
     assert set(states) == {"RUNNING"}

@@ -8,7 +8,6 @@ import os
 import subprocess
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from orchestrator.brain import events as e
 from orchestrator.node import procfs
 from orchestrator.node.procfs import Proc
 from orchestrator.wire.room import RETRY_S
-from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, wait_until
 
 DISK_BYTES = 24 << 20
 PAGE_BYTES = 4096
@@ -100,8 +99,7 @@ def _fill_journal(job: Sight) -> None:
     """Let supervisors come and go until no line of them fits."""
     for _ in range(SUPERVISORS_MAX):
         before_bytes, supervisor = _size_bytes(job), job.supervisor()
-        kill(supervisor)
-        wait_until(partial(_is_gone, supervisor), "the supervisor's end")
+        job.kill_supervisor()
         job.job.status()
         assert job.supervisor() != supervisor
         time.sleep(RETRY_S)

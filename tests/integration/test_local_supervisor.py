@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -39,12 +40,6 @@ def _open_gate(job: Sight) -> None:
     (job.job.folder.checkpoints / "gate").touch()
 
 
-def _kill_supervisor(job: Sight) -> None:
-    supervisor = job.supervisor()
-    kill(supervisor)
-    wait_until(lambda: not procfs.alive(supervisor), "the supervisor's end")
-
-
 def _assert_nothing_lost_or_doubled(job: Sight) -> None:
     """The journal has every line once, every kept report once, and every rank's log has each step once."""
     entries = list(journal.read(job.job.folder.journal))
@@ -61,11 +56,27 @@ def _assert_nothing_lost_or_doubled(job: Sight) -> None:
     assert len(job.news(d.BeginAttempt)) == len(job.news(d.EndJob)) == 1
 
 
+def test_a_supervisor_that_dies_is_started_again_by_itself(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(50)
+    ranks = job.rank_procs()
+    for signum in (signal.SIGKILL, signal.SIGTERM):
+        before = job.supervisor()
+        kill(before, signum)
+        wait_until(lambda before=before: job.supervisor() != before, "another supervisor", 10.0)  # type: ignore[misc]
+    assert job.rank_procs() == ranks
+    _open_gate(job)
+    wait_until(job.job.folder.ended.exists, "the end, which no command has asked for")
+    assert job.wait()["state"] == "SUCCEEDED"
+    assert len(job.news(e.SupervisorStarted)) == 3
+    _assert_nothing_lost_or_doubled(job)
+
+
 def test_ranks_go_on_without_a_supervisor_and_the_next_look_revives_it(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(50)
     ranks = job.rank_procs()
-    _kill_supervisor(job)
+    job.kill_supervisor()
     assert all(procfs.alive(rank) for rank in ranks.values())
     status = job.job.status()
     wait_until(lambda: job.job.status()["step"] > status["step"] + 10, "steps that rise again")
@@ -79,12 +90,12 @@ def test_ranks_go_on_without_a_supervisor_and_the_next_look_revives_it(desk: Des
 
 def test_a_supervisor_killed_again_and_again_changes_nothing(desk: Desk) -> None:
     job = _gated(desk)
-    _kill_supervisor(job)  # right after submit
+    job.kill_supervisor()  # right after submit
     for step in (5, 20, 50):
         job.job.status()
-        _kill_supervisor(job)  # in the middle of its revival
+        job.kill_supervisor()  # in the middle of its revival
         wait_until(lambda step=step: (job.job.status()["step"] or 0) >= step, f"step {step}")  # type: ignore[misc]
-        _kill_supervisor(job)
+        job.kill_supervisor()
     _open_gate(job)
     assert job.wait()["state"] == "SUCCEEDED"
     _assert_nothing_lost_or_doubled(job)
@@ -94,7 +105,7 @@ def test_what_happens_while_nobody_supervises_is_told_later(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(50)
     ranks = job.rank_procs()
-    _kill_supervisor(job)
+    job.kill_supervisor()
     kill(ranks[3])
     wait_until(lambda: not procfs.alive(ranks[3]), "the end of rank 3")
     _open_gate(job)
@@ -108,7 +119,7 @@ def test_a_job_that_ended_unseen_is_found_to_have_succeeded(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(50)
     ranks = job.rank_procs()
-    _kill_supervisor(job)
+    job.kill_supervisor()
     _open_gate(job)
     wait_until(lambda: not any(procfs.alive(rank) for rank in ranks.values()), "the end of all ranks")
     assert job.wait()["state"] == "SUCCEEDED"
@@ -118,7 +129,7 @@ def test_a_job_that_ended_unseen_is_found_to_have_succeeded(desk: Desk) -> None:
 def test_a_cancel_asked_of_a_dead_supervisor_is_heard_by_the_next(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(5)
-    _kill_supervisor(job)
+    job.kill_supervisor()
     requests.ask(job.job.folder.requests, "cancel")
     assert job.wait()["state"] == "CANCELLED"
 
@@ -126,7 +137,7 @@ def test_a_cancel_asked_of_a_dead_supervisor_is_heard_by_the_next(desk: Desk) ->
 def test_a_torn_last_line_of_the_journal_is_forgotten(desk: Desk) -> None:
     job = _gated(desk)
     job.wait_for_step(5)
-    _kill_supervisor(job)
+    job.kill_supervisor()
     with job.job.folder.journal.open("a") as file:
         file.write('{"n":99999,"wall"')
     job.job.status()

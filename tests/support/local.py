@@ -168,6 +168,16 @@ class Sight:
 
         return proc_of(wait_until(pid, "a supervisor"))
 
+    def kill_supervisor(self) -> None:
+        """Kill the supervisor and before it its guard, which would start another, and wait until both are gone."""
+        supervisor = self.supervisor()
+        stat = procfs.look(supervisor.pid)
+        assert stat is not None
+        guards = [proc_of(stat.ppid)] if b"guard" in _words(stat.ppid, "cmdline") else []
+        for one in (*guards, supervisor):
+            kill(one)
+            wait_until(lambda one=one: not procfs.alive(one), "the supervisor's end")  # type: ignore[misc]
+
     def keeper(self, node: str = "node-0") -> Proc:
         record = json.loads((self.job.folder.node(node) / "agent.json").read_text())
         return Proc(record["pid"], record["start_ticks"])

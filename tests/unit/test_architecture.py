@@ -48,7 +48,7 @@ LAYERS = (
     ("statefile", "story", "postmortem"),
     ("backends", "slurm"),
     ("versions", "shelf", "carry", "intake", "ferry", "deeds", "ending", "memory", "stay", "notify"),
-    ("supervise", "fleet", "submission"),
+    ("guard", "supervise", "fleet", "submission"),
     ("__main__",),
     ("logcut", "logs", "closing", "queued", "looks", "revival", "job"),
     ("leftovers", "collect", "preflight"),

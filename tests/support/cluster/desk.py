@@ -210,9 +210,10 @@ class Job:
         return self._supervisor()[1]
 
     def kill_supervisor(self) -> None:
-        """Kill the supervisor, and wait until it is gone."""
+        """Kill the supervisor and before it its guard, which would start another, and wait until both are gone."""
         host, proc = self._supervisor()
-        host.kill([proc])
+        guards = [one.proc for one in host.processes() if f"guard {self.inside}" in one.command]
+        host.kill([*guards, proc])
 
     def _supervisor(self) -> tuple[Host, Proc]:
         box, words = self.desk.box, f"supervise {self.inside}"

@@ -1,0 +1,89 @@
+"""What does a supervisor's guard do? Wait statuses in; new starts, pauses and an exit code out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import guard
+from orchestrator.wire.paths import JobDir
+
+KILLED, CODE_1, DONE = 9, 1 << 8, 0
+
+
+class Lives:
+    """Supervisors of one job that come up and end as told, each after `each_s`; and the clock."""
+
+    def __init__(self, job: JobDir, *ends: int | Callable[[], int], each_s: float = 0.0) -> None:
+        self.job, self.ends, self.each_s = job, list(ends), each_s
+        self.now_s, self.starts = 100.0, 0
+        self.pauses_s: list[float] = []
+        self.comes_up = True
+
+    def run(self) -> int:
+        self.now_s += self.each_s
+        self.starts += 1
+        if self.comes_up:
+            self.job.endpoint.write_text(str(self.starts))
+        end = self.ends.pop(0)
+        return end if isinstance(end, int) else end()
+
+    def sleep(self, pause_s: float) -> None:
+        self.now_s += pause_s
+        self.pauses_s.append(pause_s)
+
+    def keep(self) -> int:
+        return guard.keep(self.job, self.run, lambda: self.now_s, self.sleep)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobDir:
+    job = JobDir(tmp_path)
+    job.plan.touch()
+    return job
+
+
+def test_one_that_dies_is_started_again_within_seconds_and_one_that_is_done_is_not(job: JobDir) -> None:
+    lives = Lives(job, KILLED, CODE_1, DONE)
+    assert (lives.keep(), lives.starts) == (0, 3)
+    assert sum(lives.pauses_s) < 2.0
+
+
+def test_one_that_dies_again_and_again_is_given_up_in_the_last_line_of_its_log(
+    job: JobDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lives = Lives(job, *[KILLED] * guard.DEATHS_MAX)
+    assert (lives.keep(), lives.starts) == (1, guard.DEATHS_MAX)
+    assert lives.pauses_s == sorted(lives.pauses_s) and sum(lives.pauses_s) < guard.DEATHS_S / 4
+    job.supervisor_log.write_text(capsys.readouterr().err)
+    assert guard.last_words(job) == "the supervisor was killed by signal 9, death 5 within 60 s: given up"
+    with job.supervisor_log.open("a") as log:
+        log.write("supervisor 7 listens\n")
+    assert guard.last_words(job) == ""
+
+
+def test_one_that_dies_now_and_then_is_never_given_up(job: JobDir) -> None:
+    lives = Lives(job, *[KILLED] * 30, DONE, each_s=guard.DEATHS_S / 3)
+    assert (lives.keep(), lives.starts) == (0, 31)
+
+
+def test_a_first_one_that_never_came_up_is_not_followed(job: JobDir) -> None:
+    job.endpoint.write_text("of an earlier one")
+    lives = Lives(job, CODE_1)
+    lives.comes_up = False
+    assert (lives.keep(), lives.starts) == (1, 1)
+
+
+def test_none_is_started_for_a_job_that_has_ended_or_was_deleted(job: JobDir) -> None:
+    def after(act: Callable[[], None]) -> Lives:
+        def die() -> int:
+            act()
+            return KILLED
+
+        return Lives(job, die)
+
+    assert after(job.ended.touch).keep() == 0
+    job.ended.unlink()
+    assert after(job.plan.unlink).keep() == 0
