@@ -75,6 +75,8 @@ class Deeds:
                 self._links.send(decision.node, orders.stop(self._plan, decision))
             case d.Look(node=node, attempt=attempt, look=look):
                 self._links.send(node, m.Look(attempt, look))
+            case d.Fence(node=node, attempt=attempt, quiet_s=quiet_s, alone_s=alone_s):
+                self._links.send(node, m.Fence(attempt, quiet_s, alone_s))
             case d.Dismiss(node=node):
                 self._links.send(node, m.Leave())
                 self._backend.attend(

@@ -118,6 +118,7 @@ def planned(plan: Plan, at: float) -> e.Planned:
             hang_s_ceiling=limits.hang_ceiling_s,
             patience_s=limits.patience_s,
             node_silent_s_max=limits.node_silent_s,
+            fence_s=limits.fence_s,
             stop_grace_s=limits.stop_grace_s,
             break_grace_s=limits.break_grace_s,
             restarts_max=limits.restarts,

@@ -69,14 +69,14 @@ class PlannedSlurm:
 class PlannedLimits:
     """Every limit of the job, in seconds unless named otherwise; None is no limit.
 
-    `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`; `patience_s` is
+    `fence_s` is None on this machine, where locks tell of agents. `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`; `patience_s` is
     0 for the plain one.
     """
 
     start_s: float
     hang_s: float | None
     node_silent_s: float
-    fence_s: float
+    fence_s: float | None
     stop_grace_s: float
     break_grace_s: float
     restarts: int

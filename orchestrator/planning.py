@@ -249,7 +249,7 @@ def _limits(spec: JobSpec) -> PlannedLimits:
         hang_ceiling_s=monitor.hang_ceiling,
         patience_s=0.0 if monitor.hang_patience == "auto" else monitor.hang_patience,
         node_silent_s=monitor.node_timeout,
-        fence_s=monitor.node_timeout * FENCE_SHARE,
+        fence_s=None if spec.backend == "local" else monitor.node_timeout * FENCE_SHARE,
         stop_grace_s=monitor.stop_grace,
         break_grace_s=min(monitor.stop_grace, BREAK_GRACE_S_MAX),
         restarts=restart.max,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from orchestrator.brain import decisions as d
-from orchestrator.brain import placement, stragglers, suspects
+from orchestrator.brain import fence, placement, stragglers, suspects
 from orchestrator.brain.facts import AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
 from orchestrator.plan import Plan
 from orchestrator.statefile import ENDED, iso
@@ -143,7 +143,9 @@ def _fence(facts: Facts, attempt: AttemptFacts) -> str:
     ]
     if attempt.phase is not Phase.STOP or not silent or facts.limits is None or facts.broken_at() is None:
         return ""
-    limit_s = facts.limits.node_silent_s_max
+    if facts.limits.fence_s is None:
+        return f"; until no rank is left on {', '.join(silent[:MISSING_SHOWN])}, none is started"
+    limit_s = max(fence.silent_s(facts, node) for node in facts.every_node() if node.name in silent)
     return f"; until ranks left on {', '.join(silent[:MISSING_SHOWN])} have surely ended, up to {limit_s:g} s, none is started"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import allocation, desync, looks, meeting, placement, policy, stragglers, suspects, suspicion
+from . import allocation, desync, fence, looks, meeting, placement, policy, stragglers, suspects, suspicion
 from . import decisions as d
 from . import events as e
 from .decisions import Decision
@@ -142,7 +142,8 @@ def _drive(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     if attempt.placed_at is None:
         return placement.gather(facts, attempt, watch)
     if attempt.phase is Phase.RUN:
-        return _starts(facts, attempt, watch) or placement.keep_spares(facts, attempt, watch)
+        told = _starts(facts, attempt, watch) or fence.orders(facts, attempt, watch)
+        return told or placement.keep_spares(facts, attempt, watch)
     orders = _launches(facts, attempt, watch) + _prepares(facts, attempt, watch)
     orders += meeting.probes(facts, attempt, watch)
     if orders or not _is_ready(facts, attempt):
@@ -206,8 +207,9 @@ def _stop(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
 def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Watch) -> bool:
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
-    An agent without contact and without a step of its ranks kills them well before `node_silent_s_max` is over. A
+    An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
     gang that is broken makes no steps; so that long after the break and the last word nothing runs on a silent node.
+    One of an allocation that is no more sees that and does not wait for as long as it was told.
     """
     assert facts.limits is not None
     if node.is_clear(attempt.number):
@@ -215,10 +217,12 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Watch
     if node.link is Link.UP:
         return False
     broken_at = facts.broken_at()
-    if broken_at is None:
+    if broken_at is None or facts.limits.fence_s is None:
         return False
     last_sign_s = max(node.contact_at, facts.stepped_at, attempt.stop_at or 0.0, broken_at)
-    return watch.passed(last_sign_s + facts.limits.node_silent_s_max)
+    is_past = attempt.gone_at is not None
+    wait_s = facts.limits.node_silent_s_max if is_past else fence.silent_s(facts, node)
+    return watch.passed(last_sign_s + wait_s)
 
 
 def _stop_orders(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Watch) -> list[Decision]:
@@ -265,7 +269,8 @@ def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: 
             )
             return [d.EndJob(watch.now_s, why, attempt.number, _end(facts))]
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    if not watch.passed(since_s + grace_s + UNREACHED_S_MAX):
+    longest_s = max(UNREACHED_S_MAX, *(2.0 * fence.silent_s(facts, node) for node in left))
+    if not watch.passed(since_s + grace_s + longest_s):
         return []
     names = ", ".join(node.name for node in left)
     why = (

@@ -140,6 +140,7 @@ def _start(facts: Facts, news: d.Start) -> None:
     node = facts.nodes[news.node]
     node.ordered_start = node.ever_started = news.attempt
     node.clear = min(node.clear, news.attempt - 1)
+    node.alone_s = 0.0
     cast(AttemptFacts, facts.attempt).phase = Phase.RUN
 
 
@@ -150,6 +151,12 @@ def _look(facts: Facts, news: d.Look) -> None:
         attempt.round = attempt.round + 1 if goes_on else 1
     attempt.look, attempt.look_at = news.look, news.at
     facts.look_answered = facts.look_asked
+
+
+def _fence(facts: Facts, news: d.Fence) -> None:
+    node = _known(facts, news.node)
+    node.fence_s, node.alone_s = max(node.fence_s, news.quiet_s), max(node.alone_s, news.alone_s)
+    node.fence_lost = False
 
 
 def _judge(facts: Facts, news: d.Judge) -> None:
@@ -224,6 +231,7 @@ FOLDS: dict[type[Any], Any] = {
     d.Probe: _probe,
     d.Start: _start,
     d.Look: _look,
+    d.Fence: _fence,
     d.Judge: _judge,
     d.Notice: _notice,
     d.Withdraw: _withdraw,

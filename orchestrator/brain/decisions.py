@@ -146,6 +146,19 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """Tell a node's agent for how long it may go without contact: `quiet_s` without a step of its ranks as well, and
+    `alone_s`, if that is longer, as long as they have made none in this attempt."""
+
+    at: float
+    why: str
+    attempt: int
+    node: str
+    quiet_s: float
+    alone_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Judge:
     """The verdict on an attempt; its ranks are to be stopped."""
 
@@ -256,6 +269,7 @@ Decision: TypeAlias = (
     | Probe
     | Start
     | Look
+    | Fence
     | Judge
     | Notice
     | Withdraw

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from . import allocation, hang, meeting, placement
+from . import allocation, fence, hang, meeting, placement
 from .decisions import Kind, Verdict
 from .facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
 from .folding import named
@@ -283,7 +283,7 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Ver
 
 def _silent_too_long(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
     assert facts.limits is not None
-    return watch.passed(max(node.contact_at, facts.stepped_at) + facts.limits.node_silent_s_max)
+    return watch.passed(max(node.contact_at, facts.stepped_at) + fence.silent_s(facts, node))
 
 
 def _lost(facts: Facts, node: NodeFacts, how: str) -> Verdict:

@@ -57,12 +57,14 @@ class Limits:
 
     `hang_s_max`: so long a silence is suspicious, 0 where that follows from what the job has shown, see `suspicion`,
     within floor and ceiling. `patience_s`: so long a rank may stand in one place while others wait for it, 0 for the
-    plain time, see `suspicion`.
+    plain time, see `suspicion`. `fence_s`: so long an agent goes by itself that was told nothing else; None where locks
+    tell whether it lives, see `fence`.
     """
 
     start_s_max: float
     hang_s_max: float | None
     node_silent_s_max: float
+    fence_s: float | None
     stop_grace_s: float
     break_grace_s: float
     restarts_max: int

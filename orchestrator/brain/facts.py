@@ -89,6 +89,11 @@ class NodeFacts:
     busy: str = ""  # who uses it, when it was last asked
     busy_at: float = 0.0
     addresses: tuple[e.Address, ...] = ()
+    fence_s: float = (
+        0.0  # the longest that its agent may go by itself, of all that it was ever told; see `fence`
+    )
+    alone_s: float = 0.0  # the same while its ranks have made no step, in the current attempt
+    fence_lost: bool = False  # a line broke since it was told
     ordered_probe: int = 0
     probed: int = 0
     reached: tuple[e.Reached, ...] = ()

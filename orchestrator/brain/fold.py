@@ -67,6 +67,7 @@ def _line_broke(node: NodeFacts) -> None:
     node.link = Link.SILENT
     node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
     node.ordered_leave = False
+    node.fence_lost = True
 
 
 def _agent_up(facts: Facts, news: e.AgentUp) -> None:

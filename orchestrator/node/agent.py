@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from orchestrator.node import evidence, network, procfs, spawn, stepenv
 from orchestrator.node.contact import Contact
+from orchestrator.node.fence import Fence
 from orchestrator.node.finder import Finder
 from orchestrator.node.notes import Notes
 from orchestrator.node.orphan import Orphan, Successor
@@ -70,6 +71,7 @@ class Agent:
         if config.allocated:
             launcher = environ.get(stepenv.LAUNCHER_ADDRESS, "")
             successor = Successor(self._job.allocation, environ)
+            assert config.fence_s is not None, "a node of Slurm is not the supervisor's own machine"
             self._orphan = Orphan(environ, successor, config.fence_s, self._note)
             environ = stepenv.of_the_job(environ)
         self._contact = Contact(config, self._hello, self._obey, launcher)
@@ -83,6 +85,7 @@ class Agent:
         self._eyes: evidence.Eyes | None = None
         self._latest = 0  # the highest attempt that any order named
         self._beat_due = 0.0
+        self._fence = Fence(config.fence_s)
         self._leaving = False
         self._dismissed_at: float | None = None
         self._wake = asyncio.Event()
@@ -170,7 +173,7 @@ class Agent:
             case _:
                 self._obey_for_attempt(order)
 
-    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.Look) -> None:
+    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.Look | m.Fence) -> None:
         if order.attempt < self._latest:
             return
         self._latest = order.attempt
@@ -185,6 +188,8 @@ class Agent:
                 self._start(order)
             case m.Stop():
                 self._stop(order)
+            case m.Fence():
+                self._fence.take(order)
             case m.Look() if self._eyes is not None:
                 self._eyes.begin(order.look)
 
@@ -217,6 +222,7 @@ class Agent:
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
         ranks.begin()
+        self._fence.begin()
         self._eyes = evidence.Eyes(ranks, order.ranks[0].env)
         self._finder.begin(order.finds)
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
@@ -322,7 +328,10 @@ class Agent:
             self._contact.report(looked)
         if ranks.want is Want.RUN:
             self._finder.look(ranks, now_s)
-            self._fence(ranks, now_s)
+            quiet_s = self._fence.over_s(ranks, self._contact.proved_at, now_s)
+            if quiet_s is not None:
+                self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
+                ranks.stop(0.0, "fenced" if ranks.alive else "ended")
         if ranks.want is Want.STOP and self._is_over(ranks, now_s):
             self._stopped(ranks)
 
@@ -333,16 +342,6 @@ class Agent:
         # By a signal: then there is no time to read checkpoints.
         is_ended = self._leaving and self._dismissed_at is None
         return self._finder.finish(ranks, now_s) or is_ended
-
-    def _fence(self, ranks: NodeRanks, now_s: float) -> None:
-        """Only steps prove that the gang is whole; a rank that is cut off may write logs for ever."""
-        if now_s - max(self._contact.proved_at, ranks.progress_at) <= self._config.fence_s:
-            return
-        ranks.look()  # this process may have been stopped for a while, and its ranks not
-        quiet_s = now_s - max(self._contact.proved_at, ranks.progress_at)
-        if quiet_s > self._config.fence_s:
-            self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
-            ranks.stop(0.0, "fenced" if ranks.alive else "ended")
 
     def _stopped(self, ranks: NodeRanks) -> None:
         """Nothing of the attempt is left: its last lines go first, then the word that it is over."""

@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Both ends run the same bundle, so another number means a stranger."""
 
 
@@ -415,6 +415,16 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Fence:
+    """How long this agent may go without contact before it stops its ranks: `quiet_s` without a step of theirs as well,
+    and `alone_s`, if that is longer, as long as they have made none."""
+
+    attempt: int
+    quiet_s: float
+    alone_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The job is over: go."""
 
@@ -434,7 +444,7 @@ class Got:
     bytes: int
 
 
-Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Look | Leave | Have | Got
+Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Look | Fence | Leave | Have | Got
 
 
 @dataclass(frozen=True, slots=True)
@@ -451,7 +461,8 @@ class Needs:
 class AgentConfig:
     """All that an agent is told at its start, as JSON on its standard input: nothing of it shows in argv.
 
-    `gpus` are those that its keeper has leased; only the keeper fills them in. `allocated`: it runs in a step of
+    `fence_s`: so long it goes by itself until a `Fence` says another time; None: without end, since it is on the
+    supervisor's own machine. `gpus` are those that its keeper has leased; only the keeper fills them in. `allocated`: it runs in a step of
     Slurm, which signals all of a job's processes when it takes the nodes away: TERM is not for us then. `node` is empty
     where one text goes to many nodes, and each knows what it is called.
     """
@@ -463,7 +474,7 @@ class AgentConfig:
     certificate: str
     address: str
     heartbeat_s: float
-    fence_s: float
+    fence_s: float | None
     checkpoint_glob: str
     checkpoint_keep: int | None
     finds_checkpoints: bool

@@ -10,7 +10,7 @@ from orchestrator.brain import events as e
 from orchestrator.brain.brain import Brain
 
 D = TypeVar("D")
-LIMITS = e.Limits(60.0, 30.0, 20.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
+LIMITS = e.Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
 IP = "10.0.0.9"
 OWN = e.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
 VICTIM = e.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")

@@ -43,7 +43,7 @@ class Open:
 
 def _agent(folder: Path, environ: dict[str, str] | None = None, **config: Any) -> Agent:
     folder.mkdir(exist_ok=True)
-    return Agent(fake_host.config(root=str(folder), fence_s=FENCE_S, **config), environ or {})
+    return Agent(fake_host.config(**{"root": str(folder), "fence_s": FENCE_S, **config}), environ or {})
 
 
 def _running(agent: Agent, folder: Path) -> NodeRanks:
@@ -71,6 +71,36 @@ def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_witho
     assert (ranks.want, _reports(agent)) == (Want.RUN, [])
     agent._tick(now_s + FENCE_S + 41.0)
     assert ranks.want is Want.STOP and m.Stopped(2, "ended") in _reports(agent)
+
+
+def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> None:
+    agent = _agent(tmp_path)
+    ranks, now_s = _running(agent, tmp_path), time.monotonic()
+    agent._obey(m.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
+    wants = []
+    for after_s in (-1.0, 1.0):
+        agent._tick(now_s + 3 * FENCE_S + after_s)
+        wants.append(ranks.want)
+    assert wants == [Want.RUN, Want.STOP]
+
+
+def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = _agent(tmp_path)
+    ranks, now_s = _running(agent, tmp_path), time.monotonic()
+    monkeypatch.setattr(Gone, "last_step_ns", lambda _: 1)
+    agent._obey(m.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
+    agent._obey(m.Fence(1, 9 * FENCE_S, 9 * FENCE_S))
+    agent._tick(now_s + 2 * FENCE_S + 1.0)
+    assert ranks.want is Want.STOP
+
+
+def test_on_the_machine_of_the_supervisor_there_is_no_fence(tmp_path: Path) -> None:
+    agent = _agent(tmp_path, fence_s=None)
+    ranks = _running(agent, tmp_path)
+    agent._tick(time.monotonic() + 1e6)
+    assert ranks.want is Want.RUN
 
 
 def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:

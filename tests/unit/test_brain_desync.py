@@ -16,7 +16,7 @@ Counts = Callable[[int, int], int]
 
 
 def running(ranks: int = 4, **limits: Any) -> Story:
-    story = Story(ranks, **limits)
+    story = Story(ranks, **{"fence_s": None, **limits})
     story.run()
     return story
 

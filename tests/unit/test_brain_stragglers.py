@@ -9,7 +9,7 @@ from tests.support.brain_story import Story, only
 
 
 def running() -> Story:
-    story = Story(4)
+    story = Story(4, fence_s=None)
     story.run()
     return story
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -143,8 +144,12 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
         fold(facts, one)
     assert "none is started" not in story.reason(facts)
     facts.nodes["node-1"].link = Link.SILENT
+    assert story.reason(facts).endswith("; until no rank is left on node-1, none is started")
+    assert facts.limits is not None
+    facts.limits = dataclasses.replace(facts.limits, fence_s=36.0)
+    facts.nodes["node-1"].fence_s = 72.0
     assert story.reason(facts).endswith(
-        "; until ranks left on node-1 have surely ended, up to 60 s, none is started"
+        "; until ranks left on node-1 have surely ended, up to 120 s, none is started"
     )
 
 

@@ -77,6 +77,8 @@ class Agent:
         self.sequence = 0
         self.kept: list[tuple[int, e.Event]] = []
         self.acked_s = self.started_s = self.world.now
+        self.quiet_s = self.base_s = self.world.night.limits.fence_s
+        self.alone_s = 0.0
         self.ticking = False
         self.eyes = Eyes()
 
@@ -162,16 +164,19 @@ class Agent:
         self.kept = [(number, report) for number, report in self.kept if number > sequence]
 
     def _fence(self) -> None:
-        fence_s = 0.6 * self.world.night.limits.node_silent_s_max
-        alive = self.host.living()
-        if not alive or self.world.now - self.acked_s <= fence_s:
+        """Stop the ranks when nobody was heard for as long as was told, and they made no step; those that have made
+        none in their attempt may be left alone for longer."""
+        alive, unheard_s = self.host.living(), self.world.now - self.acked_s
+        if not alive or self.quiet_s is None or self.base_s is None or unheard_s <= self.base_s:
             return
         if self.world.slurm is not None and self.world.slurm.claimed != self.host.allocation:
             self.host.lose_agent(keeper=True)  # the job folder says that the job goes on elsewhere
             return
         gang = alive[0].gang
         gang.settle()
-        if self.world.now - max(gang.stepped_s, self.started_s) <= fence_s:
+        has_stepped = any(rank.count for rank in self.host.processes)
+        limit_s = self.quiet_s if has_stepped else max(self.quiet_s, self.alone_s)
+        if min(unheard_s, self.world.now - max(gang.stepped_s, self.started_s)) <= limit_s:
             return
         self.stopping, self.how = True, "fenced"
         for rank in alive:
@@ -198,6 +203,8 @@ class Agent:
                 if order.saves:
                     self._save(order.attempt)
                 self._stop(order.attempt, order.grace_s)
+            case d.Fence():
+                self.quiet_s, self.alone_s = order.quiet_s, order.alone_s
             case d.Look():
                 looks = tuple(self.eyes.look(rank) for rank in self.host.living())
                 looked = e.Looked(0.0, self.host.name, order.attempt, order.look, looks)
@@ -249,6 +256,7 @@ class Agent:
         self.started = self.running = order.attempt
         self.stopping, self.how, self.listens = False, "asked", False
         self.started_s = self.world.now
+        self.alone_s = 0.0
         pids = self.host.spawn(order, self.ready, ranks)
         self.post(e.Started(0.0, self.host.name, order.attempt, pids))
         self.tick_soon()

@@ -318,7 +318,7 @@ class Boss:
                 self.world.host(decision.node).launch(self, decision.attempt)
             case d.Prepare() if decision.resume is not None and self.world.travels:
                 self.world.after(self.world.rng.uniform(0.2, SEND_S_MAX), self._order, decision)
-            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.Look() | d.Dismiss():
+            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.Look() | d.Fence() | d.Dismiss():
                 self._order(decision)
             case d.Requeue():
                 assert self.world.slurm is not None
@@ -337,7 +337,7 @@ class Boss:
             ):
                 pass
 
-    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Look | d.Dismiss) -> None:
+    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Look | d.Fence | d.Dismiss) -> None:
         line, node = self.lines.get(order.node), self.brain.facts.node(order.node)
         assert node is not None
         stale = isinstance(order, d.Prepare) and not node.ranks  # what it was sent for came too late

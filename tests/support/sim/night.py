@@ -12,6 +12,8 @@ from orchestrator.brain.events import Limits, NodePlan, Pool, Queue
 from .lease import Lease, random_lease
 from .pool import Hosts, random_hosts
 
+FENCE_SHARE = 0.6
+
 
 class Harm(enum.Enum):
     """What can go wrong."""
@@ -182,6 +184,7 @@ def limits_of(**more: object) -> Limits:
         "on_hang": "restart",
     }  # fmt: skip
     plain.update(more)
+    plain.setdefault("fence_s", FENCE_SHARE * plain["node_silent_s_max"])  # type: ignore[operator]
     return Limits(**plain)  # type: ignore[arg-type]
 
 

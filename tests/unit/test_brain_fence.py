@@ -1,0 +1,132 @@
+"""How long does a silent node's agent go by itself, and how long is waited for that? Events in, decisions out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.fence import ALONE_S_MAX, QUIET_S_MAX
+from tests.support.brain_story import Story, none_of
+
+BASE_S, SILENT_S = 12.0, 20.0
+"""What an agent is told at its start, and how long is waited for that; see `brain_story.LIMITS`."""
+
+
+def _running(**limits: Any) -> Story:
+    story = Story(2, hang_s_max=None, **limits)
+    story.run()
+    return story
+
+
+def _fences(decided: list[d.Decision]) -> list[tuple[str, float, float]]:
+    return [(one.node, one.quiet_s, one.alone_s) for one in decided if isinstance(one, d.Fence)]
+
+
+def _step(story: Story, count: int, after_s: float) -> list[d.Decision]:
+    """Both ranks make a step after a pause in which they are heard."""
+    story.now_s += after_s
+    return story.hear(story.beat(0, count), story.beat(1, count))
+
+
+def _print(story: Story, log_bytes: int, after_s: float, count: int = 0) -> list[d.Decision]:
+    story.now_s += after_s
+    beats = [e.RankBeat(rank, count, "S", log_bytes, 0.0) for rank in range(2)]
+    return story.hear(*(e.Beat(0.0, f"n{beat.rank}", 1, (beat,)) for beat in beats))
+
+
+def _breaks(story: Story, after_s: float) -> None:
+    """The line to n1 breaks, then rank 0 crashes."""
+    story.hear(e.AgentSilent(0.0, "n1"))
+    story.now_s += after_s
+    story.hear(story.exited(0))
+    story.hear(story.stopped(0))
+
+
+def _begins(decided: list[d.Decision]) -> bool:
+    return any(isinstance(one, d.BeginAttempt) for one in decided)
+
+
+def test_a_long_pause_is_told_to_both_agents_once_as_twice_as_long() -> None:
+    story = _running()
+    _step(story, 1, 1.0)
+    assert _fences(_step(story, 2, 50.0)) == [("n0", 100.0, 0.0), ("n1", 100.0, 0.0)]
+    assert none_of(_step(story, 3, 50.0), d.Fence)
+    assert none_of(_step(story, 4, 55.0), d.Fence)
+    assert _fences(_step(story, 5, 5000.0))[0][1] == QUIET_S_MAX
+
+
+def test_the_next_attempt_waits_longer_than_the_longest_time_that_an_agent_was_told() -> None:
+    story = _running()
+    _step(story, 1, 1.0)
+    _step(story, 2, 60.0)
+    _breaks(story, 1.0)
+    longest_s = 120.0 / BASE_S * SILENT_S
+    assert not _begins(story.wait(longest_s - 2.0))
+    assert _begins(story.wait(4.0))
+
+
+def test_what_an_agent_was_told_is_waited_for_even_if_nothing_shows_that_it_was_heard() -> None:
+    story = _running()
+    _step(story, 1, 1.0)
+    story.now_s += 60.0
+    story.hear(story.beat(0, 2), story.beat(1, 2))
+    story.hear(e.SupervisorStarted(0.0, 2))
+    _breaks(story, 1.0)
+    assert not _begins(story.wait(2 * 60.0 + 5.0))
+
+
+def test_a_time_that_was_told_is_told_again_over_a_new_line() -> None:
+    story = _running()
+    _step(story, 1, 1.0)
+    _step(story, 2, 50.0)
+    story.hear(e.AgentSilent(0.0, "n1"))
+    assert _fences(story.hear(story.up(1, running=1))) == [("n1", 100.0, 0.0)]
+
+
+def test_a_silent_node_is_not_given_up_within_a_pause_that_the_job_has_shown() -> None:
+    story = _running()
+    _step(story, 1, 1.0)
+    _step(story, 2, 50.0)
+    story.hear(e.AgentSilent(0.0, "n1"))
+    assert none_of(story.wait(100.0), d.Judge)
+    assert any(isinstance(one, d.Judge) for one in story.wait(100.0))
+
+
+def test_ranks_that_work_without_steps_earn_time_until_their_first_one() -> None:
+    story = _running()
+    assert none_of(_print(story, 1, 10.0), d.Fence)
+    assert _fences(_print(story, 2, 20.0)) == [("n0", BASE_S, 30.0), ("n1", BASE_S, 30.0)]
+    assert none_of(_print(story, 3, 2.0), d.Fence)
+    assert none_of(_print(story, 3, 500.0), d.Fence), "nothing new was printed"
+    assert _fences(_print(story, 4, 3000.0))[0][2] == ALONE_S_MAX
+    _breaks(story, 1.0)
+    assert not _begins(story.wait(ALONE_S_MAX))
+    assert _begins(story.wait(ALONE_S_MAX))
+
+
+def test_with_the_first_step_the_time_of_ranks_without_steps_is_over() -> None:
+    story = _running()
+    _print(story, 2, 100.0)
+    _print(story, 3, 1.0, count=1)
+    _breaks(story, 1.0)
+    assert _begins(story.wait(SILENT_S + 1.0))
+
+
+def test_what_was_told_of_ranks_without_steps_ends_with_their_attempt() -> None:
+    story = _running()
+    _print(story, 2, 100.0)
+    story.hear(story.exited(0))
+    story.stop_all()
+    story.wait(30.0)
+    story.run(2)
+    assert story.brain.facts.nodes["n1"].alone_s == 0.0
+
+
+def test_where_locks_tell_of_agents_no_time_does() -> None:
+    story = _running(fence_s=None)
+    _step(story, 1, 1.0)
+    assert none_of(_step(story, 2, 50.0), d.Fence)
+    _breaks(story, 1.0)
+    assert not _begins(story.wait(500.0))
+    assert _begins(story.hear(story.up(1, boot="b")))
