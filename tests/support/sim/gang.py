@@ -54,12 +54,13 @@ class Rank:
     @property
     def is_silent(self) -> bool:
         """Tell whether it has no collectives."""
-        return self.serves or self.gang.world.night.polls
+        night = self.gang.world.night
+        return self.serves or night.polls or night.prints
 
     @property
     def count(self) -> int:
         """Its steps."""
-        return 0 if self.serves else max(self.polled, self.gang.count)
+        return 0 if self.serves or self.gang.world.night.prints else max(self.polled, self.gang.count)
 
     @property
     def is_stuck(self) -> bool:
@@ -78,7 +79,8 @@ class Rank:
     @property
     def logged(self) -> int:
         """Bytes of log beside those of its steps."""
-        return int(self.stood_s) if self.stance is not None and self.stance.logs else 0
+        stood = int(self.stood_s) if self.stance is not None and self.stance.logs else 0
+        return stood + (20 * self.gang.count if self.gang.world.night.prints else 0)
 
 
 @dataclass(slots=True, eq=False)

@@ -163,8 +163,9 @@ class Host:
     ) -> None:  # fmt: skip
         if self.agent is not None:
             gang = rank.gang
+            count = 0 if self.world.night.prints else gang.count
             exit = e.Exited(
-                0.0, self.name, gang.attempt, rank.number, code, signal, gang.count, failure, oom, ordered
+                0.0, self.name, gang.attempt, rank.number, code, signal, count, failure, oom, ordered
             )
             self.agent.exited(exit)
 

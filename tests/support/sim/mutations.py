@@ -44,8 +44,11 @@ class Mutation:
 
 
 MUTATIONS = (
-    Mutation("no fence wait", "brain._is_clear", "return watch.passed(last_sign_s + facts.limits.node_silent_s_max)", "return True"),
-    Mutation("fence wait too short", "brain._is_clear", "facts.limits.node_silent_s_max", "facts.limits.node_silent_s_max * 0.4"),
+    Mutation("no fence wait", "brain._is_clear", "return watch.passed(last_sign_s + wait_s)", "return True"),
+    Mutation("fence wait too short", "brain._is_clear", "fence.silent_s(facts, node)", "fence.silent_s(facts, node) * 0.4"),
+    Mutation("longer times of agents are not waited for", "fence.silent_s", "max(1.0, held_s / limits.fence_s)", "1.0"),
+    Mutation("time alone is not waited for", "fence.silent_s", "max(node.fence_s, node.alone_s)", "node.fence_s"),
+    Mutation("what an agent was told ends with its line", "fold._line_broke", "node.fence_lost = True", "node.fence_s = node.alone_s = 0.0"),
     Mutation("fence wait without proof of a break", "brain._is_clear", "return False\n    last", "broken_at = 0.0\n    last"),
     Mutation("an absent agent is taken for a clear node", "brain._is_clear", "if node.link is Link.UP:\n        return False", "if node.link is not Link.UP:\n        return True"),
     Mutation("a connected node is taken for clear", "brain._is_clear", "return False\n    broken", "return True\n    broken"),
@@ -219,6 +222,9 @@ MUTATIONS = (
 KILLERS = {
     "no fence wait": "clean 8",
     "fence wait too short": "random 32",
+    "longer times of agents are not waited for": "random 289",
+    "time alone is not waited for": "random 289",
+    "what an agent was told ends with its line": "random 289",
     "fence wait without proof of a break": "named one-node-cut-off-trains-on",
     "an absent agent is taken for a clear node": "clean 8",
     "a connected node is taken for clear": "clean 0",

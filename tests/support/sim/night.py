@@ -119,6 +119,7 @@ class Night:
     launch_lost: int = 0
     calm_s: float = field(default=0.0)
     naming: Naming = Naming.ITS_OWN
+    prints: bool = False  # ranks make no steps: they print at each
     begins_anew: bool = False  # the script does not read where it is to resume from
     stays_rank: int = -1  # this rank says its last word in the first attempt and never leaves
     late_rank: int = -1  # this rank does not come to the rendezvous in the first attempt
@@ -212,8 +213,8 @@ def random_night(seed: int, *, queues: bool = True) -> Night:
         setup_s=rng.choice((0.3, 0.3, 3.0, 20.0)), launch_fails=rng.choice((0,) * 24 + (1, 2, 9)),
         launch_lost=rng.choice((0,) * 20 + (1, 2)), calm_s=calm_s,
     )  # fmt: skip
-    night = _restarted(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night)))))
-    return _in_queue(night) if queues else night
+    night = _restarted(_without_steps(_out_of_step(_judged_by_looks(_on_hosts(_named_otherwise(night))))))
+    return _where_locks_tell(_in_queue(night) if queues else night)
 
 
 def _named_otherwise(night: Night) -> Night:
@@ -293,6 +294,39 @@ def _out_of_step(night: Night) -> Night:
         night, limits=limits, faults=(*night.faults, *odd), steps=rng.choice((night.steps, 60)),
         save_steps=rng.choice((4, 7, 10)), calm_s=max(night.calm_s, 100.0),
     )  # fmt: skip
+
+
+def _without_steps(night: Night) -> Night:
+    """Let the ranks of some nights make no steps and no checkpoints, as in inference, and have them work for long, with
+    lines that break and supervisors that die. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x1FE2)
+    if rng.random() > 0.1 or night.limits.hang_s_max == 0.0 or night.begins_anew:
+        return night
+    harms = (Harm.BOSS_KILLED, Harm.CUT_BOTH, Harm.CUT_ALL, Harm.SIGNAL, Harm.HOST_LOST)
+    more = [
+        Fault(
+            rng.choice(harms),
+            rng.uniform(20.0, 300.0),
+            rng.randrange(night.nodes),
+            0,
+            rng.uniform(5.0, 200.0),
+        )
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
+    faults = [fault for fault in night.faults if fault.harm not in OUT_OF_STEP]
+    return dataclasses.replace(
+        night, prints=True, save_steps=10_000, steps=rng.choice((60, 300)), faults=(*faults, *more),
+        naming=Naming.ITS_OWN, calm_s=max(night.calm_s, 500.0),
+    )  # fmt: skip
+
+
+def _where_locks_tell(night: Night) -> Night:
+    """Let some of the nights on one machine be such that no agent ever goes by itself; what cuts a line there stands for
+    an agent that does not answer. Drawn from a chance of its own, too."""
+    rng = random.Random(night.seed ^ 0x10C5)
+    if rng.random() > 0.3 or not night.local or night.hosts is not None:
+        return night
+    return dataclasses.replace(night, limits=dataclasses.replace(night.limits, fence_s=None))
 
 
 def _restarted(night: Night) -> Night:
