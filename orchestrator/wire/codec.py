@@ -3,7 +3,8 @@
 Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, lists, sets of text, dicts
 whose keys are text or whole numbers, and other dataclasses); an unknown or missing field is an error, since both ends
 run the same bundle; a field that does not count when two values are compared is left out; a value of a union of
-dataclasses carries its class name under `kind`.
+dataclasses carries its class name under `kind`. What is read may come from a stranger: numbers are finite and of 64 bits,
+nothing is nested deeper than `DEPTH_MAX`, and what is anything else is a CodecError.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import dataclasses
 import enum
 import functools
 import json
+import math
+import reprlib
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -20,6 +23,11 @@ from typing import Any, TypeVar, get_args, get_origin
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
+
+DEPTH_MAX = 32
+"""How deep objects and lists may be nested; those of a job are nested less than 10 deep."""
+
+INT_BITS_MAX = 64
 
 
 class CodecError(ValueError):
@@ -90,9 +98,10 @@ def unpack(cls: type[T], data: Any) -> T:
 
 def unpack_kind(classes: Mapping[str, type[T]], data: Any) -> T:
     """Read one of `classes` from plain JSON data by its `kind`. Raises CodecError."""
-    if not isinstance(data, dict) or data.get("kind") not in classes:
-        raise CodecError(f"unknown kind: {str(data)[:200]}")
-    return unpack(classes[data["kind"]], {key: item for key, item in data.items() if key != "kind"})
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(kind, str) or kind not in classes:
+        raise CodecError(f"unknown kind: {_short(data)}")
+    return unpack(classes[kind], {key: item for key, item in data.items() if key != "kind"})
 
 
 def by_kind(union: object) -> dict[str, type[Any]]:
@@ -102,9 +111,35 @@ def by_kind(union: object) -> dict[str, type[Any]]:
 
 def _json(text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        text = text.decode() if isinstance(text, bytes) else text
+        data = json.loads(text, parse_constant=_refuse_constant)
     except ValueError as err:
         raise CodecError(f"no JSON: {err}") from err
+    except RecursionError as err:
+        raise CodecError(f"no JSON: nested more than {DEPTH_MAX} deep") from err
+    # Few brackets cannot be nested deep: so most texts are not walked through.
+    if text.count("[") + text.count("{") > DEPTH_MAX and _is_deep(data):
+        raise CodecError(f"no JSON: nested more than {DEPTH_MAX} deep")
+    return data
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _is_deep(data: Any) -> bool:
+    level = [data]
+    for _ in range(DEPTH_MAX):
+        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [item for items in inside for item in items if isinstance(item, (dict, list))]
+        if not level:
+            return False
+    return True
+
+
+def _short(data: Any) -> str:
+    """Return data for an error: a few words of it, in printable characters alone."""
+    return reprlib.repr(data)
 
 
 @functools.cache
@@ -133,7 +168,9 @@ def _reader(tp: Any) -> Reader:
         return lambda data: Path(_expect(data, str))
     if tp is float:
         return _read_float
-    if tp in (str, int, bool):
+    if tp is int:
+        return _read_int
+    if tp in (str, bool):
         return lambda data: _expect(data, tp)
     raise AssertionError(f"the codec does not know {tp}")
 
@@ -155,7 +192,7 @@ def _tuple_reader(members: tuple[Any, ...]) -> Reader:
     def read(data: Any) -> tuple[Any, ...]:
         values = _expect(data, list)
         if len(values) != len(readers):
-            raise CodecError(f"{len(readers)} items wanted: {str(data)[:200]}")
+            raise CodecError(f"{len(readers)} items wanted: {_short(data)}")
         return tuple(one(value) for one, value in zip(readers, values, strict=True))
 
     return read
@@ -169,7 +206,7 @@ def _dict_reader(key_type: type, item_type: Any) -> Reader:
         try:
             keys = [key_type(key) for key in values]
         except ValueError as err:
-            raise CodecError(f"{key_type.__name__} wanted as key: {err}") from err
+            raise CodecError(f"{key_type.__name__} wanted as key: {str(err)[:200]}") from err
         return dict(zip(keys, map(item, values.values()), strict=True))
 
     return read
@@ -188,8 +225,10 @@ def _dataclass_reader(cls: type) -> Reader:
     def read(data: Any) -> Any:
         values = _expect(data, dict)
         if not needed.issubset(values) or not readers.keys() >= values.keys():
-            off = sorted((needed - values.keys()) | (values.keys() - readers.keys()))
-            raise CodecError(f"{cls.__name__}: missing or unknown {', '.join(off)}")
+            off = ", ".join(sorted((needed - values.keys()) | (values.keys() - readers.keys())))
+            raise CodecError(
+                f"{cls.__name__}: missing or unknown {off if off.isprintable() else _short(off)}"
+            )
         return cls(**{name: readers[name](value) for name, value in values.items()})
 
     return read
@@ -200,18 +239,26 @@ def _checked(tp: type[enum.Enum], what: str) -> Reader:
         try:
             return tp(data)
         except ValueError as err:
-            raise CodecError(f"{what}: {err}") from err
+            raise CodecError(f"{what}: {str(err)[:200]}") from err
 
     return read
 
 
 def _expect(data: Any, tp: type[T]) -> T:
     if not isinstance(data, tp) or (tp is int and isinstance(data, bool)):
-        raise CodecError(f"{tp.__name__} wanted: {str(data)[:200]}")
+        raise CodecError(f"{tp.__name__} wanted: {_short(data)}")
     return data
 
 
+def _read_int(data: Any) -> int:
+    number = _expect(data, int)
+    if number.bit_length() > INT_BITS_MAX:
+        raise CodecError(f"a number of more than {INT_BITS_MAX} bits")
+    return number
+
+
 def _read_float(data: Any) -> float:
-    if isinstance(data, bool) or not isinstance(data, (int, float)):
-        raise CodecError(f"number wanted: {str(data)[:200]}")
-    return float(data)
+    number = _read_int(data) if isinstance(data, int) else _expect(data, float)
+    if not math.isfinite(number):  # 1e999 is read as infinite
+        raise CodecError("a finite number wanted")
+    return float(number)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from orchestrator.wire import codec
+from orchestrator.wire import landing as w
+from orchestrator.wire import messages as m
 from orchestrator.wire.codec import CodecError
 
 
@@ -95,6 +101,76 @@ def test_a_whole_number_is_a_float_and_a_switch_is_none() -> None:
 def test_what_is_no_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(CodecError, match="no JSON"):
         codec.loads(Inner, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "NaN",
+        "[Infinity]",
+        "[-Infinity]",
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "[" * 900 + "]" * 900,
+        "[" * (codec.DEPTH_MAX + 1) + "]" * (codec.DEPTH_MAX + 1),
+        '{"a":"\xff"}'.encode("latin-1"),
+        "{}".encode("utf-16"),
+    ],
+    ids=["nan", "inf", "-inf", "lists", "objects", "whole", "just", "bytes", "utf-16"],
+)
+def test_what_python_would_read_and_json_does_not_allow_is_refused(text: str | bytes) -> None:
+    with pytest.raises(CodecError, match="no JSON"):
+        codec.loads(Inner, text)
+    codec.loads_plain('{"a":' * codec.DEPTH_MAX + "1" + "}" * codec.DEPTH_MAX)
+
+
+@pytest.mark.parametrize("number", ["1" * 30, "-" + "1" * 30, "1" * 400, "1e999", "-1e999"])
+def test_a_number_without_bounds_is_refused(number: str) -> None:
+    for pair in (f"[{number},1]", f"[1,{number}]"):
+        with pytest.raises(CodecError):
+            codec.loads(Outer, codec.dumps(WHOLE).replace("[4,0.5]", pair))
+    assert codec.loads(Inner, '{"number":18446744073709551615}').number == (1 << 64) - 1
+
+
+@pytest.mark.parametrize(
+    "data", ['{"kind":[]}', '{"kind":{}}', '{"kind":null}', "1", '{"\\ud800\\n\\u001b[2J":1}']
+)
+def test_a_strange_kind_is_unknown_and_told_in_printable_words(data: str) -> None:
+    for read in (lambda: codec.loads_kind(KINDS, data), lambda: codec.loads(Inner, data)):
+        with pytest.raises(CodecError) as caught:
+            read()
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 300
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+MESSAGES = codec.by_kind(m.Report) | codec.by_kind(m.Order) | codec.by_kind(w.Request) | codec.by_kind(w.Word)
+
+
+@given(st.sampled_from(sorted(MESSAGES)), st.data())
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_any_message_with_anything_in_a_field_is_read_or_refused(kind: str, data: st.DataObject) -> None:
+    """One field of a good message is anything at all."""
+    fields = codec.pack(data.draw(st.from_type(MESSAGES[kind])))
+    fields[data.draw(st.sampled_from(sorted(fields) or ["x"]))] = data.draw(ANYTHING)
+    text = json.dumps({"kind": kind, **fields})
+    try:
+        value = codec.loads_kind(MESSAGES, text)
+    except CodecError as err:
+        assert str(err).isprintable()
+    else:
+        assert codec.loads_kind(MESSAGES, codec.dumps_kind(value)) == value
+
+
+@given(st.binary() | st.text())
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_any_bytes_are_read_or_refused(text: str | bytes) -> None:
+    with contextlib.suppress(CodecError):
+        codec.loads_plain(text)
 
 
 def test_plain_data_is_an_object() -> None:
