@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from orchestrator.brain import events as e
 from orchestrator.brain.causes import Cause
 from orchestrator.requests import number_of
-from orchestrator.wire import codec
+from orchestrator.wire import codec, room
 
 Request: TypeAlias = e.CancelAsked | e.RestartAsked | e.ResumeAsked | e.LookAsked | e.AllocationEnded
 
@@ -49,8 +49,13 @@ class Requests:
         self._mtime_ns = mtime_ns
         if self._looks > LOOKS_MAX:
             return []
-        paths = sorted(path for path in self._folder.glob("*.json") if number_of(path) > number)
-        return [request for path in paths if (request := _read(path, at)) is not None]
+        try:
+            found = [path for path in self._folder.iterdir() if path.suffix == ".json"]
+            paths = sorted(path for path in found if number_of(path) > number)
+            return [request for path in paths if (request := _read(path, at)) is not None]
+        except OSError:  # no descriptor is left: what is asked is read when there is one again
+            self._looks = 0
+            return []
 
     def _is_deleted(self, at: float) -> bool:
         """Tell whether nobody has seen the plan for so long that it is no more."""
@@ -80,7 +85,11 @@ def _read(path: Path, at: float) -> Request | None:
     """Return one request, or None for a file that is none: it must not keep the job from going on."""
     try:
         data = codec.loads_plain(path.read_bytes())
-    except (OSError, codec.CodecError):
+    except codec.CodecError:
+        return None
+    except OSError as err:
+        if room.is_exhausted(err):
+            raise
         return None
     match data.get("ask"):
         case "cancel":

@@ -24,6 +24,7 @@ FILES = (
     "asked.py",
     "carry.py",
     "deeds.py",
+    "door.py",
     "ending.py",
     "errors.py",
     "ferry.py",

@@ -1,7 +1,7 @@
 """Which agents are connected, and what do they say? The supervisor's side of every line.
 
-Rules: a stranger (wrong token, job or protocol) is cut off within `HELLO_S_MAX`; a node has one connection, and a new
-one replaces the old; what an agent had kept is delivered before the news that it is up.
+Rules: a stranger (wrong token, job or protocol) is cut off; a node has one connection, and a new one replaces the old;
+what an agent had kept is delivered before the news that it is up.
 """
 
 from __future__ import annotations
@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator.door import BACKLOG, Door
 from orchestrator.wire import line
 from orchestrator.wire import messages as m
-from orchestrator.wire.durable import LINE_BYTES_MAX
 from orchestrator.wire.paths import JobDir
 
-HELLO_S_MAX = 10.0
-"""How long a new connection may take to say who it is."""
+HELLO_BYTES_MAX = 64 << 10
+"""How long a greeting may be: it is read before it is known whose it is."""
 
 BEATS_GATHER_S = 0.1
 """How long beats may wait, so that looking at all nodes is worth it; whatever else comes ends that."""
-
-STRANGERS_MAX = 256
-"""How many connections may be unknown at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +80,7 @@ class Links:
         self._token = token
         self._nodes = frozenset(nodes)
         self._lines: dict[str, tuple[line.Line, str]] = {}  # of each node, with the boot of its agent
-        self._strangers = 0
-        self._server: asyncio.Server | None = None
+        self._door: Door | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.inbox: asyncio.Queue[Word] = asyncio.Queue()
         self._urgent = asyncio.Event()
@@ -91,10 +89,11 @@ class Links:
         """Serve on `port`, or on any free one when it is 0 or taken; return the port."""
         self._loop = asyncio.get_running_loop()
         try:
-            self._server = await self._open(context, host, port)
+            listener = socket.create_server((host, port), backlog=BACKLOG)
         except OSError:
-            self._server = await self._open(context, host, 0)
-        return int(self._server.sockets[0].getsockname()[1])
+            listener = socket.create_server((host, 0), backlog=BACKLOG)
+        self._door = Door(listener, context, self._meet)
+        return int(listener.getsockname()[1])
 
     async def listen_again(self, job: JobDir, host: str) -> int:
         """Serve where the supervisor before did, so that agents find this one at once; return the port."""
@@ -104,11 +103,6 @@ class Links:
             port = 0
         certificate, key = job.secrets / "certificate.pem", job.secrets / "key.pem"
         return await self.listen(line.server_context(certificate, key), host, port)
-
-    async def _open(self, context: ssl.SSLContext, host: str, port: int) -> asyncio.Server:
-        return await asyncio.start_server(
-            self._serve, host, port, ssl=context, limit=LINE_BYTES_MAX, ssl_handshake_timeout=HELLO_S_MAX
-        )
 
     def connected(self, node: str) -> bool:
         """Tell whether the node has a connection."""
@@ -157,39 +151,26 @@ class Links:
 
     async def close(self) -> None:
         """Close everything; what was sent is still delivered, within a second."""
-        if self._server is not None:
-            self._server.close()
+        if self._door is not None:
+            self._door.close()
         for one, _ in self._lines.values():
             one.writer.close()
         await asyncio.sleep(0.05)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        one = line.Line(reader, writer)
+    async def _meet(self, one: line.Line, known: Callable[[], None]) -> None:
+        """Hear a stranger's greeting, and then what one of our own agents says."""
         try:
-            await self._meet(one)
-        except asyncio.CancelledError:
-            # The loop ends. Before Python 3.12, asyncio prints a traceback about a server's task that was cancelled.
-            one.abort()
-
-    async def _meet(self, one: line.Line) -> None:
-        if self._strangers >= STRANGERS_MAX:
-            one.abort()
-            return
-        self._strangers += 1
-        hello = None
-        try:
-            hello = await asyncio.wait_for(self._recognise(one), HELLO_S_MAX)
-        except (line.LineError, asyncio.TimeoutError):
-            return
+            hello = await self._recognise(one)
+            known()
+            await self._hear(one, hello)
+        except line.LineError:
+            pass
         finally:
-            self._strangers -= 1
-            if hello is None:
-                one.abort()
-        await self._hear(one, hello)
+            one.abort()
 
     async def _recognise(self, one: line.Line) -> m.Hello:
         """Return the greeting of one of our own. Raises LineError for anybody else."""
-        data, _ = await one.receive()
+        data, _ = await one.receive(HELLO_BYTES_MAX)
         hello, _ = line.take_message(data, {"Hello": m.Hello})
         ours = hmac.compare_digest(hello.token.encode("utf-8", "surrogatepass"), self._token.encode())
         if (
@@ -231,8 +212,8 @@ class Links:
             raise line.LineError("replaced by a newer connection")
         if data.get("kind") == m.Left.__name__:
             return True
-        seq = data.pop(line.KEPT, 0)
-        self._put(Said(hello.node, hello.boot, int(seq), data, raw))
+        seq = line.take_seq(data)
+        self._put(Said(hello.node, hello.boot, seq, data, raw))
         return False
 
     def _put(self, word: Word) -> None:

@@ -44,8 +44,7 @@ CHORE_S = 0.5
 DECISIONS_MAX = 10_000
 """More decisions than that in one look is a bug, not a plan."""
 
-MUTE_S_MIN = 10.0
-MUTE_BEATS = 5
+MUTE_S_MIN, MUTE_BEATS = 10.0, 5
 """A connection without a beat for so long, and for so many times their distance, is taken for dead."""
 
 EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
@@ -77,6 +76,7 @@ class Supervisor:
         env = {**private.outer, **plan.env, **private.secrets}
         self._notifier = Notifier(plan, job.root, env, self._mask, private.webhook)
         self._slept = Sleep(SLEPT_S)
+        self._patience = room.Patience()
         self._seeks = False  # hosts that could not be dismissed
         backend.stir = self._ferry.stir = self._links.stir
 
@@ -110,7 +110,8 @@ class Supervisor:
             for node, got in self._ferry.owed():
                 self._links.send(node, got)
             if self._memory.now_s() >= self._chore_due_s:
-                self._chores()
+                with self._patience:
+                    self._chores()
         self._notifier.close()
         self._chores()  # what came last is still learned, and shown
         self._show(durable=True)
@@ -365,8 +366,8 @@ class Supervisor:
             return
         now, facts = story.Moment(self._memory.now_s(), time.time()), self._memory.facts
         status = story.status(self._plan, facts, now, self._rates, self._deeds.reasons(facts))
-        text = json.dumps({**status, "travels": self._ferry.travels()})
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
+            text = json.dumps({**status, "travels": self._ferry.travels()})
             replace_text(self._job.state, text, durable=durable)
 
 

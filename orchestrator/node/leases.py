@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.node.gpus import Gpu, GpuError
-from orchestrator.wire import codec
+from orchestrator.wire import codec, room
 from orchestrator.wire.messages import Needs
 
 PREFIX = "orch-lease"
@@ -32,6 +32,9 @@ TURN_S_MAX = 5.0
 TURN_POLL_S = 0.02
 ANSWER_BYTES_MAX = 4096
 ASKERS_MAX = 128
+EXHAUSTED_S = 0.1
+"""How long a holder rests when no asker can be taken now, since it is waked for him again at once."""
+
 _NAME_BYTES_MAX = 107  # sun_path, less the leading NUL
 
 
@@ -83,11 +86,14 @@ class Leases:
 
     def answer(self, fd: int) -> None:
         """Tell one who asks at `fd` who has it."""
-        with contextlib.suppress(OSError):
+        try:
             asker, _ = self._listeners[fd].accept()
             with asker:
                 asker.setblocking(False)
                 asker.send(self._answer)
+        except OSError as err:
+            if room.is_exhausted(err):
+                time.sleep(EXHAUSTED_S)
 
     def close(self) -> None:
         """Give all leases back, unless another process has them too."""

@@ -21,14 +21,17 @@ import sys
 from pathlib import Path
 
 from orchestrator.node import procfs
+from orchestrator.wire.accepting import Acceptor, Crowd
 from orchestrator.wire.messages import Address, Reached
 
 PROBE_S_MAX = 3.0
 """How long one address may take to answer; all are tried at once."""
 
 ADDRESSES_MAX = 256
-PROBERS_MAX = 1024
-"""How many may be at the listener at once; more are turned away."""
+PROBERS_MAX = 256
+"""How many may be at the listener at once; each of a job's nodes is there for an instant."""
+
+BACKLOG = 1024
 
 ANSWER_S_MAX = 5.0
 NONCE_BYTES = 32
@@ -92,7 +95,7 @@ def listen(port: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("", port))
-        sock.listen(PROBERS_MAX)
+        sock.listen(BACKLOG)
         sock.setblocking(False)
     except BaseException:
         sock.close()
@@ -105,36 +108,31 @@ class Listener:
 
     def __init__(self, sock: socket.socket, token: str, attempt: int) -> None:
         """`sock` comes from `listen`; there must be a running loop."""
-        self._sock = sock
         self._key = token
         self._attempt = attempt
-        self._answers: set[asyncio.Task[None]] = set()
+        self._probers: Crowd[asyncio.Task[None]] = Crowd(PROBERS_MAX)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(sock.fileno(), self._accept)
+        self._acceptor = Acceptor(sock, self._take)
 
     def close(self) -> None:
         """Give the port up, at once: a server may take it before this returns to the loop."""
-        if self._sock.fileno() >= 0:
-            self._loop.remove_reader(self._sock.fileno())
-            self._sock.close()
-        for task in self._answers:
+        self._acceptor.close()
+        for task in self._probers.everyone():
             task.cancel()
 
-    def _accept(self) -> None:
-        try:
-            prober, _ = self._sock.accept()
-        except OSError:
-            return
-        if len(self._answers) >= PROBERS_MAX:
-            prober.close()
-            return
+    def _take(self, prober: socket.socket, address: str) -> None:
         task = self._loop.create_task(self._answer(prober))
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
+        out = self._probers.add(task, address)
+        task.add_done_callback(lambda _: self._gone(task, prober))
+        if out is not None:
+            out.cancel()
+
+    def _gone(self, task: asyncio.Task[None], prober: socket.socket) -> None:
+        self._probers.remove(task)
+        prober.close()  # one that is cancelled before it has begun has not done so
 
     async def _answer(self, prober: socket.socket) -> None:
         """Prove to one prober who this is; it closes first, so that no connection of this port lingers here."""
-        prober.setblocking(False)
         with prober, contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._prove(prober), ANSWER_S_MAX)
 

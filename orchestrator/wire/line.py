@@ -23,6 +23,8 @@ SEND_BYTES_MAX = 8 << 20
 KEPT = "#"
 """The key beside a message's own fields that numbers a kept report."""
 
+SEQ_MAX = (1 << 63) - 1
+
 RAW = "raw"
 """The key beside a message's own fields that says how many raw bytes follow its line."""
 
@@ -62,13 +64,15 @@ class Line:
             self.abort()
             raise LineError(f"the peer has left more than {SEND_BYTES_MAX} bytes unread")
 
-    async def receive(self) -> tuple[dict[str, Any], bytes]:
+    async def receive(self, bytes_max: int = LINE_BYTES_MAX) -> tuple[dict[str, Any], bytes]:
         """Return the next message as plain data, and its raw bytes.
 
         Raises LineError at the end of the line or on anything but a line.
         """
         try:
             text = await self.reader.readuntil(b"\n")
+            if len(text) > bytes_max:
+                raise LineError(f"the peer sent a line of more than {bytes_max} bytes")
             data = _message(text)
             raw_bytes = data.pop(RAW, 0)
             if type(raw_bytes) is not int or not 0 <= raw_bytes <= RAW_BYTES_MAX:
@@ -79,7 +83,8 @@ class Line:
         except LineError:
             raise
         except OSError as err:
-            raise LineError(f"the connection ended: {err}") from err
+            # The reader keeps the error, whose frames would keep the reader and all of its buffers.
+            raise LineError(f"the connection ended: {err}") from err.with_traceback(None)
 
     def abort(self) -> None:
         """Close at once, without a word."""
@@ -88,20 +93,25 @@ class Line:
 
 def _message(text: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as err:
-        raise LineError("the peer sent no JSON") from err
-    if not isinstance(data, dict):
-        raise LineError("the peer sent no message")
-    return data
+        return codec.loads_plain(text)
+    except codec.CodecError as err:
+        raise LineError(f"the peer sent no message: {err}") from err
+
+
+def take_seq(data: dict[str, Any]) -> int:
+    """Take the number of a kept report out of received data, 0 for none. Raises LineError."""
+    seq = data.pop(KEPT, 0)
+    if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
+        raise LineError("the peer numbered its report with what is no such number")
+    return seq
 
 
 def take_message(data: dict[str, Any], classes: Mapping[str, type[Any]]) -> tuple[Any, int]:
     """Turn received data into one of `classes` and its sequence number (0 for none). Raises LineError."""
-    seq = data.pop(KEPT, 0)
+    seq = take_seq(data)
     try:
-        return codec.unpack_kind(classes, data), int(seq)
-    except (codec.CodecError, TypeError, ValueError) as err:
+        return codec.unpack_kind(classes, data), seq
+    except codec.CodecError as err:
         raise LineError(str(err)) from err
 
 

@@ -1,4 +1,4 @@
-"""What if a disk is full? That costs nothing but time: what cannot be written waits, and is tried again.
+"""What if a disk is full, or no descriptor left? That costs nothing but time: what cannot be done waits, and is tried again.
 
 Printing never fails for it: what does not fit into a log is kept, within a limit, and comes before the next line.
 """
@@ -30,11 +30,17 @@ LEFT_BYTES_MIN = 64 << 10
 """A disk that has less than this is full: the next file does not fit."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 def is_full(err: OSError) -> bool:
     """Tell whether a disk refused since it is full, or since its user has used up his share of it."""
     return err.errno in _FULL
+
+
+def is_exhausted(err: OSError) -> bool:
+    """Tell whether something failed since this process or its host has no descriptor or no memory left at the moment."""
+    return err.errno in _EXHAUSTED
 
 
 def is_used_up(folder: Path) -> bool:
@@ -57,6 +63,27 @@ def wait_for(deed: Callable[[], T]) -> T:
             if not is_full(err) or time.monotonic() > deadline_s:
                 raise
         time.sleep(RETRY_S)
+
+
+class Patience:
+    """Lets what is done within it fail for want of a descriptor or of memory: whoever uses it tries again. Told once."""
+
+    def __init__(self) -> None:
+        self._is_waiting = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, err: BaseException | None, frames: object) -> bool:
+        if err is None:
+            self._is_waiting = False
+            return False
+        if not isinstance(err, OSError) or not is_exhausted(err):
+            return False
+        if not self._is_waiting:
+            print(f"some work waits, see `ulimit -n`: {err.strerror}", flush=True)
+        self._is_waiting = True
+        return True
 
 
 class Log(io.RawIOBase):
@@ -116,4 +143,5 @@ def _patient(stream: TextIO) -> TextIO:
         return stream
     stream.flush()
     log = Log(stream.fileno())
-    return io.TextIOWrapper(log, stream.encoding, stream.errors, line_buffering=True)
+    # What is printed may hold what a rank or an agent said, in characters that no encoding has.
+    return io.TextIOWrapper(log, stream.encoding, "backslashreplace", line_buffering=True)

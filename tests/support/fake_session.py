@@ -11,6 +11,7 @@ import paramiko
 
 from orchestrator.backends.ssh import session as ses
 from orchestrator.backends.ssh import worker as w
+from orchestrator.backends.ssh.pump import Flow
 from orchestrator.wire.messages import AgentConfig, Needs
 
 REST_S_MAX = 10.0
@@ -140,6 +141,17 @@ class FakeSession:
 
 
 @dataclass(slots=True)
+class FakeFlow:
+    ended: Callable[[], None]
+    is_over: bool = False
+    said_bytes: int = 0
+
+    def hang_up(self) -> None:
+        self.is_over = True
+        self.ended()
+
+
+@dataclass(slots=True)
 class World:
     clock: FakeClock = field(default_factory=FakeClock)
     host: FakeHost = field(default_factory=FakeHost)
@@ -152,7 +164,7 @@ class World:
     def worker(self) -> w.Worker:
         means = ses.Means(
             open=self.host.open,
-            carry=lambda channel, goal, ended: self.flows.append((goal, ended)),
+            carry=self._carry,
             launches=self.launches,
             returns=ses.Turns(2),
             busy=lambda node: self.busy,
@@ -164,6 +176,11 @@ class World:
 
     def _stir(self) -> None:
         self.stirred += 1
+
+    def _carry(self, channel: paramiko.Channel, goal: str, ended: Callable[[], None]) -> Flow:
+        flow = FakeFlow(ended)
+        self.flows.append((goal, flow.hang_up))
+        return cast(Flow, flow)
 
     def dial(self) -> Callable[[], None]:
         """Be an agent that dials; return how to hang up."""

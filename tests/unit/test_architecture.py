@@ -38,6 +38,7 @@ LAYERS = (
         "requests",
         "asked",
         "tickets",
+        "door",
         "links",
         "orders",
         "snapshot",

@@ -9,66 +9,20 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from orchestrator import door
 from orchestrator import links as links_module
 from orchestrator.certificate import new as _certificate
-from orchestrator.links import Down, Greeted, Links, Said, Stir, Up, Word
-from orchestrator.wire import line
+from orchestrator.links import HELLO_BYTES_MAX, Down, Greeted, Links, Said, Stir, Up, Word
+from orchestrator.wire import codec, line
 from orchestrator.wire import messages as m
 from orchestrator.wire.durable import LINE_BYTES_MAX
 from orchestrator.wire.line import Line, LineError
-
-TOKEN = "right token"
-HELLO = m.Hello(
-    m.PROTOCOL, "job-1", TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0, "/jobs/job-1", False, ()
-)
-ANSWER_S_MAX = 20.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """A listening `Links`, and what it takes to reach it."""
-
-    links: Links
-    port: int
-    certificate: str
-
-    async def dial(self) -> Line:
-        return await line.dial("127.0.0.1", self.port, line.client_context(self.certificate), ANSWER_S_MAX)
-
-    async def greet(self, hello: m.Hello = HELLO) -> Line:
-        one = await self.dial()
-        one.send(hello)
-        return one
-
-    async def hear(self, *, greetings: bool = False) -> Word:
-        """Return the next word; greetings, which come before `Up`, only where they are asked for."""
-        while True:
-            word = await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
-            if greetings or not isinstance(word, Greeted):
-                return word
-
-
-def _play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:
-    """Let `act` meet a supervisor's links."""
-    certificate, key = _certificate()
-    (folder / "certificate.pem").write_bytes(certificate)
-    (folder / "key.pem").write_bytes(key)
-
-    async def play() -> None:
-        links = Links("job-1", TOKEN, ("node-0", "node-1"))
-        context = line.server_context(folder / "certificate.pem", folder / "key.pem")
-        port = await links.listen(context, "127.0.0.1", 0)
-        try:
-            await act(Place(links, port, certificate.decode()))
-        finally:
-            await links.close()
-
-    asyncio.run(play())
+from tests.support.listening import ANSWER_S_MAX, HELLO, TOKEN, Place, play
 
 
 async def _is_cut_off(one: Line) -> bool:
@@ -89,40 +43,92 @@ def test_a_stranger_is_cut_off_and_leaves_no_word(tmp_path: Path, change: dict[s
         assert place.links.inbox.empty()
         assert not place.links.connected("node-0")
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
-@pytest.mark.parametrize("said", [b"no json\n", b"[]\n", b'{"kind":"Beat"}\n', b"x" * (LINE_BYTES_MAX + 10)])
-def test_a_stranger_who_talks_nonsense_is_cut_off(tmp_path: Path, said: bytes) -> None:
+def _hello(field: str, value: str) -> bytes:
+    """Return a greeting with one field put as raw JSON."""
+    before = json.dumps(codec.pack(HELLO)[field])
+    return codec.dumps_kind(HELLO).replace(f'"{field}":{before}', f'"{field}":{value}').encode() + b"\n"
+
+
+NONSENSE = {
+    "no json": b"no json\n",
+    "no object": b"[]\n",
+    "unknown": b'{"kind":"Ghost"}\n',
+    "no kind": b'{"kind":[]}\n',
+    "deep": b"[" * 100_000 + b"\n",
+    "deep object": b'{"kind":' * 50_000 + b"\n",
+    "no text": b"\xff\xfe{}\n",
+    "number": b'{"kind":"Hello","#":Infinity}\n',
+    "raw": b'{"kind":"Hello","raw":NaN}\n',
+    "too long": b"x" * (LINE_BYTES_MAX + 10),
+}
+"""What is no message at all."""
+
+GREETINGS = {
+    "pending": _hello("pending", "Infinity"),
+    "pid": _hello("pid", "-1e999"),
+    "port": _hello("port", "9" * 4000),
+    "running": _hello("running", "1.5"),
+    "ranks": _hello("ranks", "[" * 900 + "]" * 900),
+    "token": _hello("token", "[]"),
+    "gpus": _hello("gpus", json.dumps(["x" * HELLO_BYTES_MAX])),
+}
+"""What is a greeting but for one field."""
+
+
+@pytest.mark.parametrize("said", [*NONSENSE.values(), *GREETINGS.values()], ids=[*NONSENSE, *GREETINGS])
+def test_a_stranger_who_talks_nonsense_is_cut_off(
+    tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     async def act(place: Place) -> None:
         stranger = await place.dial()
         stranger.writer.write(said)
         assert await _is_cut_off(stranger)
         assert place.links.inbox.empty()
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *NONSENSE.values(),
+        *(
+            b'{"kind":"Stopped","attempt":1,"how":"x","#":%s}\n' % seq
+            for seq in (b"[]", b"-1", b"1.0", b"1e999")
+        ),
+    ],
+    ids=[*NONSENSE, "no number", "negative", "fraction", "infinite"],
+)
+def test_one_of_our_own_who_talks_nonsense_is_cut_off_or_passed_on_as_data(
+    tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        agent.writer.write(said)
+        agent.writer.close()
+        words = [word async for word in _until_down(place)]
+        assert all(isinstance(word, Said) and word.seq == 0 for word in words)
+
+    play(tmp_path, act)
+    assert not caplog.records
+
+
+async def _until_down(place: Place) -> AsyncIterator[Word]:
+    while (word := await place.hear()) != Down("node-0"):
+        yield word
 
 
 def test_a_stranger_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "HELLO_S_MAX", 0.2)
+    monkeypatch.setattr(door, "HELLO_S_MAX", 0.2)
 
     async def act(place: Place) -> None:
         assert await _is_cut_off(await place.dial())
 
-    _play(tmp_path, act)
-
-
-def test_too_many_strangers_at_once_are_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links_module, "STRANGERS_MAX", 1)
-
-    async def act(place: Place) -> None:
-        first = await place.dial()
-        second = await place.dial()
-        assert await _is_cut_off(second)
-        first.send(HELLO)
-        assert isinstance(await place.hear(), Up)
-
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_an_agent_talks_to_nobody_but_its_own_supervisor(tmp_path: Path) -> None:
@@ -131,7 +137,7 @@ def test_an_agent_talks_to_nobody_but_its_own_supervisor(tmp_path: Path) -> None
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
             await line.dial("127.0.0.1", place.port, line.client_context(other.decode()), ANSWER_S_MAX)
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Path) -> None:
@@ -146,24 +152,22 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
         assert [word.seq for word in heard if isinstance(word, Said)] == [3, 4, 0]
         assert place.links.boot("node-0") == "boot"
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
-        agent = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        agent = await place.agent()
         agent.send(m.Left())
         assert await place.hear() == Down("node-0", left=True)
         assert not place.links.connected("node-0")
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
-        old = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        old = await place.agent()
         new = await place.greet(dataclasses.replace(HELLO, boot="second"))
         assert await _is_cut_off(old)
         up = await place.hear()
@@ -176,23 +180,21 @@ def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: P
         assert not place.links.send("node-0", m.Leave())
         assert place.links.inbox.empty()
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
-        agent = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        agent = await place.agent()
         agent.writer.write(b"x" * (LINE_BYTES_MAX + 10))
         assert await place.hear() == Down("node-0")
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
-        agent = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        agent = await place.agent()
         raws = [b"", b"\n", b'{"kind":"Beat"}\n', bytes(range(256)) * 1024]
         for offset, raw in enumerate(raws):
             agent.send(m.Chunk("logs/x", offset), raw=raw)
@@ -204,30 +206,28 @@ def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> 
             {"kind": "Stopped", "attempt": 1, "how": "asked"},
         ]
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 @pytest.mark.parametrize("announced", [line.RAW_BYTES_MAX + 1, -1, "7", 1.0, True, None])
 def test_more_raw_bytes_than_the_limit_end_the_connection(tmp_path: Path, announced: object) -> None:
     async def act(place: Place) -> None:
-        agent = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        agent = await place.agent()
         data = {"kind": "Chunk", "path": "logs/x", "offset": 0, line.RAW: announced}
         agent.writer.write(json.dumps(data).encode() + b"\n")
         assert await place.hear() == Down("node-0")
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_a_line_that_ends_within_raw_bytes_delivers_none_of_them(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
-        agent = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        agent = await place.agent()
         agent.writer.write(b'{"kind":"Chunk","path":"logs/x","offset":0,"raw":10}\nonly')
         agent.writer.close()
         assert await place.hear() == Down("node-0")
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
@@ -240,36 +240,34 @@ def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
         assert await place.hear() == Stir()
         thread.join(ANSWER_S_MAX)
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
     kept[0].stir()  # the loop is closed by now
     Links("job-1", TOKEN, ()).stir()
 
 
 def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
-        agent = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        agent = await place.agent()
         place.links.drop("node-0")
         place.links.drop("node-1")
         assert await place.hear() == Down("node-0")
         assert await _is_cut_off(agent)
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "SEND_BYTES_MAX", 10_000)
 
     async def act(place: Place) -> None:
-        agent = await place.greet()
-        assert isinstance(await place.hear(), Up)
+        agent = await place.agent()
         agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
         order = m.Prepare(1, {"A": "x" * 500_000}, False, (), (), False, False, None, ())
         sent = [place.links.send("node-0", order) for _ in range(40)]
         assert sent[0]
         assert not sent[-1]
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
@@ -280,7 +278,7 @@ def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
         assert port != place.port
         await other.close()
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_nobody_at_home_is_an_oserror() -> None:
@@ -300,10 +298,13 @@ def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
     async def act(place: Place) -> None:
         for _ in range(3):
             strangers.append(await place.dial())
-        while place.links._strangers < len(strangers):  # the other side's end of TLS may take a moment longer
+        assert place.links._door is not None
+        while place.links._door.waiting < len(
+            strangers
+        ):  # the other side's end of TLS may take a moment longer
             await asyncio.sleep(0.001)
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
     assert not caplog.records
 
 
@@ -331,7 +332,7 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
         assert time.monotonic() - start_s < ANSWER_S_MAX, "the last word ended the wait"
         assert await place.links.hear(0.01) == []
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_beats_alone_wait_no_longer_than_was_asked_for(
@@ -347,7 +348,7 @@ def test_beats_alone_wait_no_longer_than_was_asked_for(
             pass
         assert time.monotonic() - start_s < ANSWER_S_MAX
 
-    _play(tmp_path, act)
+    play(tmp_path, act)
 
 
 def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_silent(tmp_path: Path) -> None:
@@ -364,4 +365,4 @@ def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_si
             with pytest.raises(OSError):
                 await line.dial_any([], context, ANSWER_S_MAX)
 
-    _play(tmp_path, act)
+    play(tmp_path, act)

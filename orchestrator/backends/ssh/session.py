@@ -11,6 +11,7 @@ from typing import Protocol
 
 import paramiko
 
+from orchestrator.backends.ssh.pump import Flow
 from orchestrator.wire.messages import AgentConfig
 
 TURN_S = 0.5
@@ -88,7 +89,7 @@ class Means:
     """What all workers share: how a session is opened, how a forwarded channel is carried on, and whose turn it is."""
 
     open: Callable[[str], Session]
-    carry: Callable[[paramiko.Channel, str, Callable[[], None]], object]
+    carry: Callable[[paramiko.Channel, str, Callable[[], None]], Flow]
     launches: Turns
     returns: Turns
     busy: Callable[[str], bool]

@@ -17,6 +17,7 @@ import paramiko
 
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.backends.ssh.pace import Pace
+from orchestrator.backends.ssh.pump import Flow, admit
 from orchestrator.backends.ssh.session import Means, Seen, Session, Unwanted
 from orchestrator.wire.messages import AgentConfig
 
@@ -74,7 +75,7 @@ class Worker:
         # What is seen, written by the thread.
         self._session: Session | None = None
         self._port = 0
-        self._flows = 0
+        self._flows: list[Flow] = []
         self._boot = ""
         self._pace = Pace()
         self._failure: LaunchError | None = None
@@ -228,7 +229,7 @@ class Worker:
             return (Deed.OPEN, 0.0) if rest_s <= 0 else (None, rest_s)
         if self._want is Want.NOTHING:
             return self._due_to_hang_up(now_s)
-        ask_s, see_s = self._pace.ask_due_s(), self._pace.see_due_s(is_used=self._flows > 0)
+        ask_s, see_s = self._pace.ask_due_s(), self._pace.see_due_s(is_used=bool(self._flows))
         if now_s >= see_s:
             return Deed.LOOK, 0.0
         return (Deed.ASK, 0.0) if now_s >= ask_s else (None, min(ask_s, see_s) - now_s)
@@ -340,13 +341,13 @@ class Worker:
 
     def _take(self, channel: paramiko.Channel, goal: str) -> None:
         """The host's agent dials: carry its bytes to the supervisor."""
+        flow = self._means.carry(channel, goal, self._flow_ended)
         with self._news:
-            self._flows += 1
-        self._means.carry(channel, goal, self._flow_ended)
+            self._flows = admit(self._flows, flow)
 
     def _flow_ended(self) -> None:
         with self._news:
-            self._flows -= 1
+            self._flows = [flow for flow in self._flows if not flow.is_over]
         self.ask(Deed.ASK)
 
     def _missed(self, deed: Deed, wish: int, err: LaunchError) -> None:

@@ -1,0 +1,68 @@
+"""A supervisor's links that listen on a port of this machine, and agents that dial it: real sockets, and no process."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from orchestrator.certificate import new as _certificate
+from orchestrator.links import Greeted, Links, Up, Word
+from orchestrator.wire import line
+from orchestrator.wire import messages as m
+from orchestrator.wire.line import Line
+
+ANSWER_S_MAX = 20.0
+TOKEN = "right token"
+HELLO = m.Hello(
+    m.PROTOCOL, "job-1", TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), 0, "/jobs/job-1", False, ()
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A listening `Links`, and what it takes to reach it."""
+
+    links: Links
+    port: int
+    certificate: str
+
+    async def dial(self) -> Line:
+        return await line.dial("127.0.0.1", self.port, line.client_context(self.certificate), ANSWER_S_MAX)
+
+    async def greet(self, hello: m.Hello = HELLO) -> Line:
+        one = await self.dial()
+        one.send(hello)
+        return one
+
+    async def agent(self) -> Line:
+        """Return the line of an agent that is up."""
+        one = await self.greet()
+        assert isinstance(await self.hear(), Up)
+        return one
+
+    async def hear(self, *, greetings: bool = False) -> Word:
+        """Return the next word; greetings, which come before `Up`, only where they are asked for."""
+        while True:
+            word = await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
+            if greetings or not isinstance(word, Greeted):
+                return word
+
+
+def play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:
+    """Let `act` meet a supervisor's links."""
+    certificate, key = _certificate()
+    (folder / "certificate.pem").write_bytes(certificate)
+    (folder / "key.pem").write_bytes(key)
+
+    async def run() -> None:
+        links = Links("job-1", TOKEN, ("node-0", "node-1"))
+        context = line.server_context(folder / "certificate.pem", folder / "key.pem")
+        port = await links.listen(context, "127.0.0.1", 0)
+        try:
+            await act(Place(links, port, certificate.decode()))
+        finally:
+            await links.close()
+
+    asyncio.run(run())
