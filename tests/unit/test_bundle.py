@@ -14,34 +14,11 @@ import pytest
 
 from orchestrator import bundle
 from orchestrator.version import VERSION
+from tests.support.pythons import other_pythons
 
 pytestmark = pytest.mark.slow
 
 RUN_S_MAX = 60.0
-MINORS = range(10, 16)
-"""Of Python 3, the versions that are looked for on this machine."""
-
-
-def _other_pythons() -> list[str]:
-    """Return interpreters of other versions than this one that are here and do run."""
-    found = []
-    for minor in MINORS:
-        name = f"python3.{minor}"
-        versions = Path("~/.pyenv/versions").expanduser().glob(f"3.{minor}.*/bin/{name}")
-        places = [shutil.which(name), *(str(path) for path in sorted(versions))]
-        running = [place for place in places if place and minor != sys.version_info.minor and _runs(place)]
-        found += running[:1]
-    return found
-
-
-def _runs(python: str) -> bool:
-    try:
-        return (
-            subprocess.run([python, "-I", "-S", "-c", ""], capture_output=True, timeout=RUN_S_MAX).returncode
-            == 0
-        )
-    except OSError:
-        return False
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +36,7 @@ def _run(python: str, pyz: Path, *words: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("python", [sys.executable, *_other_pythons()])
+@pytest.mark.parametrize("python", [sys.executable, *other_pythons()])
 def test_the_bundle_runs_alone_without_site_packages_and_without_an_environment(
     python: str, pyz: Path
 ) -> None:

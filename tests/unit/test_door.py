@@ -9,7 +9,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from orchestrator import door
 from orchestrator.wire import accepting
 from orchestrator.wire import messages as m
 from orchestrator.wire.accepting import Acceptor, Crowd
+from tests.support.descriptors import few_descriptors, use_up
 from tests.support.listening import ANSWER_S_MAX, Place, play
 
 
@@ -123,26 +124,6 @@ def test_a_flood_is_told_in_one_line_with_a_count(
     play(tmp_path, act)
 
 
-@contextlib.contextmanager
-def _few_descriptors(left: int) -> Iterator[list[int]]:
-    """Allow this process so many more, and give those that use them up."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    used: list[int] = [os.open(os.devnull, os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used[0] + left, hard))
-    try:
-        yield used
-    finally:
-        for fd in used:
-            os.close(fd)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _use_up(used: list[int]) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            used.append(os.open(os.devnull, os.O_RDONLY))
-
-
 @contextlib.asynccontextmanager
 async def _accepting() -> AsyncIterator[tuple[int, list[socket.socket], list[str]]]:
     """Give the port of an acceptor, whom it has taken, and why it has not."""
@@ -164,8 +145,8 @@ def test_without_a_descriptor_connections_wait_and_nothing_spins(monkeypatch: py
     async def act() -> None:
         async with _accepting() as (port, taken, refused):
             client = socket.socket()
-            with client, _few_descriptors(20) as used:
-                _use_up(used)
+            with client, few_descriptors(20) as used:
+                use_up(used)
                 client.connect(("127.0.0.1", port))
                 began_s = time.monotonic()
                 await _until(lambda: len(refused) >= 3)
@@ -186,7 +167,7 @@ def test_some_descriptors_are_kept_for_other_work() -> None:
     async def act() -> None:
         async with _accepting() as (port, taken, refused):
             clients = [socket.socket() for _ in range(40)]
-            with _few_descriptors(40):
+            with few_descriptors(40):
                 for client in clients:
                     client.connect(("127.0.0.1", port))
                 await _until(lambda: len(taken) + len(refused) == len(clients))

@@ -123,6 +123,18 @@ def test_the_port_is_free_for_the_ranks_as_soon_as_the_listener_is_closed() -> N
     asyncio.run(act())
 
 
+def test_too_many_at_the_listener_make_no_node_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "PROBERS_MAX", 4)
+
+    async def act() -> None:
+        with _listening() as (_, port), contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0))
+            assert await _ask("127.0.0.1", port=port) == ((Reached("127.0.0.1", ""),), ())
+
+    asyncio.run(act())
+
+
 def test_whoever_only_connects_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "ANSWER_S_MAX", 0.1)
 

@@ -15,6 +15,7 @@ from orchestrator.brain.causes import Cause
 from orchestrator.brain.events import AllocationEnded, CancelAsked, ResumeAsked
 from orchestrator.errors import ClusterError, UserError
 from orchestrator.requests import ask, refused
+from tests.support.descriptors import few_descriptors, use_up
 
 
 def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
@@ -54,6 +55,17 @@ def test_a_folder_at_rest_is_not_listed_again_and_again(tmp_path: Path) -> None:
     assert reader.since(0, 1.0) == []
     os.utime(tmp_path, ns=(at_rest_ns + 1, at_rest_ns + 1))
     assert reader.since(0, 1.0) == [CancelAsked(1.0, 1)]
+
+
+def test_a_request_that_cannot_be_read_for_want_of_a_descriptor_is_heard_later(tmp_path: Path) -> None:
+    ask(tmp_path, "cancel")
+    reader = Requests(tmp_path)
+    with few_descriptors(1) as used:
+        use_up(used)
+        for _ in range(2 * LOOKS_MAX):
+            assert reader.since(0, 1.0) == []
+        os.close(used.pop())  # now the folder can be listed, and nothing in it be read while it is open
+    assert reader.since(0, 2.0) == [CancelAsked(2.0, 1)]
 
 
 def test_a_deleted_job_is_to_end_and_one_that_is_out_of_sight_for_a_moment_is_not(tmp_path: Path) -> None:

@@ -99,3 +99,22 @@ def test_a_disk_without_bytes_or_inodes_is_used_up(
     told = (4096, 4096, 5000, free, free, 100, inodes, inodes, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(told))
     assert room.is_used_up(tmp_path) is full
+
+
+def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    patience = room.Patience()
+    for number in (errno.EMFILE, errno.ENFILE):
+        with patience:
+            raise OSError(number, os.strerror(number))
+    assert capsys.readouterr().out == f"some work waits, see `ulimit -n`: {os.strerror(errno.EMFILE)}\n"
+    with patience:
+        pass
+    with pytest.raises(OSError, match="Input/output"), patience:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.slow
+def test_what_no_encoding_has_is_printed_all_the_same(tmp_path: Path) -> None:
+    program = "from orchestrator.wire import room; room.print_patiently(); print('a\\ud800b')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60.0)
+    assert (done.returncode, done.stdout) == (0, b"a\\ud800b\n"), done.stderr
