@@ -6,6 +6,7 @@ nature, so all of their tests are slow.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Generator
@@ -21,6 +22,9 @@ STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn
 
 _BEFORE = pytest.StashKey[tuple[int, float]]()
 _started: list[str] = []
+os.umask(
+    os.umask(0o022) | 0o022
+)  # jobs work in no folder that others can write to, and tests lay many out by hand
 sys.addaudithook(lambda event, _: _started.append(event) if event in STARTS else None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -152,7 +153,8 @@ def test_a_second_supervisor_leaves_the_first_alone(desk: Desk) -> None:
     first = job.supervisor()
     argv = [sys.executable, "-I", "-S", str(job.job.folder.bundle), "supervise", str(job.root)]
     second = subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_S_MAX, check=False)
-    assert (second.returncode, second.stderr) == (0, "another supervisor is at work\n")
+    who = f"(pid {first.pid} on {os.uname().nodename})"
+    assert (second.returncode, second.stderr) == (0, f"another supervisor is at work {who}\n")
     assert job.supervisor() == first
     assert len(job.news(e.SupervisorStarted)) == 1
     _open_gate(job)
