@@ -78,6 +78,7 @@ LONG_FILES = {
     "orchestrator/node/hook.py": "one file is what is copied into every rank",
     "orchestrator/wire/messages.py": "one list of all that supervisor and agents say",
     "tests/support/sim/ledger.py": "the books of one night",
+    "tests/support/sim/night.py": "one list of all that may happen in a night",
     "tests/support/sim/mutations.py": "one list of all mutations, each with its night",
     "tests/hangs/gallery.py": "the gallery: one case after the other, and nothing else",
 }
