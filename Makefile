@@ -41,6 +41,7 @@ bench: $(DEV_STAMP) ## measure what the design promises, as ratios; wants a quie
 	$(BIN)/python bench/run.py
 	$(BIN)/python -m bench.eyes
 	$(BIN)/python -m bench.hang_rule
+	$(BIN)/python -m bench.revival
 	$(BIN)/python -m bench.ssh
 	$(BIN)/python -m bench.slurm
 
