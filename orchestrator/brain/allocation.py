@@ -184,6 +184,23 @@ def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
     return ""
 
 
+def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether a node was lost, has not come back while its ranks had to be waited for, and leaves too few."""
+    verdict, pool = attempt.verdict, facts.pool
+    if facts.queue is None or pool is None or attempt.gone_at is not None or verdict is None:
+        return False
+    if verdict.kind is not Kind.NODE_LOST:
+        return False
+    there = [node for node in facts.nodes.values() if not node.excluded and not _is_lost(node, attempt)]
+    return len(there) < pool.nodes
+
+
+def _is_lost(node: NodeFacts, attempt: AttemptFacts) -> bool:
+    """Tell whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
+    lost = node.ever_started == attempt.number and node.lost_how(attempt.verdict)
+    return node.link is not Link.UP and bool(lost or node.missing)
+
+
 def is_out_of_time(facts: Facts) -> bool:
     """Tell whether the allocation's time limit is that of the job."""
     if facts.queue is None or facts.ending is None or facts.queue.requeues_at_time_limit:
@@ -222,7 +239,7 @@ def avoid(facts: Facts) -> dict[str, str]:
     too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
     found = {}
     for node in facts.nodes.values():
-        lost = "" if node.link is Link.UP else node.lost or node.missing
+        lost = "" if node.link is Link.UP else node.lost_how(verdict) or node.missing
         launch = node.launch_reason if too_few and node.link is not Link.UP else ""
         if reason := node.excluded or lost or launch:
             found[node.name] = reason

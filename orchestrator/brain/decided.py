@@ -72,9 +72,8 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
     verdict = attempt.verdict
     others = facts.pool is not None and len(facts.nodes) > facts.pool.nodes
     for node in facts.nodes.values():
-        judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == node.name
-        if (judged or node.lost) and node.link is not Link.UP:
-            node.missing = node.lost or cast(d.Verdict, verdict).evidence[0].removeprefix(f"{node.name}: ")
+        if node.link is not Link.UP and (lost := node.lost_how(verdict)):
+            node.missing = lost
         elif node.trouble and others:
             node.excluded = node.trouble
         elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):

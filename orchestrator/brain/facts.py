@@ -104,6 +104,12 @@ class NodeFacts:
         """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
         return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.boot
 
+    def lost_how(self, verdict: d.Verdict | None) -> str:
+        """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
+        judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == self.name
+        silent = verdict.evidence[0].removeprefix(f"{self.name}: ") if verdict and judged else ""
+        return self.lost or silent
+
     def is_clear(self, attempt: int) -> bool:
         """Tell whether nothing of `attempt` can be running here."""
         return self.clear >= attempt or self.ever_started < attempt

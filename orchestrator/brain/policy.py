@@ -68,6 +68,8 @@ def after(facts: Facts) -> Again | Back | Over:
     assert attempt is not None
     follows = _anywhere(facts, attempt)
     leave = allocation.why_leave(facts, attempt)
+    if not leave and allocation.is_short(facts, attempt):
+        leave = f"too few nodes of allocation {facts.allocation} are left"
     if isinstance(follows, Over) or not leave:
         return follows
     if allocation.is_out_of_time(facts):

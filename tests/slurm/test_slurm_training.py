@@ -136,7 +136,7 @@ def test_without_a_spare_a_lost_node_sends_the_job_to_other_nodes_with_the_same_
     wanted = undisturbed(desk)
     job = begun(desk)
     slurm.kill_slurmd("node2", jobs=True)
-    assert_ends_the_same(job, wanted, "node_lost", "node_lost")  # the second waits for the node to come back
+    assert_ends_the_same(job, wanted, "node_lost")
     assert "node2" not in job.placed() and len(allocations(job)) == 2
     assert slurm.queue.job(job.slurm_id())["ExcNodeList"] == "node2"
 

@@ -114,8 +114,8 @@ def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -
     assert "is spent" in only(job.said, d.EndJob).why
 
 
-@pytest.mark.parametrize(("restarts_max", "is_requeued"), [(0, False), (1, False), (2, True)])
-def test_a_lost_node_without_a_spare_costs_a_restart_and_the_way_to_other_nodes_another(
+@pytest.mark.parametrize(("restarts_max", "is_requeued"), [(0, False), (1, True)])
+def test_a_lost_node_without_a_spare_costs_one_restart_together_with_the_way_to_other_nodes(
     restarts_max: int, is_requeued: bool
 ) -> None:
     job = _running(restarts_max=restarts_max)
@@ -123,9 +123,17 @@ def test_a_lost_node_without_a_spare_costs_a_restart_and_the_way_to_other_nodes_
     assert only(job.wait(allocation.TERM_S + 1.0), d.Judge).verdict.node == "n1"
     job.hear(job.stopped(0))
     job.hear(job.refused(1, e.Trouble.LASTING, "srun: not in this allocation"))
-    job.wait(2 * job.limits.node_silent_s_max + 5.0)  # until its ranks must be gone, and for it to come back
+    job.wait(job.limits.node_silent_s_max + 5.0)  # until its ranks must be gone
     assert none_of(job.said, d.Requeue) != is_requeued
     assert none_of(job.said, d.EndJob) == is_requeued
+
+
+def test_an_agent_that_was_lost_before_it_had_ranks_is_launched_again_and_the_allocation_kept() -> None:
+    job = Story(hosts=2, queue=e.Queue(True, 30.0))
+    job.hear(job.up(0), job.up(1))
+    job.hear(e.AgentSilent(0.0, "n1"), e.AgentGone(0.0, "n1", "killed"))
+    assert only(job.said, d.Judge).verdict.kind is d.Kind.NODE_LOST
+    assert none_of(job.said, d.Requeue) and names(job.said, d.Launch)[-1] == "n1"
 
 
 def test_a_supervisor_lost_with_the_first_node_is_a_lost_node_and_the_old_ones_must_be_clear() -> None:

@@ -127,7 +127,7 @@ def _lost(plain: Night, step: int) -> list[Case]:
         (_on(plain, Lease(4), first), Expected((LOST,), 0, hosts=("n1", "n2"), attempts=2, again_s=(19.0, 30.0))),
         (_on(plain, Lease(2), dataclasses.replace(first, lasts_s=30.0)), Expected((LOST,), 0, attempts=2)),
         (_on(plain, Lease(4, spares=1), other), Expected((LOST,), 0, hosts=("n0", "n2"), attempts=2)),
-        (_on(plain, Lease(4), other), Expected((LOST, LOST), 1, hosts=("n0", "n2"), avoid=("n1",))),
+        (_on(plain, Lease(4), other), Expected((LOST,), 1, hosts=("n0", "n2"), avoid=("n1",), attempts=2)),
         (_on(plain, Lease(4), unheard), Expected(attempts=1)),
         (_on(plain, Lease(4, noticed_s=(1.0, 2.0)), unheard, dataclasses.replace(first, step=step + 1)),
          Expected((LOST,), 0, hosts=("n2", "n3"), attempts=2, again_s=(19.9, 30.0))),

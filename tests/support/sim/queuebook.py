@@ -152,7 +152,11 @@ class QueueBook:
         """Only from an allocation that ends or has too few nodes, and only by a job that is to go on."""
         attempt, clock = self.ledger.tries[-1], self.world.clock
         placement = attempt.verdict is not None and attempt.verdict.signature.endswith(" placement")
-        self._must(self.ending is not None or (placement and not self.entered), f"it could stay: {decision}")
+        lost = attempt.verdict is not None and attempt.verdict.kind is d.Kind.NODE_LOST
+        out = self.ledger.pool.barred if self.ledger.pool is not None else {}
+        few = len(self.up - set(out)) < self.world.nodes
+        could_leave = (placement or (lost and few)) and not self.entered
+        self._must(self.ending is not None or could_leave, f"it could stay: {decision}")
         self._must(not self.ledger.cancelled, f"it was cancelled: {decision}")
         judged = attempt.verdict is not None or self.ledger.forgiven == len(self.ledger.tries)
         self._must(judged, f"for no reason: {decision}")
