@@ -16,7 +16,7 @@ import pytest
 
 QUICK_FOLDERS = ("unit", "sim", "wiring")
 MARKS = ("slow", "quiet", "soak")
-CPU_S_MAX = 2.0
+CPU_S_MAX = 3.0
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """What Python's audit events call the ways to start a process."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .mutation import Mutation
 
 MUTATIONS = (
-    Mutation("the fence is never asked", "orchestrator/node/agent.py", "self._fence(ranks, now_s)", "pass",
+    Mutation("the fence is never asked", "orchestrator/node/agent.py", "quiet_s = self._fence.over_s(ranks, self._contact.proved_at, now_s)", "quiet_s = None",
         "tests/unit/test_agent.py::test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_without_a_step"),
     Mutation("contact counts from the acknowledgement", "orchestrator/node/contact.py", "self.proved_at = self._beats_sent.popleft()[1]", "self.proved_at = self._beats_sent.popleft()[1] and time.monotonic()",
         "tests/unit/test_contact.py::test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent"),
