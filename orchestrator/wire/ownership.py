@@ -1,8 +1,9 @@
 """Ownership of a job folder: whether what would be executed, loaded or written there is the caller's alone.
 
-Rules: a folder and its files count as they are, never as what a symbolic link leads to; they belong to the caller, and no
-other user can write to them. The two folders above it, `jobs` and the job home, may be shared when they are sticky. What
-lies further up is the choice of the user who named the job home. Jobs of others are read, and nothing else.
+Rules: a folder and its files count as they are, never as what a symbolic link leads to. The folder is the caller's; what
+is in it is his or root's, who could change it anyway; no other user can write to it. The two folders above it, `jobs`
+and the job home, may be shared when they are sticky. What lies further up is the choice of the user who named the job
+home. Jobs of others are read, and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WRITABLE = stat.S_IWGRP | stat.S_IWOTH
+
+ROOT_UID = 0
 
 LINKED = ("checkpoints", "evidence", "logs")
 """What a user may have moved to another disk, with a link of his own in its place: nothing of it is executed."""
@@ -38,10 +41,9 @@ def fault(root: Path) -> Fault | None:
     for folder in (root.parent.parent, root.parent):
         if found := _of_parent(folder):
             return found
-    found = _of(root)
-    if found is not None and (owner := _owner(root)):
+    if owner := _owner(root):
         return Fault(f"it is the job of {owner}, and not yours to change", root, f"ask {owner}")
-    return found
+    return _of(root)
 
 
 def fault_within(root: Path) -> Fault | None:
@@ -107,7 +109,7 @@ def _of_parent(folder: Path) -> Fault | None:
     except OSError as err:
         return _unseen(folder, err)
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
-    trusted = (0, os.geteuid())
+    trusted = (ROOT_UID, os.geteuid())
     if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
         return Fault(f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere", folder, fix)
     if found.st_mode & stat.S_ISVTX:
@@ -132,7 +134,7 @@ def _of(path: Path) -> Fault | None:
     except OSError as err:
         return _unseen(path, err)
     known = "once you know that it holds nothing but yours"
-    if found.st_uid != os.geteuid():
+    if found.st_uid not in (ROOT_UID, os.geteuid()):
         return Fault(
             f"it belongs to {_name(found.st_uid)}, in a job folder of yours", path, f"make it yours, {known}"
         )

@@ -133,9 +133,9 @@ STILL_S = 2.5
 """Nothing has moved for so long in what `stood` returns: three looks or so."""
 
 
-def stood(folder: Path, cases: Mapping[str, str]) -> dict[str, m.RankLook]:
-    """Run each case as a rank of one job, all side by side, and return by name what is found of it once it has stood, or
-    worked, for a while."""
+def stood(folder: Path, cases: Mapping[str, str], still_s: float = STILL_S) -> dict[str, m.RankLook]:
+    """Run each case as a rank of one job, all side by side, and return by name what is found of it once it has stood, for
+    `still_s`, or worked, for a while."""
     names = list(cases)
     watch = Watch(
         folder, CASES, len(cases), {}, {f"case_{n}.py": cases[name] for n, name in enumerate(names)}
@@ -148,7 +148,7 @@ def stood(folder: Path, cases: Mapping[str, str]) -> dict[str, m.RankLook]:
         while time.monotonic() < until_s:
             for rank, found in watch.look().items():
                 worked[rank] += found.doing is m.Doing.WORKS
-                if found.still_s > STILL_S or worked[rank] > 1:
+                if found.still_s > still_s or worked[rank] > 1:
                     seen.setdefault(rank, found)
             if len(seen) == len(cases):
                 break

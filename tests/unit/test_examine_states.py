@@ -28,6 +28,9 @@ fork = multiprocessing.get_context('fork')
 """
 """The same files and functions as torch's, without torch."""
 
+STILL_S_MAX = 30.0
+"""How long what moves may look still: a look meets it where the one before did, now and then."""
+
 ORPHAN = """import os, time
 def orphan(act):
     if not os.fork():
@@ -290,7 +293,8 @@ def test_what_may_end_by_itself_is_never_certain(tmp_path: Path) -> None:
 
 
 def test_whatever_moves_of_a_rank_is_work(tmp_path: Path) -> None:
-    for name, found in stood(tmp_path, {name: code for name, (code, _) in LIFE.items()}).items():
+    cases = {name: code for name, (code, _) in LIFE.items()}
+    for name, found in stood(tmp_path, cases, still_s=STILL_S_MAX).items():
         assert found.doing is Doing.WORKS and re.search(LIFE[name][1], found.why), (name, found)
 
 

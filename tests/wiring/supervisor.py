@@ -54,7 +54,7 @@ MUTATIONS = (
     Mutation("silent strangers are not put out", "orchestrator/door.py", "out = self._silent.add(sock, address)", "out = self._silent.add(sock, address) and None",
         "tests/unit/test_door.py::test_of_a_flood_so_many_stay_and_an_agent_gets_in_and_stays_in[silent]"),
     Mutation("errors keep what TLS has left", "orchestrator/door.py", "traceback.clear_frames(err.__traceback__)", "pass",
-        "tests/unit/test_door_memory.py"),
+        "tests/unit/test_door_memory.py::test_a_flood_leaves_no_more_in_memory_than_may_be_there_at_once"),
     Mutation("what is nested deep is read", "orchestrator/wire/codec.py", "and _is_deep(data)", "and False",
         "tests/unit/test_codec.py::test_what_python_would_read_and_json_does_not_allow_is_refused"),
     Mutation("an agent is up before what it had kept is heard", "orchestrator/links.py", "for _ in range(hello.pending):", "for _ in range(0):",
