@@ -5,9 +5,9 @@ The ranks make steps without torch (see `TOGETHER`): what is tried here is every
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
-from orchestrator import requests
 from orchestrator.node import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
@@ -192,7 +192,10 @@ def test_a_host_lost_for_good_fails_the_job_by_name_and_is_dismissed_when_it_com
     assert (status["state"], verdict["kind"], verdict["node"]) == ("FAILED", "node_lost", "node2")
     assert "node2" in status["reason"]
     supervisor = job.supervisor()
-    requests.ask(job.folder.requests, "cancel")  # as of somebody who read the status a moment before its end
+    late = (
+        f"import pathlib, orchestrator.requests as r; r.ask(pathlib.Path('{job.inside}/requests'), 'cancel')"
+    )
+    box.login.run([sys.executable, "-c", late], user="trainer")  # who read the status a moment before its end
     journal_says = lambda: "CancelAsked" in job.folder.journal.read_text()  # noqa: E731
     job.wait_until(journal_says, "the late request to be taken")
     box.heal("node2")

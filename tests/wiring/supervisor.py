@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation("a requeue does not say which nodes to avoid", "orchestrator/stay.py", "allocation.requeue(requeue.avoid)", "allocation.requeue({})",
         "tests/unit/test_orphan.py::test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid"),
     Mutation("a hang is judged before its evidence is there", "orchestrator/brain/brain.py", "if not looks.is_answered(facts, attempt, watch):", "if False:",
-        "tests/unit/test_brain_hang_ends.py::test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_7_s"),
+        "tests/unit/test_brain_hang_ends.py::test_no_first_step_within_the_users_limit_is_a_hang_whatever_the_ranks_do"),
     Mutation("a cancel of a running attempt is ignored", "orchestrator/brain/brain.py", "if facts.want is Want.CANCEL:\n        return [d.Finish(", "if False:\n        return [d.Finish(",
         "tests/unit/test_brain_policy.py::test_a_cancel_gives_a_whole_gang_its_grace"),
 )  # fmt: skip
