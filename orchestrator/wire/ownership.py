@@ -109,12 +109,11 @@ def _of_parent(folder: Path) -> Fault | None:
     except OSError as err:
         return _unseen(folder, err)
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
-    trusted = (ROOT_UID, os.geteuid())
-    if link.st_uid not in trusted and stat.S_ISLNK(link.st_mode):
+    if not _is_trusted(link.st_uid) and stat.S_ISLNK(link.st_mode):
         return Fault(f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere", folder, fix)
     if found.st_mode & stat.S_ISVTX:
         return None
-    if found.st_uid not in trusted:
+    if not _is_trusted(found.st_uid):
         return Fault(f"it belongs to {_name(found.st_uid)}, who can replace what lies in it", folder, fix)
     if found.st_mode & WRITABLE:
         what = (
@@ -134,7 +133,7 @@ def _of(path: Path) -> Fault | None:
     except OSError as err:
         return _unseen(path, err)
     known = "once you know that it holds nothing but yours"
-    if found.st_uid not in (ROOT_UID, os.geteuid()):
+    if not _is_trusted(found.st_uid):
         return Fault(
             f"it belongs to {_name(found.st_uid)}, in a job folder of yours", path, f"make it yours, {known}"
         )
@@ -152,6 +151,11 @@ def _of(path: Path) -> Fault | None:
 
 def _unseen(path: Path, err: OSError) -> Fault:
     return Fault(f"it cannot be looked at: {err.strerror}", path, "see to that folder")
+
+
+def _is_trusted(uid: int) -> bool:
+    """Tell whether what this user owns is as good as the caller's: root could change everything anyway."""
+    return uid in (ROOT_UID, os.geteuid())
 
 
 def _owner(path: Path) -> str:

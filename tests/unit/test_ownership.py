@@ -201,6 +201,20 @@ def test_a_shared_sticky_home_and_own_links_are_fine(tmp_path: Path) -> None:
 
 
 @root_only
+def test_what_root_has_left_in_a_users_job_is_trusted_and_a_third_users_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = folders.make(tmp_path / "home", RUNNING)
+    _give(job.root)
+    os.chown(job.journal, 0, 0)
+    monkeypatch.setattr(os, "geteuid", lambda: MALLORY)
+    assert ownership.fault_within(job.root) is None
+    os.chown(job.journal, MALLORY + 1, MALLORY)
+    found = ownership.fault_within(job.root)
+    assert found and found.where == job.journal and str(MALLORY + 1) in found.what
+
+
+@root_only
 def test_a_submit_into_a_home_that_others_can_change_leaves_nothing(tmp_path: Path) -> None:
     place = tmp_path / "home"
     (place / "jobs").mkdir(parents=True)
