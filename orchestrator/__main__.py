@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from orchestrator.plan import Plan
     from orchestrator.wire.paths import JobDir
 
-UNFIT = 78
-"""The exit code of a supervisor whose job folder is not fit to work in (EX_CONFIG of sysexits.h)."""
-
 
 def main(argv: list[str]) -> int:
     """Be what the first word says: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
@@ -51,6 +48,7 @@ def _supervise(folder: Path) -> int:
     """Be the supervisor of a job; what its folder or its disk lacks is one line of the supervisor's log, the last."""
     from orchestrator import supervise
     from orchestrator.errors import OrchError
+    from orchestrator.guard import UNFIT
     from orchestrator.node import stepenv
     from orchestrator.wire import room
 
@@ -58,7 +56,7 @@ def _supervise(folder: Path) -> int:
     try:
         return supervise.main(folder, _backend, stepenv.allocation(os.environ))
     except OrchError as err:
-        print(f"{err.where}: {err.what}; {err.fix}", file=sys.stderr)
+        print(f"{err.where}: {err.what}; fix: {err.fix}", file=sys.stderr)
     except OSError as err:
         if err.errno != errno.ENOLCK:
             raise

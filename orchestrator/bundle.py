@@ -40,6 +40,7 @@ FILES = (
     "plan.py",
     "record.py",
     "requests.py",
+    "salvage.py",
     "shelf.py",
     "statefile.py",
     "stay.py",

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from orchestrator import home, leftovers, statefile
 from orchestrator.backends import LaunchError
+from orchestrator.brain.facts import Facts
 from orchestrator.errors import ClusterError, OrchError, UserError, counted
 from orchestrator.job import POLL_S, Job
 from orchestrator.node import keeper
@@ -29,8 +30,12 @@ def checkpoints(job: Job, *, verify: bool) -> list[Json]:
     `verify` did not ask for it. `resume`: the next attempt starts from it. Raises ClusterError for a damaged job.
     """
     from orchestrator import factsfile
+    from orchestrator.journal import JournalError
 
-    facts = factsfile.read(job.folder).facts
+    try:
+        facts = factsfile.read(job.folder).facts
+    except JournalError:
+        facts = Facts()  # a checkpoint is the way on, so what lies there is listed
     chosen = facts.checkpoint.path if facts.checkpoint else None
     watch = CheckpointWatch(job.folder.checkpoints, job.plan().checkpoint_glob)
     listed = []
@@ -66,7 +71,7 @@ def collect(job: Job, to: Path | None) -> Path:
         raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError("is no empty folder", str(to), "name a new one")
-    why = json.dumps(job.why(), indent=2)
+    why = json.dumps(_why(job), indent=2)
     try:
         to.mkdir(parents=True, exist_ok=True)
         (to / "why.json").write_text(why)
@@ -81,6 +86,14 @@ def collect(job: Job, to: Path | None) -> Path:
             f"cannot be copied: {err}", str(to), "free some space there, and name a new folder"
         ) from err
     return to
+
+
+def _why(job: Job) -> Json:
+    """Return the post-mortem, or why there is none: the rest is worth a copy all the same."""
+    try:
+        return job.why()
+    except OrchError as err:
+        return {"id": job.id, "unknown": str(err)}
 
 
 LAST_S_MAX = 360.0

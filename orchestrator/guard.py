@@ -1,8 +1,9 @@
 """Guard of a job's supervisor: its parent, which starts it again when it dies and does nothing else.
 
-Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not followed. One
-that dies again and again is given up, in a line of its log; so is a first one that never came up, since whoever started
-it waits for that. What decides who supervises is the lock in the job folder, so a guard never asks who else starts one.
+Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not followed; nor is
+one that finds the job folder unfit, since the last line of its log says what must be mended. One that dies again and
+again is given up, in such a line; so is a first one that never came up, since whoever started it waits for that.
+What decides who supervises is the lock in the job folder, so a guard never asks who else starts one.
 In Slurm's allocation the batch script does the same. Loads next to nothing: it lives as long as the job.
 """
 
@@ -27,6 +28,8 @@ PAUSE_S = 0.25
 
 GIVEN_UP = "given up"
 
+UNFIT = 78
+"""The exit code of a supervisor whose job folder is not fit to work in (EX_CONFIG of sysexits.h)."""
 
 LAST_BYTES = 1024
 
@@ -52,7 +55,7 @@ def keep(
         code = os.waitstatus_to_exitcode(run())
         if code == 0 or job.ended.exists() or not job.plan.exists():
             return 0
-        if _up_at(job) == never_up:
+        if code == UNFIT or _up_at(job) == never_up:
             return 1
         never_up = -1
         deaths = [at_s for at_s in [*deaths, clock()] if clock() - at_s < DEATHS_S]

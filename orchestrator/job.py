@@ -23,6 +23,7 @@ from orchestrator.wire.paths import JobDir
 if TYPE_CHECKING:
     from orchestrator.logs import LogLine, LogQuery
     from orchestrator.plan import Plan
+    from orchestrator.salvage import Traces
     from orchestrator.wire.mask import Mask
 
 Json: TypeAlias = dict[str, Any]
@@ -193,8 +194,11 @@ class Job:
 
     def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
         """Let the job go on, for the one who holds the right to."""
-        from orchestrator import submission
+        from orchestrator import salvage, submission
 
+        if traces := salvage.lost_or_damaged(self.folder, self.plan()):
+            self._resume_without_journal(traces, checkpoint, overrides, environ)
+            return
         before = self.status()
         state = before["state"]
         if state not in statefile.ENDED:
@@ -207,13 +211,36 @@ class Job:
             raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
         submission.resume(self.folder, self.plan(), checkpoint, overrides, environ)
         if self.is_slurm:
-            from orchestrator import queued
-
-            plan = self.plan()  # the new one, where there were overrides
-            sizes = {"world_size": plan.world_size, "total_steps": plan.total_steps}
-            queued.begin_again(self.folder, {**before, **sizes})
+            self._queue_again(before)
         else:
             self._await_news(before)
+
+    def _resume_without_journal(
+        self, traces: Traces, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+    ) -> None:
+        """Let a job go on whose journal is lost, from the checkpoint that the user names and as a new attempt."""
+        from orchestrator import joblock, queued, salvage, submission
+
+        if not checkpoint:
+            raise salvage.refusal(self.folder, traces)
+        plan = self.plan()
+        if self.is_slurm:
+            queued.require_over(self.folder)
+        with joblock.locked(self.folder) as mine:
+            if not mine:
+                raise UserError("its supervisor is at work", self.id, "orch cancel it first")
+            submission.existing(self.folder, checkpoint)
+            salvage.rewrite(self.folder, plan, traces)
+        submission.resume(self.folder, plan, checkpoint, overrides, environ)
+        if self.is_slurm:
+            self._queue_again(queued.from_plan(plan, "FAILED", ""))
+
+    def _queue_again(self, before: Json) -> None:
+        from orchestrator import queued
+
+        plan = self.plan()  # the new one, where there were overrides
+        sizes = {"world_size": plan.world_size, "total_steps": plan.total_steps}
+        queued.begin_again(self.folder, {**before, **sizes})
 
     def _await_news(self, before: Json) -> None:
         """Wait until the status tells of the resume, or whoever waits for the job's end next would see the last end."""
@@ -226,8 +253,9 @@ class Job:
 
     def why(self) -> Json:
         """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
-        from orchestrator import factsfile, postmortem
+        from orchestrator import factsfile, postmortem, salvage
 
+        salvage.require_journal(self.folder, self.plan())
         told = factsfile.read(self.folder)
         suspicion = self._suspicion() if told.facts.end is None else None
         why = {**postmortem.why(self.plan(), told), "suspicion": suspicion, "dir": str(self.folder.root)}

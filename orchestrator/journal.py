@@ -36,6 +36,9 @@ class Entry:
     news: News
 
 
+_FIX = "restore the file from a backup, or let the job go on from a checkpoint: orch resume --from CHECKPOINT"
+
+
 class JournalError(ClusterError):
     """The journal is damaged in a place that a crash cannot explain."""
 
@@ -43,12 +46,16 @@ class JournalError(ClusterError):
 def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
     """Yield all entries, or those from byte `offset` on, which follow number `after_n`.
 
-    Raises JournalError, naming the line, when one cannot be read.
+    Raises JournalError, naming the line, when one cannot be read or lines before it are missing.
     """
     if not path.exists():
         return
     for number, text in enumerate(read_lines(path, offset), start=after_n + 1):
-        yield _parsed(text, f"{path}:{number}")
+        entry = _parsed(text, f"{path}:{number}")
+        if entry.n != number:
+            what = f"this is entry {entry.n} of the journal, and not {number}"
+            raise JournalError(what, f"{path}:{number}", _FIX)
+        yield entry
 
 
 def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
@@ -78,8 +85,7 @@ def _parsed(text: str, where: str) -> Entry:
     try:
         return _entry(codec.loads_plain(text))
     except (codec.CodecError, KeyError, TypeError) as err:
-        fix = "restore the file from a backup, or submit the job anew and resume from its newest checkpoint"
-        raise JournalError(f"this line of the journal is damaged: {err}", where, fix) from err
+        raise JournalError(f"this line of the journal is damaged: {err}", where, _FIX) from err
 
 
 def _entry(data: dict[str, Any]) -> Entry:

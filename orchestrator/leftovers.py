@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator import fleet, home, journal
+from orchestrator import fleet, home, journal, salvage
 from orchestrator.backends import LaunchError, Trouble
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
@@ -116,15 +116,18 @@ def remote_root(plan: Plan) -> str:
 def hosts_used(job: Job) -> tuple[str, ...]:
     """Return the hosts on which a job may have left something: those that were not swept, and where a launch may have
     come as far as its folder."""
-    if job.plan().ssh is None:
+    plan = job.plan()
+    if plan.ssh is None:
         return ()
+    swept = _swept(job.folder)
+    if salvage.lost(job.folder, plan):
+        return tuple(node.name for node in plan.nodes if node.name not in swept)
     came: dict[str, int] = {}
     for one in journal.read_only(job.folder.journal, d.Launch, e.LaunchFailed):
         if isinstance(one, d.Launch):
             came[one.node] = came.get(one.node, 0) + 1
         elif isinstance(one, e.LaunchFailed) and one.stage in BEFORE_FOLDER:
             came[one.node] = came.get(one.node, 0) - 1
-    swept = _swept(job.folder)
     return tuple(host for host, count in came.items() if count > 0 and host not in swept)
 
 

@@ -254,6 +254,14 @@ def settle(job: JobDir) -> None:
             closing.close(job, stay, told.cause, _end_words(job, told))
 
 
+def require_over(job: JobDir) -> None:
+    """Raise ClusterError unless Slurm says that the job has left its nodes, or was never given it."""
+    told = _told(job)
+    if told is not None and (told.silent or not is_over(told)):
+        fix = f"scancel {told.id}, and try again once it is over"
+        raise ClusterError(told.silent or words.say(told, job.id).partition("; fix: ")[0], job.id, fix)
+
+
 def cancel(job: JobDir) -> None:
     """Ask for a job's end: of Slurm, while it waits in the queue, else of its supervisor. Raises ClusterError when
     Slurm refuses, and UserError for another user's job."""

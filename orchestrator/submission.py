@@ -29,7 +29,7 @@ from orchestrator import (
     sbatch,
     snapshot,
 )
-from orchestrator.errors import ClusterError, UserError
+from orchestrator.errors import ClusterError, UserError, with_fix
 from orchestrator.plan import Plan
 from orchestrator.planning import Inventory
 from orchestrator.slurm import queue, submitting
@@ -272,8 +272,10 @@ def start_supervisor(job: JobDir) -> None:
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)
         said = log.read().decode(errors="replace").strip().splitlines()
-    what = f"the supervisor did not come up: {said[-1] if said else 'no word from it'}"
-    raise ClusterError(what, str(job.supervisor_log), "read that file")
+    why, fix = with_fix(said[-1] if said else "no word from it")
+    raise ClusterError(
+        f"the supervisor did not come up: {why}", str(job.supervisor_log), fix or "read that file"
+    )
 
 
 def _is_over_ssh(job: JobDir) -> bool:
@@ -298,7 +300,7 @@ def resume(
     job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
 ) -> None:
     """Let an ended job, with the plan `old`, go on in its own folder. Raises OrchError, and then changes nothing."""
-    path = str(_existing(job, checkpoint)) if checkpoint else ""
+    path = str(existing(job, checkpoint)) if checkpoint else ""
     if old.slurm is not None:
         _resume_in_queue(job, old, path, overrides, environ)
         return
@@ -337,8 +339,8 @@ def _resume_in_queue(
     replace_text(job.slurm, json.dumps([*before, slurm_id]))
 
 
-def _existing(job: JobDir, checkpoint: str) -> Path:
-    """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder."""
+def existing(job: JobDir, checkpoint: str) -> Path:
+    """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder. Raises UserError."""
     for path in (job.checkpoints / checkpoint, Path(checkpoint).absolute()):
         if path.exists():
             return path

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator import ending, orders, stay, story
+from orchestrator import ending, orders, salvage, stay, story
 from orchestrator.asked import Requests, is_resumed
 from orchestrator.backends import Backend, NotOursError
 from orchestrator.brain import decisions as d
@@ -374,7 +374,7 @@ class Supervisor:
 def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:
     """Be the supervisor of the job at `root`; return the exit code (0 also when another one is at work).
 
-    In an allocation, which is named, the code is for the batch script, see `stay`.
+    In an allocation, which is named, the code is for the batch script, see `stay`. Raises JournalError.
     """
     job = JobDir(root)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
@@ -390,6 +390,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
             except NotOursError as err:
                 print(err, file=sys.stderr)
                 return stay.OVER
+            salvage.require_journal(job, plan)
             supervisor = Supervisor(job, stay.placed(plan, backend.allocation), orders.private(job), backend)
             taken = asyncio.run(supervisor.run())
             if plan.slurm is not None:

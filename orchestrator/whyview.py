@@ -161,6 +161,8 @@ def _course(attempt: Json, state: str) -> str:
         return "waits for nodes" if state == "QUEUED" else "goes on"
     if attempt.get("job_end") == "CANCELLED":
         return "was stopped by a cancel"
+    if attempt.get("job_end") == "FAILED" and attempt.get("ended_why"):
+        return f"ended: {attempt['ended_why']}"
     asked = attempt.get("ended_why") == RESTART_ASKED
     return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
 

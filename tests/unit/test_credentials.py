@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import __main__ as entry
-from orchestrator import credentials, orders
+from orchestrator import credentials, guard, orders
 from orchestrator.errors import ClusterError
 from orchestrator.node import jobfolder, keeper
 from orchestrator.wire import codec, durable
@@ -62,7 +62,7 @@ def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
     with pytest.raises(ClusterError) as told:
         orders.private(job)
     assert told.value.fix and told.value.where.startswith(str(job.secrets))
-    assert entry.main(["supervise", str(job.root)]) == entry.UNFIT
+    assert entry.main(["supervise", str(job.root)]) == guard.UNFIT
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"{job.secrets}/") and "submit it again" in line
 

@@ -51,6 +51,11 @@ def test_one_that_dies_is_started_again_within_seconds_and_one_that_is_done_is_n
     assert sum(lives.pauses_s) < 2.0
 
 
+def test_one_that_finds_the_folder_unfit_is_not_followed(job: JobDir) -> None:
+    lives = Lives(job, KILLED, guard.UNFIT << 8)
+    assert (lives.keep(), lives.starts) == (1, 2)
+
+
 def test_one_that_dies_again_and_again_is_given_up_in_the_last_line_of_its_log(
     job: JobDir, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import joblock
+from orchestrator.brain import events as e
 from orchestrator.errors import OrchError, UserError
 from orchestrator.job import Job
+from orchestrator.journal import Journal
 from tests.support import folders
 from tests.support.fake_slurm import FakeSlurm, installed, job, tell
 
@@ -41,6 +43,7 @@ def test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told(
 ) -> None:
     folder = job(tmp_path, "7")
     (folder.scripts / "slurm.sh").write_text("#!/bin/sh\n")
+    Journal(folder.journal, "boot", 0).write(e.SupervisorStarted(0.0, 1))
     tell(folder, "FAILED")
     folder.ended.touch()
 

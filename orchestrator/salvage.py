@@ -1,0 +1,134 @@
+"""Traces of a job whose journal is lost: what its folder shows of it, and a journal that tells of that alone.
+
+Rules: a supervisor never begins from nothing where something was done before: it would write over checkpoints and append
+to old logs. The journal that is made here has one attempt, the latest that has left anything; its nodes are stopped like
+those of any other before the next begins. What there was of the old journal is kept beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator import factsfile, orders
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import News
+from orchestrator.errors import counted
+from orchestrator.journal import Journal, JournalError
+from orchestrator.node.checkpoints import CheckpointWatch
+from orchestrator.plan import Plan
+from orchestrator.requests import number_of
+from orchestrator.wire import codec
+from orchestrator.wire.durable import sync_folder
+from orchestrator.wire.paths import JobDir, attempt_of
+
+_ATTEMPT = re.compile(rb'"attempt":\s?(\d{1,9})\b')
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What is known without the journal. `how`: what has become of it; `checkpoints`: oldest first."""
+
+    how: str
+    attempt: int
+    checkpoints: tuple[str, ...]
+
+
+def lost(job: JobDir, plan: Plan) -> Traces | None:
+    """Return what is left of a job whose journal is gone or empty; None for one that has it, or has done nothing yet."""
+    try:
+        with job.journal.open("rb") as file:
+            if file.readline().endswith(b"\n"):
+                return None
+        how = "the journal is empty"
+    except FileNotFoundError:
+        how = "the journal is gone"
+    traces = Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
+    own = [name for name in traces.checkpoints if not name.startswith("/")]  # elsewhere may be others'
+    return traces if traces.attempt or own or job.ended.exists() else None
+
+
+def require_journal(job: JobDir, plan: Plan) -> None:
+    """Raise JournalError where `lost` finds anything."""
+    if traces := lost(job, plan):
+        raise refusal(job, traces)
+
+
+def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
+    """Return the same also of a job whose journal cannot be read to its end."""
+    found = lost(job, plan)
+    if found is not None:
+        return found
+    try:
+        factsfile.read(job)
+    except JournalError as err:
+        return Traces(f"{err.where}: {err.what}", max(_attempts(job), default=0), _checkpoints(job, plan))
+    return None
+
+
+def refusal(job: JobDir, traces: Traces) -> JournalError:
+    """Say why the job cannot go on by itself, what is known of it, and the way on."""
+    newest = f" (the newest: {traces.checkpoints[-1]})" if traces.checkpoints else ""
+    left = f"attempts up to {traces.attempt}, and {counted(len(traces.checkpoints), 'checkpoint')}{newest}"
+    what = f"{traces.how}; the folder shows {left}; to begin from nothing would write over that"
+    on = f"orch resume {job.id} --from CHECKPOINT goes on as attempt {_latest(traces) + 1}"
+    return JournalError(what, str(job.journal), f"restore the file from a backup, or {on}")
+
+
+def rewrite(job: JobDir, plan: Plan, traces: Traces) -> None:
+    """Put a journal in place that tells of the traces, durably. Only for who holds the job's lock."""
+    part = job.journal.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    journal = Journal(part, orders.machine(), 0)
+    for news in _news(job, plan, traces):
+        journal.write(news)
+    journal.close()
+    if job.journal.exists():
+        number = len(list(job.root.glob("journal.*.damaged"))) + 1
+        job.journal.replace(job.root / f"journal.{number}.damaged")
+    part.replace(job.journal)
+    sync_folder(job.root)
+
+
+def _news(job: JobDir, plan: Plan, traces: Traces) -> Iterator[News]:
+    at, number = max(0.0, time.time() - plan.created_at), _latest(traces)
+    why = f"what happened up to attempt {number} is not known: {traces.how}"
+    yield orders.planned(plan, at)
+    asked = max((number_of(path) for path in job.requests.glob("*.json")), default=0)
+    yield e.RestartAsked(at, asked)  # what was asked up to now has been done, or is forgotten
+    yield d.BeginAttempt(at, why, number, None)
+    for node in plan.nodes:  # it may run on any of them
+        yield d.Start(at, why, number, node.name, "", 0, "", None)
+    yield d.Finish(at, why, number)
+    yield d.EndJob(at, why, number, d.JobEnd.FAILED)
+
+
+def _latest(traces: Traces) -> int:
+    return max(1, traces.attempt)
+
+
+def _attempts(job: JobDir) -> Iterator[int]:
+    """Yield the attempts that have left anything: folders, the last status, and what there is of the journal."""
+    for pattern in ("logs/attempt-*", "evidence/attempt-*", "nodes/*/attempt-*"):
+        yield from (number for path in job.root.glob(pattern) if (number := attempt_of(path)) is not None)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        known = codec.loads_plain(job.state.read_bytes())
+        yield int(known["attempt"]) if known["started_at"] is not None else 0
+    for path in (job.journal, job.facts):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            yield from (int(number) for line in file for number in _ATTEMPT.findall(line))
+
+
+def _checkpoints(job: JobDir, plan: Plan) -> tuple[str, ...]:
+    found = CheckpointWatch(job.checkpoints, plan.checkpoint_glob).listed()
+    return tuple(_name(job, path) for path, shape in sorted(found.items(), key=lambda item: item[1].mtime_ns))
+
+
+def _name(job: JobDir, path: Path) -> str:
+    return os.path.relpath(path, job.checkpoints) if path.is_relative_to(job.checkpoints) else str(path)

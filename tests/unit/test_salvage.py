@@ -1,0 +1,168 @@
+"""Is a job whose journal is lost known for that, and does what is left let it go on beside nothing that may still run?"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import collect, journal, leftovers, salvage
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.brain import Brain
+from orchestrator.errors import ClusterError
+from orchestrator.job import Job
+from orchestrator.journal import JournalError
+from orchestrator.orders import planned
+from orchestrator.plan import Plan, PlannedPool, PlannedSlurm, PlannedSsh
+from orchestrator.wire import codec
+from orchestrator.wire.paths import JobDir
+from tests.support import folders, jobs
+
+SSH = PlannedSsh(None, None, "", "~/.orch", (), None)
+CHECKPOINT = "/c/step-20"
+
+
+def _saved(job: JobDir) -> None:
+    folder = job.checkpoints / "step-20"
+    folder.mkdir()
+    (folder / "weights.bin").write_text("x")
+
+
+TRACES: dict[str, tuple[Callable[[JobDir], object], int]] = {
+    "logs": (lambda job: job.attempt_logs(7).mkdir(parents=True), 7),
+    "evidence": (lambda job: job.evidence(3).mkdir(parents=True), 3),
+    "what an agent keeps": (lambda job: (job.node("node-0") / "attempt-005").mkdir(parents=True), 5),
+    "a status": (lambda job: job.state.write_text('{"attempt": 1200, "started_at": "x"}'), 1200),
+    "a line that was never finished": (lambda job: job.journal.write_text('{"news": {"attempt":9, "ki'), 9),
+    "a checkpoint": (_saved, 0),
+    "an end": (lambda job: job.ended.touch(), 0),
+}
+
+
+@pytest.mark.parametrize("trace", TRACES)
+def test_a_job_that_has_left_anything_does_not_begin_from_nothing(tmp_path: Path, trace: str) -> None:
+    job = _without_journal(tmp_path)
+    assert salvage.lost(job, Job(job).plan()) is None, "it may begin"
+    leave, attempt = TRACES[trace]
+    leave(job)
+    found = salvage.lost(job, Job(job).plan())
+    assert found is not None and found.attempt == attempt
+    fix = salvage.refusal(job, found).fix
+    assert f"orch resume {job.id} --from CHECKPOINT goes on as attempt {max(1, attempt) + 1}" in fix
+
+
+def test_checkpoints_elsewhere_may_be_those_of_another_job(tmp_path: Path) -> None:
+    job = _without_journal(tmp_path)
+    (tmp_path / "shared" / "step-20").mkdir(parents=True)
+    (tmp_path / "shared" / "step-20" / "weights.bin").write_text("x")
+    plan = dataclasses.replace(Job(job).plan(), checkpoint_glob=str(tmp_path / "shared" / "*"))
+    assert salvage.lost(job, plan) is None
+    job.ended.touch()
+    found = salvage.lost(job, plan)
+    assert found is not None and found.checkpoints == (str(tmp_path / "shared" / "step-20"),)
+
+
+@pytest.mark.parametrize("cut", [slice(1, None), slice(0, 3)], ids=["its first line", "lines in its middle"])
+def test_a_journal_that_misses_lines_is_damaged(tmp_path: Path, cut: slice) -> None:
+    job = folders.failed(tmp_path)
+    lines = job.journal.read_bytes().splitlines(keepends=True)
+    job.journal.write_bytes(b"".join([*lines[cut], *lines[-2:]]))
+    with pytest.raises(JournalError, match="this is entry"):
+        list(journal.read(job.journal))
+    found = salvage.lost_or_damaged(job, Job(job).plan())
+    assert found is not None and found.attempt == 1
+    with pytest.raises(ClusterError, match="entry"):
+        Job(job).resume()
+
+
+def test_what_there_was_of_a_journal_is_kept_beside_the_new_one(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    plan = Job(job).plan()
+    for number in (1, 2):
+        job.journal.write_text(f"damage {number}\n")
+        found = salvage.lost_or_damaged(job, plan)
+        assert found is not None
+        salvage.rewrite(job, plan, found)
+        assert (job.root / f"journal.{number}.damaged").read_text() == f"damage {number}\n"
+        assert salvage.lost_or_damaged(job, plan) is None
+
+
+def test_the_checkpoints_of_a_damaged_job_are_listed(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    _saved(job)
+    job.journal.write_text("damage\n")
+    listed = collect.checkpoints(Job(job), verify=False)
+    assert [(one["path"], one["resume"]) for one in listed] == [(str(job.checkpoints / "step-20"), False)]
+
+
+def test_on_hosts_of_which_nothing_is_known_something_may_be_left(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    job.plan.write_text(codec.dumps(dataclasses.replace(Job(job).plan(), ssh=SSH)))
+    assert leftovers.hosts_used(Job(job)) == ("node-0", "node-1")
+    job.journal.unlink()
+    job.swept.write_text('["node-1"]')
+    assert leftovers.hosts_used(Job(job)) == ("node-0",)
+
+
+# What the brain makes of it
+
+
+def _resumed(plan: Plan, job: JobDir) -> tuple[Brain, float]:
+    """Return the brain of a job that has left attempt 6, and is resumed."""
+    brain, at = Brain(), 100.0
+    for news in salvage._news(job, plan, salvage.Traces("gone", 6, ())):
+        brain.learn(news)
+        at = news.at
+    return brain, at
+
+
+def _decided(brain: Brain, at: float) -> list[d.Decision]:
+    said: list[d.Decision] = []
+    while decisions := brain.decide(at)[0]:
+        for decision in decisions:
+            brain.learn(decision)
+        said += decisions
+    return said
+
+
+@pytest.mark.parametrize("over_ssh", [False, True])
+def test_the_next_attempt_begins_once_every_node_has_said_that_nothing_is_left(
+    tmp_path: Path, over_ssh: bool
+) -> None:
+    job = _without_journal(tmp_path)
+    plan = Job(job).plan()
+    if over_ssh:
+        plan = dataclasses.replace(plan, ssh=SSH, pool=PlannedPool(1, 1, 0, 1))
+    brain, at = _resumed(plan, job)
+    brain.learn(e.ResumeAsked(at, 1, CHECKPOINT))
+    launched = _decided(brain, at)
+    assert {(type(one), one.attempt) for one in launched} == {(d.Launch, 6)} and len(launched) == 2
+    for name in ("node-0", "node-1"):
+        assert not any(isinstance(one, d.BeginAttempt) for one in _decided(brain, at))
+        brain.learn(e.AgentUp(at, name, "boot", 6, 0, "", 0, ()))
+        assert [type(one) for one in _decided(brain, at)] == [d.Stop]
+        brain.learn(e.Stopped(at, name, 6, "asked"))
+    begun = [one for one in _decided(brain, at) if isinstance(one, d.BeginAttempt)]
+    assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(CHECKPOINT, None))]
+
+
+def test_in_another_allocation_the_next_attempt_begins_at_once(tmp_path: Path) -> None:
+    job = _without_journal(tmp_path)
+    slurm = PlannedSlurm((), True, "TERM", 30.0)
+    plan = dataclasses.replace(Job(job).plan(), nodes=(), slurm=slurm, pool=PlannedPool(2, 1, 0, 0))
+    brain, at = _resumed(plan, job)
+    brain.learn(e.AllocationBegan(at, "9.0"))
+    brain.learn(dataclasses.replace(planned(plan, at), nodes=(e.NodePlan("n0", ()), e.NodePlan("n1", ()))))
+    brain.learn(e.ResumeAsked(at, 1, CHECKPOINT))
+    begun = [one for one in _decided(brain, at) if isinstance(one, d.BeginAttempt)]
+    assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(CHECKPOINT, None))]
+
+
+def _without_journal(tmp_path: Path) -> JobDir:
+    job = folders.make(tmp_path, jobs.submitted())
+    for path in (job.journal, job.state):
+        path.unlink()
+    return job
