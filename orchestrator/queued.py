@@ -306,13 +306,16 @@ def batch_lines(job: JobDir) -> list[str]:
     """Return what a job's batch script has printed, its end where it is long, with the secrets masked."""
     try:
         with os.fdopen(ownership.open_inside(job.batch_log), "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX))
+            begin = max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX)
+            file.seek(begin)
             text = file.read(WORDS_BYTES_MAX).decode(errors="replace")
         lines = mask.of_job(job).apply(text).splitlines()
     except OSError:
         return []
     except ValueError:
         return ["(not shown: the job's secrets are damaged, so nothing could be masked)"]
+    if begin:
+        del lines[0]  # its head is cut off, maybe in the middle of a secret's character
     return [line.rstrip() for line in lines if line.strip()]
 
 

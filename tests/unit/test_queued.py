@@ -373,6 +373,17 @@ def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
     assert str(folder.batch_log) in said.err
 
 
+def test_a_long_batch_log_is_shown_from_a_whole_line_on_or_half_a_secret_would_be(tmp_path: Path) -> None:
+    folder, secret = job(tmp_path, "7"), "h\u00fctte-0123456789".encode()
+    folder.secrets.mkdir()
+    (folder.secrets / "secrets.json").write_bytes(b'{"HF_TOKEN": "%s"}' % secret)
+    half = secret[2:] + b"\n"  # it begins within a character
+    folder.batch_log.write_bytes(
+        secret[:2] + half + b"last\n".rjust(queued.WORDS_BYTES_MAX - len(half), b".")
+    )
+    assert [line.strip(".") for line in queued.batch_lines(folder)] == ["last"]
+
+
 def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
