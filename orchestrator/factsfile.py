@@ -46,6 +46,15 @@ def read(job: JobDir) -> Record:
     return record
 
 
+def place(job: JobDir) -> int:
+    """Return how long the journal was, in bytes, when the facts were put down; 0 where that is not known."""
+    try:
+        with job.facts.open("rb") as file:
+            return codec.loads(_Head, file.readline(HEAD_BYTES_MAX)).offset
+    except (OSError, codec.CodecError):
+        return 0
+
+
 def write(job: JobDir, record: Record, offset: int) -> None:
     """Put down the record of a journal up to byte `offset`, which is on disk. Raises OSError."""
     mark = _mark(job.journal, offset)

@@ -146,7 +146,8 @@ class Job:
         ClusterError when Slurm does not let go of it."""
         from orchestrator import requests
 
-        state = self.status()["state"]
+        was_lost = self._may_end_without_journal()
+        state = "" if was_lost else self.status()["state"]
         if state in statefile.ENDED:
             fix = "there is nothing to stop" if state == "SUCCEEDED" else "orch resume lets it go on"
             raise UserError(f"the job has ended already: {state}", self.id, fix)
@@ -156,6 +157,25 @@ class Job:
             queued.cancel(self.folder)
         else:
             requests.ask(self.folder.requests, "cancel")
+            if was_lost:
+                self.look_after()
+
+    def _may_end_without_journal(self) -> bool:
+        """Let a supervisor stop what may still run of a job whose journal is lost, where none is at work; tell whether it
+        is such a job."""
+        from orchestrator import joblock, salvage
+
+        if self.folder.ended.exists() or not home.is_ours(self.folder):
+            return False
+        plan = self.plan()
+        if not salvage.lost_or_damaged(self.folder, plan):
+            return False
+        with joblock.locked(self.folder) as mine:  # a supervisor that is at work knows without
+            traces = salvage.lost_or_damaged(self.folder, plan) if mine else None
+            if traces is None or self.folder.ended.exists():
+                return False
+            salvage.rewrite(self.folder, plan, traces, is_over=False)
+        return True
 
     def restart(self) -> Json:
         """Ask that the present attempt ends and the next one begins from the newest checkpoint, and return the status before
@@ -221,16 +241,17 @@ class Job:
         """Let a job go on whose journal is lost, from the checkpoint that the user names and as a new attempt."""
         from orchestrator import joblock, queued, salvage, submission
 
-        if not checkpoint:
-            raise salvage.refusal(self.folder, traces)
         plan = self.plan()
         if self.is_slurm:
             queued.require_over(self.folder)
         with joblock.locked(self.folder) as mine:
             if not mine:
-                raise UserError("its supervisor is at work", self.id, "orch cancel it first")
+                fix = "orch cancel it, and try again once its supervisor has left"
+                raise UserError(f"{traces.how}, and its supervisor is at work", self.id, fix)
+            if not checkpoint:
+                raise salvage.refusal(self.folder, traces)
             submission.existing(self.folder, checkpoint)
-            salvage.rewrite(self.folder, plan, traces)
+            salvage.rewrite(self.folder, plan, traces, is_over=True)
         submission.resume(self.folder, plan, checkpoint, overrides, environ)
         if self.is_slurm:
             self._queue_again(queued.from_plan(plan, "FAILED", ""))

@@ -28,6 +28,7 @@ from orchestrator.wire import codec
 from orchestrator.wire.durable import sync_folder
 from orchestrator.wire.paths import JobDir, attempt_of
 
+_UNKNOWN = "what happened up to attempt"
 _ATTEMPT = re.compile(rb'"attempt":\s?(\d{1,9})\b')
 
 
@@ -41,14 +42,10 @@ class Traces:
 
 
 def lost(job: JobDir, plan: Plan) -> Traces | None:
-    """Return what is left of a job whose journal is gone or empty; None for one that has it, or has done nothing yet."""
-    try:
-        with job.journal.open("rb") as file:
-            if file.readline().endswith(b"\n"):
-                return None
-        how = "the journal is empty"
-    except FileNotFoundError:
-        how = "the journal is gone"
+    """Return what is left of a job whose journal is gone, empty or cut; None for one that has it, or has done nothing."""
+    how = _lack(job)
+    if not how:
+        return None
     traces = Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
     own = [name for name in traces.checkpoints if not name.startswith("/")]  # elsewhere may be others'
     return traces if traces.attempt or own or job.ended.exists() else None
@@ -61,15 +58,20 @@ def require_journal(job: JobDir, plan: Plan) -> None:
 
 
 def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
-    """Return the same also of a job whose journal cannot be read to its end."""
+    """Return the same also of a job whose journal cannot be read to its end, or tells only of traces and of no
+    checkpoint: without the user's word it would begin from nothing."""
     found = lost(job, plan)
     if found is not None:
         return found
     try:
-        factsfile.read(job)
+        record = factsfile.read(job)
+        begun = record.attempts[-1].why if record.attempts else ""
+        if record.facts.checkpoint is not None or not begun.startswith(_UNKNOWN):
+            return None
+        how = "the journal was lost, and no attempt has begun since"
     except JournalError as err:
-        return Traces(f"{err.where}: {err.what}", max(_attempts(job), default=0), _checkpoints(job, plan))
-    return None
+        how = f"{err.where}: {err.what}"
+    return Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
 
 
 def refusal(job: JobDir, traces: Traces) -> JournalError:
@@ -77,36 +79,60 @@ def refusal(job: JobDir, traces: Traces) -> JournalError:
     newest = f" (the newest: {traces.checkpoints[-1]})" if traces.checkpoints else ""
     left = f"attempts up to {traces.attempt}, and {counted(len(traces.checkpoints), 'checkpoint')}{newest}"
     what = f"{traces.how}; the folder shows {left}; to begin from nothing would write over that"
-    on = f"orch resume {job.id} --from CHECKPOINT goes on as attempt {_latest(traces) + 1}"
-    return JournalError(what, str(job.journal), f"restore the file from a backup, or {on}")
+    on = f"restore the file from a backup, or orch resume {job.id} --from CHECKPOINT goes on as attempt {_latest(traces) + 1}"
+    stop = "" if job.ended.exists() else f"; orch cancel {job.id} stops what may still run"
+    return JournalError(what, str(job.journal), on + stop)
 
 
-def rewrite(job: JobDir, plan: Plan, traces: Traces) -> None:
-    """Put a journal in place that tells of the traces, durably. Only for who holds the job's lock."""
+def rewrite(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> None:
+    """Put a journal in place that tells of the traces, durably. Only for who holds the job's lock.
+
+    `is_over`: it tells of an end, which a resume may follow; else of an attempt that runs, which a cancel may stop.
+    """
     part = job.journal.with_suffix(".part")
     part.unlink(missing_ok=True)
     journal = Journal(part, orders.machine(), 0)
-    for news in _news(job, plan, traces):
+    for news in _news(job, plan, traces, is_over=is_over):
         journal.write(news)
     journal.close()
     if job.journal.exists():
         number = len(list(job.root.glob("journal.*.damaged"))) + 1
         job.journal.replace(job.root / f"journal.{number}.damaged")
     part.replace(job.journal)
+    job.facts.unlink(missing_ok=True)  # they know of a longer one
     sync_folder(job.root)
 
 
-def _news(job: JobDir, plan: Plan, traces: Traces) -> Iterator[News]:
+def _lack(job: JobDir) -> str:
+    """Return what the journal lacks; empty for nothing. A torn last line, which a crash leaves, counts for nothing."""
+    known_bytes = factsfile.place(job)  # read first, since a journal that is written grows
+    try:
+        with job.journal.open("rb") as file:
+            if not file.readline().endswith(b"\n"):
+                return "the journal is empty"
+            size_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return "the journal is gone"
+    is_cut = size_bytes < known_bytes
+    return (
+        f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {known_bytes}"
+        if is_cut
+        else ""
+    )
+
+
+def _news(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> Iterator[News]:
     at, number = max(0.0, time.time() - plan.created_at), _latest(traces)
-    why = f"what happened up to attempt {number} is not known: {traces.how}"
+    why = f"{_UNKNOWN} {number} is not known: {traces.how}"
     yield orders.planned(plan, at)
     asked = max((number_of(path) for path in job.requests.glob("*.json")), default=0)
     yield e.RestartAsked(at, asked)  # what was asked up to now has been done, or is forgotten
     yield d.BeginAttempt(at, why, number, None)
     for node in plan.nodes:  # it may run on any of them
         yield d.Start(at, why, number, node.name, "", 0, "", None)
-    yield d.Finish(at, why, number)
-    yield d.EndJob(at, why, number, d.JobEnd.FAILED)
+    if is_over:
+        yield d.Finish(at, why, number)
+        yield d.EndJob(at, why, number, d.JobEnd.FAILED)
 
 
 def _latest(traces: Traces) -> int:

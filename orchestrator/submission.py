@@ -26,6 +26,7 @@ from orchestrator import (
     provenance,
     render,
     requests,
+    salvage,
     sbatch,
     snapshot,
 )
@@ -252,6 +253,10 @@ def start_supervisor(job: JobDir) -> None:
     names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
     env = {name: os.environ[name] for name in names if name in os.environ}
     alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
+    with contextlib.suppress(
+        OSError, codec.CodecError
+    ):  # what is wrong with a damaged plan its supervisor says
+        salvage.require_journal(job, codec.loads(Plan, job.plan.read_bytes()))
     started_ns = time.time_ns()
     with job.supervisor_log.open("ab") as log:
         log_start = log.tell()

@@ -105,6 +105,10 @@ while test "$starts" -lt "$STARTS_MAX"; do
             say "Slurm has not taken the nodes back $REQUEUE_S_MAX s after it was asked to requeue the job"
             exit 1
             ;;
+        78) # of guard.py: the job folder is not fit to work in, and stays so
+            say "the supervisor cannot work: $(tail -n 1 "$root/supervisor.log")"
+            exit 1
+            ;;
     esac
     say "the supervisor ended with code $end, see supervisor.log; start $starts of $STARTS_MAX"
     sleep $((starts <= PAUSE_S_MAX ? starts - 1 : PAUSE_S_MAX)) &

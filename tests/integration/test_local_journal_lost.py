@@ -46,6 +46,7 @@ def test_a_job_without_its_journal_goes_on_only_from_a_checkpoint_and_overwrites
 ) -> None:
     job = _submitted(desk)
     assert job.wait()["state"] == "FAILED"
+    wait_until(job.job.folder.ended.exists, "the supervisor's last line")
     path, before = job.job.folder.journal, _files(job)
     lines = path.read_bytes().splitlines(keepends=True)
     kept = {"empty": b"", "without its first line": b"".join(lines[1:])}
@@ -73,8 +74,9 @@ def test_a_job_without_its_journal_goes_on_only_from_a_checkpoint_and_overwrites
     assert job.attempts()[0]["ended_why"].startswith("what happened up to attempt 1 is not known: ")
 
 
+@pytest.mark.parametrize("way", ["resume", "cancel"])
 def test_a_supervisor_without_its_journal_does_not_begin_from_nothing_beside_ranks_that_run(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    way: str, desk: Desk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ORCH_HOME", desk.environ["ORCH_HOME"])
     job = _submitted(desk)
@@ -89,6 +91,11 @@ def test_a_supervisor_without_its_journal_does_not_begin_from_nothing_beside_ran
     assert "the journal is gone" in said and "--from CHECKPOINT goes on as attempt 2" in said
     assert not job.job.folder.journal.exists() and all(procfs.alive(rank) for rank in ranks.values())
 
+    if way == "cancel":
+        job.job.cancel()
+        assert job.wait()["state"] == "CANCELLED"
+        assert not any(procfs.alive(rank) for rank in ranks.values())
+        return
     job.job.resume("step-20", environ=desk.environ)
     assert job.wait()["state"] == "SUCCEEDED"
     assert not any(procfs.alive(rank) for rank in ranks.values())

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from orchestrator.guard import UNFIT
 from orchestrator.plan import Plan
 from orchestrator.render import render
 from orchestrator.wire.paths import JobDir
@@ -102,6 +103,14 @@ def test_a_supervisor_that_dies_is_started_again(stage: Callable[[str], Stage], 
     assert (code, on.starts) == (0, 3)
     assert "the supervisor ended with code 137, see supervisor.log; start 1 of 20" in said
     assert "ended with code 1, see" in said, "a traceback is no end of the job"
+
+
+def test_nodes_are_not_held_for_a_job_folder_that_stays_unfit(stage: Callable[[str], Stage]) -> None:
+    on = stage(f'echo "the journal is gone; fix: restore it" >&2; exit {UNFIT}')
+    code, said = on.run()
+    assert (code, on.starts) == (1, 1) and said.endswith(
+        "cannot work: the journal is gone; fix: restore it\n"
+    )
 
 
 def test_a_supervisor_that_always_dies_is_given_up(stage: Callable[[str], Stage]) -> None:

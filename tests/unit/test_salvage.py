@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import collect, journal, leftovers, salvage
+from orchestrator import collect, factsfile, journal, leftovers, salvage
 from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.brain import Brain
@@ -78,6 +78,27 @@ def test_a_journal_that_misses_lines_is_damaged(tmp_path: Path, cut: slice) -> N
         Job(job).resume()
 
 
+def test_a_journal_shorter_than_the_facts_know_it_is_lost_and_one_that_grows_or_ends_torn_is_not(
+    tmp_path: Path,
+) -> None:
+    job = folders.failed(tmp_path)
+    plan, lines = Job(job).plan(), job.journal.read_bytes().splitlines(keepends=True)
+    factsfile.write(job, factsfile.read(job), job.journal.stat().st_size)
+    for whole in ([*lines, b'{"n":'], [*lines, lines[-1]]):
+        job.journal.write_bytes(b"".join(whole))
+        assert salvage.lost(job, plan) is None
+    job.journal.write_bytes(b"".join(lines[:-1]))
+    found = salvage.lost(job, plan)
+    assert found is not None and found.attempt == 1 and "the journal was cut: it has" in found.how
+    with pytest.raises(JournalError, match="was cut"):
+        Job(job).resume()
+    job.journal.unlink()
+    job.state.unlink()
+    assert (gone := salvage.lost(job, plan)) is not None and gone.attempt == 1, (
+        "the facts outlive the journal"
+    )
+
+
 def test_what_there_was_of_a_journal_is_kept_beside_the_new_one(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     plan = Job(job).plan()
@@ -85,9 +106,13 @@ def test_what_there_was_of_a_journal_is_kept_beside_the_new_one(tmp_path: Path) 
         job.journal.write_text(f"damage {number}\n")
         found = salvage.lost_or_damaged(job, plan)
         assert found is not None
-        salvage.rewrite(job, plan, found)
+        salvage.rewrite(job, plan, found, is_over=True)
         assert (job.root / f"journal.{number}.damaged").read_text() == f"damage {number}\n"
-        assert salvage.lost_or_damaged(job, plan) is None
+        assert salvage.lost(job, plan) is None and not job.facts.exists()
+        still = salvage.lost_or_damaged(job, plan)
+        assert still is not None and "no attempt has begun since" in still.how, (
+            "a plain resume begins from nothing"
+        )
 
 
 def test_the_checkpoints_of_a_damaged_job_are_listed(tmp_path: Path) -> None:
@@ -110,10 +135,10 @@ def test_on_hosts_of_which_nothing_is_known_something_may_be_left(tmp_path: Path
 # What the brain makes of it
 
 
-def _resumed(plan: Plan, job: JobDir) -> tuple[Brain, float]:
-    """Return the brain of a job that has left attempt 6, and is resumed."""
+def _salvaged(plan: Plan, job: JobDir, *, is_over: bool) -> tuple[Brain, float]:
+    """Return the brain of a job that has left attempt 6."""
     brain, at = Brain(), 100.0
-    for news in salvage._news(job, plan, salvage.Traces("gone", 6, ())):
+    for news in salvage._news(job, plan, salvage.Traces("gone", 6, ()), is_over=is_over):
         brain.learn(news)
         at = news.at
     return brain, at
@@ -136,7 +161,7 @@ def test_the_next_attempt_begins_once_every_node_has_said_that_nothing_is_left(
     plan = Job(job).plan()
     if over_ssh:
         plan = dataclasses.replace(plan, ssh=SSH, pool=PlannedPool(1, 1, 0, 1))
-    brain, at = _resumed(plan, job)
+    brain, at = _salvaged(plan, job, is_over=True)
     brain.learn(e.ResumeAsked(at, 1, CHECKPOINT))
     launched = _decided(brain, at)
     assert {(type(one), one.attempt) for one in launched} == {(d.Launch, 6)} and len(launched) == 2
@@ -149,11 +174,32 @@ def test_the_next_attempt_begins_once_every_node_has_said_that_nothing_is_left(
     assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(CHECKPOINT, None))]
 
 
+@pytest.mark.parametrize("over_ssh", [False, True])
+def test_a_cancel_ends_the_job_once_every_node_has_said_that_nothing_is_left(
+    tmp_path: Path, over_ssh: bool
+) -> None:
+    job = _without_journal(tmp_path)
+    plan = Job(job).plan()
+    if over_ssh:
+        plan = dataclasses.replace(plan, ssh=SSH, pool=PlannedPool(1, 1, 0, 1))
+    brain, at = _salvaged(plan, job, is_over=False)
+    brain.learn(e.CancelAsked(at, 1))
+    decided = _decided(brain, at)
+    for name in ("node-0", "node-1"):
+        assert not any(isinstance(one, d.EndJob) for one in decided)
+        brain.learn(e.AgentUp(at, name, "boot", 6, 0, "", 0, ()))
+        decided += _decided(brain, at)
+        brain.learn(e.Stopped(at, name, 6, "asked"))
+        decided += _decided(brain, at)
+    assert [one.node for one in decided if isinstance(one, d.Stop)] == ["node-0", "node-1"]
+    assert [one.end for one in decided if isinstance(one, d.EndJob)] == [d.JobEnd.CANCELLED]
+
+
 def test_in_another_allocation_the_next_attempt_begins_at_once(tmp_path: Path) -> None:
     job = _without_journal(tmp_path)
     slurm = PlannedSlurm((), True, "TERM", 30.0)
     plan = dataclasses.replace(Job(job).plan(), nodes=(), slurm=slurm, pool=PlannedPool(2, 1, 0, 0))
-    brain, at = _resumed(plan, job)
+    brain, at = _salvaged(plan, job, is_over=True)
     brain.learn(e.AllocationBegan(at, "9.0"))
     brain.learn(dataclasses.replace(planned(plan, at), nodes=(e.NodePlan("n0", ()), e.NodePlan("n1", ()))))
     brain.learn(e.ResumeAsked(at, 1, CHECKPOINT))
