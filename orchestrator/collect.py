@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -67,24 +68,26 @@ def collect(job: Job, to: Path | None) -> Path:
     """
     if to is None:
         return job.folder.root
-    if to.resolve().is_relative_to(job.folder.root.resolve()):
-        raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
-        raise UserError("is no empty folder", str(to), "name a new one")
+    _refuse_unfit(job, to)
     why = json.dumps(_why(job), indent=2)
+    made = [path for path in (to, *to.parents) if not path.exists()]
+    parts = (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence")
+    files = (job.folder.spec, job.folder.provenance, job.folder.journal)
     try:
         to.mkdir(parents=True, exist_ok=True)
         (to / "why.json").write_text(why)
-        for part in (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence"):
+        for part in parts:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
                 shutil.copytree(part, to / part.name, symlinks=True)
-        for file in (job.folder.spec, job.folder.provenance, job.folder.journal):
+        for file in files:
             if file.exists():
                 shutil.copy2(file, to, follow_symlinks=False)
-    except (OSError, shutil.Error) as err:
-        raise ClusterError(
-            f"cannot be copied: {err}", str(to), "free some space there, and name a new folder"
-        ) from err
+    except BaseException as err:
+        _take_back([to / "why.json", *(to / path.name for path in (*parts, *files))], made)
+        if isinstance(err, OSError):
+            fix = "mend that, or free some space there, then collect again; nothing was left there"
+            raise ClusterError(f"cannot be copied: {_reason(err)}", str(to), fix) from err
+        raise
     return to
 
 
@@ -94,6 +97,41 @@ def _why(job: Job) -> Json:
         return job.why()
     except OrchError as err:
         return {"id": job.id, "unknown": str(err)}
+
+
+def _refuse_unfit(job: Job, to: Path) -> None:
+    """Raise UserError for a folder that no copy of the job can be made in."""
+    try:
+        if to.resolve().is_relative_to(job.folder.root.resolve()):
+            raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
+        if (to.exists() or to.is_symlink()) and (not to.is_dir() or any(to.iterdir())):
+            raise UserError("is no empty folder", str(to), "name a new one")
+    except (
+        OSError,
+        RuntimeError,
+    ) as err:  # too long a name, a folder that may not be entered, a circle of links
+        what = f"cannot be looked at: {_reason(err)}"
+        raise UserError(what, str(to), "name a folder that you can write to") from err
+
+
+def _reason(err: BaseException) -> str:
+    """Return why something failed; of many files that could not be copied the first, and how many more there are."""
+    if not isinstance(err, shutil.Error):
+        return (err.strerror if isinstance(err, OSError) else None) or str(err)
+    failed = err.args[0]
+    source, _, why = failed[0]
+    return f"{source}: {why}" + (f", and {len(failed) - 1} more" if len(failed) > 1 else "")
+
+
+def _take_back(copies: Sequence[Path], made: Sequence[Path]) -> None:
+    """Remove the copies of a collect that failed, and the folders that were `made` for it, the innermost first."""
+    for path in copies:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):  # somebody else uses one of them by now
+        for path in made:
+            path.rmdir()
 
 
 LAST_S_MAX = 360.0

@@ -41,8 +41,9 @@ class _Head:
 def read(job: JobDir) -> Record:
     """Return all that a job's journal comes to. Raises JournalError, naming the line, when it is damaged."""
     record, offset = _kept(job) or (Record(), 0)
-    for entry in journal.read(job.journal, offset, record.last_n):
-        record.learn(entry)
+    with journal.replayed(job.journal):
+        for entry in journal.read(job.journal, offset, record.last_n):
+            record.learn(entry)
     return record
 
 

@@ -239,7 +239,7 @@ class Job:
         self, traces: Traces, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
     ) -> None:
         """Let a job go on whose journal is lost, from the checkpoint that the user names and as a new attempt."""
-        from orchestrator import joblock, queued, salvage, submission
+        from orchestrator import joblock, queued, refusals, salvage, submission
 
         plan = self.plan()
         if self.is_slurm:
@@ -250,7 +250,7 @@ class Job:
                 raise UserError(f"{traces.how}, and its supervisor is at work", self.id, fix)
             if not checkpoint:
                 raise salvage.refusal(self.folder, traces)
-            submission.existing(self.folder, checkpoint)
+            refusals.existing(self.folder, checkpoint, plan.checkpoint_glob)
             salvage.rewrite(self.folder, plan, traces, is_over=True)
         submission.resume(self.folder, plan, checkpoint, overrides, environ)
         if self.is_slurm:
@@ -274,12 +274,15 @@ class Job:
 
     def why(self) -> Json:
         """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
-        from orchestrator import factsfile, postmortem, salvage
+        from orchestrator import factsfile, journal, postmortem, salvage
 
-        salvage.require_journal(self.folder, self.plan())
+        plan = self.plan()
+        salvage.require_journal(self.folder, plan)
         told = factsfile.read(self.folder)
+        with journal.replayed(self.folder.journal):
+            said = postmortem.why(plan, told)
         suspicion = self._suspicion() if told.facts.end is None else None
-        why = {**postmortem.why(self.plan(), told), "suspicion": suspicion, "dir": str(self.folder.root)}
+        why = {**said, "suspicion": suspicion, "dir": str(self.folder.root)}
         return {**why, **self._in_queue()} if told.facts.end is None and self.is_slurm else why
 
     def _in_queue(self) -> Json:

@@ -7,6 +7,7 @@ nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,6 +35,18 @@ class Entry:
     boot: str
     seq: int
     news: News
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """A line but for its news; see `Entry`."""
+
+    n: int
+    wall: float
+    mono: float
+    on: str
+    boot: str = ""
+    seq: int = 0
 
 
 _FIX = "restore the file from a backup, or let the job go on from a checkpoint: orch resume --from CHECKPOINT"
@@ -70,6 +83,17 @@ def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
                 yield news
 
 
+@contextlib.contextmanager
+def replayed(path: Path) -> Iterator[None]:
+    """Hold a replay of the journal at `path`. Raises JournalError for what news of the right types stumble over that cannot
+    have happened: only damage tells of a rank or an attempt that was never there."""
+    try:
+        yield
+    except (AssertionError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as err:
+        what = f"the journal is damaged: what it tells cannot have happened ({type(err).__name__}: {err})"
+        raise JournalError(what, str(path), _FIX) from err
+
+
 def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
     """Return the entries of the whole lines from byte `offset` on, and the offset of what comes next. Raises
     JournalError when one cannot be read."""
@@ -84,15 +108,14 @@ def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
 def _parsed(text: str, where: str) -> Entry:
     try:
         return _entry(codec.loads_plain(text))
-    except (codec.CodecError, KeyError, TypeError) as err:
+    except (codec.CodecError, KeyError) as err:
         raise JournalError(f"this line of the journal is damaged: {err}", where, _FIX) from err
 
 
 def _entry(data: dict[str, Any]) -> Entry:
-    news = codec.unpack_kind(_NEWS, data["news"])
-    return Entry(
-        data["n"], data["wall"], data["mono"], data["on"], data.get("boot", ""), data.get("seq", 0), news
-    )
+    news = codec.unpack_kind(_NEWS, data.pop("news"))
+    head = codec.unpack(_Head, data)
+    return Entry(head.n, head.wall, head.mono, head.on, head.boot, head.seq, news)
 
 
 class Journal:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from orchestrator import bundle, fleet, home, leftovers, render, snapshot, submission
+from orchestrator import bundle, fleet, home, leftovers, refusals, render, snapshot, submission
 from orchestrator.backends import LaunchError
 from orchestrator.errors import ClusterError, OrchError
 from orchestrator.node import setup
@@ -98,9 +99,13 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _fault("code", err)
     yield _try("space", lambda: _space(home.home(environ)))
     if plan.ssh is not None:
-        yield from _over_ssh(plan, code_bytes, environ)
+        yield from _over_ssh(plan, code_bytes, environ, file.spec.rendezvous.interface)
         return
     yield from _python(file, plan, environ)
+    there = [name for _, name in socket.if_nameindex()]
+    if plan.slurm is None and (fault := refusals.missing_interface(file.spec.rendezvous.interface, there)):
+        where = file.where("rendezvous.interface")
+        yield Finding("network", False, f"{where}: {fault}", "name one of these, or leave it out", 2)
     yield _try("queue", lambda: _queue(file, plan, environ)) if plan.slurm is not None else _loopback()
 
 
@@ -204,7 +209,9 @@ def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
 # Over SSH
 
 
-def _over_ssh(plan: Plan, code_bytes: int, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _over_ssh(
+    plan: Plan, code_bytes: int, environ: Mapping[str, str], interface: str | None
+) -> Iterator[Finding]:
     """Look at every host, all at once. One that cannot be used is a fault of the whole only when too few are left."""
     from orchestrator.backends.ssh import launch
 
@@ -224,7 +231,7 @@ def _over_ssh(plan: Plan, code_bytes: int, environ: Mapping[str, str]) -> Iterat
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
     fit = 0
     for node in plan.nodes:
-        found = list(_of_host(node.name, said[node.name], plan, node.slots, wanted_bytes))
+        found = list(_of_host(node.name, said[node.name], plan, node.slots, wanted_bytes, interface))
         fit += all(one.ok for one in found)
         yield from found
     wanted = plan.pool.nodes + plan.pool.spares
@@ -244,7 +251,12 @@ def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
 
 
 def _of_host(
-    host: str, said: launch.Survey | LaunchError, plan: Plan, slots: int, wanted_bytes: int
+    host: str,
+    said: launch.Survey | LaunchError,
+    plan: Plan,
+    slots: int,
+    wanted_bytes: int,
+    interface: str | None,
 ) -> Iterator[Finding]:
     """Yield what is wrong with a host, or in one line what it has."""
     if isinstance(said, LaunchError):
@@ -261,6 +273,8 @@ def _of_host(
     if looked.noexec and _runs_a_program_of_the_code(plan):
         text = f"the disk of {looked.root} is mounted noexec, and {plan.program} is a program of the code"
         faults.append((text, "set ssh.remote_dir to another disk, or start it by an interpreter"))
+    if missing := refusals.missing_interface(interface, looked.interfaces):
+        faults.append((missing, "name another in rendezvous.interface, or leave it out"))
     if len(looked.gpus) < pool.gpus_each:
         text = f"it has {len(looked.gpus)} GPUs, and {pool.gpus_each} are wanted"
         faults.append((text, "lower gpus_per_node, or take the host off the list"))

@@ -162,6 +162,17 @@ class Checkpoint(Part):
         {}, "Backend slurm: how ranks are told of preemption, and of the time limit's end."
     )
 
+    @pydantic.field_validator("keep")
+    @classmethod
+    def _is_of_the_jobs_own(cls, value: int | None, info: ValidationInfo) -> int | None:
+        path = info.data.get("path", "")
+        if value is not None and path.startswith("/"):
+            raise ValueError(
+                f"does nothing beside checkpoint.path {shown(path)}: only in ORCH_CHECKPOINT_DIR is anything deleted; "
+                "leave keep out, or write a path relative to that"
+            )
+        return value
+
 
 class Logs(Part):
     """How ranks write their logs."""

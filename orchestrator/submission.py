@@ -24,6 +24,7 @@ from orchestrator import (
     home,
     planning,
     provenance,
+    refusals,
     render,
     requests,
     salvage,
@@ -138,6 +139,7 @@ def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] 
     folder = home.home(environ)
     wall_s = time.time()
     made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    refusals.refuse_missing(file, made, environ)
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
     if made.ssh is not None:
         from orchestrator import fleet
@@ -305,7 +307,7 @@ def resume(
     job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
 ) -> None:
     """Let an ended job, with the plan `old`, go on in its own folder. Raises OrchError, and then changes nothing."""
-    path = str(existing(job, checkpoint)) if checkpoint else ""
+    path = str(refusals.existing(job, checkpoint, old.checkpoint_glob)) if checkpoint else ""
     if old.slurm is not None:
         _resume_in_queue(job, old, path, overrides, environ)
         return
@@ -344,27 +346,19 @@ def _resume_in_queue(
     replace_text(job.slurm, json.dumps([*before, slurm_id]))
 
 
-def existing(job: JobDir, checkpoint: str) -> Path:
-    """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder. Raises UserError."""
-    for path in (job.checkpoints / checkpoint, Path(checkpoint).absolute()):
-        if path.exists():
-            return path
-    there = sorted(path.name for path in job.checkpoints.iterdir())[-5:] if job.checkpoints.exists() else []
-    fix = f"there are: {', '.join(there)}" if there else "orch checkpoints lists what there is"
-    raise UserError("there is no such checkpoint", checkpoint, fix)
-
-
 def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
     """Plan a job anew from its own spec, with these overrides over those of its submit.
 
     Its code, id and secrets stay; the old plan is kept beside. Raises OrchError, and then changes nothing.
     """
+    refusals.refuse_vain(overrides)
     workdir = f"workdir={json.dumps(str(job.code))}"
     kept_hosts = [f"ssh.hosts_file={json.dumps(str(job.hosts_file))}"] if job.hosts_file.exists() else []
     all_overrides = [*_overrides(job), *overrides]
     file = load(job.spec, overrides=(*_overrides(job), *kept_hosts, *overrides, workdir))
     kept = {**environ, **dict.fromkeys(old.secrets, "")}
     new = make_plan(file, kept, old.id, old.created_at)
+    refusals.refuse_missing(file, new, environ)
     if (new.name, new.secrets, new.backend) != (old.name, old.secrets, old.backend):
         what = "a job's name, secrets and backend cannot change"
         raise UserError(what, "--set", "submit it as a new job instead")

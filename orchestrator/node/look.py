@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 from pathlib import Path
@@ -32,6 +33,7 @@ def look(request: w.Look) -> w.Looked:
         noexec=bool(disk.f_flag & os.ST_NOEXEC),
         cores=os.cpu_count() or 1,
         gpus=_gpus(),
+        interfaces=tuple(name for _, name in socket.if_nameindex()),
         has_rsync=shutil.which("rsync") is not None,
         program=program,
         torch=torch,

@@ -185,6 +185,7 @@ class Looked:
     noexec: bool
     cores: int
     gpus: tuple[str, ...]
+    interfaces: tuple[str, ...]
     has_rsync: bool
     program: str
     torch: str

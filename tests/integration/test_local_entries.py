@@ -116,7 +116,7 @@ def test_an_interpreter_is_found_relative_to_the_code_and_a_missing_one_is_named
                       setup=["chmod +x bin/python"])  # fmt: skip
     assert job.wait()["state"] == "SUCCEEDED", job.job.why()
     assert job.log() == "wrapped\nhello\n"
-    missing = desk.submit(files, entrypoint="train.py", python="/no/such/python")
+    missing = desk.submit(files, entrypoint="train.py", python="/no/such/python", setup=["true"])
     assert missing.wait()["state"] == "FAILED"
     assert missing.kinds()[0] == "launch"
     assert "there is no /no/such/python on this node" in missing.verdict()["summary"]

@@ -61,7 +61,7 @@ LAYERS = (
         "stay",
         "notify",
     ),
-    ("guard", "supervise", "fleet", "submission"),
+    ("guard", "supervise", "fleet", "refusals", "submission"),
     ("__main__",),
     ("logcut", "logs", "closing", "queued", "looks", "revival", "job"),
     ("leftovers", "collect", "preflight"),

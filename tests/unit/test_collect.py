@@ -72,9 +72,10 @@ def test_collect_without_a_folder_says_where_everything_is(tmp_path: Path) -> No
     assert collect.collect(Job(job), None) == job.root
 
 
-@pytest.mark.parametrize("to", ["full", "file", "inside"])
+@pytest.mark.parametrize("to", ["full", "file", "inside", "circle", "x" * 5000])
 def test_a_folder_that_is_unfit_is_refused(tmp_path: Path, to: str) -> None:
     job = folders.failed(tmp_path)
+    (tmp_path / "circle").symlink_to("circle")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
     (tmp_path / "file").touch()
@@ -87,6 +88,17 @@ def test_a_folder_that_is_unfit_is_refused(tmp_path: Path, to: str) -> None:
 def test_a_copy_that_fails_is_the_clusters_fault(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="cannot be copied"):
         collect.collect(Job(folders.failed(tmp_path)), Path("/proc/no/such"))
+
+
+@pytest.mark.parametrize("to", ["there", "new/one"])
+def test_a_copy_that_fails_half_way_leaves_nothing(tmp_path: Path, to: str) -> None:
+    job = folders.failed(tmp_path / "home")
+    os.mkfifo(job.checkpoints / "pipe")
+    (tmp_path / "there").mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ClusterError, match=r"cannot be copied: .*pipe.* is a named pipe"):
+        collect.collect(Job(job), tmp_path / to)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path) -> None:

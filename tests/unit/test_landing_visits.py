@@ -43,6 +43,7 @@ def test_a_survey_tells_what_there_is_and_leaves_nothing(host: FakeHost) -> None
     found = survey(host, fake_host.kit(), "~/.orch/jobs/x", ("no-such-python", ".venv/bin/python"))
     assert found.looked.root == str(host.home / ".orch/jobs/x") and found.looked.fault == ""
     assert found.looked.cores == os.cpu_count() and found.looked.free_bytes > 0
+    assert "lo" in found.looked.interfaces
     assert found.looked.program == ".venv/bin/python" and "snapshot" in found.looked.torch
     assert list(host.home.iterdir()) == []
 

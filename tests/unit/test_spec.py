@@ -292,6 +292,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ("restart: {never_on_exit_codes: [1, 256]}", "restart.never_on_exit_codes[1]: must be a whole number of at most 255, not 256"),
         ("restart:\n  never_on_exit_codes:\n    - 1\n    - x", "job.yaml:6: restart.never_on_exit_codes[1]"),
         ("checkpoint: {path: ../x}", 'checkpoint.path: must not hold ".."'),
+        ("checkpoint: {keep: 3, path: '/data/*.pt'}", "checkpoint.keep: does nothing beside checkpoint.path \"/data/*.pt\": only in"),
         ("checkpoint: {keep: 0}", "checkpoint.keep: must be a whole number of at least 1, not 0"),
         ("checkpoint: {resume_args: --resume}", "checkpoint.resume_args: must be arguments with {path} in them"),
         ("logs: {unbuffered: maybe}", "logs.unbuffered: must be true or false, not maybe"),

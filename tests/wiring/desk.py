@@ -37,7 +37,7 @@ MUTATIONS = (
         "tests/unit/test_cli.py::test_secrets_are_in_nothing_that_is_shown"),
     Mutation("a failed job is exit code 0", "orchestrator/cli.py", "return JOB_FAILED", "return 0",
         "tests/unit/test_cli.py::test_following_a_job_ends_with_the_exit_code_of_its_end"),
-    Mutation("secrets are collected", "orchestrator/collect.py", "for part in (job.folder.logs, ", "for part in (job.folder.secrets, job.folder.logs, ",
+    Mutation("secrets are collected", "orchestrator/collect.py", "parts = (job.folder.logs, ", "parts = (job.folder.secrets, job.folder.logs, ",
         "tests/unit/test_collect.py::test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets"),
     Mutation("a job whose hosts were not cleaned is deleted", "orchestrator/cli.py", "old = [one for one in old if one.id not in left]", "pass",
         "tests/unit/test_cli.py::test_a_job_whose_hosts_could_not_be_cleaned_is_kept"),
