@@ -658,7 +658,7 @@ def run(argv: list[str]) -> int:
     except click.ClickException as err:
         words = io.StringIO()
         err.show(words)
-        terminal.say(words.getvalue().rstrip("\n"), err=True)
+        terminal.say(terminal.shortened(words.getvalue().rstrip("\n")), err=True)
         return err.exit_code if err.exit_code != 1 else 2
     except (KeyboardInterrupt, click.Abort) as err:
         new_line = "" if isinstance(err, click.Abort) else "\n"  # click has begun one

@@ -11,7 +11,7 @@ import time
 from orchestrator import requests
 from orchestrator.brain.causes import Cause
 from orchestrator.errors import ClusterError
-from orchestrator.wire import codec, locks
+from orchestrator.wire import codec, locks, ownership
 from orchestrator.wire.paths import JobDir
 
 CLOSE_S_MAX = 30.0
@@ -72,7 +72,7 @@ def _is_said(job: JobDir, allocation: str) -> bool:
     if path is None:
         return False
     try:
-        said = codec.loads_plain(path.read_bytes())
+        said = codec.loads_plain(ownership.read_inside(path))
         return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
     except (OSError, codec.CodecError, KeyError):
         return False

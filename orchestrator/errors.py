@@ -5,9 +5,6 @@ Everything else that is raised is ours: an assertion, a crash, a bug.
 
 from __future__ import annotations
 
-WHERE_CHARS_MAX = 1000
-"""So much of a place is shown: it may be what somebody typed."""
-
 
 class OrchError(Exception):
     """A failure with a place and a remedy; `exit_code` is what the command line ends with (1 is a failed job's)."""
@@ -21,8 +18,7 @@ class OrchError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        where = self.where if len(self.where) <= WHERE_CHARS_MAX else f"{self.where[:WHERE_CHARS_MAX]}…"
-        head = f"{where}: {self.what}" if where else self.what
+        head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n  fix: {self.fix}" if self.fix else head
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from orchestrator.wire import ownership
 from orchestrator.wire.paths import JobDir
 
 DEATHS_MAX = 5
@@ -70,7 +71,7 @@ def keep(
 def last_words(job: JobDir) -> str:
     """Return the line in which a guard gave up, if that is the last of the supervisor's log; empty if not."""
     try:
-        with job.supervisor_log.open("rb") as file:
+        with os.fdopen(ownership.open_inside(job.supervisor_log), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from orchestrator import home, revival, statefile
 from orchestrator.errors import ClusterError, OrchError, UserError
-from orchestrator.wire import locks, room
+from orchestrator.wire import locks, ownership, room
 from orchestrator.wire.paths import JobDir
 
 if TYPE_CHECKING:
@@ -317,7 +317,7 @@ class Job:
 
         fix = "the folder is no whole job any more; submit the job anew"
         try:
-            return codec.loads(Plan, self.folder.plan.read_bytes())
+            return codec.loads(Plan, ownership.read_inside(self.folder.plan))
         except OSError as err:
             what = f"the job's plan cannot be read: {err.strerror}"
             raise ClusterError(what, str(self.folder.plan), fix) from err

@@ -8,6 +8,7 @@ nothing else.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from orchestrator.brain import decisions as d
 from orchestrator.brain import events as e
 from orchestrator.brain.facts import News
 from orchestrator.errors import ClusterError
-from orchestrator.wire import codec, room
+from orchestrator.wire import codec, ownership, room
 from orchestrator.wire.durable import LineLog, read_lines
 
 _NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
@@ -97,7 +98,7 @@ def replayed(path: Path) -> Iterator[None]:
 def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
     """Return the entries of the whole lines from byte `offset` on, and the offset of what comes next. Raises
     JournalError when one cannot be read."""
-    with path.open("rb") as file:
+    with os.fdopen(ownership.open_inside(path), "rb") as file:
         file.seek(offset)
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]

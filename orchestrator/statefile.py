@@ -11,6 +11,7 @@ import json
 from typing import Any, TypeAlias
 
 from orchestrator.errors import ClusterError
+from orchestrator.wire import ownership
 from orchestrator.wire.paths import JobDir
 
 Json: TypeAlias = dict[str, Any]
@@ -49,7 +50,7 @@ def read(job: JobDir, wall_s: float) -> Json:
     """
     fix = "`orch why` reads the journal, and a running job's supervisor writes the file anew"
     try:
-        known = json.loads(job.state.read_bytes())
+        known = json.loads(ownership.read_inside(job.state))
     except FileNotFoundError:
         raise
     except OSError as err:

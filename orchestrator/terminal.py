@@ -119,6 +119,19 @@ def drop_rest() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
+ERROR_LINE_CHARS_MAX = 1000
+"""How much of a line of an error is shown: it may repeat what was typed."""
+
+
+def shortened(text: str) -> str:
+    """Return an error with the middle of each line left out that is too long: at its end it says what is wrong."""
+    half = ERROR_LINE_CHARS_MAX // 2
+    lines = text.split("\n")
+    return "\n".join(
+        line if len(line) <= ERROR_LINE_CHARS_MAX else f"{line[:half]} … {line[-half:]}" for line in lines
+    )
+
+
 def say(text: str, *, err: bool = False) -> None:
     """Write text that may hold names, paths or words of others. That standard error takes nothing ends no command."""
     with contextlib.suppress(*([OSError] if err else [])):
@@ -127,7 +140,7 @@ def say(text: str, *, err: bool = False) -> None:
 
 def complain(text: str) -> None:
     """Write an error to standard error, its first line red where there are colours."""
-    head, newline, rest = harmless(text).partition("\n")
+    head, newline, rest = harmless(shortened(text)).partition("\n")
     if has_colour(sys.stderr):
         head = f"\x1b[31m{head}\x1b[0m"
     with contextlib.suppress(OSError):

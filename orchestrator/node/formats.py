@@ -203,6 +203,8 @@ def _pieces_indexed(index: Path) -> set[str]:
 
 
 def _start_of(path: Path) -> bytes:
+    if not path.is_file():  # a pipe would never answer
+        return b""
     try:
         with path.open("rb") as file:
             return file.read(MANIFEST_BYTES_MAX)

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import ownership
+
 POLL_S = 0.05
 
 HOLDER_BYTES_MAX = 400
@@ -61,7 +63,7 @@ def is_held(path: Path) -> bool:
     """Tell whether a process holds a lock; one whose file is not there is free. Raises OSError where that cannot be seen:
     another user's lock, a disk without locks."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
         return False
     try:
@@ -81,7 +83,7 @@ def sign(fd: int) -> None:
 def holder(path: Path) -> dict[str, Any] | None:
     """Return who signed a lock last, `{pid, host}`; None when that cannot be read."""
     try:
-        words = path.read_bytes()[:HOLDER_BYTES_MAX].decode(errors="replace").split()
+        words = ownership.read_inside(path)[:HOLDER_BYTES_MAX].decode(errors="replace").split()
     except OSError:
         return None
     return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdecimal() else None

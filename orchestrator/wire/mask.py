@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, AnyStr
 from urllib.parse import quote, quote_plus, urlsplit
 
+from . import codec, ownership
 from .paths import JobDir
 
 SECRET_CHARS_MIN = 4
@@ -106,12 +107,12 @@ def of_job(job: JobDir) -> Mask:
     """Return the mask of a job's secrets; of another user's job, which cannot be read, an empty one. Raises ValueError
     when they are damaged."""
     try:
-        kept = json.loads((job.secrets / "secrets.json").read_text())
-        webhook = job.webhook.read_text() if job.webhook.exists() else ""
-    except OSError:
+        kept = codec.loads_plain(ownership.read_inside(job.secrets / "secrets.json"))
+        webhook = ownership.read_inside(job.webhook).decode() if job.webhook.exists() else ""
+    except (FileNotFoundError, PermissionError):
         return Mask(())
-    if not isinstance(kept, dict):
-        raise ValueError("no object")
+    except OSError as err:
+        raise ValueError(f"they cannot be read: {err.strerror}") from err
     return of_secrets(map(str, kept.values()), webhook)
 
 

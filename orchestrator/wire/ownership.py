@@ -9,6 +9,7 @@ home. Jobs of others are read, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import stat
@@ -93,8 +94,21 @@ def close_to_others() -> None:
 
 def open_inside(path: Path) -> int:
     """Open a file of a job folder that may be another user's, to be read: neither a link that leads out of it, nor a
-    pipe that would never answer. Raises OSError."""
-    return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    pipe or a device that would never answer. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    kind = os.fstat(fd).st_mode
+    if stat.S_ISREG(kind):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
+
+
+def read_inside(path: Path) -> bytes:
+    """Return what a file of a job folder holds, which may be another user's, see `open_inside`. Raises OSError."""
+    with os.fdopen(open_inside(path), "rb") as file:
+        return file.read()
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
