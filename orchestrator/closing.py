@@ -72,7 +72,7 @@ def _is_said(job: JobDir, allocation: str) -> bool:
     if path is None:
         return False
     try:
-        said = codec.loads_plain(ownership.read_inside(path))
+        said = codec.loads_plain(ownership.read_regular(path))
         return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
     except (OSError, codec.CodecError, KeyError):
         return False

@@ -69,7 +69,7 @@ def write(job: JobDir, record: Record, offset: int) -> None:
 def _kept(job: JobDir) -> tuple[Record, int] | None:
     """Return the record that was put down and its place in the journal, None where there is none to rely on."""
     try:
-        with os.fdopen(ownership.open_inside(job.facts), "rb") as file:
+        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
             head = codec.loads(_Head, file.readline(HEAD_BYTES_MAX))
             if head.version != VERSION or head.journal_sum != _mark(job.journal, head.offset):
                 return None
@@ -99,7 +99,7 @@ def unpacked(text: str | bytes) -> Record:
 def _mark(path: Path, offset: int) -> int | None:
     """Return the sum of the bytes before `offset`; None where no line ends there."""
     begin = max(0, offset - MARK_BYTES)
-    with os.fdopen(ownership.open_inside(path), "rb") as file:
+    with os.fdopen(ownership.open_regular(path), "rb") as file:
         block = os.pread(file.fileno(), offset - begin, begin)
     is_end = len(block) == offset - begin and block[-1:] in (b"\n", b"")
     return zlib.crc32(block) if is_end else None

@@ -71,7 +71,7 @@ def keep(
 def last_words(job: JobDir) -> str:
     """Return the line in which a guard gave up, if that is the last of the supervisor's log; empty if not."""
     try:
-        with os.fdopen(ownership.open_inside(job.supervisor_log), "rb") as file:
+        with os.fdopen(ownership.open_regular(job.supervisor_log), "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:

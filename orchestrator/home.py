@@ -97,7 +97,7 @@ def is_slurm(job: JobDir) -> bool:
     if job.slurm.exists() or job.state.exists():
         return job.slurm.exists()
     try:  # its submit is at work, or was cut off
-        return bool(codec.loads_plain(ownership.read_inside(job.plan))["backend"] == "slurm")
+        return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "slurm")
     except (OSError, codec.CodecError, KeyError):
         return False
 

@@ -317,7 +317,7 @@ class Job:
 
         fix = "the folder is no whole job any more; submit the job anew"
         try:
-            return codec.loads(Plan, ownership.read_inside(self.folder.plan))
+            return codec.loads(Plan, ownership.read_regular(self.folder.plan))
         except OSError as err:
             what = f"the job's plan cannot be read: {err.strerror}"
             raise ClusterError(what, str(self.folder.plan), fix) from err

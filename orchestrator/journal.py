@@ -98,7 +98,7 @@ def replayed(path: Path) -> Iterator[None]:
 def tail(path: Path, offset: int) -> tuple[list[Entry], int]:
     """Return the entries of the whole lines from byte `offset` on, and the offset of what comes next. Raises
     JournalError when one cannot be read."""
-    with os.fdopen(ownership.open_inside(path), "rb") as file:
+    with os.fdopen(ownership.open_regular(path), "rb") as file:
         file.seek(offset)
         data = file.read()
     whole = data[: data.rfind(b"\n") + 1]

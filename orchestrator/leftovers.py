@@ -164,7 +164,7 @@ def _note_swept(job: JobDir, host: str) -> None:
 
 def _swept(job: JobDir) -> frozenset[str]:
     try:
-        return frozenset(codec.loads(tuple[str, ...], ownership.read_inside(job.swept)))
+        return frozenset(codec.loads(tuple[str, ...], ownership.read_regular(job.swept)))
     except (OSError, codec.CodecError):
         return frozenset()
 

@@ -59,7 +59,7 @@ RESTS: Json = {"steps_per_s": None, "stragglers": [], "nodes": [], "ranks": []}
 def present(job: JobDir) -> str | None:
     """Return Slurm's id of a job, the latest; None when Slurm was never given it. Raises ClusterError."""
     try:
-        ids = codec.loads(tuple[str, ...], ownership.read_inside(job.slurm))
+        ids = codec.loads(tuple[str, ...], ownership.read_regular(job.slurm))
     except FileNotFoundError:
         return None
     except (OSError, codec.CodecError) as err:
@@ -201,7 +201,7 @@ def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
     """Keep in the job's folder what Slurm says, for when it does not answer; then return what it said last, and its age."""
     if told.state == "UNKNOWN":
         with contextlib.suppress(OSError, codec.CodecError):
-            last = codec.loads(QueueJob, ownership.read_inside(job.queue_said))
+            last = codec.loads(QueueJob, ownership.read_regular(job.queue_said))
             age_s = round(max(0.0, time.time() - job.queue_said.stat().st_mtime), 1)
             return replace(last, silent=told.silent, heard_s=age_s) if last.id == told.id else told
     elif not told.silent and home.is_ours(job) and not job.ended.exists():
@@ -220,7 +220,7 @@ def note_cluster(job: JobDir) -> None:
 
 def _home_cluster(job: JobDir) -> str:
     try:
-        return str(codec.loads_plain(ownership.read_inside(job.queue))["cluster"])
+        return str(codec.loads_plain(ownership.read_regular(job.queue))["cluster"])
     except (OSError, codec.CodecError, KeyError):
         return ""
 
@@ -362,7 +362,7 @@ def _cancel_age_s(job: JobDir) -> float | None:
     """Return how long ago a cancel was asked for that nothing has followed; None when there is none."""
     try:
         path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
-        if path is None or codec.loads_plain(ownership.read_inside(path)).get("ask") != "cancel":
+        if path is None or codec.loads_plain(ownership.read_regular(path)).get("ask") != "cancel":
             return None
         return max(0.0, time.time() - path.stat().st_mtime)
     except (OSError, codec.CodecError):
@@ -373,7 +373,7 @@ def _cancel_s_max(job: JobDir) -> float:
     """Return how long a job's supervisor has to stop it."""
     try:
         known = statefile.read(job, time.time())
-        grace_s = codec.loads(Plan, ownership.read_inside(job.plan)).limits.stop_grace_s
+        grace_s = codec.loads(Plan, ownership.read_regular(job.plan)).limits.stop_grace_s
     except (OSError, ClusterError, codec.CodecError):
         return SILENT_CANCEL_S
     return SILENT_CANCEL_S if known.get("written_s", 0.0) > SILENT_CANCEL_S else LIVING_CANCEL_S + grace_s
@@ -388,6 +388,6 @@ def _is_still(job: JobDir) -> bool:
 
 def _bytes(job: JobDir) -> bytes:
     try:
-        return ownership.read_inside(job.state)
+        return ownership.read_regular(job.state)
     except OSError:
         return b""

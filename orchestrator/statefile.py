@@ -50,7 +50,7 @@ def read(job: JobDir, wall_s: float) -> Json:
     """
     fix = "`orch why` reads the journal, and a running job's supervisor writes the file anew"
     try:
-        known = json.loads(ownership.read_inside(job.state))
+        known = json.loads(ownership.read_regular(job.state))
     except FileNotFoundError:
         raise
     except OSError as err:

@@ -288,7 +288,7 @@ def start_supervisor(job: JobDir) -> None:
 def _is_over_ssh(job: JobDir) -> bool:
     """Tell whether a job uses SSH; what is wrong with a damaged plan its supervisor says."""
     try:
-        return bool(codec.loads_plain(ownership.read_inside(job.plan))["backend"] == "ssh")
+        return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "ssh")
     except (OSError, codec.CodecError, KeyError):
         return False
 

@@ -91,6 +91,7 @@ SUITES: dict[str, tuple[Group, ...]] = {
     ),
     "soak": (
         tests("nights", "tests/sim/test_nights.py", "", ORCH_NIGHTS="10000"),
+        tests("bad input", "tests/unit/test_fuzz.py tests/unit/test_damage.py", "", ORCH_FUZZ="50"),
         tests("galleries", "tests/hangs", ""),
         tests("the rest", "tests --ignore=tests/hangs", "soak and not quiet"),
         tests("galleries under load", "tests/hangs", "", ORCH_JOBS_AT_ONCE="8"),

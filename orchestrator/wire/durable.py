@@ -136,7 +136,7 @@ def _whole_lines_bytes(fd: int, size_bytes: int) -> int:
 def read_lines(path: Path, offset: int = 0) -> Iterator[str]:
     """Yield the whole lines of a `LineLog` from byte `offset` on, also while another process writes it; a torn last one
     is left out."""
-    with os.fdopen(ownership.open_inside(path), "rb") as file:
+    with os.fdopen(ownership.open_regular(path), "rb") as file:
         file.seek(offset)
         for raw in file:
             if not raw.endswith(b"\n"):

@@ -83,7 +83,7 @@ def sign(fd: int) -> None:
 def holder(path: Path) -> dict[str, Any] | None:
     """Return who signed a lock last, `{pid, host}`; None when that cannot be read."""
     try:
-        words = ownership.read_inside(path)[:HOLDER_BYTES_MAX].decode(errors="replace").split()
+        words = ownership.read_regular(path)[:HOLDER_BYTES_MAX].decode(errors="replace").split()
     except OSError:
         return None
     return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdecimal() else None

@@ -107,8 +107,8 @@ def of_job(job: JobDir) -> Mask:
     """Return the mask of a job's secrets; of another user's job, which cannot be read, an empty one. Raises ValueError
     when they are damaged."""
     try:
-        kept = codec.loads_plain(ownership.read_inside(job.secrets / "secrets.json"))
-        webhook = ownership.read_inside(job.webhook).decode() if job.webhook.exists() else ""
+        kept = codec.loads_plain(ownership.read_regular(job.secrets / "secrets.json"))
+        webhook = ownership.read_regular(job.webhook).decode() if job.webhook.exists() else ""
     except (FileNotFoundError, PermissionError):
         return Mask(())
     except OSError as err:

@@ -93,9 +93,15 @@ def close_to_others() -> None:
 
 
 def open_inside(path: Path) -> int:
-    """Open a file of a job folder that may be another user's, to be read: neither a link that leads out of it, nor a
-    pipe or a device that would never answer. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    """Open a file of a job folder that may be another user's, to be shown as it is: no link that leads out of it.
+
+    Raises OSError, see `open_regular`."""
+    return open_regular(path, os.O_NOFOLLOW)
+
+
+def open_regular(path: Path, flags: int = 0) -> int:
+    """Open a file of a job folder, to be read. Raises OSError, also for a pipe or a device, which may never answer."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
         return fd
@@ -105,9 +111,9 @@ def open_inside(path: Path) -> int:
     raise OSError(errno.EINVAL, "it is neither a file nor a folder", str(path))
 
 
-def read_inside(path: Path) -> bytes:
-    """Return what a file of a job folder holds, which may be another user's, see `open_inside`. Raises OSError."""
-    with os.fdopen(open_inside(path), "rb") as file:
+def read_regular(path: Path) -> bytes:
+    """Return what a file of a job folder holds. Raises OSError, see `open_regular`."""
+    with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
 
 

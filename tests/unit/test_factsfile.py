@@ -74,6 +74,16 @@ def test_what_comes_before_is_not_read_again(tmp_path: Path) -> None:
     assert caught.value.where == f"{job.journal}:{len(TALE)}"
 
 
+def test_news_that_cannot_have_come_are_damage(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    log = Journal(job.journal, "machine", 0)
+    for news in TALE[1:]:
+        log.write(news)
+    log.close()
+    with pytest.raises(JournalError, match="cannot have happened"):
+        factsfile.read(job)
+
+
 def _cut_journal(job: JobDir) -> None:
     job.journal.write_bytes(b"".join(job.journal.read_bytes().splitlines(keepends=True)[:3]))
 

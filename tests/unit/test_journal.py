@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -66,17 +67,24 @@ def test_news_waits_for_room_on_the_disk_in_order_and_a_full_disk_is_not_tried_a
     assert [entry.n for entry in entries] == [1, 2, 3, 4, 5]
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "before", "after"),
+    [(1, r".*\n", ""), (2, r".*\n", ""), (2, "Prepared", "Unheard"), (2, '"n":2', '"n":"2"'), (2, ".*", "{")],
+)
+def test_a_line_that_is_missing_or_damaged_is_named(
+    tmp_path: Path, number: int, before: str, after: str
+) -> None:
     path = tmp_path / "journal.jsonl"
     journal = Journal(path, "machine", 0)
     for news in NEWS:
         journal.write(news)
     journal.close()
     lines = path.read_text().splitlines(keepends=True)
-    path.write_text(lines[0] + lines[1].replace("Prepared", "Unheard") + "".join(lines[2:]))
+    lines[number - 1] = re.sub(before, after, lines[number - 1], count=1)
+    path.write_text("".join(lines))
     with pytest.raises(JournalError) as caught:
         list(read(path))
-    assert caught.value.where == f"{path}:2"
+    assert caught.value.where == f"{path}:{number}"
 
 
 def test_the_clock_of_a_new_job_starts_at_nothing() -> None:

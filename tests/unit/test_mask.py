@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from orchestrator.node import hook
+from orchestrator.wire import mask
 from orchestrator.wire.mask import CUT_CHARS_MIN, HIDDEN, LEFT_OUT, Mask
+from orchestrator.wire.paths import JobDir
 
 SECRET = "qZ7-Wv9_Kx2+Jm4"
 FILL = "." * CUT_CHARS_MIN
@@ -42,3 +46,11 @@ def test_the_hook_marks_its_cut_as_the_mask_knows_it() -> None:
 def test_a_place_to_cut_is_beside_a_secret(at: int) -> None:
     raw = ("." * 20 + SECRET + "." * 20).encode()
     assert MASK.whole(raw, at) == (20 if at < 20 + len(SECRET) else at)
+
+
+def test_secrets_that_cannot_be_read_are_no_reason_to_show_them(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    assert mask.of_job(job).apply("x") == "x"  # another user's
+    (job.secrets / "secrets.json").mkdir(parents=True)
+    with pytest.raises(ValueError, match="cannot be read"):
+        mask.of_job(job)
