@@ -50,7 +50,7 @@ def read(job: JobDir) -> Record:
 def place(job: JobDir) -> int:
     """Return how long the journal was, in bytes, when the facts were put down; 0 where that is not known."""
     try:
-        with job.facts.open("rb") as file:
+        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
             return codec.loads(_Head, file.readline(HEAD_BYTES_MAX)).offset
     except (OSError, codec.CodecError):
         return 0

@@ -24,7 +24,7 @@ from orchestrator.journal import Journal, JournalError
 from orchestrator.node.checkpoints import CheckpointWatch
 from orchestrator.plan import Plan
 from orchestrator.requests import number_of
-from orchestrator.wire import codec
+from orchestrator.wire import codec, ownership
 from orchestrator.wire.durable import sync_folder
 from orchestrator.wire.paths import JobDir, attempt_of
 
@@ -107,7 +107,7 @@ def _lack(job: JobDir) -> str:
     """Return what the journal lacks; empty for nothing. A torn last line, which a crash leaves, counts for nothing."""
     known_bytes = factsfile.place(job)  # read first, since a journal that is written grows
     try:
-        with job.journal.open("rb") as file:
+        with os.fdopen(ownership.open_regular(job.journal), "rb") as file:
             if not file.readline().endswith(b"\n"):
                 return "the journal is empty"
             size_bytes = os.fstat(file.fileno()).st_size
@@ -144,10 +144,11 @@ def _attempts(job: JobDir) -> Iterator[int]:
     for pattern in ("logs/attempt-*", "evidence/attempt-*", "nodes/*/attempt-*"):
         yield from (number for path in job.root.glob(pattern) if (number := attempt_of(path)) is not None)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        known = codec.loads_plain(job.state.read_bytes())
+        with os.fdopen(ownership.open_regular(job.state), "rb") as file:
+            known = codec.loads_plain(file.read())
         yield int(known["attempt"]) if known["started_at"] is not None else 0
     for path in (job.journal, job.facts):
-        with contextlib.suppress(OSError), path.open("rb") as file:
+        with contextlib.suppress(OSError), os.fdopen(ownership.open_regular(path), "rb") as file:
             yield from (int(number) for line in file for number in _ATTEMPT.findall(line))
 
 
