@@ -160,7 +160,7 @@ def make(place: Path, days: float) -> JobDir:
         memory.learn(news)
     memory._journal.sync()
     status = story.status(plan, memory.facts, story.Moment(end_s, time.time()), {})
-    job.state.write_text(json.dumps({**status, "travels": None}))
+    job.state.write_text(json.dumps(status))
     job.ended.touch()  # so that no command revives it
     return job
 

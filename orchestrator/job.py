@@ -297,7 +297,7 @@ class Job:
         """Return what looks like a hang now, as far as a supervisor that is alive has said so."""
         try:
             known = self._last_words()
-        except FileNotFoundError:
+        except (FileNotFoundError, OrchError):
             return None
         return None if "supervisor" in known else known.get("suspicion")
 

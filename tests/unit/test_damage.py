@@ -234,3 +234,15 @@ def test_whatever_a_file_of_a_job_holds_every_verb_ends_with_a_sentence(template
             _try_every_verb(template, name, damage)
 
     tried()
+
+
+@pytest.mark.parametrize("template", ["running"], indirect=True)
+def test_a_damaged_status_does_not_hide_the_post_mortem(
+    template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCH_HOME", str(template))
+    job = next(one for one in home.jobs(template) if one.id.startswith("broken-"))
+    with _held(job.lock):
+        job.state.write_text("{}")
+        code, out = verbs.checked(["why", job.id])
+    assert code == 0 and "attempt 1" in out
