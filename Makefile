@@ -28,7 +28,7 @@ test: $(DEV_STAMP) ## a quarter of an hour: every check and test but the longest
 	@tests/install.sh
 	@$(BIN)/python -m tests.run test $(STRICT)
 
-soak: $(DEV_STAMP) ## hours: what `make test` leaves out, whole galleries, 10,000 nights, and all that is slow 20 times
+soak: $(DEV_STAMP) ## hours: what `make test` leaves out, whole galleries, a million nights, and all that is slow 20 times
 	@tests/install.sh
 	@$(BIN)/python -m tests.run soak
 

@@ -67,6 +67,8 @@ RUFF = (Group("ruff", ("ruff", "check", ".")), Group("ruff format", ("ruff", "fo
 MYPY = Group("mypy", ("mypy",))
 QUICK = "not slow and not quiet and not soak"
 
+MILLION = 1_000_000
+
 SUITES: dict[str, tuple[Group, ...]] = {
     "quick": (
         tests("unit", "tests/unit", QUICK),
@@ -90,7 +92,17 @@ SUITES: dict[str, tuple[Group, ...]] = {
         tests("ssh", "tests/ssh"),
     ),
     "soak": (
-        tests("nights", "tests/sim/test_nights.py", "", ORCH_NIGHTS="10000"),
+        *(
+            tests(
+                f"a million nights, {n + 1} of 8",
+                "tests/sim/test_nights.py -k random",
+                "",
+                ORCH_FIRST=str(n * MILLION // 8),
+                ORCH_NIGHTS=str(MILLION // 8),
+            )
+            for n in range(8)
+        ),
+        tests("nights of all kinds", "tests/sim/test_nights.py", "", ORCH_NIGHTS="10000"),
         tests("bad input", "tests/unit/test_fuzz.py tests/unit/test_damage.py", "", ORCH_FUZZ="50"),
         tests("galleries", "tests/hangs", ""),
         tests("the rest", "tests --ignore=tests/hangs", "soak and not quiet"),

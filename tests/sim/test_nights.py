@@ -1,5 +1,5 @@
 """Random nights, most of them on pools of hosts or in a queue, and clean ones whose verdicts are known. `ORCH_SEED=n` replays
-one, `ORCH_NIGHTS=n` runs more than 250; the named ones are played in `test_transcripts`."""
+one, `ORCH_NIGHTS=n` runs more than 250, from the seed `ORCH_FIRST` on; the named ones are played in `test_transcripts`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.slow
 X = TypeVar("X")
 
 NIGHTS = int(os.environ.get("ORCH_NIGHTS", "250"))
-SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(NIGHTS))
+FIRST = int(os.environ.get("ORCH_FIRST", "0"))
+SEEDS = [int(os.environ["ORCH_SEED"])] if "ORCH_SEED" in os.environ else list(range(FIRST, FIRST + NIGHTS))
 CLEAN_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(25 * 10, NIGHTS // 4)]
 QUEUE_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(38 * 3, NIGHTS // 8)]
 HANG_SEEDS = SEEDS if "ORCH_SEED" in os.environ else SEEDS[: max(CASES * 5, NIGHTS // 8)]
