@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.brain import decisions as d
-from orchestrator.brain.facts import Facts
+from orchestrator.brain.facts import Facts, Life
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -21,7 +21,10 @@ class HangBook:
     def __init__(self, ledger: Ledger) -> None:
         self.ledger = ledger
         self.looked_s: dict[int, float] = {}  # when each look was ordered
-        self.suspects: dict[str, int] = {}  # the places that were named, and the step then
+        self.suspects: dict[
+            str, tuple[int, int]
+        ] = {}  # the places that were named, steps and living ranks then
+        self.living = 0  # ranks
         self.heard = 0  # steps
         self.noticed: int | None = None  # the same when a hang was noticed that still stands
         self.others = False  # there are hosts that could take another's place
@@ -29,6 +32,7 @@ class HangBook:
     def looked(self, facts: Facts, decisions: list[d.Decision]) -> None:
         """Whatever was noticed is taken back before anything else once the job moves."""
         self.heard = max((rank.count for rank in facts.ranks.values()), default=0)
+        self.living = sum(rank.life is Life.ALIVE for rank in facts.ranks.values())
         usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
         self.others = facts.pool is not None and len(usable) > facts.pool.nodes
         if self.noticed is not None and not decisions:
@@ -47,11 +51,11 @@ class HangBook:
                 self.noticed = self.heard
             case d.Suspect():
                 must(
-                    self.suspects.get(decision.place) != self.heard,
+                    self.suspects.get(decision.place) != (self.heard, self.living),
                     f"what was told is told again: {decision}",
                 )
                 must(len(self.looked_s) >= 2, f"{len(self.looked_s)} looks are too few: {decision}")
-                self.suspects[decision.place] = self.heard
+                self.suspects[decision.place] = (self.heard, self.living)
             case d.Withdraw():
                 must(self.noticed is not None, f"nothing was noticed: {decision}")
                 self.noticed = None
