@@ -54,7 +54,7 @@ bench-slurm: $(DEV_STAMP) ## the part of it on a Slurm cluster in a box; needs r
 bench-hangs: $(DEV_STAMP) ## how soon each hang of the gallery is found, one by one (half an hour)
 	$(BIN)/python -m bench.hang_gallery
 
-docs: $(DEV_STAMP) ## write the generated parts of README.md and docs/ anew
+docs: $(DEV_STAMP) ## write the generated parts of docs/
 	$(BIN)/python docs/generate.py
 
 clean: ## remove .venv, builds and caches; jobs in ~/.orch stay

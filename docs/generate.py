@@ -236,7 +236,7 @@ def drawn(text: str) -> set[Step]:
 # The documents
 
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
-    "README.md": {"verbs": verbs, "fields": fields},
+    "docs/reference.md": {"fields": fields, "verbs": verbs},
     "docs/hangs.md": {"signs": signs},
     "docs/architecture.md": {"states": diagrams},
 }
