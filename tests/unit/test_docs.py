@@ -40,7 +40,10 @@ CHOSEN_BY_USERS = ("partition", "account", "constraint", "exclude", "mem", "comm
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
 HANGS = (ROOT / "docs" / "hangs.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 NIGHTS = range(60)
 """Of the nights that drew the state diagrams, those that are played again."""
