@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from . import decisions as d
-from . import events as e
-from .causes import Cause
-from .decisions import Decision, JobEnd, Kind, Verdict
-from .facts import PLACEMENT, AttemptFacts, Facts, Link, NodeFacts, Phase, Taken, Want
-from .watch import Watch
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.causes import Cause
+from orchestrator.brain.decisions import Decision, JobEnd, Kind, Verdict
+from orchestrator.brain.facts import PLACEMENT, AttemptFacts, Facts, Link, NodeFacts, Phase, Taken, Want
+from orchestrator.brain.watch import Watch
 
 TERM_S = 2.0
 """How long what looks like a rank's or a node's own end may turn out to be the queue's: it signals all processes at

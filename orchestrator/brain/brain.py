@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import allocation, desync, fence, looks, meeting, placement, policy, stragglers, suspects, suspicion
-from . import decisions as d
-from . import events as e
-from .decisions import Decision
-from .diagnose import diagnose
-from .facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
-from .fold import fold
-from .pulse import folded_beat
-from .watch import Watch
+from orchestrator.brain import (
+    allocation,
+    desync,
+    fence,
+    looks,
+    meeting,
+    placement,
+    policy,
+    stragglers,
+    suspects,
+    suspicion,
+)
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.decisions import Decision
+from orchestrator.brain.diagnose import diagnose
+from orchestrator.brain.facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
+from orchestrator.brain.fold import fold
+from orchestrator.brain.pulse import folded_beat
+from orchestrator.brain.watch import Watch
 
 KILL_S_MAX = 60.0
 """How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 
-from . import decisions as d
-from . import events as e
-from .facts import Anew, AttemptFacts, Facts
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import Anew, AttemptFacts, Facts
 
 OLDER_MAX = 100
 """How many earlier checkpoints are remembered to fall back on."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .events import Collective, Doing, RankLook
-from .folding import named
+from orchestrator.brain.events import Collective, Doing, RankLook
+from orchestrator.brain.folding import named
 
 NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")
 """What a rank waits for by its stack that is no collective."""

@@ -7,10 +7,19 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from . import checkpoints, desync, placement, recognise, suspicion
-from . import decisions as d
-from . import events as e
-from .facts import APART, AttemptFacts, Facts, Link, NodeFacts, PastAttempt, Phase, RankFacts
+from orchestrator.brain import checkpoints, desync, placement, recognise, suspicion
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import (
+    APART,
+    AttemptFacts,
+    Facts,
+    Link,
+    NodeFacts,
+    PastAttempt,
+    Phase,
+    RankFacts,
+)
 
 HANGS_MAX = 2
 """After so many hangs on one host the job does without it, where there is another."""

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .events import NodePlan
+from orchestrator.brain.events import NodePlan
 
 
 class Kind(enum.Enum):

@@ -15,13 +15,13 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass
 
-from . import decisions as d
-from . import events as e
-from . import looks, suspicion
-from .decisions import Decision, Kind, Verdict
-from .facts import AttemptFacts, Facts, Life, RankFacts, Series, Tally
-from .verdicts import verdict
-from .watch import Watch
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain import looks, suspicion
+from orchestrator.brain.decisions import Decision, Kind, Verdict
+from orchestrator.brain.facts import AttemptFacts, Facts, Life, RankFacts, Series, Tally
+from orchestrator.brain.verdicts import verdict
+from orchestrator.brain.watch import Watch
 
 AGREED_MIN = 3
 """At so many steps the counts of all members must have been equal, and then unequal at as many later ones."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from . import allocation, fence, hang, meeting, placement
-from .decisions import Kind, Verdict
-from .facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
-from .folding import named
-from .hang_words import node_of
-from .library_words import explain
-from .recognise import recognise
-from .verdicts import verdict as _verdict
-from .watch import Watch
+from orchestrator.brain import allocation, fence, hang, meeting, placement
+from orchestrator.brain.decisions import Kind, Verdict
+from orchestrator.brain.facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
+from orchestrator.brain.folding import named
+from orchestrator.brain.hang_words import node_of
+from orchestrator.brain.library_words import explain
+from orchestrator.brain.recognise import recognise
+from orchestrator.brain.verdicts import verdict as _verdict
+from orchestrator.brain.watch import Watch
 
 SETTLE_S = 1.0
 """How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second."""

@@ -6,7 +6,7 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from .causes import Cause
+from orchestrator.brain.causes import Cause
 
 
 class Trouble(enum.Enum):

@@ -6,9 +6,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from . import decisions as d
-from . import events as e
-from .causes import Cause
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.causes import Cause
 
 LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""

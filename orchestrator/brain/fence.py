@@ -9,10 +9,10 @@ such time: there a lock tells whether an agent lives.
 
 from __future__ import annotations
 
-from . import decisions as d
-from .decisions import Decision
-from .facts import AttemptFacts, Facts, Link, NodeFacts
-from .watch import Watch
+from orchestrator.brain import decisions as d
+from orchestrator.brain.decisions import Decision
+from orchestrator.brain.facts import AttemptFacts, Facts, Link, NodeFacts
+from orchestrator.brain.watch import Watch
 
 PAUSES = 2.0
 QUIET_S_MAX = 1800.0

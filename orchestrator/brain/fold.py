@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from . import allocation, checkpoints, decided, desync, pulse, stragglers, suspicion
-from . import decisions as d
-from . import events as e
-from .facts import (
+from orchestrator.brain import allocation, checkpoints, decided, desync, pulse, stragglers, suspicion
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.facts import (
     AttemptFacts,
     Facts,
     Life,

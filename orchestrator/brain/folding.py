@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .events import RankLook
+from orchestrator.brain.events import RankLook
 
 LINES_MAX = 12
 """So many groups of ranks are shown; of what stands in ever so many places the rest is only counted."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import collectives, folding, hang_words, looks, suspicion
-from .collectives import Mismatch, Missing, Unknown, Whole
-from .decisions import Kind, Verdict
-from .events import Doing
-from .facts import AttemptFacts, Facts, Link, Phase, RankFacts
-from .folding import named
-from .verdicts import verdict
-from .watch import Watch
+from orchestrator.brain import collectives, folding, hang_words, looks, suspicion
+from orchestrator.brain.collectives import Mismatch, Missing, Unknown, Whole
+from orchestrator.brain.decisions import Kind, Verdict
+from orchestrator.brain.events import Doing
+from orchestrator.brain.facts import AttemptFacts, Facts, Link, Phase, RankFacts
+from orchestrator.brain.folding import named
+from orchestrator.brain.verdicts import verdict
+from orchestrator.brain.watch import Watch
 
 STOPPED_S_MAX = 5.0
 """How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s harms nobody."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import collectives, folding, looks
-from .collectives import Mismatch
-from .events import Doing, RankLook
-from .facts import AttemptFacts, Facts, Life, RankFacts
-from .folding import named
+from orchestrator.brain import collectives, folding, looks
+from orchestrator.brain.collectives import Mismatch
+from orchestrator.brain.events import Doing, RankLook
+from orchestrator.brain.facts import AttemptFacts, Facts, Life, RankFacts
+from orchestrator.brain.folding import named
 
 CULPRITS_SHOWN = 4
 

@@ -7,12 +7,12 @@ before the last look was answered, or was waited for long enough.
 
 from __future__ import annotations
 
-from . import decisions as d
-from . import suspicion
-from .decisions import Decision
-from .events import Doing, RankLook
-from .facts import AttemptFacts, Facts, Life, Link, Phase, RankFacts
-from .watch import Watch
+from orchestrator.brain import decisions as d
+from orchestrator.brain import suspicion
+from orchestrator.brain.decisions import Decision
+from orchestrator.brain.events import Doing, RankLook
+from orchestrator.brain.facts import AttemptFacts, Facts, Life, Link, Phase, RankFacts
+from orchestrator.brain.watch import Watch
 
 LOOK_S_MAX = 6.0
 """How long one waits for the nodes' answers to a look."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import decisions as d
-from .decisions import Decision
-from .facts import AttemptFacts, Facts, Link, NodeFacts
-from .watch import Watch
+from orchestrator.brain import decisions as d
+from orchestrator.brain.decisions import Decision
+from orchestrator.brain.facts import AttemptFacts, Facts, Link, NodeFacts
+from orchestrator.brain.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from . import decisions as d
-from . import events as e
-from .decisions import Decision, Kind, Verdict
-from .facts import LAUNCH_FAILURES_MAX, PLACEMENT, AttemptFacts, Facts, Link, NodeFacts
-from .watch import Watch
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.brain.decisions import Decision, Kind, Verdict
+from orchestrator.brain.facts import LAUNCH_FAILURES_MAX, PLACEMENT, AttemptFacts, Facts, Link, NodeFacts
+from orchestrator.brain.watch import Watch
 
 PATIENCE_S = 10.0
 """How long a host may take to come up before the first placement goes on without it, if there are others."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import allocation
-from .checkpoints import QUESTION, SUSPICION
-from .decisions import Checkpoint, JobEnd, Kind
-from .facts import AttemptFacts, Facts, Link, Want
-from .watch import Watch
+from orchestrator.brain import allocation
+from orchestrator.brain.checkpoints import QUESTION, SUSPICION
+from orchestrator.brain.decisions import Checkpoint, JobEnd, Kind
+from orchestrator.brain.facts import AttemptFacts, Facts, Link, Want
+from orchestrator.brain.watch import Watch
 
 RESTART_ASKED = "a restart that the user asked for"
 """Why an attempt ends, and the next begins."""

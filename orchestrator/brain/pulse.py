@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import cast
 
-from . import events as e
-from . import suspicion
-from .facts import AttemptFacts, Facts, Life, RankFacts
+from orchestrator.brain import events as e
+from orchestrator.brain import suspicion
+from orchestrator.brain.facts import AttemptFacts, Facts, Life, RankFacts
 
 
 def take(rank: RankFacts, beat: e.RankBeat, at: float, watched_at: float) -> None:

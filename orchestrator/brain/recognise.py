@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from . import placement
-from .checkpoints import QUESTION, SUSPICION, begins_anew
-from .decisions import Kind, Verdict
-from .facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
+from orchestrator.brain import placement
+from orchestrator.brain.checkpoints import QUESTION, SUSPICION, begins_anew
+from orchestrator.brain.decisions import Kind, Verdict
+from orchestrator.brain.facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
 
 ALIKE_MAX = 4
 """So many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always

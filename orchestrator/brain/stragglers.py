@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import statistics
 
-from . import decisions as d
-from .decisions import Decision
-from .facts import AttemptFacts, Facts, Life, RankFacts, Slow
-from .watch import Watch
+from orchestrator.brain import decisions as d
+from orchestrator.brain.decisions import Decision
+from orchestrator.brain.facts import AttemptFacts, Facts, Life, RankFacts, Slow
+from orchestrator.brain.watch import Watch
 
 FACTOR_MIN = 1.3
 """So many times the middle of its peers' work is slow."""

@@ -5,12 +5,12 @@ Nothing follows from it but that a person is told: by `orch status` and `orch wh
 
 from __future__ import annotations
 
-from . import collectives, hang, hang_words, looks, suspicion
-from . import decisions as d
-from .decisions import Decision
-from .events import Doing
-from .facts import AttemptFacts, Facts, Life, Link, Phase
-from .watch import Watch
+from orchestrator.brain import collectives, hang, hang_words, looks, suspicion
+from orchestrator.brain import decisions as d
+from orchestrator.brain.decisions import Decision
+from orchestrator.brain.events import Doing
+from orchestrator.brain.facts import AttemptFacts, Facts, Life, Link, Phase
+from orchestrator.brain.watch import Watch
 
 BRIEF_S = 2.0
 """A process that is held by a debugger, or is a zombie, for less than this is not told of."""

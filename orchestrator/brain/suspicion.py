@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .events import Doing, RankBeat, RankLook
-from .facts import AttemptFacts, Facts, RankFacts
+from orchestrator.brain.events import Doing, RankBeat, RankLook
+from orchestrator.brain.facts import AttemptFacts, Facts, RankFacts
 
 START_SUSPECT_S = 30.0
 """How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""

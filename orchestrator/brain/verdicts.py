@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from .decisions import Kind, Verdict
-from .facts import Facts
+from orchestrator.brain.decisions import Kind, Verdict
+from orchestrator.brain.facts import Facts
 
 
 def verdict(facts: Facts, kind: Kind, summary: str, **more: object) -> Verdict:

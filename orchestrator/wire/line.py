@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import codec
-from .durable import LINE_BYTES_MAX
+from orchestrator.wire import codec
+from orchestrator.wire.durable import LINE_BYTES_MAX
 
 SEND_BYTES_MAX = 8 << 20
 """How much may wait to be sent to one peer before the connection is given up."""

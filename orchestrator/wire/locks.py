@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import ownership
+from orchestrator.wire import ownership
 
 POLL_S = 0.05
 

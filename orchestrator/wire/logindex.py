@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
-from . import ownership
+from orchestrator.wire import ownership
 
 _RECORD = struct.Struct("<QQ")
 _NEVER = (1 << 64) - 1

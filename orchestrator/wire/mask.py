@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, AnyStr
 from urllib.parse import quote, quote_plus, urlsplit
 
-from . import codec, ownership
-from .paths import JobDir
+from orchestrator.wire import codec, ownership
+from orchestrator.wire.paths import JobDir
 
 SECRET_CHARS_MIN = 4
 CUT_CHARS_MIN = 200

@@ -12,7 +12,7 @@ import os
 import re
 from pathlib import Path
 
-from .paths import JobDir, attempt_name, attempt_of, rank_name
+from orchestrator.wire.paths import JobDir, attempt_name, attempt_of, rank_name
 
 ATTEMPTS_MAX = 64
 """How many attempts back a connection begins to look: what is at home of them is told in one message."""

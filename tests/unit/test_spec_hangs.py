@@ -8,8 +8,7 @@ import pytest
 
 from orchestrator.plan import PlannedNotify
 from tests.support import jobs
-
-from .test_spec import HEAD, fault, folder, loaded
+from tests.unit.test_spec import HEAD, fault, folder, loaded
 
 __all__ = ["folder"]
 
