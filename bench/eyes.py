@@ -15,10 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from orchestrator.node import beats, hook
-from orchestrator.node.ranks import NodeRanks, RankProcess
-from orchestrator.wire.logindex import LogIndex
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.rank import hook, step_counter
+from orchestrator.agent.rank.processes import NodeRanks, RankProcess
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
 from tests.support.watch import SAY_READY, watching
 
 ROUNDS = 7
@@ -54,7 +54,7 @@ def rank(root: Path) -> dict[str, str]:
     """Lay out a rank's folder and return its environment."""
     folder = Path(tempfile.mkdtemp(dir=root))
     shutil.copy(hook.__file__, folder / "sitecustomize.py")
-    beats.create(folder / hook.BEAT_FILE)
+    step_counter.create(folder / hook.BEAT_FILE)
     own = {
         hook.RANK_DIR_ENV: str(folder),
         hook.STACK_SIGNAL_ENV: "50",
@@ -112,7 +112,7 @@ def beat(root: Path) -> None:
         sleepers.append(sleeper)
         folder = Path(env[hook.RANK_DIR_ENV])
         index = LogIndex(job.rank_index(1, number))
-        reader = beats.Beats(folder / hook.BEAT_FILE)
+        reader = step_counter.Beats(folder / hook.BEAT_FILE)
         processes.append(
             RankProcess(number, number, sleeper.pid, folder, job.rank_log(1, number), index, reader)
         )

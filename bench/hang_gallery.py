@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.brain import decisions as d
+from orchestrator.brain.model import decisions as d
 from tests.hangs.gallery import CASES, Case
 from tests.hangs.innocents import INNOCENTS, Deed
 from tests.hangs.innocents_busy import BUSY

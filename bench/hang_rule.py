@@ -16,9 +16,9 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
 from orchestrator.brain.brain import Brain
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 
 JOBS = 10_000
 BEAT_S = 1.0

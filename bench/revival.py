@@ -19,14 +19,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator import home, story
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import News
-from orchestrator.memory import Memory
-from orchestrator.orders import planned
-from orchestrator.wire import codec
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.core import codec
+from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor import status as status_object
+from orchestrator.supervisor.journal.journaled_brain import Memory
+from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 
 DAYS = 30
@@ -159,7 +160,7 @@ def make(place: Path, days: float) -> JobDir:
     ):
         memory.learn(news)
     memory._journal.sync()
-    status = story.status(plan, memory.facts, story.Moment(end_s, time.time()), {})
+    status = status_object.status(plan, memory.facts, status_object.Moment(end_s, time.time()), {})
     job.state.write_text(json.dumps(status))
     job.ended.touch()  # so that no command revives it
     return job

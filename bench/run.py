@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import orchestrator
-from orchestrator.node import procfs
+from orchestrator.core.host import procfs
 
 RUNS = int(os.environ.get("BENCH_RUNS", "5"))
 RUN_S_MAX = 180.0
@@ -208,7 +208,7 @@ def pace(folder: Path) -> None:
 
 
 def _free_port() -> int:
-    from orchestrator.node.setup import free_port
+    from orchestrator.agent.setup_script import free_port
 
     return free_port(str(time.monotonic_ns()))
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from orchestrator import journal
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.node import procfs
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.host import procfs
+from orchestrator.supervisor.journal import journal_file
 from tests.support.cluster import needs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import Desk, Job
@@ -65,7 +65,7 @@ def agents_up_s(desk: Desk, count: int, **spec: Any) -> float:
 
     def times() -> list[list[float]] | None:
         found: list[list[float]] = [[], []]
-        for entry in journal.read(job.folder.journal):
+        for entry in journal_file.read(job.folder.journal):
             if isinstance(entry.news, (d.Launch, e.AgentUp)):
                 found[isinstance(entry.news, e.AgentUp)].append(entry.wall_s)
         return found if len(found[1]) >= count else None

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 import click
 
-from orchestrator import spec, story
 from orchestrator.brain.brain import Brain
-from orchestrator.brain.facts import Facts
-from orchestrator.brain.suspicion import SIGNS
-from orchestrator.cli import cli
-from orchestrator.spec_rules import PATTERNS, WHOLE_MAX
-from orchestrator.specfile import shown
+from orchestrator.brain.diagnosis.suspicion import SIGNS
+from orchestrator.brain.model.facts import Facts
+from orchestrator.cli.app import cli
+from orchestrator.spec import load
+from orchestrator.spec.value_types import PATTERNS, WHOLE_MAX
+from orchestrator.spec.yaml_document import shown
+from orchestrator.supervisor import status
 from tests.support.sim.night import random_night
 from tests.support.sim.world import World
 
@@ -87,7 +88,7 @@ class Field(NamedTuple):
 
 def job_file() -> Iterator[Field]:
     """Yield every field of the job file in its order, a section before what it holds."""
-    schema = spec.json_schema()
+    schema = load.json_schema()
     yield from _fields(schema, schema["$defs"], "")
 
 
@@ -190,7 +191,7 @@ def steps(seeds: Iterable[int]) -> set[Step]:
 
 def _states(facts: Facts, plans: int) -> dict[tuple[object, ...], str]:
     """Return the state of everything that has one. A new attempt, and the ranks of a new plan, begin anew."""
-    states: dict[tuple[object, ...], str] = {("job",): story.state(facts)}
+    states: dict[tuple[object, ...], str] = {("job",): status.state(facts)}
     number = 0
     if facts.attempt is not None:
         number = facts.attempt.number

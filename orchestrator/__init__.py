@@ -32,11 +32,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.version import VERSION as __version__
+from orchestrator.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from orchestrator.errors import ClusterError, OrchError, UserError
-    from orchestrator.job import Job, find, submit
+    from orchestrator.client.job import Job, find, submit
+    from orchestrator.core.errors import ClusterError, OrchError, UserError
 
 __all__ = ["ClusterError", "Job", "OrchError", "UserError", "__version__", "find", "submit"]
 

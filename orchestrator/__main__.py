@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from orchestrator.backends import Backend
-    from orchestrator.plan import Plan
-    from orchestrator.wire.paths import JobDir
+    from orchestrator.backends.api import Backend
+    from orchestrator.core.jobdir.layout import JobDir
+    from orchestrator.core.jobdir.plan import Plan
 
 
 def main(argv: list[str]) -> int:
     """Be what the first word says: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
-    from orchestrator.wire import ownership
+    from orchestrator.core.jobdir import ownership
 
     ownership.close_to_others()
     match argv:
         case ["agent"]:
             gc.disable()  # importing makes no garbage, and what it makes is never any
-            from orchestrator.node import agent, keeper
+            from orchestrator.agent import agent, keeper
 
             gc.freeze()
             gc.enable()
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         case ["supervise", folder]:
             return _supervise(Path(folder))
         case ["guard", folder]:
-            from orchestrator import guard
+            from orchestrator.supervisor import guard
 
             return guard.main(Path(folder))
         case ["--selftest"]:
@@ -46,15 +46,15 @@ def main(argv: list[str]) -> int:
 
 def _supervise(folder: Path) -> int:
     """Be the supervisor of a job; what its folder or its disk lacks is one line of the supervisor's log, the last."""
-    from orchestrator import supervise
-    from orchestrator.errors import OrchError
-    from orchestrator.guard import UNFIT
-    from orchestrator.node import stepenv
-    from orchestrator.wire import room
+    from orchestrator.core.errors import OrchError
+    from orchestrator.core.jobdir import full_disk
+    from orchestrator.core.slurm import step_env
+    from orchestrator.supervisor import supervisor
+    from orchestrator.supervisor.guard import UNFIT
 
-    room.print_patiently()
+    full_disk.print_patiently()
     try:
-        return supervise.main(folder, _backend, stepenv.allocation(os.environ))
+        return supervisor.main(folder, _backend, step_env.allocation(os.environ))
     except OrchError as err:
         print(f"{err.where}: {err.what}; fix: {err.fix}", file=sys.stderr)
     except OSError as err:
@@ -81,12 +81,13 @@ def _backend(job: JobDir, plan: Plan) -> Backend:
 
 def _selftest() -> int:
     """Import everything that travels in the bundle, so that a node says at once what its Python lacks."""
-    from orchestrator import supervise
+    from orchestrator.agent import agent, keeper
+    from orchestrator.agent.bootstrap import entry
     from orchestrator.backends import local
-    from orchestrator.node import agent, keeper, landing
-    from orchestrator.version import VERSION
+    from orchestrator.core.version import VERSION
+    from orchestrator.supervisor import supervisor
 
-    parts = (supervise, local, agent, keeper, landing)
+    parts = (supervisor, local, agent, keeper, entry)
     print(f"orch {VERSION} on Python {sys.version.split()[0]}: {len(parts)} parts load")
     return 0
 

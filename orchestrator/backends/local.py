@@ -5,10 +5,11 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from orchestrator.backends import Allocation, Carrier, LaunchError, Stir
-from orchestrator.wire import codec, locks
-from orchestrator.wire.messages import AgentConfig
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
+from orchestrator.core import codec
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire.messages import AgentConfig
 
 
 class LocalBackend:

@@ -4,26 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orchestrator.brain import (
-    allocation,
-    desync,
-    fence,
-    looks,
-    meeting,
-    placement,
-    policy,
-    stragglers,
-    suspects,
-    suspicion,
-)
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.decisions import Decision
-from orchestrator.brain.diagnose import diagnose
-from orchestrator.brain.facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
-from orchestrator.brain.fold import fold
-from orchestrator.brain.pulse import folded_beat
-from orchestrator.brain.watch import Watch
+from orchestrator.brain.diagnosis import desync, inspections, stragglers, suspects, suspicion
+from orchestrator.brain.diagnosis.diagnose import diagnose
+from orchestrator.brain.fold_beats import folded_beat
+from orchestrator.brain.fold_events import fold
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Decision
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
+from orchestrator.brain.scheduling import allocation, fence, placement, rendezvous, restart_policy
 
 KILL_S_MAX = 60.0
 """How long after TERM and grace the processes of a rank may outlive KILL before the job gives up."""
@@ -105,7 +95,7 @@ def _close(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     if facts.done:
         return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
     if attempt.restart_asked:
-        return [d.Finish(watch.now_s, policy.RESTART_ASKED, attempt.number)]
+        return [d.Finish(watch.now_s, restart_policy.RESTART_ASKED, attempt.number)]
     verdict = diagnose(facts, watch)
     if verdict is None:
         others = desync.decide(facts, attempt, watch) or stragglers.decide(facts, attempt, watch)
@@ -125,8 +115,8 @@ def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: 
     """See to the evidence, then say it: nothing is stopped before every rank was looked at."""
     assert facts.limits is not None
     if attempt.look_at is None or attempt.look_at < verdict.since_s:
-        return looks.orders(facts, attempt, f"evidence before the verdict: {verdict.summary}", watch)
-    if not looks.is_answered(facts, attempt, watch):
+        return inspections.orders(facts, attempt, f"evidence before the verdict: {verdict.summary}", watch)
+    if not inspections.is_answered(facts, attempt, watch):
         return []
     if facts.limits.on_hang != "notify":
         return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
@@ -136,8 +126,8 @@ def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: 
 
 
 def _look(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
-    why = looks.why_look(facts, attempt, watch)
-    return looks.orders(facts, attempt, why, watch) if why else []
+    why = inspections.why_look(facts, attempt, watch)
+    return inspections.orders(facts, attempt, why, watch) if why else []
 
 
 def _withdraw(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
@@ -156,7 +146,7 @@ def _drive(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
         told = _starts(facts, attempt, watch) or fence.orders(facts, attempt, watch)
         return told or placement.keep_spares(facts, attempt, watch)
     orders = _launches(facts, attempt, watch) + _prepares(facts, attempt, watch)
-    orders += meeting.probes(facts, attempt, watch)
+    orders += rendezvous.probes(facts, attempt, watch)
     if orders or not _is_ready(facts, attempt):
         return orders
     return _starts(facts, attempt, watch)
@@ -175,7 +165,7 @@ def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether all ranks can be started: every node is set up, and they know where to meet."""
     if any(node.link is not Link.UP or node.ready < attempt.number for node in facts.gang):
         return False
-    return meeting.are_probed(facts, attempt) and isinstance(meeting.meeting(facts), meeting.Meeting)
+    return rendezvous.are_probed(facts, attempt) and isinstance(rendezvous.meeting(facts), rendezvous.Meeting)
 
 
 def _starts(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
@@ -186,8 +176,8 @@ def _starts(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]
     ]
     if not waiting:
         return []
-    place = meeting.meeting(facts)
-    assert isinstance(place, meeting.Meeting), "ranks are started where they can meet"
+    place = rendezvous.meeting(facts)
+    assert isinstance(place, rendezvous.Meeting), "ranks are started where they can meet"
     why = f"all {len(facts.gang)} nodes are ready"
     return [
         d.Start(
@@ -263,7 +253,7 @@ def _ending(facts: Facts, attempt: AttemptFacts) -> str:
     if attempt.verdict is not None:
         return attempt.verdict.kind.value
     if attempt.restart_asked and not facts.done:
-        return policy.RESTART_ASKED
+        return restart_policy.RESTART_ASKED
     return "cancelled" if facts.want is Want.CANCEL else "done"
 
 
@@ -298,14 +288,14 @@ def _end(facts: Facts) -> d.JobEnd:
 
 
 def _follow(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
-    if policy.waits_for_checkpoint(facts, attempt, watch):
+    if restart_policy.waits_for_checkpoint(facts, attempt, watch):
         return []
-    match policy.after(facts):
-        case policy.Over(end, why):
+    match restart_policy.after(facts):
+        case restart_policy.Over(end, why):
             return [d.EndJob(watch.now_s, why, attempt.number, end)]
-        case policy.Back(avoid, why):
+        case restart_policy.Back(avoid, why):
             return [d.Requeue(watch.now_s, why, attempt.number, avoid)]
-        case policy.Again(not_before_s, resume, why):
+        case restart_policy.Again(not_before_s, resume, why):
             if not watch.passed(not_before_s):
                 return []
             return [d.BeginAttempt(watch.now_s, why, attempt.number + 1, resume)]

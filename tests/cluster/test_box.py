@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import procfs
-from orchestrator.node.procfs import Proc
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
 from tests.support.cluster.box import PLACE, PREFIX, REPOSITORY, Box, inside, sweep
 from tests.support.cluster.host import Host, end, wait_for
 

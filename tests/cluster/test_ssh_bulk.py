@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import procfs
+from orchestrator.core.host import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import ENDED, FAKE_TORCH, STEPPER, TOGETHER, Desk
 

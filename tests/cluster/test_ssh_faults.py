@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from orchestrator.node import procfs
+from orchestrator.core.host import procfs
 from tests.support.cluster.box import Box
 from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk, Job
 from tests.support.cluster.host import wait_for

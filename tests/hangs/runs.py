@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from unittest import mock
 
-from orchestrator import story
+from orchestrator.supervisor import status
 from tests.support.local import Desk, Sight
 
 from .gallery import Case
@@ -56,7 +56,7 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        return self.sight.seen()["state"] in story.ENDED or time.monotonic() > self.began_s + self.limit_s
+        return self.sight.seen()["state"] in status.ENDED or time.monotonic() > self.began_s + self.limit_s
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.brain import decisions as d
-from orchestrator.node.procfs import Proc
+from orchestrator.brain.model import decisions as d
+from orchestrator.core.host.procfs import Proc
 from tests.support.local import Sight, kill
 
 from .conftest import as_params, desk_at, selected

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.intake import Intake
-from orchestrator.wire import messages as m
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor.transfers.log_receiver import Intake
 from tests.support.shipping import Home, Host, play, prepare
 
 LOG = "logs/attempt-001/rank-00000.log"

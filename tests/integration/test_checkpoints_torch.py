@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from orchestrator import collect
+from orchestrator.client import collect
 from tests.support.local import Desk
 from tests.support.sharded import SHARDED
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import orchestrator
-from orchestrator.node import procfs
+from orchestrator.core.host import procfs
 from tests.support.local import Desk, Sight, wait_until
 
 RUN_S_MAX = 120.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator
-from orchestrator.job import Job
+from orchestrator.client.job import Job
 
 JOBS = Path(__file__).parents[2] / "jobs"
 RUN_S_MAX = 600.0

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import hook
-from orchestrator.node.flight import Window
+from orchestrator.agent.rank import hook
+from orchestrator.agent.rank.flight_recorder import Window
 from tests.integration.test_flight_torch import READY_S_MAX, until
 from tests.support.hooked import free_port, gang, torchrun_env
 

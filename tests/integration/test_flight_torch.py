@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import pytest
 
-from orchestrator.node import flight, hook
-from orchestrator.node.flight import Flight, Window
+from orchestrator.agent.rank import flight_recorder, hook
+from orchestrator.agent.rank.flight_recorder import Flight, Window
 from tests.support.hooked import Rank, free_port, gang, lay_out, torchrun_env
 
 WORLD_SIZE = 4
@@ -90,7 +90,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
             shape = "float32[2,5]" if size == 10 else "float32[1000]"
             until(lambda w=window, s=shape: _is_in(w.look(), s), f"rank {number} enters {shape}")  # type: ignore[misc]
             assert rank.beat().step == STEPS
-        time.sleep(flight.CALL_S_MAX)  # so that rank 1 is in its loop for good
+        time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its loop for good
         asked = [window.ask(python_of=0) for window in windows]
         found = [until(one.answer, "an answer") for one in asked]
         yield Gang(ranks, [process.pid for process in running], windows, found)
@@ -123,7 +123,7 @@ def test_who_has_not_entered_what_the_others_wait_in_is_seen(hanging: Gang) -> N
     assert [(one.ranks, one.number, one.shape, one.done) for one in pair] == [
         ((0, 1), 1, "float32[2,5]", True)
     ] * 2
-    assert all(one.entered_s >= flight.CALL_S_MAX for one in last.values())
+    assert all(one.entered_s >= flight_recorder.CALL_S_MAX for one in last.values())
 
 
 def test_native_code_that_keeps_python_from_running_is_seen_and_stays_seen(hanging: Gang) -> None:
@@ -137,7 +137,7 @@ def test_native_code_that_keeps_python_from_running_is_seen_and_stays_seen(hangi
 def test_whoever_is_slow_by_itself_is_told_from_those_that_wait_for_it(hanging: Gang) -> None:
     own = []
     for rank, found in zip(hanging.ranks, hanging.found, strict=True):
-        one = flight.own_s(rank.reader().step_ends(flight.OWN_STEPS_MAX + 1), found.entries)
+        one = flight_recorder.own_s(rank.reader().step_ends(flight_recorder.OWN_STEPS_MAX + 1), found.entries)
         assert one is not None
         own.append(one)
     assert min(own[2], own[3]) >= SLOW_S * 0.9
@@ -152,7 +152,7 @@ def test_a_stopped_rank_does_not_answer_and_that_is_said_in_time(hanging: Gang) 
         began_s = time.monotonic()
         found = until(hanging.windows[3].ask(python_of=0).answer, "an answer")
         assert "no answer within 1 s" in found.lack
-        assert time.monotonic() - began_s < 5 * flight.CALL_S_MAX
+        assert time.monotonic() - began_s < 5 * flight_recorder.CALL_S_MAX
     finally:
         os.kill(hanging.pids[3], signal.SIGCONT)
     until(lambda: hanging.windows[3].look().entries, "rank 3 answers again")
@@ -196,7 +196,7 @@ while not os.path.exists(os.environ["GO"]):
 
 def _goes_away(rank: Rank, pid: int, handler: str) -> bool:
     try:
-        flight._sent(rank.dir, pid, handler).close()
+        flight_recorder._sent(rank.dir, pid, handler).close()
     except BlockingIOError:  # more than wait in its queue
         return False
     return True

@@ -13,9 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import hook, procfs, stacks
-from orchestrator.node.beats import NO_BEAT
-from orchestrator.node.stacks import RankStack
+from orchestrator.agent.probes import python_stacks
+from orchestrator.agent.probes.python_stacks import RankStack
+from orchestrator.agent.rank import error_file, hook
+from orchestrator.agent.rank.step_counter import NO_BEAT
+from orchestrator.core.host import procfs
 from tests.support.hooked import (
     RUN_S_MAX,
     STACK_SIGNAL,
@@ -179,7 +181,7 @@ def _without_times(log: bytes) -> list[bytes]:
 
 
 def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) -> None:
-    assert stacks.error_of(tmp_path, 1) is None
+    assert error_file.error_of(tmp_path, 1) is None
     for age_s, pid in enumerate((30, 10, 20)):
         path = tmp_path / hook.ERROR_FILE.format(pid)
         path.write_text(
@@ -187,7 +189,7 @@ def test_errors_are_read_of_the_first_process_else_the_newest(tmp_path: Path) ->
         )
         os.utime(path, (1000 - age_s, 1000 - age_s))
     (tmp_path / hook.ERROR_FILE.format(5)).write_text("torn")
-    found = [stacks.error_of(tmp_path, pid) for pid in (10, 20, 5, 99)]
+    found = [error_file.error_of(tmp_path, pid) for pid in (10, 20, 5, 99)]
     assert [error.type for error in found if error is not None] == ["E10", "E20", "E30", "E30"]
 
 
@@ -241,10 +243,10 @@ def take_until(process: subprocess.Popen[bytes], rank: Rank, *words: str) -> lis
     deadline = time.monotonic() + START_S_MAX
     found: list[RankStack] = []
     while time.monotonic() < deadline and process.poll() is None:
-        found = stacks.take(process.pid, rank.dir, STACK_SIGNAL, STACKS_S_MAX)
+        found = python_stacks.take(process.pid, rank.dir, STACK_SIGNAL, STACKS_S_MAX)
         if len(found) == len(words) and all(word in one.text for word, one in zip(words, found, strict=True)):
             return found
-        time.sleep(stacks.POLL_S)
+        time.sleep(python_stacks.POLL_S)
     raise AssertionError(f"{words} not in {found}")
 
 
@@ -275,7 +277,7 @@ def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path)
             not ((stat := procfs.look(process.pid)) and stat.state == "S") and time.monotonic() < settled_by
         ):
             time.sleep(0.01)  # a process that is still being loaded may be in state D
-        (stack,) = stacks.take(process.pid, tmp_path, STACK_SIGNAL, STACKS_S_MAX)
+        (stack,) = python_stacks.take(process.pid, tmp_path, STACK_SIGNAL, STACKS_S_MAX)
         assert "no Python stack" in stack.text
         assert process.poll() is None
     finally:
@@ -288,8 +290,8 @@ def test_a_stopped_process_is_said_to_be_stopped_at_once(tmp_path: Path) -> None
     with running(rank, SLEEPS) as process:
         os.kill(process.pid, 19)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        asked = stacks.ask(process.pid, rank.dir, STACK_SIGNAL)
-        found = stacks.answer(asked)
+        asked = python_stacks.ask(process.pid, rank.dir, STACK_SIGNAL)
+        found = python_stacks.answer(asked)
         assert found is not None
         assert found[0].state == "T"
         assert found[0].text.startswith("stopped (state T)")
@@ -330,12 +332,14 @@ def test_eight_ranks_answer_together_without_threads(tmp_path: Path) -> None:
     threads = threading.active_count()
     with ExitStack() as open_ranks:
         pids = [open_ranks.enter_context(running(rank, SLEEPS)).pid for rank in ranks]
-        asked = [stacks.ask(pid, rank.dir, STACK_SIGNAL) for pid, rank in zip(pids, ranks, strict=True)]
+        asked = [
+            python_stacks.ask(pid, rank.dir, STACK_SIGNAL) for pid, rank in zip(pids, ranks, strict=True)
+        ]
         deadline = time.monotonic() + STACKS_S_MAX
-        found = [stacks.answer(one) for one in asked]
+        found = [python_stacks.answer(one) for one in asked]
         while not all(found) and time.monotonic() < deadline:
-            time.sleep(stacks.POLL_S)
-            found = [old or stacks.answer(one) for old, one in zip(found, asked, strict=True)]
+            time.sleep(python_stacks.POLL_S)
+            found = [old or python_stacks.answer(one) for old, one in zip(found, asked, strict=True)]
         texts = [one[0].text for one in found if one]
         assert len(texts) == len(ranks)
         assert all('train.py", line ' in text for text in texts)
@@ -359,7 +363,9 @@ def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(tmp_path: Pat
     deadline = time.monotonic() + RUN_S_MAX / 2
     while "all_reduce" not in seen and time.monotonic() < deadline:
         for proc in procfs.with_env(f"ORCH_RANK_DIR={ranks[0].dir}".encode()):
-            seen = "".join(s.text for s in stacks.take(proc.pid, ranks[0].dir, STACK_SIGNAL, STACKS_S_MAX))
+            seen = "".join(
+                s.text for s in python_stacks.take(proc.pid, ranks[0].dir, STACK_SIGNAL, STACKS_S_MAX)
+            )
         time.sleep(0.1)
     go.touch()
     training.join()

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import procfs
-from orchestrator.node.procfs import Proc
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, proc_of, wait_until
 
 FAMILY = (

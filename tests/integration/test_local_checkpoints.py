@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.brain import events as e
-from orchestrator.errors import UserError
+from orchestrator.brain.model import events as e
+from orchestrator.core.errors import UserError
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 SAVER = (

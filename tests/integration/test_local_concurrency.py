@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from orchestrator.brain import events as e
-from orchestrator.node import procfs
+from orchestrator.brain.model import events as e
+from orchestrator.core.host import procfs
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill
 from tests.support.torch_script import WITHOUT_DYNAMO
 

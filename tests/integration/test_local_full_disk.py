@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import journal
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.node import procfs
-from orchestrator.node.procfs import Proc
-from orchestrator.wire.room import RETRY_S
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
+from orchestrator.core.jobdir.full_disk import RETRY_S
+from orchestrator.supervisor.journal import journal_file
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, wait_until
 
 DISK_BYTES = 24 << 20
@@ -130,7 +130,7 @@ def test_a_full_disk_costs_nothing_but_time(small_desk: Desk, small_disk: Path, 
     (small_disk / "fill").unlink()
     status = job.wait()
     assert (status["state"], status["attempt"], status["restarts"]) == ("SUCCEEDED", 1, 0)
-    entries = list(journal.read(job.job.folder.journal))
+    entries = list(journal_file.read(job.job.folder.journal))
     assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
     assert sorted(one.rank for one in job.news(e.Exited)) == [0, 1, 2, 3]
     said = (job.root / "supervisor.log").read_text()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 SLEEPER = (

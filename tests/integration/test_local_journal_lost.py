@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import cli, journal
-from orchestrator.brain import decisions as d
-from orchestrator.errors import OrchError
-from orchestrator.node import procfs
+from orchestrator.brain.model import decisions as d
+from orchestrator.cli import app
+from orchestrator.core.errors import OrchError
+from orchestrator.core.host import procfs
+from orchestrator.supervisor.journal import journal_file
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 SAVER = (
@@ -86,7 +87,7 @@ def test_a_supervisor_without_its_journal_does_not_begin_from_nothing_beside_ran
     job.job.folder.journal.unlink()
     kill(supervisor)
     wait_until(lambda: not procfs.alive(supervisor), "the supervisor's end")
-    assert cli.run(["status", job.job.id]) == 0
+    assert app.run(["status", job.job.id]) == 0
     said = capsys.readouterr().err
     assert "the journal is gone" in said and "--from CHECKPOINT goes on as attempt 2" in said
     assert not job.job.folder.journal.exists() and all(procfs.alive(rank) for rank in ranks.values())
@@ -99,5 +100,5 @@ def test_a_supervisor_without_its_journal_does_not_begin_from_nothing_beside_ran
     job.job.resume("step-20", environ=desk.environ)
     assert job.wait()["state"] == "SUCCEEDED"
     assert not any(procfs.alive(rank) for rank in ranks.values())
-    assert [entry.n for entry in journal.read(job.job.folder.journal)][:3] == [1, 2, 3]
+    assert [entry.n for entry in journal_file.read(job.job.folder.journal)][:3] == [1, 2, 3]
     assert job.log(0, 2).strip() == "from step-20"

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from orchestrator import requests
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir import requests
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 SAVER = """

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 
-from orchestrator import journal, requests
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.node import procfs
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import requests
+from orchestrator.supervisor.journal import journal_file
 from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
 
 GATED = (
@@ -43,7 +44,7 @@ def _open_gate(job: Sight) -> None:
 
 def _assert_nothing_lost_or_doubled(job: Sight) -> None:
     """The journal has every line once, every kept report once, and every rank's log has each step once."""
-    entries = list(journal.read(job.job.folder.journal))
+    entries = list(journal_file.read(job.job.folder.journal))
     assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
     kept = [(entry.boot, entry.seq) for entry in entries if entry.seq]
     assert len(kept) == len(set(kept))

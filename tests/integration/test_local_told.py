@@ -7,8 +7,8 @@ import signal
 import time
 from pathlib import Path
 
-from orchestrator import show, stackview
-from orchestrator.brain import decisions as d
+from orchestrator.brain.model import decisions as d
+from orchestrator.views import cells, stacks, status
 from tests.support.local import FAKE_TORCH, STEPPER, Desk, kill, wait_until
 
 STEPS = STEPPER + "run(1000000 if attempt == 1 else 10)"
@@ -36,7 +36,7 @@ def test_stacks_of_a_running_job_are_taken_and_nothing_is_changed(desk: Desk) ->
         (rank, f"node-{rank}", before[rank].pid) for rank in (0, 1)
     ]
     assert any("sleep_in_vain" in frame for frame in taken["ranks"][1]["stack"])
-    text = show.plain(stackview.stacks(taken))
+    text = cells.plain(stacks.stacks(taken))
     assert "sleep_in_vain" in text and "rank 1 on node-1" in text
     assert Path(taken["pages"]).is_dir()
     step = job.seen()["step"]
@@ -59,7 +59,7 @@ def test_a_stopped_rank_is_a_suspicion_within_seconds_and_none_once_it_goes_on(d
     said = wait_until(lambda: job.job.last_status()["suspicion"], "a suspicion")
     assert time.monotonic() - began_s < 20  # 2 s on a quiet machine
     assert "rank 1 on node-1 is stopped (state T)" in said
-    assert "suspicion   rank 1" in show.plain(show.job(job.job.last_status()))
+    assert "suspicion   rank 1" in cells.plain(status.job(job.job.last_status()))
     kill(procs[1], signal.SIGCONT)
     wait_until(lambda: job.job.last_status()["suspicion"] is None, "the end of the suspicion")
     job.job.cancel()

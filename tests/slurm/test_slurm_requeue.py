@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from orchestrator import queued
+from orchestrator.client import slurm_status
 from tests.support.cluster.desk import FAKE_TORCH, Desk, Job
 from tests.support.cluster.slurm import SlurmBox
 from tests.support.cluster.slurm_jobs import SAVES, TRAINS, allocations
@@ -103,7 +103,7 @@ def test_a_job_that_nobody_is_left_of_is_put_back_into_the_queue_by_a_look_at_it
         return (known["JobState"], known["BatchHost"], known["NodeList"]) == ("RUNNING", "node1", "node2")
 
     job.wait_until(runs_on_for_nothing, "a job without its batch script")
-    long_ago_s = time.time() - 2 * queued.ORPHANED_S
+    long_ago_s = time.time() - 2 * slurm_status.ORPHANED_S
     os.utime(job.folder.state, (long_ago_s, long_ago_s))
     job.status()
     job.wait_until(lambda: job.status()["state"] == "QUEUED", "its place in the queue")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.ssh.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps
 from tests.support.sshd import Desk, Sshd, enter, make_key, public, start_sshd
 
 

@@ -17,15 +17,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle, links, planning, render
-from orchestrator.backends import Copied, Copy, Direction, LaunchError, Trouble
+from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Trouble
 from orchestrator.backends.ssh.backend import SshBackend
-from orchestrator.certificate import new as _certificate
-from orchestrator.plan import Plan, PlannedNode
-from orchestrator.spec import JobSpec, SpecFile
-from orchestrator.wire import line
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.spec.load import JobSpec, SpecFile
+from orchestrator.submission import bundle, planner, render
+from orchestrator.submission.certificate import new as _certificate
+from orchestrator.supervisor import agent_connections
 from tests.support.sshd import Desk, Sshd, free_port, needs_sshd
 
 pytestmark = needs_sshd
@@ -40,10 +41,10 @@ class Boss:
     """A supervisor that only listens: who is up, and who went down."""
 
     job: JobDir
-    words: queue.Queue[links.Word] = field(default_factory=queue.Queue)
+    words: queue.Queue[agent_connections.Word] = field(default_factory=queue.Queue)
     port: int = 0
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
-    _links: links.Links | None = None
+    _links: agent_connections.Links | None = None
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -54,8 +55,10 @@ class Boss:
     def _run(self, listening: threading.Event) -> None:
         async def listen() -> None:
             self._task = asyncio.current_task()
-            self._links = links.Links(self.job.id, TOKEN, NODES)
-            context = line.server_context(self.job.secrets / "certificate.pem", self.job.secrets / "key.pem")
+            self._links = agent_connections.Links(self.job.id, TOKEN, NODES)
+            context = connection.server_context(
+                self.job.secrets / "certificate.pem", self.job.secrets / "key.pem"
+            )
             self.port = await self._links.listen(context, "127.0.0.1", 0)
             listening.set()
             while True:
@@ -64,7 +67,7 @@ class Boss:
         with contextlib.suppress(asyncio.CancelledError):
             self._loop.run_until_complete(listen())
 
-    def hear(self, kind: type[links.Word]) -> links.Word:
+    def hear(self, kind: type[agent_connections.Word]) -> agent_connections.Word:
         """Return the next word of a kind."""
         deadline_s = time.monotonic() + WAIT_S_MAX
         while True:
@@ -74,8 +77,8 @@ class Boss:
 
     def hello(self) -> m.Hello:
         """Wait until the agent is up."""
-        word = self.hear(links.Up)
-        assert isinstance(word, links.Up)
+        word = self.hear(agent_connections.Up)
+        assert isinstance(word, agent_connections.Up)
         return word.hello
 
     def stop(self) -> None:
@@ -200,14 +203,14 @@ def _plan(folder: Path) -> Plan:
     spec = JobSpec.model_validate(data)
     file = SpecFile(folder / "job.yaml", "", spec, folder, folder)
     hosts = tuple(PlannedNode(node, node, "", (), (), 0) for node in NODES)
-    there = planning.Inventory("here", (), "/usr/bin/python3")
-    pool = planning._pool(file, there)
-    local = planning.make(
+    there = planner.Inventory("here", (), "/usr/bin/python3")
+    pool = planner._pool(file, there)
+    local = planner.make(
         SpecFile(folder / "job.yaml", "", JobSpec.model_validate({**data, "backend": "local"}), folder, folder),
         there, "gpt-1", 0.0,
     )  # fmt: skip
     return replace(
-        local, backend="ssh", nodes=hosts, pool=pool, ssh=planning.ssh_of(spec), programs=("python3",)
+        local, backend="ssh", nodes=hosts, pool=pool, ssh=planner.ssh_of(spec), programs=("python3",)
     )
 
 
@@ -256,7 +259,7 @@ def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: Wor
     first = world.boss.hello()
     for _ in range(2):
         world.cut()
-        world.boss.hear(links.Down)
+        world.boss.hear(agent_connections.Down)
         world.backend.look_after("far")
         again = world.boss.hello()
         assert (again.pid, again.boot) == (first.pid, first.boot)
@@ -277,7 +280,7 @@ def test_a_server_that_is_down_for_a_while_is_tried_until_it_is_back(world: Worl
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.sshd.stop()
-    world.boss.hear(links.Down)
+    world.boss.hear(agent_connections.Down)
     world.wait_for(lambda: "connect:" in world.backend.reason("far"))
     world.desk.configure(
         f"Host far near\n  HostName 127.0.0.1\n  Port {world.desk.start(world.settings).port}\n"
@@ -295,7 +298,7 @@ def test_an_agent_that_died_is_known_to_be_gone(world: World) -> None:
     world.backend.launch(world.config)
     world.boss.hello()
     world.kill_agent()
-    world.boss.hear(links.Down)
+    world.boss.hear(agent_connections.Down)
     world.backend.look_after("far")
     assert world.evidence().startswith("its agent is not running any more")
     world.backend.launch(world.config)
@@ -306,7 +309,7 @@ def test_a_revived_supervisor_finds_the_agent_again(world: World) -> None:
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.backend.close()
-    world.boss.hear(links.Down)
+    world.boss.hear(agent_connections.Down)
     world.new_backend().attend(world.config)
     assert world.boss.hello().pid == first.pid
 
@@ -320,7 +323,7 @@ def test_a_launch_where_an_agent_lives_already_leads_to_it(world: World) -> None
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.backend.close()
-    world.boss.hear(links.Down)
+    world.boss.hear(agent_connections.Down)
     world.new_backend().launch(world.config)
     assert world.boss.hello().pid == first.pid
 
@@ -374,5 +377,5 @@ def test_closing_is_quick_and_leaves_the_agent(world: World) -> None:
     began_s = time.monotonic()
     world.backend.close()
     assert time.monotonic() - began_s < 3.0
-    world.boss.hear(links.Down)
+    world.boss.hear(agent_connections.Down)
     assert _is_running(pid)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import LaunchError, Trouble
-from orchestrator.backends.ssh import config
-from orchestrator.backends.ssh.config import resolve
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.ssh.connect import ssh_config
+from orchestrator.backends.ssh.connect.ssh_config import resolve
 from tests.support.sshd import needs_sshd
 
 
@@ -164,8 +164,8 @@ def test_the_agent_is_the_one_of_the_environment_or_the_one_that_is_named(
 
 
 def test_home_is_where_the_environment_says(home: Path) -> None:
-    assert config.home() == home
-    assert config.has_own_home()
+    assert ssh_config.home() == home
+    assert ssh_config.has_own_home()
 
 
 def _count_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

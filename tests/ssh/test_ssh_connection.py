@@ -15,11 +15,11 @@ import paramiko
 import pytest
 from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
-from orchestrator.backends import LaunchError, Trouble
-from orchestrator.backends.ssh import auth, dial
-from orchestrator.backends.ssh import connection as connections
-from orchestrator.backends.ssh.config import Target, resolve
-from orchestrator.backends.ssh.connection import Connection, Jumps
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.ssh.connect import auth, dial
+from orchestrator.backends.ssh.connect import connection as connections
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 from tests.support.sshd import (
     LOOPBACK,
     WAIT_S,

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import Copied, Copy, Direction
-from orchestrator.backends.ssh import config, copying
-from orchestrator.backends.ssh.connection import Connection, Jumps
-from orchestrator.backends.ssh.copying import Copies
-from orchestrator.wire.messages import Piece
+from orchestrator.backends.api import Copied, Copy, Direction
+from orchestrator.backends.ssh.connect import ssh_config
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.copy import copy_queue
+from orchestrator.backends.ssh.copy.copy_queue import Copies
+from orchestrator.core.wire.messages import Piece
 from tests.support.sshd import LOOPBACK, Desk, Sshd, is_over, needs_sshd
 
 pytestmark = [
@@ -74,7 +75,7 @@ class Host:
         self.connect()
 
     def connect(self) -> None:
-        target = config.resolve(LOOPBACK, port=self.server.port)
+        target = ssh_config.resolve(LOOPBACK, port=self.server.port)
         self.connection = Connection.open(target, host_keys="strict", jumps=self.jumps)
 
     def begin(self, direction: Direction, names: tuple[str, ...], wanted: tuple[Piece, ...] = ()) -> None:
@@ -224,7 +225,7 @@ def test_close_ends_a_copy_at_once_and_leaves_no_process(start: StartHost, has_r
     until(lambda: host.copies.progress().get("key", 0) > 0)
     began_s = time.monotonic()
     host.copies.close()
-    assert time.monotonic() - began_s < copying.CLOSE_S_MAX
+    assert time.monotonic() - began_s < copy_queue.CLOSE_S_MAX
     assert host.copies.copied() == []
     assert not [pid for pid in host.server.family()[1:] if b"rsync" in command(pid)]
 

@@ -9,18 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle, fleet, journal, leftovers, planning, preflight, render
-from orchestrator.backends import LaunchError
-from orchestrator.backends.ssh.connection import Connection
-from orchestrator.brain import decisions as d
-from orchestrator.collect import sweep_hosts, swept
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
-from orchestrator.plan import PlannedSsh
-from orchestrator.planning import Inventory
-from orchestrator.spec import load
-from orchestrator.wire import codec
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh import fanout
+from orchestrator.backends.ssh.connect.connection import Connection
+from orchestrator.brain.model import decisions as d
+from orchestrator.client import preflight, remote_files
+from orchestrator.client.cleanup import sweep_hosts, swept
+from orchestrator.client.job import Job
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import PlannedSsh
+from orchestrator.spec.load import load
+from orchestrator.submission import bundle, planner, render
+from orchestrator.submission.planner import Inventory
+from orchestrator.supervisor.journal import journal_file
 from tests.support import jobs
 from tests.support.sshd import Desk, Sshd, free_port, make_key, needs_sshd
 
@@ -62,12 +65,12 @@ def _name(there: Connection, host: str) -> str:
 def test_every_host_answers_or_says_why_not_in_the_users_order(desk: Desk) -> None:
     one, two = _start(desk), _start(desk)
     _configure(desk, one=one, two=two)
-    said = fleet.each(["two", "gone", "one", "two"], SSH, _name)
+    said = fanout.each(["two", "gone", "one", "two"], SSH, _name)
     assert list(said) == ["two", "gone", "one"]
     assert (said["two"], said["one"]) == ("this is two", "this is one")
     failed = said["gone"]
     assert isinstance(failed, LaunchError) and failed.stage == "connect"
-    assert "gone: connect: " in fleet.told(said) and "two:" not in fleet.told(said)
+    assert "gone: connect: " in fanout.told(said) and "two:" not in fanout.told(said)
 
 
 def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> None:
@@ -79,7 +82,7 @@ def test_a_host_that_never_answers_costs_no_more_than_the_limit(desk: Desk) -> N
         return host
 
     began_s = time.monotonic()
-    said = fleet.each(["one"], SSH, work, limit_s=1.5)
+    said = fanout.each(["one"], SSH, work, limit_s=1.5)
     assert time.monotonic() - began_s < 10.0
     assert isinstance(said["one"], LaunchError) and "no answer within 1.5 s" in str(said["one"])
 
@@ -91,7 +94,7 @@ def test_a_fault_of_ours_is_not_blamed_on_the_host(desk: Desk) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        fleet.each(["one"], SSH, work)
+        fanout.each(["one"], SSH, work)
 
 
 GPUS = "GPU 0: H200 (UUID: GPU-a)\\nGPU 1: H200 (UUID: GPU-b)\\n"
@@ -101,33 +104,33 @@ def test_the_gpus_are_counted_on_the_hosts_whatever_their_shells_print(desk: Des
     _configure(
         desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=_with_gpus(desk, tmp_path / "two", GPUS)
     )
-    assert fleet.gpus_each(["one", "gone", "two"], SSH, "job.yaml") == 2
+    assert fanout.gpus_each(["one", "gone", "two"], SSH, "job.yaml") == 2
 
 
 def test_hosts_with_different_numbers_of_gpus_are_named(desk: Desk, tmp_path: Path) -> None:
     none = _with_gpus(desk, tmp_path / "two", "No devices were found\\n", 6)
     _configure(desk, one=_with_gpus(desk, tmp_path / "one", GPUS), two=none)
-    assert fleet.gpus_each(["two"], SSH, "") == 0
+    assert fanout.gpus_each(["two"], SSH, "") == 0
     with pytest.raises(UserError, match="different numbers of GPUs: one 2, two 0"):
-        fleet.gpus_each(["one", "two"], SSH, "job.yaml:3: gpus_per_node")
+        fanout.gpus_each(["one", "two"], SSH, "job.yaml:3: gpus_per_node")
 
 
 def test_hosts_that_say_nothing_are_named_with_their_reasons(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_with_gpus(desk, tmp_path / "one", "NVML: Driver/library version mismatch\\n", 18))
     with pytest.raises(ClusterError, match="no host said how many GPUs") as told:
-        fleet.gpus_each(["one", "gone"], SSH, "job.yaml")
+        fanout.gpus_each(["one", "gone"], SSH, "job.yaml")
     assert "one: shell: nvidia-smi fails: " in told.value.what and "version mismatch" in told.value.what
     assert "gone: connect: " in told.value.what
 
 
 def test_a_key_that_only_a_passphrase_opens_is_refused_before_the_submit(desk: Desk) -> None:
-    fleet.refuse_locked_keys(["one"], SSH)
+    fanout.refuse_locked_keys(["one"], SSH)
     for path in desk.home.glob(".ssh/id_*"):
         path.unlink()
-    fleet.refuse_locked_keys(["one"], SSH)
+    fanout.refuse_locked_keys(["one"], SSH)
     locked = make_key(desk.home / ".ssh" / "id_ed25519", passphrase="secret")
     with pytest.raises(ClusterError, match="is encrypted, and no ssh-agent has it") as told:
-        fleet.refuse_locked_keys(["one"], SSH)
+        fanout.refuse_locked_keys(["one"], SSH)
     assert told.value.fix == f'eval "$(ssh-agent)" && ssh-add {locked}'
 
 
@@ -187,7 +190,7 @@ def _ended(desk: Desk, tmp_path: Path, hosts: str = "[one, two, gone]") -> tuple
     ssh = f"{{hosts: {hosts}, remote_dir: {tmp_path}/remote}}"
     (work / "job.yaml").write_text(f"name: gpt\nbackend: ssh\ncommand: 'true'\nssh: {ssh}\n")
     file = load(work / "job.yaml")
-    plan = planning.make(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
+    plan = planner.make(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
     job = JobDir(tmp_path / "home" / "jobs" / jobs.ID)
     for folder in (job.scripts, job.checkpoints, job.attempt_logs(1), job.secrets):
         folder.mkdir(parents=True)
@@ -198,7 +201,7 @@ def _ended(desk: Desk, tmp_path: Path, hosts: str = "[one, two, gone]") -> tuple
     job.ended.touch()
     for script in render.render(plan, job, "/usr/bin/python3"):
         (job.scripts / script.name).write_text(script.text)
-    book = journal.Journal(job.journal, "boot", 0)
+    book = journal_file.Journal(job.journal, "boot", 0)
     for node in ("one", "two", "one"):
         book.write(d.Launch(0.0, "needed", 1, node))
     book.close()
@@ -221,9 +224,9 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
-    account = leftovers.collect(job)
+    account = remote_files.collect(job)
     assert account.is_whole and list(account.brought) == ["one", "two"]
-    assert leftovers.summary([account]) == "3 files (3.0 MB) came from 2 hosts"
+    assert remote_files.summary([account]) == "3 files (3.0 MB) came from 2 hosts"
     home = job.folder
     assert home.rank_log(1, 0).read_text() == "all that it said\n"
     assert (home.root / "nodes/one/agent.log").read_text() == "bye\n"
@@ -232,19 +235,19 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     assert came.read_bytes() == (there / "checkpoints/step-2/rank-0.pt").read_bytes()
     assert abs(came.stat().st_mtime - (there / "checkpoints/step-2/rank-0.pt").stat().st_mtime) < 1
     assert not (home.root / "stranger").exists() and not (home.checkpoints / ".tmp").exists()
-    assert leftovers.summary([leftovers.collect(job)]) == "", "nothing comes twice"
+    assert remote_files.summary([remote_files.collect(job)]) == "", "nothing comes twice"
 
 
 def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, tmp_path: Path) -> None:
     _configure(desk, one=_start(desk))
     job, _ = _ended(desk, tmp_path, "[one, gone]")
-    book = journal.Journal(job.folder.journal, "boot", 3)
+    book = journal_file.Journal(job.folder.journal, "boot", 3)
     book.write(d.Launch(0.0, "needed", 1, "gone"))
     book.close()
     (desk.home / ".ssh" / "config").write_text(
         (desk.home / ".ssh" / "config").read_text() + "Host two\n Port 1\n"
     )
-    account = leftovers.collect(job)
+    account = remote_files.collect(job)
     assert list(account.brought) == ["one"] and sorted(account.failed) == ["gone", "two"]
     assert not account.is_whole and any(line.startswith("gone: connect: ") for line in account.lines())
 
@@ -255,8 +258,8 @@ def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tm
     job, there = _ended(desk, tmp_path)
     (there / "secrets").mkdir()
     (there / "secrets" / "token").write_text("ab" * 32)
-    account = leftovers.sweep(job)
-    assert account.clean == ("one", "two") and leftovers.summary([account]) == ""
+    account = remote_files.sweep(job)
+    assert account.clean == ("one", "two") and remote_files.summary([account]) == ""
     assert (there / "stranger").exists()
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import LaunchError
-from orchestrator.backends.ssh.connection import Connection, Jumps, Remote
+from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps, Remote
 from orchestrator.backends.ssh.launch import Code, land, reach, sweep
-from orchestrator.wire import locks
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host, jobs
 from tests.support.sshd import Desk, Sshd, enter
 

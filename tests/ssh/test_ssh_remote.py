@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import LaunchError
-from orchestrator.backends.ssh.connection import Connection, Jumps
-from orchestrator.backends.ssh.remote import ERRORS_BYTES_MAX, LINE_BYTES_MAX, Remote
+from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.remote_command import ERRORS_BYTES_MAX, LINE_BYTES_MAX, Remote
 from tests.support.sshd import WAIT_S, Desk, Sshd, enter, is_over, needs_sshd
 
 pytestmark = needs_sshd

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
 from orchestrator.brain.brain import Brain
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 
 D = TypeVar("D")
 LIMITS = e.Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")

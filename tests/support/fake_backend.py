@@ -8,14 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator import credentials, journal, orders, supervise
-from orchestrator.backends import Allocation, Carrier, LaunchError, Stir
-from orchestrator.plan import Plan
-from orchestrator.wire import codec, line
-from orchestrator.wire import messages as m
-from orchestrator.wire.line import Line
-from orchestrator.wire.messages import AgentConfig
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
+from orchestrator.core import codec
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.connection import Line
+from orchestrator.core.wire.messages import AgentConfig
+from orchestrator.submission import credentials
+from orchestrator.supervisor import supervisor as supervising
+from orchestrator.supervisor import translation
+from orchestrator.supervisor.journal import journal_file
 from tests.support import jobs
 
 ANSWER_S_MAX = 20.0
@@ -78,8 +82,10 @@ class Node:
         while not self.backend.launched:
             await asyncio.sleep(0.001)
         config = self.backend.launched[0]
-        host, port = line.address(config.address)
-        self.one = await line.dial(host, port, line.client_context(config.certificate), ANSWER_S_MAX)
+        host, port = connection.address(config.address)
+        self.one = await connection.dial(
+            host, port, connection.client_context(config.certificate), ANSWER_S_MAX
+        )
         hello = m.Hello(
             m.PROTOCOL, config.job, config.token, "node-0", "boot", "host", 7, running, running, "", 0, (), 0,
             str(self.job.root), ships, (),
@@ -99,7 +105,7 @@ class Node:
         assert self.one is not None
         while True:
             data, _ = await asyncio.wait_for(self.one.receive(), ANSWER_S_MAX)
-            order, _ = line.take_message(data, codec.by_kind(m.Order))
+            order, _ = connection.take_message(data, codec.by_kind(m.Order))
             if not isinstance(order, m.Ack):
                 return order
             self.acked = order
@@ -121,7 +127,7 @@ class Node:
         self.say(m.Left())
 
     def news(self, *kinds: type[Any]) -> list[Any]:
-        return [one.news for one in journal.read(self.job.journal) if isinstance(one.news, kinds)]
+        return [one.news for one in journal_file.read(self.job.journal) if isinstance(one.news, kinds)]
 
 
 def folder_of(folder: Path, **fields: Any) -> tuple[JobDir, Plan]:
@@ -139,7 +145,7 @@ def play(folder: Path, act: Callable[[Node], Awaitable[None]], **fields: Any) ->
     """Let `act` be the only node of a job until that is over."""
     job, plan = folder_of(folder, **fields)
     node = Node(job, plan, Backend())
-    supervisor = supervise.Supervisor(job, plan, orders.private(job), node.backend)
+    supervisor = supervising.Supervisor(job, plan, translation.private(job), node.backend)
 
     async def both() -> None:
         running = asyncio.create_task(supervisor.run())

@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.backends import Copied, Copy, Direction
-from orchestrator.brain import events as e
-from orchestrator.carry import Carry
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.api import Copied, Copy, Direction
+from orchestrator.brain.model import events as e
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor.transfers.checkpoint_fetch import Carry
 
 GANG = ("n0", "n1", "n2")
 ALONE = ("n0",)

@@ -19,15 +19,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle
-from orchestrator.backends import LaunchError
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.launch import Code, Kit, Launch, land
-from orchestrator.certificate import new as _certificate
-from orchestrator.node import procfs
-from orchestrator.plan import Plan, PlannedPool, PlannedSsh
-from orchestrator.render import render
-from orchestrator.wire.messages import AgentConfig, Needs
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSsh
+from orchestrator.core.wire.messages import AgentConfig, Needs
+from orchestrator.submission import bundle
+from orchestrator.submission.certificate import new as _certificate
+from orchestrator.submission.render import render
 from tests.support import jobs
 
 GONE_S_MAX = 20.0

@@ -9,10 +9,11 @@ from typing import cast
 
 import paramiko
 
+from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import session as ses
-from orchestrator.backends.ssh import worker as w
-from orchestrator.backends.ssh.pump import Flow
-from orchestrator.wire.messages import AgentConfig, Needs
+from orchestrator.backends.ssh.connect import connection
+from orchestrator.backends.ssh.connect.port_forward import Flow
+from orchestrator.core.wire.messages import AgentConfig, Needs
 
 REST_S_MAX = 10.0
 CONFIG = AgentConfig(
@@ -105,10 +106,10 @@ class FakeHost:
 class FakeSession:
     host: FakeHost
     port: int
-    taken: ses.Taken | None = None
+    taken: connection.Taken | None = None
     closed: bool = False
 
-    def forward(self, taken: ses.Taken) -> int:
+    def forward(self, taken: connection.Taken) -> int:
         self.host.calls.append("forward")
         self.taken = taken
         return self.port

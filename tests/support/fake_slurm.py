@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import home, queued, statefile
-from orchestrator.plan import Plan, PlannedPool, PlannedSlurm
-from orchestrator.slurm.queue import Queue
-from orchestrator.wire import codec
-from orchestrator.wire.paths import JobDir
+from orchestrator.client import slurm_status
+from orchestrator.core import codec
+from orchestrator.core.jobdir import home, status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSlurm
+from orchestrator.core.slurm.queue import Queue
 from tests.support import jobs
 
 COMMANDS = ("squeue", "sacct", "scontrol", "scancel")
@@ -113,7 +114,7 @@ def installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setenv("PATH", there.path)
     monkeypatch.setenv("ORCH_HOME", str(place))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(queued, "QUEUE", Queue())
+    monkeypatch.setattr(slurm_status, "QUEUE", Queue())
     return there
 
 
@@ -145,5 +146,5 @@ def asked(folder: JobDir) -> list[dict[str, str]]:
 
 def tell(folder: JobDir, state: str, **more: object) -> None:
     """Write a job's status as its supervisor does."""
-    known = queued.from_plan(plan(folder.id), state, "")
-    folder.state.write_text(json.dumps({**known, "written_at": statefile.iso(time.time()), **more}))
+    known = slurm_status.from_plan(plan(folder.id), state, "")
+    folder.state.write_text(json.dumps({**known, "written_at": status_file.iso(time.time()), **more}))

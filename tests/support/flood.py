@@ -15,9 +15,9 @@ import sys
 from collections import deque
 from pathlib import Path
 
-from orchestrator import door
-from orchestrator.links import Links
-from orchestrator.wire import line
+from orchestrator.core.wire import connection
+from orchestrator.supervisor import listener
+from orchestrator.supervisor.agent_connections import Links
 
 HELD_MAX = 200
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -26,13 +26,13 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 def main(folder: Path, count: int) -> None:
     """Let the flood come, and print what it cost."""
     gc.disable()
-    door.TLS_PER_S_MAX = door.TLS_PER_S_OF_ONE_MAX = 1 << 30
+    listener.TLS_PER_S_MAX = listener.TLS_PER_S_OF_ONE_MAX = 1 << 30
     asyncio.run(_flood(folder, count))
 
 
 async def _flood(folder: Path, count: int) -> None:
     links = Links("job-1", "token", ("node-0",))
-    context = line.server_context(folder / "certificate.pem", folder / "key.pem")
+    context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
     port = await links.listen(context, "127.0.0.1", 0)
     first = _client_hello()
     ways = (

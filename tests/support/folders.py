@@ -6,14 +6,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator import home, story
-from orchestrator.brain import decisions as d
 from orchestrator.brain.brain import Brain
-from orchestrator.brain.facts import News
-from orchestrator.journal import Journal
-from orchestrator.plan import Plan
-from orchestrator.wire import codec
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.facts import News
+from orchestrator.core import codec
+from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.supervisor import status as status_object
+from orchestrator.supervisor.journal.journal_file import Journal
 from tests.support import jobs
 
 SECRET = "hf_0123456789abcdef"
@@ -41,7 +42,7 @@ def make(place: Path, news: Sequence[News], name: str = "gpt", at_s: float = job
         brain.learn(one)
     journal.close()
     last_s = max([one.at for one in news], default=0.0)
-    status = story.status(_renamed(plan, job.id), brain.facts, jobs.moment(last_s + 1), {})
+    status = status_object.status(_renamed(plan, job.id), brain.facts, jobs.moment(last_s + 1), {})
     job.state.write_text(json.dumps(status))
     if brain.facts.end is not None:
         job.ended.touch()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.brain_story import Story, look, only
 
 WAITS, WORKS, SPINS, BLOCKED, SLEEPS = (

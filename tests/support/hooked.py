@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.node import beats, hook, stacks
-from orchestrator.node.beats import Beat, Beats
+from orchestrator.agent.rank import error_file, hook, step_counter
+from orchestrator.agent.rank.step_counter import Beat, Beats
 
 STACK_SIGNAL = 50
 RUN_S_MAX = 180  # a busy machine imports torch three times
@@ -80,12 +80,12 @@ class Rank:
     def reader(self) -> Beats:
         return Beats(self.dir / hook.BEAT_FILE)
 
-    def errors(self) -> list[stacks.RankError]:
+    def errors(self) -> list[error_file.RankError]:
         paths = self.dir.glob(hook.ERROR_FILE.format("*"))
-        found = [stacks.error_of(self.dir, int(path.stem.partition("-")[2])) for path in paths]
+        found = [error_file.error_of(self.dir, int(path.stem.partition("-")[2])) for path in paths]
         return [error for error in found if error is not None]
 
-    def error(self) -> stacks.RankError:
+    def error(self) -> error_file.RankError:
         (error,) = self.errors()
         return error
 
@@ -109,7 +109,7 @@ def lay_out(root: Path) -> Rank:
     for folder in (rank.dir, rank.code, root / "hook"):
         folder.mkdir()
     shutil.copy(hook.__file__, root / "hook" / "sitecustomize.py")
-    beats.create(rank.dir / hook.BEAT_FILE)
+    step_counter.create(rank.dir / hook.BEAT_FILE)
     return rank
 
 

@@ -6,17 +6,18 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator import planning, postmortem
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import News
-from orchestrator.journal import Entry
-from orchestrator.orders import planned
-from orchestrator.plan import Plan
-from orchestrator.planning import Inventory
-from orchestrator.record import Record
-from orchestrator.spec import JobSpec, SpecFile
-from orchestrator.story import Moment
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.client import post_mortem
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.spec.load import JobSpec, SpecFile
+from orchestrator.submission import planner
+from orchestrator.submission.planner import Inventory
+from orchestrator.supervisor.journal.job_record import Record
+from orchestrator.supervisor.journal.journal_file import Entry
+from orchestrator.supervisor.journal.planned import planned
+from orchestrator.supervisor.status import Moment
 
 ID = "gpt-20261120-224605123-k3"
 BEGAN_S = 1_795_000_000.0
@@ -37,7 +38,7 @@ def spec_file(**fields: Any) -> SpecFile:
 def plan(gpus: Sequence[int] = (), **fields: Any) -> Plan:
     """Return the plan of `spec_file(**fields)` on a machine with these GPUs."""
     there = Inventory("host-1", tuple(gpus), "/usr/bin/python3")
-    return planning.make(spec_file(**fields), there, ID, BEGAN_S)
+    return planner.make(spec_file(**fields), there, ID, BEGAN_S)
 
 
 def entries(news: Sequence[News]) -> list[Entry]:
@@ -55,7 +56,7 @@ def record(entries: Iterable[Entry]) -> Record:
 
 def told(news: Sequence[News], of: Plan | None = None) -> dict[str, Any]:
     """Return the object of `orch why --json`, with the folder that `Job.why` adds."""
-    return {**postmortem.why(of or plan(), record(entries(news))), "dir": ROOT}
+    return {**post_mortem.why(of or plan(), record(entries(news))), "dir": ROOT}
 
 
 def moment(job_s: float) -> Moment:

@@ -7,11 +7,11 @@ import dataclasses
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from orchestrator.certificate import new as _certificate
-from orchestrator.links import Greeted, Links, Up, Word
-from orchestrator.wire import line
-from orchestrator.wire import messages as m
-from orchestrator.wire.line import Line
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.connection import Line
+from orchestrator.submission.certificate import new as _certificate
+from orchestrator.supervisor.agent_connections import Greeted, Links, Up, Word
 
 ANSWER_S_MAX = 20.0
 TOKEN = "right token"
@@ -29,7 +29,9 @@ class Place:
     certificate: str
 
     async def dial(self) -> Line:
-        return await line.dial("127.0.0.1", self.port, line.client_context(self.certificate), ANSWER_S_MAX)
+        return await connection.dial(
+            "127.0.0.1", self.port, connection.client_context(self.certificate), ANSWER_S_MAX
+        )
 
     async def greet(self, hello: m.Hello = HELLO) -> Line:
         one = await self.dial()
@@ -58,7 +60,7 @@ def play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:
 
     async def run() -> None:
         links = Links("job-1", TOKEN, ("node-0", "node-1"))
-        context = line.server_context(folder / "certificate.pem", folder / "key.pem")
+        context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
         port = await links.listen(context, "127.0.0.1", 0)
         try:
             await act(Place(links, port, certificate.decode()))

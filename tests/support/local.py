@@ -19,11 +19,12 @@ import pytest
 import yaml
 
 import orchestrator
-from orchestrator import journal, story
-from orchestrator.brain.facts import News
-from orchestrator.job import Job
-from orchestrator.node import procfs
-from orchestrator.node.procfs import Proc
+from orchestrator.brain.model.facts import News
+from orchestrator.client.job import Job
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
+from orchestrator.supervisor import status
+from orchestrator.supervisor.journal import journal_file
 
 T = TypeVar("T")
 
@@ -141,7 +142,7 @@ class Sight:
 
     def news(self, *kinds: type[Any]) -> list[Any]:
         """Return what the journal holds, of these kinds."""
-        entries: list[News] = [entry.news for entry in journal.read(self.job.folder.journal)]
+        entries: list[News] = [entry.news for entry in journal_file.read(self.job.folder.journal)]
         return [one for one in entries if not kinds or isinstance(one, kinds)]
 
     def attempts(self) -> list[dict[str, Any]]:
@@ -258,7 +259,7 @@ class Desk:
         """End what is not over, kill what is left, and return what ended jobs have left."""
         left: list[str] = []
         for sight in self.jobs:
-            if sight.seen()["state"] not in story.ENDED:
+            if sight.seen()["state"] not in status.ENDED:
                 for proc in [*sight.processes(), *_shepherds(sight)]:
                     kill(proc)
             deadline_s = time.monotonic() + GONE_S_MAX

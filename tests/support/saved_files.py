@@ -10,7 +10,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from orchestrator.node.checkpoints import CheckpointWatch
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 
 S = 1_000_000_000
 SAVED_NS = 1_000 * S

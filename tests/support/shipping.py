@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.certificate import new as _certificate
-from orchestrator.intake import Intake
-from orchestrator.links import Down, Links, Said, Up
-from orchestrator.wire import codec, line
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.core import codec
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.messages import Said
+from orchestrator.submission.certificate import new as _certificate
+from orchestrator.supervisor.agent_connections import Down, Links, Up
+from orchestrator.supervisor.transfers.log_receiver import Intake
 
 from .local import FAKE_TORCH, STEPPER, WAIT_S_MAX
 
@@ -66,7 +68,7 @@ class Home:
                 self.links.send(node, got)
 
     def _said(self, said: Said) -> None:
-        report, _ = line.take_message(dict(said.data), _REPORTS)
+        report, _ = connection.take_message(dict(said.data), _REPORTS)
         match report:
             case m.Chunk():
                 self.intake.take(said.node, report, said.raw)
@@ -216,7 +218,7 @@ async def _home(folder: Path, certificate: str) -> Home:
     job = JobDir(folder / "home")
     job.root.mkdir(exist_ok=True)
     links = Links(JOB, TOKEN, ("node-0", "node-1"))
-    context = line.server_context(folder / "certificate.pem", folder / "key.pem")
+    context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
     port = await links.listen(context, "127.0.0.1", 0)
     return Home(job, links, Intake(job), port, certificate)
 

@@ -5,8 +5,8 @@ Base states and flags, as https://slurm.schedmd.com/job_state_codes.html lists t
 
 from __future__ import annotations
 
-from orchestrator.backends.slurm.states import Stage
-from orchestrator.brain.causes import Cause
+from orchestrator.core.end_cause import Cause
+from orchestrator.core.slurm.job_states import Stage
 
 STATES: dict[str, tuple[Stage, Cause | None]] = {
     "BOOT_FAIL": (Stage.OVER, Cause.NODE_LOST),

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import LaunchError
-from orchestrator.backends.ssh.config import Target, resolve
-from orchestrator.backends.ssh.connection import Connection, Jumps
+from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps
+from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
 
 WAIT_S = 20.0
 START_S_MAX = 30.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from orchestrator.node.hook import RANK_DIR_ENV, SOCKET_FILE
+from orchestrator.agent.rank.hook import RANK_DIR_ENV, SOCKET_FILE
 
 TRACE_ENV = "FAKE_TRACE"
 """Names the file with what it says of collectives; without one there were none."""

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from orchestrator import cli
+from orchestrator.cli import app
 
 VERB_S_MAX = 60
 """A verb that takes longer waits for what never comes."""
@@ -20,7 +20,7 @@ def checked(words: Sequence[str]) -> tuple[int, str]:
     """Run a verb and return its exit code and what it printed. Fails where it is told of in no sentence, or hangs."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _within(VERB_S_MAX):
-        code = cli.run(list(words))
+        code = app.run(list(words))
     said = err.getvalue()
     assert code in (0, 1, 2, 3), words
     assert code in (0, 1) or said.strip(), words

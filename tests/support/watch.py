@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.node.evidence import Eyes
-from orchestrator.node.ranks import NodeRanks, install_hook
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.evidence.inspector import Eyes
+from orchestrator.agent.rank.processes import NodeRanks, install_hook
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
 from tests.support import torch_window
 
 READY_S_MAX = 60.0

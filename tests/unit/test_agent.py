@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import stay
-from orchestrator.node import evidence
-from orchestrator.node.agent import Agent
-from orchestrator.node.ranks import NodeRanks, Want
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.agent import Agent
+from orchestrator.agent.evidence import inspector
+from orchestrator.agent.rank.processes import NodeRanks, Want
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host
 from tests.unit.test_orphan import ENVIRON
 
@@ -130,7 +130,7 @@ def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
 def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # GPUs are not asked for
     agent = _agent(tmp_path)
-    agent._eyes = evidence.Eyes(_running(agent, tmp_path), {})
+    agent._eyes = inspector.Eyes(_running(agent, tmp_path), {})
     agent._obey(m.Look(2, 5))
     agent._tick(time.monotonic())
     assert _reports(agent) == [m.Looked(2, 5, ())]
@@ -173,7 +173,7 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     agent = _agent(tmp_path, {**ENVIRON, "SLURM_NODEID": "999"}, allocated=True)
     ranks, unheard_s = _running(agent, tmp_path), time.monotonic() + FENCE_S + 1.0
     ranks.progress_at = unheard_s
-    stay.claim(JobDir(tmp_path), "8.2")
+    allocation_claim.claim(JobDir(tmp_path), "8.2")
     agent._tick(unheard_s)
     assert agent._orphan is not None
     fake_host.wait_for(agent._orphan._successor.look, "the name of the other allocation")

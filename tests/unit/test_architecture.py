@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle
+from orchestrator.submission import bundle
 
 PACKAGE = Path(bundle.__file__).parent
 ROOT = PACKAGE.parent

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.guard import UNFIT
-from orchestrator.plan import Plan
-from orchestrator.render import render
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.submission.render import render
+from orchestrator.supervisor.guard import UNFIT
 from tests.support import jobs
 
 pytestmark = pytest.mark.slow

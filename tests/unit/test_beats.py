@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import beats, hook
-from orchestrator.node.beats import NO_BEAT, Beat, Beats
+from orchestrator.agent.rank import hook, step_counter
+from orchestrator.agent.rank.step_counter import NO_BEAT, Beat, Beats
 
 
 def written(path: Path, times_ns: Sequence[int], first_step: int = 1, pid: int = 7) -> Beats:
     """A beat file as the hook would leave it after steps at these times."""
-    beats.create(path)
+    step_counter.create(path)
     words = [0] * (hook.BEAT_BYTES // 8)
     words[hook.MAGIC_WORD] = hook.BEAT_MAGIC | hook.BEAT_VERSION << 32
     words[hook.PID_WORD] = pid
@@ -32,7 +32,7 @@ def seconds(*times_s: float) -> list[int]:
 
 
 def test_before_the_first_step_nothing_is_known(tmp_path: Path) -> None:
-    beats.create(tmp_path / "beat")
+    step_counter.create(tmp_path / "beat")
     reader = Beats(tmp_path / "beat")
     assert reader.read() == NO_BEAT
     assert reader.rate_per_s() is None
@@ -121,7 +121,7 @@ def test_ranks_some_steps_apart_mark_steps_in_common(tmp_path: Path) -> None:
     for since, last in [(0, 100), (500, 700), (2000, 2999), (2990, 3000), (2998, 2999)]:
         one = {mark.step for mark in reader.marks(since, last)}
         other = {mark.step for mark in reader.marks(max(0, since - 3), last - 1)}
-        assert 1 <= len(one) <= beats.MARKS_MAX
+        assert 1 <= len(one) <= step_counter.MARKS_MAX
         assert one & other or last - since < 3
 
 

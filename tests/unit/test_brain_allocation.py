@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator import ending, story
-from orchestrator.brain import allocation
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.causes import Cause
-from orchestrator.brain.facts import Want
-from orchestrator.journal import Entry
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Want
+from orchestrator.brain.scheduling import allocation
+from orchestrator.core.end_cause import Cause
+from orchestrator.supervisor import shutdown, status
+from orchestrator.supervisor.journal.journal_file import Entry
 from tests.support import jobs
 from tests.support.brain_story import OWN, Story, names, none_of, only
 
@@ -58,10 +58,10 @@ def test_after_a_requeue_the_brain_rests_until_there_is_another_allocation() -> 
     job.hear(_ending(Cause.PREEMPTED))
     assert names(_stop(job), d.Dismiss) == ["n0", "n1"]
     assert job.wait(5000.0) == []
-    assert story.state(job.brain.facts) == "QUEUED"
-    assert "waiting in the queue" in story.reason(job.brain.facts)
+    assert status.state(job.brain.facts) == "QUEUED"
+    assert "waiting in the queue" in status.reason(job.brain.facts)
     assert names(job.lent("7.1", 0, 1), d.Launch) == ["n0", "n1"]
-    assert story.state(job.brain.facts) == "RESTARTING"
+    assert status.state(job.brain.facts) == "RESTARTING"
 
 
 def test_the_time_limit_leads_back_to_the_queue_only_where_the_user_wants_it() -> None:
@@ -226,7 +226,7 @@ def test_nobody_waits_for_agents_of_an_ended_job_in_a_queue() -> None:
     job = _running()
     job.hear(_ending(Cause.CANCELLED))
     _stop(job)
-    assert ending.unreached(job.brain.facts, job.now_s + 1.0) == ()
+    assert shutdown.unreached(job.brain.facts, job.now_s + 1.0) == ()
 
 
 def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() -> None:

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.brain_story import Story, look, none_of, only
 
 GROUP = "00c0ffee"

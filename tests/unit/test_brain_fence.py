@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.fence import ALONE_S_MAX, QUIET_S_MAX
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.scheduling.fence import ALONE_S_MAX, QUIET_S_MAX
 from tests.support.brain_story import Story, none_of
 
 BASE_S, SILENT_S = 12.0, 20.0

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain import folding
+from orchestrator.brain.diagnosis import stack_groups
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core import text
 from tests.support.brain_story import Story, look, none_of, only
 from tests.support.hang_story import (
     ALL,
@@ -291,8 +292,8 @@ def test_a_hang_that_returns_on_the_same_host_is_no_progress_where_there_is_no_o
 
 
 def test_ranks_are_written_as_people_do() -> None:
-    assert folding.ranks_text([7, 0, 1, 3, 4, 5, 6]) == "0,1,3-7"
-    assert folding.named([2]) == "rank 2" and folding.named([1, 2]) == "ranks 1,2"
+    assert text.ranks_text([7, 0, 1, 3, 4, 5, 6]) == "0,1,3-7"
+    assert text.named([2]) == "rank 2" and text.named([1, 2]) == "ranks 1,2"
 
 
 def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> None:
@@ -303,7 +304,7 @@ def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> No
     odd = look(
         7, BLOCKED, why="in read()", where="t.py:3 load", stack=("t.py:3 load", "t.py:9 step"), state="D"
     )
-    assert folding.lines([*alike, odd]) == (
+    assert stack_groups.lines([*alike, odd]) == (
         "rank 7 (state D; blocked, in read()): t.py:3 load < t.py:9 step",
         "ranks 0-6 (state S; waits): t.py:9 step < c10d.py:5 all_reduce",
     )
@@ -311,8 +312,8 @@ def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> No
 
 def test_many_different_stacks_are_cut() -> None:
     many = [look(rank, BLOCKED, stack=(f"t.py:{rank} f",)) for rank in range(100)]
-    lines = folding.lines(many)
-    assert len(lines) == folding.LINES_MAX + 1 and lines[-1] == "88 more ranks, each elsewhere"
+    lines = stack_groups.lines(many)
+    assert len(lines) == stack_groups.LINES_MAX + 1 and lines[-1] == "88 more ranks, each elsewhere"
 
 
 def test_what_could_not_be_looked_at_is_said() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.brain_story import Story, names, none_of, only
 
 LAN, FAST, BRIDGE = "10.0.0.1", "192.168.0.1", "172.17.0.1"

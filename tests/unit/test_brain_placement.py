@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain import placement
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.scheduling import placement
 from tests.support.brain_story import Story, names, none_of, only
 
 BUSY, LASTING, PASSING = e.Trouble.BUSY, e.Trouble.LASTING, e.Trouble.PASSING

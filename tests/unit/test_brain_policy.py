@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.brain_story import Story, none_of, only
 
 

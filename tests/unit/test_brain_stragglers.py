@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain import stragglers
+from orchestrator.brain.diagnosis import stragglers
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.brain_story import Story, only
 
 

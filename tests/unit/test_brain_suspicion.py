@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain import looks, suspects, suspicion
+from orchestrator.brain.diagnosis import inspections, suspects, suspicion
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 from tests.support.brain_story import Story, look, none_of
 
 WAITS = e.Doing.WAITS
@@ -165,7 +165,7 @@ def test_a_step_voids_what_was_found_before() -> None:
 def test_no_look_is_ordered_while_the_last_one_is_still_to_be_answered() -> None:
     story = _auto()
     _step(story, 9)
-    story.wait(5.0 + looks.LOOK_S_MAX - 0.5)
+    story.wait(5.0 + inspections.LOOK_S_MAX - 0.5)
     assert {one.look for one in _looks(story.said)} == {1}
     story.wait(1.0)
     assert {one.look for one in _looks(story.said)} == {1, 2}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle
-from orchestrator.version import VERSION
+from orchestrator.core.version import VERSION
+from orchestrator.submission import bundle
 from tests.support.pythons import other_pythons
 
 pytestmark = pytest.mark.slow

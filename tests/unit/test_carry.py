@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import Copied, Direction
-from orchestrator.brain import events as e
-from orchestrator.errors import ClusterError
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.api import Copied, Direction
+from orchestrator.brain.model import events as e
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support.fake_carrier import ALONE, GANG, World
 from tests.support.saved_files import metadata, zipped
 

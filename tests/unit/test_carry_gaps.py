@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.brain import events as e
-from orchestrator.carry import COMING_MAX
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import events as e
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor.transfers.checkpoint_fetch import COMING_MAX
 from tests.support.fake_carrier import ALONE, GANG, World
 
 

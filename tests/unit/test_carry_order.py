@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support.fake_carrier import GANG, Files, World
 
 LATER_STEPS = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.checkpoints import CheckpointWatch
-from orchestrator.node.formats import Wholeness, look, wholeness
+from orchestrator.agent.outputs.checkpoint_formats import Wholeness, look, wholeness
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from tests.support.saved_files import (
     NOW_NS,
     SAVED_NS,

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.wire import codec
-from orchestrator.wire import landing as w
-from orchestrator.wire import messages as m
-from orchestrator.wire.codec import CodecError
+from orchestrator.core import codec
+from orchestrator.core.codec import CodecError
+from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire import messages as m
 
 
 class Colour(enum.Enum):

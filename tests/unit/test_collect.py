@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import collect
-from orchestrator.brain import events as e
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
-from orchestrator.node import keeper
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent import keeper
+from orchestrator.brain.model import events as e
+from orchestrator.client import cleanup, collect
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support import folders, jobs
 from tests.support.unprivileged import unprivileged
 
@@ -110,7 +110,7 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
     for draft in (old, new):
         draft.mkdir()
     os.utime(old, (1e9, 1e9))
-    said = collect.tidy([Job(ended), Job(running)])
+    said = cleanup.tidy([Job(ended), Job(running)])
     assert said == ("tidied 1 ended job, removed 1 cut off submit", {})
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
     assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
@@ -121,8 +121,8 @@ def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     with unprivileged(tmp_path):
         job.root.chmod(0o555)
-        said, left = collect.tidy([Job(job)])
-        deleted, undeleted = collect.delete([Job(job)])
+        said, left = cleanup.tidy([Job(job)])
+        deleted, undeleted = cleanup.delete([Job(job)])
         job.root.chmod(0o755)
     assert (said, deleted) == ("", "")
     assert (
@@ -139,7 +139,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     monkeypatch.setattr(keeper, "sweep", lambda job, node: [4711])
-    said, left = collect.tidy([Job(job)])
+    said, left = cleanup.tidy([Job(job)])
     assert said == "" and "process 4711" in left[job.id].lines()[0]
     assert (job.root / "nodes" / "node-0").exists()
 
@@ -148,14 +148,14 @@ def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     job.plan.write_text("{")
-    assert collect.tidy([Job(job)])[0].startswith("tidied 1 ended job")
+    assert cleanup.tidy([Job(job)])[0].startswith("tidied 1 ended job")
 
 
 def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> None:
     old, new = folders.failed(tmp_path, "old"), folders.failed(tmp_path, "new")
     running = folders.make(tmp_path, jobs.submitted(), "running")
     os.utime(old.ended, (time.time() - 7200,) * 2)
-    chosen = collect.older_than([Job(old), Job(new), Job(running)], 3600.0)
+    chosen = cleanup.older_than([Job(old), Job(new), Job(running)], 3600.0)
     assert [job.id for job in chosen] == [old.id]
-    assert collect.delete(chosen) == ("deleted 1 job (old)", {})
+    assert cleanup.delete(chosen) == ("deleted 1 job (old)", {})
     assert not old.root.exists() and new.root.exists()

@@ -9,12 +9,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.certificate import new as _certificate
-from orchestrator.links import Down, Links, Said, Up, Word
-from orchestrator.node.contact import Contact
-from orchestrator.wire import line
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.supervisor_link import Contact
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.messages import Said
+from orchestrator.submission.certificate import new as _certificate
+from orchestrator.supervisor.agent_connections import Down, Links, Up, Word
 from tests.support import fake_host
 
 ANSWER_S_MAX = 20.0
@@ -59,7 +60,7 @@ def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
 
     async def play() -> None:
         links = Links(config.job, TOKEN, ("node-0",))
-        context = line.server_context(folder / "certificate.pem", folder / "key.pem")
+        context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
         port = await links.listen(context, "127.0.0.1", 0)
         own = JobDir(folder).node("node-0")
         own.mkdir(parents=True)

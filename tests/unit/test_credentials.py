@@ -12,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator import __main__ as entry
-from orchestrator import credentials, guard, orders
-from orchestrator.errors import ClusterError
-from orchestrator.node import jobfolder, keeper
-from orchestrator.wire import codec, durable
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent import keeper
+from orchestrator.agent.bootstrap import job_folder
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import durable
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.submission import credentials
+from orchestrator.supervisor import guard, translation
 from tests.support import fake_host, jobs
 from tests.support.fake_backend import folder_of
 
@@ -60,7 +63,7 @@ def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
         path = job.secrets / name
         path.write_text(TORN[damage](path.read_text()))
     with pytest.raises(ClusterError) as told:
-        orders.private(job)
+        translation.private(job)
     assert told.value.fix and told.value.where.startswith(str(job.secrets))
     assert entry.main(["supervise", str(job.root)]) == guard.UNFIT
     (line,) = capfd.readouterr().err.splitlines()
@@ -83,7 +86,7 @@ def test_no_agent_works_with_a_token_that_is_empty_or_torn(
     job = JobDir(tmp_path)
     job.secrets.mkdir()
     (job.secrets / "token").write_text(token)
-    assert not jobfolder.is_own(job, token), "an empty folder would pass for the job's own"
+    assert not job_folder.is_own(job, token), "an empty folder would pass for the job's own"
 
 
 def test_secrets_are_on_disk_before_the_job_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator import home
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_slurm, folders, jobs, verbs
 from tests.support.fake_slurm import FakeSlurm
 

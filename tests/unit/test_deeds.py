@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import orders
-from orchestrator.backends import LaunchError
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.backends.api import LaunchError
 from orchestrator.brain.brain import Brain
-from orchestrator.deeds import Deeds
-from orchestrator.ferry import Ferry
-from orchestrator.links import Links
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor import translation
+from orchestrator.supervisor.agent_connections import Links
+from orchestrator.supervisor.executor import Deeds
+from orchestrator.supervisor.transfers.transfers import Ferry
 from tests.support import jobs
 from tests.support.fake_backend import SECRET, Backend
 
@@ -26,7 +26,7 @@ OLD, NEW = "127.0.0.1:4000", "127.0.0.1:4001"
 def _deeds(job: JobDir, backend: Backend) -> Deeds:
     plan = jobs.plan()
     links, ferry = Links(plan.id, "token", ()), Ferry(job, plan, None, lambda: "")
-    return Deeds(job, plan, orders.Private("token", "", {}, {"HF_TOKEN": SECRET}), backend, links, ferry)
+    return Deeds(job, plan, translation.Private("token", "", {}, {"HF_TOKEN": SECRET}), backend, links, ferry)
 
 
 def _refuse(fd: int) -> None:

@@ -12,18 +12,25 @@ from typing import get_args
 import click
 import pytest
 
-from orchestrator import brain, orders, postmortem, show, spec, statefile, story
-from orchestrator.brain import decisions as d
+from orchestrator import brain
 from orchestrator.brain.brain import Brain
-from orchestrator.brain.facts import Life, Link, News, Phase
-from orchestrator.cli import INTERRUPTED, JOB_FAILED, cli
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.journal import Entry
-from orchestrator.plan import Plan, PlannedLimits, PlannedNode, Seat, rank_env
-from orchestrator.slurm import words
-from orchestrator.slurm.words import QueueJob
-from orchestrator.spec_rules import Occasion
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.facts import Life, Link, News, Phase
+from orchestrator.cli.app import INTERRUPTED, JOB_FAILED, cli
+from orchestrator.client import post_mortem
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedLimits, PlannedNode
+from orchestrator.core.jobdir.rank_env import Seat, rank_env
+from orchestrator.core.slurm import command_output
+from orchestrator.core.slurm.command_output import QueueJob
+from orchestrator.spec import load
+from orchestrator.spec.value_types import Occasion
+from orchestrator.supervisor import status as status_object
+from orchestrator.supervisor.journal import planned
+from orchestrator.supervisor.journal.journal_file import Entry
+from orchestrator.views import cells
 from tests.support import jobs
 
 ROOT = Path(brain.__file__).parents[2]
@@ -114,7 +121,7 @@ def test_the_diagrams_show_every_state() -> None:
     for what, states in (("attempt", Phase), ("agent", Link), ("rank", Life)):
         assert {step.after for step in drawn if step.what == what} == {state.value for state in states}
     seen = {step.after for step in drawn if step.what == "job"}
-    assert seen == set(show.STYLES)
+    assert seen == set(cells.STYLES)
 
 
 @pytest.mark.slow
@@ -152,7 +159,7 @@ def _anchors(page: Path) -> set[str]:
 def test_job_files_in_the_documents_load(text: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text(text)
-    assert spec.load(tmp_path / "job.yaml").spec.name
+    assert load.load(tmp_path / "job.yaml").spec.name
 
 
 def _shell_lines(text: str) -> list[str]:
@@ -199,8 +206,8 @@ def test_the_exit_codes_are_those_of_the_code() -> None:
 
 
 def test_the_states_are_those_of_the_code() -> None:
-    assert _first_cells(REFERENCE, "state") == list(show.STYLES)
-    assert set(statefile.ENDED) == {end.value for end in d.JobEnd} <= set(show.STYLES)
+    assert _first_cells(REFERENCE, "state") == list(cells.STYLES)
+    assert set(status_file.ENDED) == {end.value for end in d.JobEnd} <= set(cells.STYLES)
 
 
 def test_every_kind_of_verdict_is_explained() -> None:
@@ -239,7 +246,7 @@ def test_messages_of_slurm_jobs_that_are_explained_exist() -> None:
 
 def test_reasons_why_a_job_waits_that_are_explained_are_told_with_a_fix() -> None:
     for reason in _first_cells(SLURM, "reason"):
-        assert "; fix: " in words.say(QueueJob("7", "PENDING", reason), "t-1"), reason
+        assert "; fix: " in command_output.say(QueueJob("7", "PENDING", reason), "t-1"), reason
 
 
 def test_what_slurm_is_said_to_be_asked_for_is_what_it_is_asked_for() -> None:
@@ -270,9 +277,9 @@ def test_the_reference_names_every_variable_that_a_rank_gets() -> None:
 
 def test_the_reference_names_every_key_of_the_json_outputs() -> None:
     made = Brain()
-    made.learn(orders.planned(_plan(), 0.0))
-    status = story.status(_plan(), made.facts, story.Moment(0.0, 0.0), {})
-    told = postmortem.why(_plan(), jobs.record(_one_crash()))
+    made.learn(planned.planned(_plan(), 0.0))
+    status = status_object.status(_plan(), made.facts, status_object.Moment(0.0, 0.0), {})
+    told = post_mortem.why(_plan(), jobs.record(_one_crash()))
     inner = (status["nodes"][0], status["ranks"][0], told["attempts"][0], told["attempts"][0]["verdict"])
     keys = [key for part in (status, told, *inner) for key in part]
     assert [key for key in keys if f"`{key}`" not in REFERENCE] == []
@@ -282,7 +289,7 @@ def _one_crash() -> list[Entry]:
     """Return the journal of a job whose only attempt got a verdict."""
     verdict = d.Verdict(d.Kind.CRASH, (0,), "node-0", "s", (), "s", None, 0.0, False)
     news: tuple[News, ...] = (
-        orders.planned(_plan(), 0.0),
+        planned.planned(_plan(), 0.0),
         d.BeginAttempt(0.0, "submitted", 1, None),
         d.Judge(1.0, "s", 1, verdict),
     )

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import door
-from orchestrator.wire import accepting
-from orchestrator.wire import messages as m
-from orchestrator.wire.accepting import Acceptor, Crowd
+from orchestrator.core.wire import accepting
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.accepting import Acceptor, Crowd
+from orchestrator.supervisor import listener as port_listener
 from tests.support.descriptors import few_descriptors, use_up
 from tests.support.listening import ANSWER_S_MAX, Place, play
 
@@ -54,8 +54,8 @@ def _is_open(sock: socket.socket) -> bool:
 def test_whoever_does_not_go_on_with_tls_is_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: bytes
 ) -> None:
-    monkeypatch.setattr(door, "FIRST_BYTE_S_MAX", 0.2)
-    monkeypatch.setattr(door, "HELLO_S_MAX", 0.4)
+    monkeypatch.setattr(port_listener, "FIRST_BYTE_S_MAX", 0.2)
+    monkeypatch.setattr(port_listener, "HELLO_S_MAX", 0.4)
 
     async def act(place: Place) -> None:
         assert await _ended(await _knock(place, words))
@@ -68,10 +68,10 @@ def test_whoever_does_not_go_on_with_tls_is_cut_off(
 def test_of_a_flood_so_many_stay_and_an_agent_gets_in_and_stays_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, words: bytes
 ) -> None:
-    monkeypatch.setattr(door, "SILENT_MAX", 8)
-    monkeypatch.setattr(door, "STRANGERS_MAX", 8)
-    monkeypatch.setattr(door, "TLS_PER_S_MAX", 1000)
-    monkeypatch.setattr(door, "TLS_PER_S_OF_ONE_MAX", 1000)
+    monkeypatch.setattr(port_listener, "SILENT_MAX", 8)
+    monkeypatch.setattr(port_listener, "STRANGERS_MAX", 8)
+    monkeypatch.setattr(port_listener, "TLS_PER_S_MAX", 1000)
+    monkeypatch.setattr(port_listener, "TLS_PER_S_OF_ONE_MAX", 1000)
 
     async def act(place: Place) -> None:
         first = await place.agent()
@@ -90,17 +90,21 @@ def test_of_a_flood_so_many_stay_and_an_agent_gets_in_and_stays_in(
 
 
 def test_so_many_begin_tls_in_a_second_and_not_all_from_one_address() -> None:
-    pace = door._Pace()
+    pace = port_listener._Pace()
     both = [sum(pace.allows(source, 7.5) for _ in range(1000)) for source in ("a", "b", "c")]
-    assert both == [door.TLS_PER_S_OF_ONE_MAX, door.TLS_PER_S_MAX - door.TLS_PER_S_OF_ONE_MAX, 0]
+    assert both == [
+        port_listener.TLS_PER_S_OF_ONE_MAX,
+        port_listener.TLS_PER_S_MAX - port_listener.TLS_PER_S_OF_ONE_MAX,
+        0,
+    ]
     assert pace.allows("c", 8.0)
 
 
 def test_whoever_begins_tls_too_often_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "TLS_PER_S_OF_ONE_MAX", 0)
+    monkeypatch.setattr(port_listener, "TLS_PER_S_OF_ONE_MAX", 0)
 
     async def act(place: Place) -> None:
-        assert await _ended(await _knock(place, door.TLS_HANDSHAKE))
+        assert await _ended(await _knock(place, port_listener.TLS_HANDSHAKE))
 
     play(tmp_path, act)
 
@@ -108,7 +112,7 @@ def test_whoever_begins_tls_too_often_is_turned_away(tmp_path: Path, monkeypatch
 def test_a_flood_is_told_in_one_line_with_a_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(door, "TELL_S_MIN", 0.3)
+    monkeypatch.setattr(port_listener, "TELL_S_MIN", 0.3)
 
     async def act(place: Place) -> None:
         for _ in range(30):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.certificate import new as _certificate
+from orchestrator.submission.certificate import new as _certificate
 from tests.support import flood
 from tests.support.pythons import other_pythons
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.wire import durable
-from orchestrator.wire.durable import LineLog, read_lines, replace_bytes, replace_text
+from orchestrator.core.jobdir import durable
+from orchestrator.core.jobdir.durable import LineLog, read_lines, replace_bytes, replace_text
 from tests.support.fake_disk import FakeDisk
 
 

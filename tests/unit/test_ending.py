@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator import ending
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import Link
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Link
+from orchestrator.supervisor import shutdown
 from tests.support.brain_story import Story
 
 
@@ -17,22 +17,22 @@ def _left(*events: e.Event) -> tuple[str, ...]:
     facts.ended_at = 100.0
     for node in facts.nodes.values():
         node.link = Link.ABSENT if node.link is Link.LAUNCHING else node.link
-    return ending.unreached(facts, 101.0)
+    return shutdown.unreached(facts, 101.0)
 
 
 def test_it_goes_when_all_agents_have_left() -> None:
-    assert ending.is_done(100.0, 0.0, False, 100.1)
+    assert shutdown.is_done(100.0, 0.0, False, 100.1)
 
 
 def test_agents_have_a_moment_to_leave() -> None:
-    assert not ending.is_done(100.0, 0.0, True, 104.9)
-    assert ending.is_done(100.0, 0.0, True, 105.1)
+    assert not shutdown.is_done(100.0, 0.0, True, 104.9)
+    assert shutdown.is_done(100.0, 0.0, True, 105.1)
 
 
 def test_what_still_comes_home_is_waited_for_but_not_for_ever() -> None:
-    assert not ending.is_done(100.0, 130.0, True, 134.0)
-    assert ending.is_done(100.0, 130.0, True, 135.1)
-    assert ending.is_done(100.0, 1000.0, True, 405.1)
+    assert not shutdown.is_done(100.0, 130.0, True, 134.0)
+    assert shutdown.is_done(100.0, 130.0, True, 135.1)
+    assert shutdown.is_done(100.0, 1000.0, True, 405.1)
 
 
 def test_a_host_whose_agent_could_not_be_dismissed_is_tried_for_a_while() -> None:
@@ -41,14 +41,14 @@ def test_a_host_whose_agent_could_not_be_dismissed_is_tried_for_a_while() -> Non
     story.hear(story.up(0), e.AgentSilent(0.0, "n0"))
     facts.ended_at = 100.0
     facts.nodes["n1"].link = Link.ABSENT
-    assert ending.unreached(facts, 100.0 + ending.LINGER_S_MAX) == ("n0",)
-    assert ending.unreached(facts, 100.1 + ending.LINGER_S_MAX) == ()
+    assert shutdown.unreached(facts, 100.0 + shutdown.LINGER_S_MAX) == ("n0",)
+    assert shutdown.unreached(facts, 100.1 + shutdown.LINGER_S_MAX) == ()
 
 
 def test_one_that_is_still_coming_up_is_waited_for_too() -> None:
     facts = Story(hosts=1).brain.facts
     facts.ended_at, facts.nodes["n0"].link = 100.0, Link.LAUNCHING
-    assert ending.unreached(facts, 101.0) == ("n0",)
+    assert shutdown.unreached(facts, 101.0) == ("n0",)
 
 
 def test_an_agent_that_was_told_to_leave_is_waited_for_until_it_says_that_it_does() -> None:

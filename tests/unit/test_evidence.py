@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node import evidence, gpu_use, openfiles
+from orchestrator.agent.evidence import inspector
+from orchestrator.agent.probes import gpu_use, open_files
 from tests.support.torch_window import trace
 from tests.support.watch import LOOKS_S_MAX, SAY_READY, Watch, watching
 
@@ -50,11 +51,11 @@ def test_a_page_that_is_nearly_full_takes_only_the_newest_collectives(tmp_path: 
         room_bytes = 40_000
         page = watch.job.evidence(1) / "rank-00000-flight.jsonl"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_bytes(b"{}".ljust(evidence.PAGE_BYTES_MAX - room_bytes - 1) + b"\n")
+        page.write_bytes(b"{}".ljust(inspector.PAGE_BYTES_MAX - room_bytes - 1) + b"\n")
         kept = flight_page(watch, 2)[1]["trace"]
         assert kept["entries"][-1]["collective_seq_id"] == 999
         assert 10 < len(kept["entries"]) == 1000 - kept["entries_left_out"] < 100
-        assert page.stat().st_size < evidence.PAGE_BYTES_MAX - room_bytes / 2
+        assert page.stat().st_size < inspector.PAGE_BYTES_MAX - room_bytes / 2
 
 
 USE = """index, uuid, name, utilization.gpu [%], utilization.memory [%], memory.used [MiB], power.draw [W], pstate
@@ -91,7 +92,7 @@ def test_a_rank_with_a_gpu_is_looked_at_with_its_use(tmp_path: Path, monkeypatch
     tool.write_text(f"#!/bin/sh\ncase $1 in *gpu_uuid*) cat {pids};; *) echo '0, GPU-a, H100, 97 %';; esac\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(openfiles, "uses_gpu", lambda pid: True)
+    monkeypatch.setattr(open_files, "uses_gpu", lambda pid: True)
     with watching(tmp_path, f"import time\n{SAY_READY}time.sleep(3600)\n") as watch:
         found = watch.look()[0]
         assert (found.gpu_use, found.lacks[-1:]) == (

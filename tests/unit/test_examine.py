@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.frames import Frame, is_in_users_code
-from orchestrator.wire.messages import Doing
+from orchestrator.agent.probes.stack_frames import Frame, is_in_users_code
+from orchestrator.core.wire.messages import Doing
 from tests.support.watch import SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import factsfile, journal
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import News
-from orchestrator.journal import Journal, JournalError, read_only
-from orchestrator.record import Record
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor.journal import facts_file, journal_file
+from orchestrator.supervisor.journal.job_record import Record
+from orchestrator.supervisor.journal.journal_file import Journal, JournalError, read_only
 from tests.support import jobs
 
 _LOOK = e.RankLook(
@@ -48,7 +48,7 @@ def _write(job: JobDir, news: tuple[News, ...], kept_after: int) -> Record:
         record.learn(log.write(one, *(() if number % 5 else ("boot", number))))
         if number == kept_after:
             assert log.sync()
-            factsfile.write(job, record, log.safe_bytes)
+            facts_file.write(job, record, log.safe_bytes)
     log.close()
     return record
 
@@ -57,9 +57,9 @@ def _write(job: JobDir, news: tuple[News, ...], kept_after: int) -> Record:
 def test_wherever_it_was_written_down_it_comes_to_the_same(tmp_path: Path, kept_after: int) -> None:
     job = JobDir(tmp_path)
     record = _write(job, TALE, kept_after)
-    assert factsfile._kept(job) is not None and factsfile.read(job) == record
+    assert facts_file._kept(job) is not None and facts_file.read(job) == record
     job.facts.unlink()
-    assert factsfile.read(job) == record
+    assert facts_file.read(job) == record
 
 
 def test_what_comes_before_is_not_read_again(tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_what_comes_before_is_not_read_again(tmp_path: Path) -> None:
     _write(job, TALE, len(TALE) - 3)
     text = job.journal.read_text()
     job.journal.write_text(text.replace("Planned", "Unknown", 1))
-    assert len(factsfile.read(job).attempts) == 3
+    assert len(facts_file.read(job).attempts) == 3
     job.journal.write_text(text[: -len('"}}\n')] + "x\n")
     with pytest.raises(JournalError) as caught:
-        factsfile.read(job)
+        facts_file.read(job)
     assert caught.value.where == f"{job.journal}:{len(TALE)}"
 
 
@@ -81,7 +81,7 @@ def test_news_that_cannot_have_come_are_damage(tmp_path: Path) -> None:
         log.write(news)
     log.close()
     with pytest.raises(JournalError, match="cannot have happened"):
-        factsfile.read(job)
+        facts_file.read(job)
 
 
 def _cut_journal(job: JobDir) -> None:
@@ -107,8 +107,8 @@ def test_one_that_does_not_fit_is_passed_over(tmp_path: Path, harm: Callable[[Jo
     _write(job, TALE[:12], 10)
     harm(job)
     whole.journal.write_bytes(job.journal.read_bytes())
-    assert factsfile._kept(job) is None
-    assert factsfile.read(job) == factsfile.read(whole)
+    assert facts_file._kept(job) is None
+    assert facts_file.read(job) == facts_file.read(whole)
 
 
 @settings(max_examples=60, deadline=None)
@@ -121,7 +121,7 @@ def test_whatever_befalls_its_bytes_the_journal_tells_the_same(
     data = job.facts.read_bytes()
     at %= len(data)
     job.facts.write_bytes(data[:at] + put + data[at + gone :])
-    assert factsfile.read(job) == record
+    assert facts_file.read(job) == record
 
 
 def test_a_few_kinds_of_news_are_found_among_all(tmp_path: Path) -> None:
@@ -130,4 +130,4 @@ def test_a_few_kinds_of_news_are_found_among_all(tmp_path: Path) -> None:
     _write(job, TALE, 1)
     kinds = (d.Launch, e.Exited)
     assert list(read_only(job.journal, *kinds)) == [one for one in TALE if isinstance(one, kinds)]
-    assert len(list(journal.read(job.journal))) == len(TALE)
+    assert len(list(journal_file.read(job.journal))) == len(TALE)

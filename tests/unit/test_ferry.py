@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import Copied, Copy, Direction
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.ferry import Ferry
-from orchestrator.links import Said
-from orchestrator.wire import codec
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.api import Copied, Copy, Direction
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core import codec
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.messages import Said
+from orchestrator.supervisor.transfers.transfers import Ferry
 from tests.support import jobs
 
 THREAD_S_MAX = 10.0

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import beats
-from orchestrator.node import finder as finder_module
-from orchestrator.node.finder import LOCK_FILE, NOT_KNOWN, SCAN_S, Finder
-from orchestrator.node.hook import BEAT_MAGIC, BEAT_VERSION, RING_STEPS, RING_WORD
-from orchestrator.node.pieces import Hasher
-from orchestrator.node.ranks import NodeRanks, RankProcess
-from orchestrator.wire import messages as m
-from orchestrator.wire.logindex import LogIndex
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.outputs import checkpoint_scanner as finder_module
+from orchestrator.agent.outputs.checkpoint_scanner import LOCK_FILE, NOT_KNOWN, SCAN_S, Finder
+from orchestrator.agent.outputs.manifest import Hasher
+from orchestrator.agent.rank import step_counter
+from orchestrator.agent.rank.hook import BEAT_MAGIC, BEAT_VERSION, RING_STEPS, RING_WORD
+from orchestrator.agent.rank.processes import NodeRanks, RankProcess
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.wire import messages as m
 
 CONFIG = m.AgentConfig(
     job="job-1", node="n0", root="", token="t", certificate="c", address="a:1", heartbeat_s=1.0, fence_s=9.0,
@@ -86,9 +86,9 @@ def _bench(folder: Path, **change: object) -> Bench:
     run.mkdir(parents=True, exist_ok=True)
     job.checkpoints.mkdir(exist_ok=True)
     job.attempt_logs(1).mkdir(parents=True, exist_ok=True)
-    beats.create(run / "beat")
+    step_counter.create(run / "beat")
     index = LogIndex(job.rank_index(1, 0))
-    process = RankProcess(0, 0, 1, run, job.rank_log(1, 0), index, beats.Beats(run / "beat"))
+    process = RankProcess(0, 0, 1, run, job.rank_log(1, 0), index, step_counter.Beats(run / "beat"))
     reports: list[m.KeptReport] = []
     notes: list[str] = []
     finder = Finder(config, Hasher(job.checkpoints), reports.append, notes.append)

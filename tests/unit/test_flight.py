@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import flight
-from orchestrator.node.beats import Group, StepEnd
-from orchestrator.node.flight import Entry, Flight, Window
-from orchestrator.wire import messages as m
+from orchestrator.agent.rank import flight_recorder
+from orchestrator.agent.rank.flight_recorder import Entry, Flight, Window
+from orchestrator.agent.rank.step_counter import Group, StepEnd
+from orchestrator.core.wire import messages as m
 
 STEP_NS = 1_000_000_000
 
@@ -32,7 +32,7 @@ def trace(*entries: dict[str, object]) -> bytes:
 
 
 def test_the_last_collective_of_each_group_is_told_the_latest_first() -> None:
-    found = Flight(entries=flight._entries(trace({**GLOO, "collective_seq_id": 9654}, GLOO, NCCL)))
+    found = Flight(entries=flight_recorder._entries(trace({**GLOO, "collective_seq_id": 9654}, GLOO, NCCL)))
     groups = (Group("3", "fsdp", (1, 3), 0),)
     assert found.collectives(groups, 4, 16_000_000_000) == (
         m.Collective("3", "fsdp", (1, 3), 12, "_all_gather_base", "bfloat16[4,1] and 2 more", 7.0, True),
@@ -43,12 +43,12 @@ def test_the_last_collective_of_each_group_is_told_the_latest_first() -> None:
 
 def test_few_of_the_collectives_before_are_told_of() -> None:
     entered = [{**GLOO, "collective_seq_id": number} for number in range(9_600, 9_656)]
-    one = Flight(entries=flight._entries(trace(*entered))).collectives((), 4, 16_000_000_000)[0]
+    one = Flight(entries=flight_recorder._entries(trace(*entered))).collectives((), 4, 16_000_000_000)[0]
     assert [before.number for before in one.earlier] == [9_652, 9_653, 9_654]
 
 
 def test_members_of_a_group_that_was_not_heard_of_are_not_guessed() -> None:
-    (one,) = Flight(entries=flight._entries(trace(NCCL))).collectives((), 4, 0)
+    (one,) = Flight(entries=flight_recorder._entries(trace(NCCL))).collectives((), 4, 0)
     assert (one.ranks, one.entered_s) == ((), 0.0)
 
 
@@ -57,7 +57,7 @@ def test_members_of_a_group_that_was_not_heard_of_are_not_guessed() -> None:
 )
 def test_a_trace_of_another_make_is_an_error_that_is_caught(text: bytes) -> None:
     with pytest.raises((ValueError, KeyError, TypeError, IndexError, AttributeError)):
-        flight._entries(text)
+        flight_recorder._entries(text)
 
 
 def test_only_counters_that_are_active_are_waits() -> None:
@@ -65,7 +65,7 @@ def test_only_counters_that_are_active_are_waits() -> None:
         "pytorch.wait_counter.TCPStore__waitForWorkers": {"active_count": 1},
         "pytorch.wait_counter.TCPStore__get": {"active_count": 0},
     }
-    assert flight._waits(json.dumps(counters).encode()) == ("TCPStore waitForWorkers",)
+    assert flight_recorder._waits(json.dumps(counters).encode()) == ("TCPStore waitForWorkers",)
 
 
 def test_where_no_process_has_torch_that_is_said(tmp_path: Path) -> None:
@@ -93,31 +93,31 @@ def entries(count: int, own_s: float, *, is_p2p: bool = False, backend: str = "g
 
 
 def test_own_work_is_what_lies_between_a_steps_end_and_the_next_collective() -> None:
-    assert flight.own_s(ends(20), entries(20, 0.3)) == pytest.approx(0.3)
+    assert flight_recorder.own_s(ends(20), entries(20, 0.3)) == pytest.approx(0.3)
 
 
 def test_a_rank_that_waits_in_its_collectives_has_no_more_work_of_its_own() -> None:
     quick, slow = entries(20, 0.05), entries(20, 0.8)
-    assert flight.own_s(ends(20), quick) == pytest.approx(0.05)
-    assert flight.own_s(ends(20), slow) == pytest.approx(0.8)
+    assert flight_recorder.own_s(ends(20), quick) == pytest.approx(0.05)
+    assert flight_recorder.own_s(ends(20), slow) == pytest.approx(0.8)
 
 
 def test_few_steps_say_nothing() -> None:
-    assert flight.own_s(ends(5), entries(5, 0.3)) is None
-    assert flight.own_s([], []) is None
+    assert flight_recorder.own_s(ends(5), entries(5, 0.3)) is None
+    assert flight_recorder.own_s([], []) is None
 
 
 def test_a_trace_that_begins_in_the_middle_of_a_step_says_nothing_of_that_step() -> None:
-    assert flight.own_s(ends(10), entries(10, 0.3)[-14:]) == pytest.approx(0.3)
-    assert flight.own_s(ends(10), entries(10, 0.3)[-9:]) is None
+    assert flight_recorder.own_s(ends(10), entries(10, 0.3)[-14:]) == pytest.approx(0.3)
+    assert flight_recorder.own_s(ends(10), entries(10, 0.3)[-9:]) is None
 
 
 def test_steps_in_which_ranks_send_to_one_another_say_nothing() -> None:
     """gloo counts such traffic and does not list it; nccl lists it."""
-    assert flight.own_s(ends(20, per_step=3), entries(20, 0.3)) is None
-    assert flight.own_s(ends(20, per_step=None), entries(20, 0.3)) is None
-    assert flight.own_s(ends(20), entries(20, 0.3, is_p2p=True, backend="nccl")) is None
-    assert flight.own_s(ends(20, per_step=1), entries(20, 0.3, backend="nccl")) == pytest.approx(0.3)
+    assert flight_recorder.own_s(ends(20, per_step=3), entries(20, 0.3)) is None
+    assert flight_recorder.own_s(ends(20, per_step=None), entries(20, 0.3)) is None
+    assert flight_recorder.own_s(ends(20), entries(20, 0.3, is_p2p=True, backend="nccl")) is None
+    assert flight_recorder.own_s(ends(20, per_step=1), entries(20, 0.3, backend="nccl")) == pytest.approx(0.3)
 
 
 # What is counted with the collectives, and is none: steps end at 1, 2, 3 … s, each with one collective half a second before.
@@ -136,7 +136,7 @@ def test_what_goes_from_one_rank_to_one_other_is_known_by_a_count_that_stays_ahe
         for n in range(1, 13)
     ]
     ended = [StepEnd(n, n * STEP_NS, (40 + n + (n in extra),)) for n in range(1, 13)]
-    assert flight.mixed(ended, (group,), listed) == ((group.key,) if is_mixed else ())
+    assert flight_recorder.mixed(ended, (group,), listed) == ((group.key,) if is_mixed else ())
 
 
 def test_steps_after_the_trace_was_taken_are_not_compared_with_it() -> None:
@@ -146,10 +146,12 @@ def test_steps_after_the_trace_was_taken_are_not_compared_with_it() -> None:
         for n in range(1, 9)
     ]
     ended = [StepEnd(n, n * STEP_NS, (40 + n,)) for n in range(1, 13)]
-    assert flight.mixed(ended, (group,), listed) == ()
+    assert flight_recorder.mixed(ended, (group,), listed) == ()
 
 
 def test_a_backend_that_lists_all_it_counts_is_never_mixed() -> None:
     group = Group("0", "", (0, 1), 0)
     listed = [Entry("0", "", n, "x", "", n * STEP_NS, True, False, True) for n in range(9)]
-    assert flight.mixed([StepEnd(n, n * STEP_NS, (3 * n,)) for n in range(9)], (group,), listed) == ()
+    assert (
+        flight_recorder.mixed([StepEnd(n, n * STEP_NS, (3 * n,)) for n in range(9)], (group,), listed) == ()
+    )

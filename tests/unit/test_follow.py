@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import follow
-from orchestrator.job import Job
-from orchestrator.wire.durable import replace_text
-from orchestrator.wire.paths import JobDir
+from orchestrator.cli import live
+from orchestrator.client.job import Job
+from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support import folders, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
@@ -42,7 +42,7 @@ def _play(job: JobDir) -> None:
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let whoever watches look often."""
-    monkeypatch.setattr(follow, "STATUS_S", STATUS_S)
+    monkeypatch.setattr(live, "STATUS_S", STATUS_S)
 
 
 def _watched(folder: Path, watch: Callable[[Job], object], capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -59,7 +59,7 @@ def _watched(folder: Path, watch: Callable[[Job], object], capsys: pytest.Captur
 def test_a_suspicion_is_told_once_and_so_is_its_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = _watched(tmp_path, follow.watch, capsys)
+    lines = _watched(tmp_path, live.watch, capsys)
     said = [line.rpartition("  ")[2] for line in lines]
     assert len(lines) == 4
     assert said[1] == "rank 2 on node-1 is stopped (state T) for 1 s"
@@ -70,6 +70,6 @@ def test_a_suspicion_is_told_once_and_so_is_its_end(
 def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = _watched(tmp_path, follow.changes, capsys)
+    lines = _watched(tmp_path, live.changes, capsys)
     told = [(one["state"], bool(one["suspicion"])) for one in map(json.loads, lines)]
     assert told == [("RUNNING", False), ("RUNNING", True), ("RUNNING", False), ("SUCCEEDED", False)]

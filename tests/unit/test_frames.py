@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import frames
-from orchestrator.node.frames import Frame
+from orchestrator.agent.probes import stack_frames
+from orchestrator.agent.probes.stack_frames import Frame
 
 SITE = "/opt/venv/lib/python3.11/site-packages"
 C10D = f"{SITE}/torch/distributed/distributed_c10d.py"
@@ -34,7 +34,7 @@ def test_the_dump_of_this_very_process_is_read_with_all_its_threads(tmp_path: Pa
         file.seek(0)
         text = file.read()
     done.set()
-    threads = frames.parse(text)
+    threads = stack_frames.parse(text)
     assert other.ident in {thread.ident for thread in threads}
     main = threads[-1]
     assert main.ident == threading.main_thread().ident
@@ -51,12 +51,12 @@ def test_a_dump_of_python_3_14_bears_names_and_is_read_alike() -> None:
         f'  File "{MINE}", line 7 in <module>\n'
         '\nCurrent thread\'s C stack trace (most recent call first):\n  Binary file "/lib/libc.so", at x [0x1]\n'
     )
-    threads = frames.parse(text)
+    threads = stack_frames.parse(text)
     assert [(thread.name, len(thread.frames)) for thread in threads[:2]] == [
         ("Thread-1 (wait)", 1),
         ("python", 1),
     ]
-    main = frames.own_stack(text)
+    main = stack_frames.own_stack(text)
     assert main is not None
     assert main.frames == (Frame(MINE, 7, "<module>"),)
 
@@ -66,19 +66,19 @@ def test_torn_lines_and_unknown_ones_are_passed_over() -> None:
         'Current thread 0x00007f02 (most recent call first):\n  File "a.py", line 3 in f\n  <invalid frame>\n'
         '  File "a.py", line ??? in g\n  File "a.py", li'
     )
-    main = frames.own_stack(text)
+    main = stack_frames.own_stack(text)
     assert main is not None
     assert main.frames == (Frame("a.py", 3, "f"), Frame("a.py", 0, "g"))
-    assert frames.own_stack("waits in the kernel and takes no signal (state D)\n") is None
+    assert stack_frames.own_stack("waits in the kernel and takes no signal (state D)\n") is None
 
 
 def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_it() -> None:
     plain = stack((C10D, "all_reduce"), (LOGGER, "wrapper"), (MINE, "step"), (MINE, "<module>"))
-    assert frames.place(plain) == "train.py:3 step"
+    assert stack_frames.place(plain) == "train.py:3 step"
     loading = stack((MINE, "load_batch"), (FETCH, "fetch"), (LOADER, "__next__"), (MINE, "<module>"))
-    assert frames.place(loading) == "train.py:1 load_batch (DataLoader of the main thread)"
-    assert frames.place(stack((C10D, "barrier"))) == "distributed_c10d.py:1 barrier"
-    assert frames.place(()) == ""
+    assert stack_frames.place(loading) == "train.py:1 load_batch (DataLoader of the main thread)"
+    assert stack_frames.place(stack((C10D, "barrier"))) == "distributed_c10d.py:1 barrier"
+    assert stack_frames.place(()) == ""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_place_is_the_users_innermost_frame_and_tells_of_the_loader_around_i
 def test_waits_for_other_ranks_are_known_by_what_was_called(
     inner: list[tuple[str, str]], line: str, awaited: str
 ) -> None:
-    assert frames.awaits_ranks(stack(*inner, (MINE, "<module>")), line) == awaited
+    assert stack_frames.awaits_ranks(stack(*inner, (MINE, "<module>")), line) == awaited
 
 
 def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others() -> None:
@@ -116,9 +116,9 @@ def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others(
         ("<frozen importlib._bootstrap>", "_load"),
     )
     deep = stack(*machinery, (f"{SITE}/torch/__init__.py", "<module>"), *machinery, (MINE, "<module>"))
-    assert [frame.file for frame in frames.without_imports(deep)] == [f"{SITE}/torch/__init__.py", MINE]
-    assert frames.without_imports(deep[:2]) == deep[:2]
-    assert frames.place(deep[:3]) == str(deep[2])
+    assert [frame.file for frame in stack_frames.without_imports(deep)] == [f"{SITE}/torch/__init__.py", MINE]
+    assert stack_frames.without_imports(deep[:2]) == deep[:2]
+    assert stack_frames.place(deep[:3]) == str(deep[2])
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_frames_of_the_import_machinery_are_left_out_unless_there_are_no_others(
     ],
 )
 def test_the_phase_is_read_from_the_stack(places: list[tuple[str, str]], phase: str) -> None:
-    assert frames.phase(stack(*places)) == phase
+    assert stack_frames.phase(stack(*places)) == phase
 
 
 def test_who_asks_a_person_is_named() -> None:
@@ -145,19 +145,19 @@ def test_who_asks_a_person_is_named() -> None:
     typed = stack(
         (f"{lib}/cmd.py", "cmdloop"), (f"{lib}/pdb.py", "interaction"), (f"{lib}/bdb.py", "x"), (MINE, "f")
     )
-    assert frames.asks_a_person(typed, "") == "pdb"
-    assert frames.asks_a_person(stack((MINE, "f")), "name = input('who? ')") == "input()"
-    assert frames.asks_a_person(stack((MINE, "f")), "model.prepare_input(x)") == ""
+    assert stack_frames.asks_a_person(typed, "") == "pdb"
+    assert stack_frames.asks_a_person(stack((MINE, "f")), "name = input('who? ')") == "input()"
+    assert stack_frames.asks_a_person(stack((MINE, "f")), "model.prepare_input(x)") == ""
 
 
 @pytest.mark.parametrize("line", ["lock.acquire()", "with self._lock:", "with b:", "item = queue.get()"])
 def test_a_line_that_takes_a_lock_is_known(line: str) -> None:
-    assert frames.is_on_lock(stack((MINE, "f")), line)
+    assert stack_frames.is_on_lock(stack((MINE, "f")), line)
 
 
 @pytest.mark.parametrize("line", ["loss.backward()", "with open(path) as file:", "x = a @ b"])
 def test_another_line_is_no_lock(line: str) -> None:
-    assert not frames.is_on_lock(stack((MINE, "f")), line)
+    assert not stack_frames.is_on_lock(stack((MINE, "f")), line)
 
 
 def in_library(*inside: tuple[str, str]) -> tuple[Frame, ...]:
@@ -166,13 +166,15 @@ def in_library(*inside: tuple[str, str]) -> tuple[Frame, ...]:
 
 def test_a_lock_is_told_from_what_only_looks_like_one() -> None:
     mine = (Frame("/home/ada/train.py", 5, "main"),)
-    assert frames.is_acquiring(mine, "with self.lock:") and not frames.is_acquiring(mine, "lock.acquire()")
-    assert not frames.is_acquiring(mine, "with open(path) as file:") and not frames.is_acquiring(
+    assert stack_frames.is_acquiring(mine, "with self.lock:") and not stack_frames.is_acquiring(
+        mine, "lock.acquire()"
+    )
+    assert not stack_frames.is_acquiring(mine, "with open(path) as file:") and not stack_frames.is_acquiring(
         mine, "queue.get()"
     )
-    assert frames.is_acquiring((*in_library(("threading.py", "__enter__")), *mine), "with condition:")
-    assert not frames.is_acquiring((*in_library(("threading.py", "wait")), *mine), "event.wait()")
-    assert not frames.is_acquiring(
+    assert stack_frames.is_acquiring((*in_library(("threading.py", "__enter__")), *mine), "with condition:")
+    assert not stack_frames.is_acquiring((*in_library(("threading.py", "wait")), *mine), "event.wait()")
+    assert not stack_frames.is_acquiring(
         (*in_library(("multiprocessing/synchronize.py", "__enter__")), *mine), "with lock:"
     )
 
@@ -180,28 +182,36 @@ def test_a_lock_is_told_from_what_only_looks_like_one() -> None:
 def test_a_process_that_has_nothing_to_do_is_told_from_one_that_has() -> None:
     main = Frame("/home/ada/train.py", 5, "main")
     get, worker = ("multiprocessing/queues.py", "get"), ("multiprocessing/pool.py", "worker")
-    assert frames.awaits_task((*in_library(get, worker), main))
-    assert not frames.awaits_task((*in_library(("socket.py", "recv"), worker), main))
-    assert not frames.awaits_task((*in_library(get), main, *in_library(worker)))
+    assert stack_frames.awaits_task((*in_library(get, worker), main))
+    assert not stack_frames.awaits_task((*in_library(("socket.py", "recv"), worker), main))
+    assert not stack_frames.awaits_task((*in_library(get), main, *in_library(worker)))
     loop = Frame("/site-packages/torch/utils/data/_utils/worker.py", 9, "_worker_loop")
-    assert frames.awaits_task((*in_library(get), loop, main)) and frames.is_worker_of_loader((main, loop))
+    assert stack_frames.awaits_task((*in_library(get), loop, main)) and stack_frames.is_worker_of_loader(
+        (main, loop)
+    )
 
 
 def test_a_thread_that_only_carries_is_told_from_one_that_does_something() -> None:
     pool, start = "multiprocessing/pool.py", ("threading.py", "_bootstrap")
     feeds = ("threading.py", "wait"), ("multiprocessing/queues.py", "_feed"), start
-    assert frames.serves(in_library(*feeds))
-    assert frames.serves(
+    assert stack_frames.serves(in_library(*feeds))
+    assert stack_frames.serves(
         in_library(("multiprocessing/connection.py", "recv"), (pool, "_handle_results"), start)
     )
-    assert frames.serves(in_library(("concurrent/futures/thread.py", "_worker"), start))
+    assert stack_frames.serves(in_library(("concurrent/futures/thread.py", "_worker"), start))
     shares = ("socket.py", "accept"), ("multiprocessing/resource_sharer.py", "_serve"), start
-    assert frames.serves(in_library(*shares))  # of every worker that has sent a tensor
+    assert stack_frames.serves(in_library(*shares))  # of every worker that has sent a tensor
     # What the user has given: an iterable, a callback, a function of the library.
-    assert not frames.serves(in_library((pool, "_guarded_task_generation"), (pool, "_handle_tasks"), start))
-    assert not frames.serves(
+    assert not stack_frames.serves(
+        in_library((pool, "_guarded_task_generation"), (pool, "_handle_tasks"), start)
+    )
+    assert not stack_frames.serves(
         in_library(("json/decoder.py", "decode"), (pool, "_set"), (pool, "_handle_results"))
     )
-    assert not frames.serves(in_library(("socket.py", "readinto"), (pool, "worker"), start))
-    assert not frames.serves(in_library(("threading.py", "wait"), ("threading.py", "run"), start))  # a Timer
-    assert not frames.serves((Frame("/home/ada/train.py", 5, "rows"), *in_library((pool, "_handle_results"))))
+    assert not stack_frames.serves(in_library(("socket.py", "readinto"), (pool, "worker"), start))
+    assert not stack_frames.serves(
+        in_library(("threading.py", "wait"), ("threading.py", "run"), start)
+    )  # a Timer
+    assert not stack_frames.serves(
+        (Frame("/home/ada/train.py", 5, "rows"), *in_library((pool, "_handle_results")))
+    )

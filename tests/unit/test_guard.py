@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import guard
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor import guard
 
 KILLED, CODE_1, DONE = 9, 1 << 8, 0
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator import home
-from orchestrator.errors import ClusterError, UserError
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import home
 
 T = 1_795_000_000.0
 

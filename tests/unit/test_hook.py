@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.node import hook
-from orchestrator.node.beats import NO_BEAT, Beats
+from orchestrator.agent.rank import hook
+from orchestrator.agent.rank.step_counter import NO_BEAT, Beats
 from tests.support.hooked import (
     STEPS,
     Rank,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import hook
-from orchestrator.wire import messages as m
+from orchestrator.agent.rank import hook
+from orchestrator.core.wire import messages as m
 from tests.support.hooked import RUN_S_MAX, STEPS, Rank, lay_out_with_stand_in
 
 pytestmark = pytest.mark.slow

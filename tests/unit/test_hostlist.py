@@ -7,7 +7,7 @@ from ClusterShell.NodeSet import NodeSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.node.hostlist import NODES_MAX, HostlistError, expand
+from orchestrator.core.slurm.hostlist import NODES_MAX, HostlistError, expand
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.hosts import HOSTS_MAX, Host, expand, read_file
-from orchestrator.spec import SpecFile, load
-from orchestrator.specfile import SpecError
+from orchestrator.spec.hosts import HOSTS_MAX, Host, expand, read_file
+from orchestrator.spec.load import SpecFile, load
+from orchestrator.spec.yaml_document import SpecError
 
 SPEC = "name: gpt\nbackend: ssh\ncommand: 'true'\n"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import intake as intake_module
-from orchestrator.intake import Intake, IntakeError
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+from orchestrator.supervisor.transfers import log_receiver as intake_module
+from orchestrator.supervisor.transfers.log_receiver import Intake, IntakeError
 
 LOG = "logs/attempt-001/rank-00002.log"
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import find
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
-from orchestrator.revival import BEGIN_S_MAX, STOPPED_S_MAX, revive
-from orchestrator.wire.paths import JobDir
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.submission.supervisor_process import BEGIN_S_MAX, STOPPED_S_MAX, revive
 from tests.support import folders, jobs
 from tests.support.fake_slurm import SUPERVISOR
 

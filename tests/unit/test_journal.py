@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import News
-from orchestrator.journal import JobClock, Journal, JournalError, Stamp, read
-from orchestrator.wire import room
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.core.jobdir import full_disk
+from orchestrator.supervisor.journal.journal_file import JobClock, Journal, JournalError, Stamp, read
 from tests.support import fake_host
 from tests.support.fake_disk import FakeDisk
 
@@ -52,7 +52,7 @@ def test_news_waits_for_room_on_the_disk_in_order_and_a_full_disk_is_not_tried_a
     journal = Journal(path, "machine", 0)
     journal.write(NEWS[0])
     assert journal.sync()
-    monkeypatch.setattr(room, "RETRY_S", 0.3)
+    monkeypatch.setattr(full_disk, "RETRY_S", 0.3)
     disk.room_bytes = 10  # half a line
     for news in NEWS[1:]:
         journal.write(news)

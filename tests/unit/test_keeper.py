@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import keeper, procfs
-from orchestrator.wire import codec, locks
-from orchestrator.wire import landing as w
-from orchestrator.wire.messages import AgentConfig
+from orchestrator.agent import keeper
+from orchestrator.core import codec
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import locks
+from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire.messages import AgentConfig
 from tests.support import fake_host
 
 pytestmark = pytest.mark.slow

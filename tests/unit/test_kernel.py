@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import kernel, openfiles, source
-from orchestrator.node.frames import Frame
-from orchestrator.node.kernel import Wait
+from orchestrator.agent.probes import kernel_wait, open_files, source_line
+from orchestrator.agent.probes.kernel_wait import Wait
+from orchestrator.agent.probes.stack_frames import Frame
 from tests.support.unprivileged import NOBODY, unprivileged
 
 READINGS = 20_000
@@ -43,7 +43,7 @@ def running(code: str, folder: Path | None = None, *args: str) -> Iterator[int]:
 def until(pid: int, seen: Callable[[Wait], bool]) -> Wait:
     """Look until the main thread waits so."""
     deadline_s = time.monotonic() + SEEN_S_MAX
-    while not seen(found := kernel.wait_of(pid, pid)):
+    while not seen(found := kernel_wait.wait_of(pid, pid)):
         assert time.monotonic() < deadline_s, found
         time.sleep(0.02)
     return found
@@ -99,7 +99,7 @@ def test_reading_standard_input_that_is_a_pipe() -> None:
     with running("import os; os.read(0, 1)") as pid:
         found = until(pid, lambda wait: wait.call == "read" and wait.fds == (0,))
         assert found.target == "standard input, a pipe"
-        assert openfiles.writers(openfiles.link_of(pid, 0)) == (os.getpid(),)
+        assert open_files.writers(open_files.link_of(pid, 0)) == (os.getpid(),)
 
 
 def test_a_connection_is_named_by_its_other_end() -> None:
@@ -118,7 +118,7 @@ def test_a_fifo_is_opened_and_read_under_its_name(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data" / "shard-17.bin")
     code = "open('data/shard-17.bin', 'rb', 0).read(1)"
     with running(code, tmp_path) as pid:
-        found = until(pid, lambda wait: wait.call in kernel.OPENS)
+        found = until(pid, lambda wait: wait.call in kernel_wait.OPENS)
         assert found.target == "data/shard-17.bin"
         fd = os.open(tmp_path / found.target, os.O_WRONLY)
         try:
@@ -147,7 +147,7 @@ time.sleep(99)
             assert time.monotonic() < deadline_s
             time.sleep(0.02)
         with unprivileged(tmp_path):
-            assert openfiles.writers(str(tmp_path / "shard.bin")) == known
+            assert open_files.writers(str(tmp_path / "shard.bin")) == known
 
 
 def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> None:
@@ -160,17 +160,17 @@ def test_a_wait_that_any_signal_ends_is_told_from_those_that_begin_anew() -> Non
     ):
         with running(code) as pid:
             until(pid, lambda wait: wait.asleep or wait.call in ("pause", "futex"))
-            assert kernel.is_frail(pid, pid) is frail
+            assert kernel_wait.is_frail(pid, pid) is frail
     with running("import select; select.select([], [], [])") as pid:
         found = until(pid, lambda wait: "select" in wait.call)
-        assert (found.asleep, found.for_ever, kernel.in_words(found)) == (False, True, "in select()")
+        assert (found.asleep, found.for_ever, kernel_wait.in_words(found)) == (False, True, "in select()")
 
 
 def test_what_is_left_of_a_sleep_is_right_or_unknown_however_quickly_the_thread_goes_on() -> None:
     code = "import time\nwhile True:\n    time.sleep(0.0003)\n    sum(range(300))"
     with running(code) as pid:
         for _ in range(READINGS):
-            ends_s = kernel.wait_of(pid, pid).ends_s
+            ends_s = kernel_wait.wait_of(pid, pid).ends_s
             assert ends_s is None or 0.0 <= ends_s < 1.0, ends_s
 
 
@@ -194,25 +194,25 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
     with running("import time; time.sleep(50)") as pid:
         until(pid, lambda wait: wait.asleep)
         with unprivileged(tmp_path):
-            found = kernel.wait_of(pid, pid)
+            found = kernel_wait.wait_of(pid, pid)
         assert (found.call, found.ends_s, found.asleep) == ("", None, False)
         assert "/syscall: " in found.lack
 
 
 def test_a_process_that_is_gone_waits_for_nothing() -> None:
-    assert kernel.wait_of(1 << 22, 1 << 22) == Wait("", "", (), None, False, "", "")
+    assert kernel_wait.wait_of(1 << 22, 1 << 22) == Wait("", "", (), None, False, "", "")
 
 
 def test_a_frames_line_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("while True:\n    x = 1\nx = 2\n")
     started_s = time.time() + 60
-    found = [source.line_at(os.getpid(), Frame(str(file), row, "f"), started_s) for row in (2, 3, 4)]
+    found = [source_line.line_at(os.getpid(), Frame(str(file), row, "f"), started_s) for row in (2, 3, 4)]
     assert found == ["x = 1", "x = 2", ""]
 
 
 def test_a_file_younger_than_its_process_and_a_missing_one_are_not_believed(tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("pass\n")
-    assert source.line_at(os.getpid(), Frame(str(file), 1, "f"), time.time() - 60) == ""
-    assert source.line_at(os.getpid(), Frame(str(tmp_path / "no.py"), 1, "f"), time.time()) == ""
+    assert source_line.line_at(os.getpid(), Frame(str(file), 1, "f"), time.time() - 60) == ""
+    assert source_line.line_at(os.getpid(), Frame(str(tmp_path / "no.py"), 1, "f"), time.time()) == ""

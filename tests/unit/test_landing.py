@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.ssh.conversation import Clocks
 from orchestrator.backends.ssh.launch import Code, Kit, Landed, land, reach
-from orchestrator.backends.ssh.talk import Clocks
-from orchestrator.node import procfs
-from orchestrator.wire import landing as w
-from orchestrator.wire import locks
-from orchestrator.wire.messages import Needs
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import locks
+from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire.messages import Needs
 from tests.support import fake_host, jobs
 from tests.support.fake_host import FakeHost
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import LaunchError
+from orchestrator.agent.bootstrap import job_folder
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.launch import Code, land, reach, survey, sweep
-from orchestrator.node import jobfolder, procfs
-from orchestrator.wire import landing as w
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import bootstrap as w
 from tests.support import fake_host, jobs
 from tests.support.fake_host import FakeHost
 
@@ -106,6 +107,6 @@ def test_sweeping_refuses_a_folder_that_is_not_the_job_s(host: FakeHost) -> None
 
 def test_the_folder_is_absolute_wherever_it_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert jobfolder.resolved("~/.orch/jobs/x") == JobDir(Path("/home/me/.orch/jobs/x"))
-    assert jobfolder.resolved("scratch/jobs/x") == JobDir(Path("/home/me/scratch/jobs/x"))
-    assert jobfolder.resolved("/big/jobs/x") == JobDir(Path("/big/jobs/x"))
+    assert job_folder.resolved("~/.orch/jobs/x") == JobDir(Path("/home/me/.orch/jobs/x"))
+    assert job_folder.resolved("scratch/jobs/x") == JobDir(Path("/home/me/scratch/jobs/x"))
+    assert job_folder.resolved("/big/jobs/x") == JobDir(Path("/big/jobs/x"))

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.backends import LaunchError, Trouble
-from orchestrator.backends.ssh import talk
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.ssh import conversation
+from orchestrator.backends.ssh.conversation import Clocks
 from orchestrator.backends.ssh.launch import Code, Kit, Landed, Launch, land
 from orchestrator.backends.ssh.session import Unwanted
-from orchestrator.backends.ssh.talk import Clocks
-from orchestrator.wire import codec
-from orchestrator.wire import landing as w
+from orchestrator.core import codec
+from orchestrator.core.wire import bootstrap as w
 from tests.support import fake_host
 
 BUNDLE = b"B" * 700_000
@@ -115,7 +115,7 @@ class FakeHost:
         assert not self.closed
         fault = self._fault_now()
         if fault is Kind.TAKES_NOTHING and self._said:
-            self.now_s += talk.STALL_S_MAX
+            self.now_s += conversation.STALL_S_MAX
             raise TimeoutError
         if fault is Kind.HANGS_UP and self._said:
             raise BrokenPipeError
@@ -216,7 +216,7 @@ def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
     host = FakeHost(steps(has_bundle, has_code, was_up), fault, list(noise))
     result = _land(host, code)
     assert host.closed
-    assert host.now_s - BEGAN_S < sum(talk.LIMITS_S.values())
+    assert host.now_s - BEGAN_S < sum(conversation.LIMITS_S.values())
     if isinstance(result, Landed):
         assert (
             fault is None or fault.at >= len(host.steps) or fault.kind in (Kind.TAKES_NOTHING, Kind.HANGS_UP)

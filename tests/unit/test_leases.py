@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from orchestrator.node import gpus, leases
-from orchestrator.node.gpus import Gpu, GpuError
-from orchestrator.node.leases import Holder, LeaseError, Leases, Stock
-from orchestrator.wire.messages import Needs
+from orchestrator.agent import leases
+from orchestrator.agent.leases import Holder, LeaseError, Leases, Stock
+from orchestrator.core.host import gpus
+from orchestrator.core.host.gpus import Gpu, GpuError
+from orchestrator.core.wire.messages import Needs
 
 ME = leases.me("job-a", "host-1")
 OTHER = Holder("job-b", "host-1", "eve", 4711)

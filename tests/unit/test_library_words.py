@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.brain.library_words import explain
+from orchestrator.brain.diagnosis.library_errors import explain
 
 NCCL = (
     "[rank3]:[E1121 02:14:07.312345678 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation "

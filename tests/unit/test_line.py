@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import door
-from orchestrator import links as links_module
-from orchestrator.certificate import new as _certificate
-from orchestrator.links import HELLO_BYTES_MAX, Down, Greeted, Links, Said, Stir, Up, Word
-from orchestrator.wire import codec, line
-from orchestrator.wire import messages as m
-from orchestrator.wire.durable import LINE_BYTES_MAX
-from orchestrator.wire.line import Line, LineError
+from orchestrator.core import codec
+from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.connection import Line, LineError
+from orchestrator.core.wire.messages import Said
+from orchestrator.submission.certificate import new as _certificate
+from orchestrator.supervisor import agent_connections as links_module
+from orchestrator.supervisor import listener
+from orchestrator.supervisor.agent_connections import HELLO_BYTES_MAX, Down, Greeted, Links, Stir, Up, Word
 from tests.support.listening import ANSWER_S_MAX, HELLO, TOKEN, Place, play
 
 
@@ -123,7 +125,7 @@ async def _until_down(place: Place) -> AsyncIterator[Word]:
 
 
 def test_a_stranger_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "HELLO_S_MAX", 0.2)
+    monkeypatch.setattr(listener, "HELLO_S_MAX", 0.2)
 
     async def act(place: Place) -> None:
         assert await _is_cut_off(await place.dial())
@@ -135,7 +137,9 @@ def test_an_agent_talks_to_nobody_but_its_own_supervisor(tmp_path: Path) -> None
     async def act(place: Place) -> None:
         other, _ = _certificate()
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
-            await line.dial("127.0.0.1", place.port, line.client_context(other.decode()), ANSWER_S_MAX)
+            await connection.dial(
+                "127.0.0.1", place.port, connection.client_context(other.decode()), ANSWER_S_MAX
+            )
 
     play(tmp_path, act)
 
@@ -209,11 +213,11 @@ def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> 
     play(tmp_path, act)
 
 
-@pytest.mark.parametrize("announced", [line.RAW_BYTES_MAX + 1, -1, "7", 1.0, True, None])
+@pytest.mark.parametrize("announced", [connection.RAW_BYTES_MAX + 1, -1, "7", 1.0, True, None])
 def test_more_raw_bytes_than_the_limit_end_the_connection(tmp_path: Path, announced: object) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
-        data = {"kind": "Chunk", "path": "logs/x", "offset": 0, line.RAW: announced}
+        data = {"kind": "Chunk", "path": "logs/x", "offset": 0, connection.RAW: announced}
         agent.writer.write(json.dumps(data).encode() + b"\n")
         assert await place.hear() == Down("node-0")
 
@@ -257,7 +261,7 @@ def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
 
 
 def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line, "SEND_BYTES_MAX", 10_000)
+    monkeypatch.setattr(connection, "SEND_BYTES_MAX", 10_000)
 
     async def act(place: Place) -> None:
         agent = await place.agent()
@@ -273,7 +277,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         other = Links("job-1", TOKEN, ("node-0",))
-        context = line.server_context(tmp_path / "certificate.pem", tmp_path / "key.pem")
+        context = connection.server_context(tmp_path / "certificate.pem", tmp_path / "key.pem")
         port = await other.listen(context, "127.0.0.1", place.port)
         assert port != place.port
         await other.close()
@@ -287,7 +291,9 @@ def test_nobody_at_home_is_an_oserror() -> None:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         with pytest.raises(ConnectionRefusedError):
-            asyncio.run(line.dial("127.0.0.1", port, line.client_context(certificate.decode()), 1.0))
+            asyncio.run(
+                connection.dial("127.0.0.1", port, connection.client_context(certificate.decode()), 1.0)
+            )
 
 
 def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
@@ -356,13 +362,15 @@ def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_si
         with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as refusing:
             refusing.bind(("127.0.0.1", 0))
             ports = (silent.getsockname()[1], refusing.getsockname()[1], place.port)
-            context = line.client_context(place.certificate)
-            one = await line.dial_any([("127.0.0.1", port) for port in ports], context, ANSWER_S_MAX)
+            context = connection.client_context(place.certificate)
+            one = await connection.dial_any([("127.0.0.1", port) for port in ports], context, ANSWER_S_MAX)
             assert one.writer.get_extra_info("peername")[1] == place.port
             one.abort()
             with pytest.raises(OSError):
-                await line.dial_any([("127.0.0.1", ports[1]), ("127.0.0.1", ports[1])], context, ANSWER_S_MAX)
+                await connection.dial_any(
+                    [("127.0.0.1", ports[1]), ("127.0.0.1", ports[1])], context, ANSWER_S_MAX
+                )
             with pytest.raises(OSError):
-                await line.dial_any([], context, ANSWER_S_MAX)
+                await connection.dial_any([], context, ANSWER_S_MAX)
 
     play(tmp_path, act)

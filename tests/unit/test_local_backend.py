@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.local import LocalBackend
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host
 
 SCRIPT = 'echo "$0 $@" >argv; env >environ; cat >told.part; mv told.part told\n'

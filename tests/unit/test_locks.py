@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import joblock
-from orchestrator.job import Job
-from orchestrator.node import keeper
-from orchestrator.revival import revive
-from orchestrator.tickets import Queue
-from orchestrator.wire import locks
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent import keeper
+from orchestrator.client.job import Job
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.submission.supervisor_process import revive
+from orchestrator.supervisor.host_queue import Queue
 from tests.support import folders, jobs
 
 
@@ -33,8 +32,8 @@ def _queue(job: JobDir) -> None:
 
 
 TAKERS: dict[str, Callable[[JobDir], object]] = {
-    "supervisor.lock": lambda job: joblock.locked(job).__enter__(),
-    "resume.lock": lambda job: joblock.resuming(job).__enter__(),
+    "supervisor.lock": lambda job: locks.locked(job).__enter__(),
+    "resume.lock": lambda job: locks.resuming(job).__enter__(),
     "agent.lock": lambda job: keeper._locks(job.root / "agent.lock"),
     "queue": _queue,
 }
@@ -87,7 +86,7 @@ def test_a_disk_without_locks_answers_no_question_about_them(
     monkeypatch.setattr(fcntl, "flock", refuse)
     askers: dict[str, Callable[[], object]] = {
         "held": lambda: locks.is_held(job.lock),
-        "supervisor": lambda: joblock.locked(job).__enter__(),
+        "supervisor": lambda: locks.locked(job).__enter__(),
         "agent": lambda: keeper._locks(job.lock),
         "revival": lambda: revive(job),
         "resume": lambda: Job(job).resume(),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.wire.logindex import IndexCursor, LogIndex, offset_at
+from orchestrator.core.jobdir.log_index import IndexCursor, LogIndex, offset_at
 
 RECORD_BYTES = 16
 

@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.logs import BAR_S, CUT_MARK, LINE_BYTES_MAX, Follower, LogLine, LogQuery, attempts, read
-from orchestrator.wire.logindex import LogIndex
-from orchestrator.wire.paths import JobDir
+from orchestrator.client.log_reader import (
+    BAR_S,
+    CUT_MARK,
+    LINE_BYTES_MAX,
+    Follower,
+    LogLine,
+    LogQuery,
+    attempts,
+    read,
+)
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
 
 S = 1_000_000_000
 NOW_NS = 1_000_000 * S

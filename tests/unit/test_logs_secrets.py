@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.logs import FLUSH_S, LINE_BYTES_MAX, Follower, LogLine, LogQuery, read
-from orchestrator.wire.logindex import LogIndex
-from orchestrator.wire.mask import Mask
-from orchestrator.wire.paths import JobDir
+from orchestrator.client.log_reader import FLUSH_S, LINE_BYTES_MAX, Follower, LogLine, LogQuery, read
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.mask import Mask
 
 S = 1_000_000_000
 NOW_NS = 1_000_000 * S

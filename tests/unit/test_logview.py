@@ -10,8 +10,9 @@ from urllib.parse import quote
 
 import pytest
 
-from orchestrator.logs import LogLine, LogQuery
-from orchestrator.logview import (
+from orchestrator.client.log_reader import LogLine, LogQuery
+from orchestrator.core.mask import Mask
+from orchestrator.views.logs import (
     FOLD_LINES_MAX,
     Folded,
     Folding,
@@ -22,7 +23,6 @@ from orchestrator.logview import (
     rank_ranges,
     style_of,
 )
-from orchestrator.wire.mask import Mask
 
 MS = 1_000_000
 PLAIN = LogStyle(colour=False, prefix=True)

@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 
-from orchestrator import looks, show, stackview
-from orchestrator.asked import Requests
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain import folding
-from orchestrator.brain.facts import News
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
-from orchestrator.journal import Journal, read, tail
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.diagnosis import stack_groups
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.client import stacks
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor.journal.journal_file import Journal, read, tail
+from orchestrator.supervisor.request_inbox import Requests
+from orchestrator.views import cells
+from orchestrator.views import stacks as stack_view
 from tests.support import folders, golden, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
@@ -89,7 +91,7 @@ def _status(job: JobDir) -> dict[str, Any]:
 def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
     with _supervised(job, lambda number, n: [e.LookAsked(20.0, number), *_looked(n, 1, 0)]) as asked:
-        taken = looks.stacks(job, _status(job))
+        taken = stacks.stacks(job, _status(job))
     assert asked == [1], "one look tells, where it tells what ranks do"
     assert [rank["rank"] for rank in taken["ranks"]] == [0, 1, 2, 3]
     assert (taken["attempt"], taken["looks"], taken["unanswered"]) == (1, 1, [])
@@ -101,7 +103,7 @@ def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_pat
 def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "APART_S", 0.05)
+    monkeypatch.setattr(stacks, "APART_S", 0.05)
     job = folders.make(tmp_path, RUNNING)
 
     def answer(number: int, n: int) -> list[News]:
@@ -109,10 +111,10 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
         return [e.LookAsked(20.0, number), *_looked(n, 0, 1, doing=seen)]
 
     with _supervised(job, answer) as asked:
-        taken = looks.stacks(job, _status(job))
+        taken = stacks.stacks(job, _status(job))
     assert asked == [1, 2]
     assert (taken["looks"], taken["ranks"][0]["doing"]) == (2, "waits")
-    assert taken["apart_s"] >= looks.APART_S
+    assert taken["apart_s"] >= stacks.APART_S
 
 
 def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
@@ -122,15 +124,15 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
         _supervised(job, lambda number, n: [*late, e.LookAsked(20.0, number), *late]),
         pytest.raises(ClusterError, match="no rank of it was left to look at"),
     ):
-        looks.stacks(job, _status(job), 0.1)
+        stacks.stacks(job, _status(job), 0.1)
 
 
 def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
     with _supervised(job, lambda number, n: [e.LookAsked(20.0, number), *_looked(n, 0)]):
-        taken = looks.stacks(job, _status(job), 0.1)
+        taken = stacks.stacks(job, _status(job), 0.1)
     assert (taken["unanswered"], [rank["rank"] for rank in taken["ranks"]]) == (["node-1"], [0, 1])
-    assert "no answer from node-1" in show.plain(stackview.stacks(taken))
+    assert "no answer from node-1" in cells.plain(stack_view.stacks(taken))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +149,7 @@ def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: st
         return [e.LookAsked(20.0, number), *said] if said else []
 
     with _supervised(job, answer), pytest.raises(ClusterError, match=what) as told:
-        looks.stacks(job, _status(job), 0.1)
+        stacks.stacks(job, _status(job), 0.1)
     assert told.value.exit_code == 3
     assert told.value.fix
 
@@ -159,7 +161,7 @@ def test_a_job_that_has_ended_or_not_begun_has_no_stacks(tmp_path: Path) -> None
     assert told.value.fix.startswith("orch why ")
     begun = folders.make(tmp_path, jobs.submitted())
     with pytest.raises(UserError, match="none of its ranks runs: it is STARTING"):
-        looks.stacks(begun, _status(begun))
+        stacks.stacks(begun, _status(begun))
     assert not list(begun.requests.iterdir())
 
 
@@ -184,42 +186,46 @@ def _taken() -> dict[str, Any]:
     nodes = {rank: f"gpu{rank // 4:02d}" for rank in range(8)}
     return {
         "id": jobs.ID, "name": "gpt", "state": "RUNNING", "attempt": 1, "step": 1204, "dir": jobs.ROOT, "looks": 2,
-        "apart_s": 1.1, "ranks": [looks.rank_json(one, nodes[one.rank]) for one in sorted(ranks, key=lambda r: r.rank)],
+        "apart_s": 1.1, "ranks": [stacks.rank_json(one, nodes[one.rank]) for one in sorted(ranks, key=lambda r: r.rank)],
         "unanswered": [], "pages": f"{jobs.ROOT}/evidence/attempt-001",
     }  # fmt: skip
 
 
 def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
-    golden.check("stacks.txt", show.plain(stackview.stacks(_taken())))
+    golden.check("stacks.txt", cells.plain(stack_view.stacks(_taken())))
 
 
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
     look = _look(0, e.Doing.WORKS, where="train.py:3 <module>", stack=deep)
-    assert folding.frames(look) == ("train.py:3 <module>", *deep)
-    text = show.plain(stackview.stacks({**_taken(), "ranks": [looks.rank_json(look, "gpu00")]}))
+    assert stack_groups.frames(look) == ("train.py:3 <module>", *deep)
+    text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
     assert "\n  train.py:3 <module>\n  inside: lazy.py:0 load < lazy.py:1 load" in text
 
 
 def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     where = f"{READS[1]} (DataLoader of the main thread)"
-    assert folding.frames(_look(0, e.Doing.WORKS, where=where, stack=READS)) == (where, READS[0], READS[2])
+    assert stack_groups.frames(_look(0, e.Doing.WORKS, where=where, stack=READS)) == (
+        where,
+        READS[0],
+        READS[2],
+    )
 
 
 def test_only_the_wanted_ranks_are_shown() -> None:
-    text = show.plain(stackview.stacks(_taken(), (2,)))
+    text = cells.plain(stack_view.stacks(_taken(), (2,)))
     assert "1 rank looked at" in text and "load_batch" in text and "train_step" not in text
 
 
 def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
     works = _look(0, e.Doing.WORKS, why="", where="", stack=(), collectives=(), lacks=(), still_s=0.0)
-    taken = {**_taken(), "ranks": [looks.rank_json(works, "gpu00")]}
-    assert "rank 0 on gpu00: working\n" in show.plain(stackview.stacks(taken))
+    taken = {**_taken(), "ranks": [stacks.rank_json(works, "gpu00")]}
+    assert "rank 0 on gpu00: working\n" in cells.plain(stack_view.stacks(taken))
 
 
 def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
     one, other = (_look(rank, e.Doing.WAITS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05)))
-    alike = {**_taken(), "ranks": [looks.rank_json(one, "gpu00"), looks.rank_json(one, "gpu00")]}
-    assert ", GPU 100% busy\n" in show.plain(stackview.stacks(alike))
-    both = {**_taken(), "ranks": [looks.rank_json(one, "gpu00"), looks.rank_json(other, "gpu00")]}
-    assert ", GPUs 5% to 100% busy\n" in show.plain(stackview.stacks(both))
+    alike = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(one, "gpu00")]}
+    assert ", GPU 100% busy\n" in cells.plain(stack_view.stacks(alike))
+    both = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(other, "gpu00")]}
+    assert ", GPUs 5% to 100% busy\n" in cells.plain(stack_view.stacks(both))

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import hook
-from orchestrator.wire import mask
-from orchestrator.wire.mask import CUT_CHARS_MIN, HIDDEN, LEFT_OUT, Mask
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.rank import hook
+from orchestrator.core import mask
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.mask import CUT_CHARS_MIN, HIDDEN, LEFT_OUT, Mask
 
 SECRET = "qZ7-Wv9_Kx2+Jm4"
 FILL = "." * CUT_CHARS_MIN

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import journal
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.memory import Memory
-from orchestrator.orders import planned
-from orchestrator.wire import room
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor.journal import journal_file
+from orchestrator.supervisor.journal.journaled_brain import Memory
+from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 from tests.support.fake_disk import FakeDisk
 
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JobDir:
-    monkeypatch.setattr(room, "RETRY_S", 0.0)
+    monkeypatch.setattr(full_disk, "RETRY_S", 0.0)
     return JobDir(tmp_path)
 
 
@@ -31,7 +31,7 @@ def _begun(job: JobDir) -> Memory:
 
 
 def _written(job: JobDir) -> list[str]:
-    return [type(entry.news).__name__ for entry in journal.read(job.journal)]
+    return [type(entry.news).__name__ for entry in journal_file.read(job.journal)]
 
 
 def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: FakeDisk, job: JobDir) -> None:

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import pytest
 
-from orchestrator.brain import events as e
-from orchestrator.wire import codec
-from orchestrator.wire import messages as m
+from orchestrator.brain.model import events as e
+from orchestrator.core import codec
+from orchestrator.core.wire import messages as m
 
 EVENTS = codec.by_kind(e.Event)
 REPORTS = codec.by_kind(m.KeptReport)

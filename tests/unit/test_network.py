@@ -11,9 +11,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.node import network
-from orchestrator.node.network import Listener, listen, probe
-from orchestrator.wire.messages import Address, Reached
+from orchestrator.agent import rendezvous_probe
+from orchestrator.agent.rendezvous_probe import Listener, listen, probe
+from orchestrator.core.host import interfaces
+from orchestrator.core.wire.messages import Address, Reached
 
 TOKEN = "of the job"
 
@@ -75,7 +76,7 @@ def test_a_stranger_on_the_port_is_another_machine(words: bytes) -> None:
 
 
 def test_who_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PROBE_S_MAX", 0.2)
+    monkeypatch.setattr(rendezvous_probe, "PROBE_S_MAX", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         _, missed = _probe("127.0.0.1", port=port)
@@ -85,7 +86,7 @@ def test_who_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_full_queue_times_out_like_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PROBE_S_MAX", 0.2)
+    monkeypatch.setattr(rendezvous_probe, "PROBE_S_MAX", 0.2)
     with socket.socket() as full, contextlib.ExitStack() as stack:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -124,7 +125,7 @@ def test_the_port_is_free_for_the_ranks_as_soon_as_the_listener_is_closed() -> N
 
 
 def test_too_many_at_the_listener_make_no_node_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PROBERS_MAX", 4)
+    monkeypatch.setattr(rendezvous_probe, "PROBERS_MAX", 4)
 
     async def act() -> None:
         with _listening() as (_, port), contextlib.ExitStack() as stack:
@@ -136,7 +137,7 @@ def test_too_many_at_the_listener_make_no_node_wait(monkeypatch: pytest.MonkeyPa
 
 
 def test_whoever_only_connects_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "ANSWER_S_MAX", 0.1)
+    monkeypatch.setattr(rendezvous_probe, "ANSWER_S_MAX", 0.1)
 
     async def act() -> None:
         with _listening() as (_, port):
@@ -150,7 +151,7 @@ def test_whoever_only_connects_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_too_many_at_once_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PROBERS_MAX", 1)
+    monkeypatch.setattr(rendezvous_probe, "PROBERS_MAX", 1)
 
     async def act() -> None:
         with _listening() as (_, port):
@@ -164,7 +165,7 @@ def test_too_many_at_once_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_addresses_are_those_of_interfaces_that_are_up_and_never_loopback() -> None:
-    found = network.addresses()
+    found = interfaces.addresses()
     names = {name for _, name in socket.if_nameindex()}
     assert all(one.interface.partition(":")[0] in names for one in found)
     assert not [one for one in found if one.ip.startswith("127.") or one.interface == "lo"]
@@ -182,11 +183,11 @@ def test_interfaces_of_containers_come_last() -> None:
         Address("10.0.0.7", "bond0"),
         Address("10.0.1.7", "br0"),
     ]
-    assert [one.interface for one in sorted(given, key=network._rank)][:2] == ["bond0", "br0"]
+    assert [one.interface for one in sorted(given, key=interfaces._rank)][:2] == ["bond0", "br0"]
 
 
 def test_who_listens_is_named_with_its_command() -> None:
     with listen(0) as sock:
         port = sock.getsockname()[1]
-        assert network.holder(port).startswith(f"pid {os.getpid()} (")
-    assert network.holder(port) == ""
+        assert interfaces.holder(port).startswith(f"pid {os.getpid()} (")
+    assert interfaces.holder(port) == ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from orchestrator.node import notes
-from orchestrator.node.notes import Notes
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent import node_log
+from orchestrator.agent.node_log import Notes
+from orchestrator.core.jobdir.layout import JobDir
 
 
 def _texts(job: JobDir, attempt: int) -> list[str]:
@@ -32,8 +32,8 @@ def test_no_more_notes_wait_than_their_limit(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     one = Notes(job, "node-0")
     job.node_log(1, "node-0").mkdir(parents=True)
-    for number in range(notes.WAITING_MAX + 5):
+    for number in range(node_log.WAITING_MAX + 5):
         one.add(1, str(number))
     job.node_log(1, "node-0").rmdir()
     one.add(1, "lost, too")
-    assert _texts(job, 1)[-1] == str(notes.WAITING_MAX - 1)
+    assert _texts(job, 1)[-1] == str(node_log.WAITING_MAX - 1)

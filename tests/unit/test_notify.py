@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import notify
-from orchestrator.brain import decisions as d
 from orchestrator.brain.brain import Brain
-from orchestrator.brain.facts import Facts
-from orchestrator.notify import Courier, Notifier, post, run_command
-from orchestrator.wire.mask import Mask
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.facts import Facts
+from orchestrator.core.mask import Mask
+from orchestrator.supervisor import notifications
+from orchestrator.supervisor.notifications import Courier, Notifier, post, run_command
 from tests.support import jobs
 
 SECRET = "hf_0123456789abcdef"
@@ -112,11 +112,11 @@ def _judge() -> d.Judge:
     ],
 )
 def test_a_decision_goes_by_the_words_of_the_job_file(decision: d.Decision, words: tuple[str, ...]) -> None:
-    assert notify.occasions(decision) == words
+    assert notifications.occasions(decision) == words
 
 
 def test_what_is_told_of_a_hang_names_job_attempt_and_culprit_in_one_line_and_has_the_verdict() -> None:
-    told = notify.message("hang", _judge(), jobs.plan(), _facts(), AT, jobs.ROOT)
+    told = notifications.message("hang", _judge(), jobs.plan(), _facts(), AT, jobs.ROOT)
     assert told["text"] == f"{jobs.ID}: hang in attempt 1: {HANG.culprit}"
     assert told["job"] == {
         "id": jobs.ID, "name": "gpt", "backend": "local", "state": "RUNNING", "step": 23, "dir": jobs.ROOT,
@@ -214,12 +214,12 @@ def _runs(pid: int) -> bool:
 def test_a_command_that_prints_without_end_is_read_and_only_its_end_is_kept(tmp_path: Path) -> None:
     fault = run_command(("sh", "-c", "yes | head -c 20000000; exit 3"), NOTE, ENV, tmp_path, NO_SECRETS)
     assert fault.startswith("it ended with code 3; it said: y | y")
-    assert len(fault) < 3 * notify.OUTPUT_BYTES_MAX
+    assert len(fault) < 3 * notifications.OUTPUT_BYTES_MAX
 
 
 @pytest.mark.slow
 def test_a_secret_that_is_cut_from_what_a_command_printed_is_not_shown_in_half(tmp_path: Path) -> None:
-    size = notify.OUTPUT_BYTES_MAX - len(SECRET) // 2
+    size = notifications.OUTPUT_BYTES_MAX - len(SECRET) // 2
     script = f"printf %s {SECRET}; head -c {size} /dev/zero | tr '\\0' x; exit 3"
     fault = run_command(("sh", "-c", script), NOTE, ENV, tmp_path, Mask([SECRET]))
     assert fault.startswith("it ended with code 3; it said: ***xxx")
@@ -296,7 +296,7 @@ def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() ->
 
     courier = Courier("url", deliver, said.append)
     began_s = time.monotonic()
-    for _ in range(notify.WAITING_MAX + 5):
+    for _ in range(notifications.WAITING_MAX + 5):
         courier.take(NOTE)
     assert time.monotonic() - began_s < 2
     assert set(said) == {"notify.url is too slow: hang was not told"}

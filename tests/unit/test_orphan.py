@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import stay
-from orchestrator.backends import NotOursError
+from orchestrator.agent import lost_supervisor as orphans
+from orchestrator.agent.lost_supervisor import AGAIN_S, ALONE_S, TURN_S, Orphan, Successor
+from orchestrator.backends.api import NotOursError
 from orchestrator.backends.slurm.allocation import Grant
-from orchestrator.brain import decisions as d
-from orchestrator.node import orphan as orphans
-from orchestrator.node import stepenv
-from orchestrator.node.orphan import AGAIN_S, ALONE_S, TURN_S, Orphan, Successor, is_orphaned
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.slurm import step_env
+from orchestrator.core.slurm.scontrol import is_orphaned
+from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host, fake_slurm
 
 FENCE_S = 36.0
@@ -79,9 +80,9 @@ def _no_reader_of_an_earlier_test() -> None:
 
 
 def test_an_agent_knows_its_allocation_by_the_name_that_its_supervisor_has_for_it() -> None:
-    assert stepenv.allocation(ENVIRON) == Grant("8", 1, ()).id
-    assert stepenv.allocation({"SLURM_JOB_ID": "8"}) == Grant("8", 0, ()).id
-    assert stepenv.allocation({}) == ""
+    assert step_env.allocation(ENVIRON) == Grant("8", 1, ()).id
+    assert step_env.allocation({"SLURM_JOB_ID": "8"}) == Grant("8", 0, ()).id
+    assert step_env.allocation({}) == ""
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_only_another_allocation_in_the_job_folder_is_a_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job_id: str, restarts: int, other: str
 ) -> None:
     job = JobDir(tmp_path)
-    stay.claim(job, Grant(job_id, restarts, ()).id)
+    allocation_claim.claim(job, Grant(job_id, restarts, ()).id)
     assert _seen(Successor(job.allocation, ENVIRON), monkeypatch) == other
 
 
@@ -111,7 +112,7 @@ def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_i
     job, notes = JobDir(tmp_path), list[str]()
     successor = Successor(job.allocation, ENVIRON)
     orphan = Orphan({**ENVIRON, "SLURM_NODEID": "999"}, successor, FENCE_S, notes.append)
-    stay.claim(job, "8.2")
+    allocation_claim.claim(job, "8.2")
     assert _seen(successor, monkeypatch) == "8.2"
     assert not orphan.look(FENCE_S) and notes == []
     assert orphan.look(FENCE_S + 1.0)
@@ -143,14 +144,14 @@ def _is_let_go(file: Path) -> bool:
 def test_a_supervisor_claims_the_job_for_its_allocation_but_not_back_from_a_later_one(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
     for name in ("8.0", "8.0", "8.9", "8.10", "9.0", "3.0"):  # numbers begin anew some day
-        stay.claim(job, name)
-        assert stay.replaced(job, name) == ""
-    stay.claim(job, "8.10")
+        allocation_claim.claim(job, name)
+        assert allocation_claim.replaced(job, name) == ""
+    allocation_claim.claim(job, "8.10")
     with pytest.raises(
         NotOursError, match=r"this is allocation 8\.9, and the job goes on in allocation 8\.10"
     ):
-        stay.claim(job, "8.9")
-    assert stay.replaced(job, "8.9") == "8.10"
+        allocation_claim.claim(job, "8.9")
+    assert allocation_claim.replaced(job, "8.9") == "8.10"
 
 
 def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
@@ -164,18 +165,18 @@ def test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid() -> None:
             return ""
 
     requeue = d.Requeue(0.0, "too few nodes", 1, {"n2": "its disk is full"})
-    assert stay.leave(Lent(), requeue, None) == stay.REQUEUED  # type: ignore[arg-type]
+    assert allocation_claim.leave(Lent(), requeue, None) == allocation_claim.REQUEUED  # type: ignore[arg-type]
     assert asked == [{"n2": "its disk is full"}]
-    assert stay.leave(Lent(), None, d.JobEnd.FAILED) == stay.OVER  # type: ignore[arg-type]
+    assert allocation_claim.leave(Lent(), None, d.JobEnd.FAILED) == allocation_claim.OVER  # type: ignore[arg-type]
     assert len(asked) == 1
 
 
 def test_one_without_an_allocation_claims_nothing(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    stay.claim(job, "")
-    assert not job.allocation.exists() and stay.replaced(job, "8.0") == ""
-    stay.claim(job, "8.1")
-    assert stay.replaced(job, "") == ""
+    allocation_claim.claim(job, "")
+    assert not job.allocation.exists() and allocation_claim.replaced(job, "8.0") == ""
+    allocation_claim.claim(job, "8.1")
+    assert allocation_claim.replaced(job, "") == ""
 
 
 @pytest.mark.parametrize(("there", "after"), [("8.0", "8.1"), ("8.2", "8.2")])
@@ -183,6 +184,6 @@ def test_one_that_finds_the_lock_taken_lets_the_holder_know_that_the_job_is_else
     tmp_path: Path, there: str, after: str
 ) -> None:
     folder = fake_slurm.job(tmp_path, "8")
-    stay.claim(folder, there)
-    assert stay.knock(folder, "8.1") == stay.BUSY
+    allocation_claim.claim(folder, there)
+    assert allocation_claim.knock(folder, "8.1") == allocation_claim.BUSY
     assert folder.allocation.read_text() == f"{after}\n"

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import bundle, cli, home, queued, requests, submission
 from orchestrator.backends.ssh.launch import Code
-from orchestrator.errors import OrchError, UserError
-from orchestrator.revival import revive
-from orchestrator.spec import load
-from orchestrator.wire import ownership
-from orchestrator.wire.paths import JobDir
+from orchestrator.cli import app
+from orchestrator.client import slurm_status
+from orchestrator.core.errors import OrchError, UserError
+from orchestrator.core.jobdir import home, ownership, requests
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.spec.load import load
+from orchestrator.submission import bundle, submit, supervisor_process
+from orchestrator.submission.supervisor_process import revive
 from tests.support import fake_host, folders, jobs
 from tests.support.fake_host import FakeHost
 
@@ -89,7 +91,7 @@ def test_no_verb_runs_or_writes_anything_in_the_job_of_another(
         os.utime(theirs.ended, (1, 1))
         _give(theirs.ended, theirs.archive, theirs.state)
     before = _state(theirs.root)
-    code = cli.run(verb.replace("JOB", theirs.id).split())
+    code = app.run(verb.replace("JOB", theirs.id).split())
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     assert not (tmp_path / "ran").exists()
@@ -103,9 +105,9 @@ def test_no_verb_runs_or_writes_anything_in_the_job_of_another(
 def test_slurms_word_on_the_job_of_another_is_neither_heeded_nor_kept(theirs: JobDir) -> None:
     theirs.slurm.write_text('["7"]')
     before = _state(theirs.root)
-    queued.settle(theirs)
+    slurm_status.settle(theirs)
     with pytest.raises(UserError, match="not yours to change"):
-        queued.cancel(theirs)
+        slurm_status.cancel(theirs)
     assert _state(theirs.root) == before
 
 
@@ -170,7 +172,7 @@ def test_no_supervisor_is_started_and_nothing_asked_where_another_could_have_had
     change, words = UNSAFE[name]
     change(job)
     with pytest.raises(UserError) as told:
-        submission.start_supervisor(job)
+        supervisor_process.start_supervisor(job)
     assert words in str(told.value) and told.value.fix
     assert revive_says(job) in ("", str(told.value))
     assert not (tmp_path / "ran").exists()
@@ -222,7 +224,7 @@ def test_a_submit_into_a_home_that_others_can_change_leaves_nothing(tmp_path: Pa
     (tmp_path / "train.py").touch()
     (tmp_path / "job.yaml").write_text("name: gpt\nprocs_per_node: 1\nentrypoint: train.py\n")
     with pytest.raises(UserError, match="other users can write to it"):
-        submission.submit(load(tmp_path / "job.yaml"), {"ORCH_HOME": str(place), "PATH": os.defpath})
+        submit.submit(load(tmp_path / "job.yaml"), {"ORCH_HOME": str(place), "PATH": os.defpath})
     assert list((place / "jobs").iterdir()) == []
 
 
@@ -254,11 +256,11 @@ def test_a_log_that_leads_out_of_the_folder_or_never_ends_is_not_shown(
     monkeypatch.setenv("ORCH_HOME", str(tmp_path))
     log = job.rank_log(1, 1)
     _link(log, tmp_path / "private")
-    assert cli.run(["logs"]) == 3
+    assert app.run(["logs"]) == 3
     assert "my private key" not in (said := capsys.readouterr()).out and str(log) in said.err
     log.unlink()
     os.mkfifo(log)
-    assert cli.run(["logs", "--tail", "3"]) in (0, 3)
+    assert app.run(["logs", "--tail", "3"]) in (0, 3)
     assert "Traceback" not in capsys.readouterr().err
     with pytest.raises(OSError) as told:
         os.close(ownership.open_inside(tmp_path / "nothing"))

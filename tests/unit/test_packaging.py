@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.version import VERSION
+from orchestrator.core.version import VERSION
 
 pytestmark = pytest.mark.slow
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import pytest
 
-from orchestrator.node import pieces as pieces_module
-from orchestrator.node.formats import look
-from orchestrator.node.pieces import GivenUp, Hasher
-from orchestrator.wire.messages import Piece
+from orchestrator.agent.outputs import manifest as pieces_module
+from orchestrator.agent.outputs.checkpoint_formats import look
+from orchestrator.agent.outputs.manifest import GivenUp, Hasher
+from orchestrator.core.wire.messages import Piece
 
 T = TypeVar("T")
 

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator import planning
-from orchestrator.errors import UserError
-from orchestrator.plan import Plan, Seat, arguments, node_env, outer_env, rank_env
-from orchestrator.wire import codec
-from orchestrator.wire.paths import JobDir
+from orchestrator.core import codec
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.rank_env import Seat, arguments, node_env, outer_env, rank_env
+from orchestrator.submission import planner
 from tests.support import jobs
 
 JOB = JobDir.at(jobs.ROOT)
@@ -107,7 +108,7 @@ def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
 def test_defaults_are_those_of_torchrun_and_of_one_machine() -> None:
     assert jobs.plan().defaults == {
         "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **planning.TORCH_TRACE,
+        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **planner.TORCH_TRACE,
     }  # fmt: skip
     assert "PYTHONUNBUFFERED" not in jobs.plan(logs={"unbuffered": "no"}).defaults
 
@@ -153,7 +154,7 @@ def test_the_fence_falls_before_the_supervisor_gives_a_node_up() -> None:
     limits = jobs.plan(backend="slurm", monitor={"node_timeout": "50s"}).limits
     assert limits.fence_s is not None and limits.fence_s < limits.node_silent_s == 50.0
     assert jobs.plan().limits.fence_s is None, "on this machine locks tell of agents"
-    assert limits.break_grace_s <= planning.BREAK_GRACE_S_MAX
+    assert limits.break_grace_s <= planner.BREAK_GRACE_S_MAX
 
 
 def test_a_plan_survives_its_file() -> None:

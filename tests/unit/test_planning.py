@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator import planning
-from orchestrator.errors import UserError
-from orchestrator.hosts import Host
-from orchestrator.plan import Plan, PlannedNode, PlannedPool, PlannedSsh, node_env
-from orchestrator.planning import Inventory
-from orchestrator.spec import JobSpec, SpecFile
-from orchestrator.wire import codec
+from orchestrator.core import codec
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.plan import Plan, PlannedNode, PlannedPool, PlannedSsh
+from orchestrator.core.jobdir.rank_env import node_env
+from orchestrator.spec.hosts import Host
+from orchestrator.spec.load import JobSpec, SpecFile
+from orchestrator.submission import planner
+from orchestrator.submission.planner import Inventory
 from tests.support import jobs
 
 PYTHON = "/opt/venv/bin/python"
@@ -28,7 +29,7 @@ def _file(*hosts: Host, **fields: Any) -> SpecFile:
 
 def _plan(*hosts: Host, asked: int | None = None, **fields: Any) -> Plan:
     there = Inventory("laptop", (), PYTHON, asked)
-    return planning.make(_file(*hosts, **fields), there, jobs.ID, jobs.BEGAN_S)
+    return planner.make(_file(*hosts, **fields), there, jobs.ID, jobs.BEGAN_S)
 
 
 def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:
@@ -70,7 +71,7 @@ def test_more_ranks_than_a_job_may_have_are_refused_before_they_are_listed(backe
 
 def test_auto_takes_what_all_hosts_are_said_to_have() -> None:
     file = _file(*LAB[:2], procs_per_node=None, gpus_per_node="auto")
-    assert not planning.asks_hosts(file)
+    assert not planner.asks_hosts(file)
     assert _plan(*LAB[:2], procs_per_node=None, gpus_per_node="auto").world_size == 16
 
 
@@ -81,7 +82,7 @@ def test_auto_with_hosts_that_are_said_to_differ_is_refused() -> None:
 
 def test_auto_asks_when_one_host_says_nothing() -> None:
     file = _file(procs_per_node=None, gpus_per_node="auto")
-    assert planning.asks_hosts(file) and not planning.asks_hosts(_file())
+    assert planner.asks_hosts(file) and not planner.asks_hosts(_file())
     plan = _plan(asked=4, procs_per_node=None, gpus_per_node="auto")
     assert plan.pool == PlannedPool(2, 4, 4, 0) and len(plan.nodes) == 4
 

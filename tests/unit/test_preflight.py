@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.preflight import Finding, check
-from orchestrator.specfile import SpecError
+from orchestrator.client.preflight import Finding, check
+from orchestrator.spec.yaml_document import SpecError
 from tests.support import fake_sbatch
 
 pytestmark = pytest.mark.slow

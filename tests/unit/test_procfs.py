@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import procfs
-from orchestrator.node.procfs import Proc
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import provenance
-from orchestrator.version import VERSION
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.version import VERSION
+from orchestrator.submission import provenance
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.slurm.states import Stage
-from orchestrator.slurm import queue, words
-from orchestrator.slurm.queue import Queue
-from orchestrator.slurm.words import QueueJob
+from orchestrator.core.slurm import command_output, queue
+from orchestrator.core.slurm.command_output import QueueJob
+from orchestrator.core.slurm.job_states import Stage
+from orchestrator.core.slurm.queue import Queue
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.slurm_states import STATES
 
@@ -62,7 +62,7 @@ def _queue(slurm: FakeSlurm, clock: Time, **environ: str) -> Queue:
 
 
 def test_squeue_tells_state_reason_expected_start_and_nodes() -> None:
-    found = words.squeue("\n".join((PENDING, HELD, RUNNING, "")))
+    found = command_output.squeue("\n".join((PENDING, HELD, RUNNING, "")))
     assert found["2"] == QueueJob("2", "PENDING", "Priority", "2026-11-21T06:26:01Z", count=2)
     assert found["1"] == QueueJob("1", "RUNNING", nodes="node[1-2]", count=2)
     assert (found["3"].expected_start, found["3"].is_held) == (None, True)
@@ -70,7 +70,7 @@ def test_squeue_tells_state_reason_expected_start_and_nodes() -> None:
 
 def test_a_reason_may_hold_anything() -> None:
     said = "5|PENDING|N/A|2||ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
-    assert words.squeue(said)["5"].reason == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
+    assert command_output.squeue(said)["5"].reason == "ReqNodeNotAvail, UnavailableNodes:node[1-2] | call 555"
 
 
 @pytest.mark.parametrize(
@@ -85,26 +85,26 @@ def test_a_reason_may_hold_anything() -> None:
     ],
 )
 def test_the_folder_stands_behind_the_reason(rest: str, reason: str, folder: str) -> None:
-    found = words.squeue(f"5|PENDING|N/A|2||{rest}")["5"]
+    found = command_output.squeue(f"5|PENDING|N/A|2||{rest}")["5"]
     assert (found.reason, found.folder) == (reason, folder)
 
 
 def test_scontrol_tells_the_folder_too() -> None:
     shown = "JobId=7 JobState=RUNNING Command=/a b/slurm.sh WorkDir=/a b/gpt-1 StdErr=/a b/gpt-1/logs/slurm.log Power="
     for text in (shown, shown.partition(" StdErr")[0], shown.replace(" StdErr", "\n   StdErr")):
-        found = words.scontrol_job(text)
+        found = command_output.scontrol_job(text)
         assert found is not None and found.folder == "/a b/gpt-1"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "squeue: warning: odd\n", "|||||", "7|PENDING", "\x00|\xff"])
 def test_what_is_no_job_is_no_job(text: str) -> None:
-    assert all(not job_id for job_id in words.squeue(text))
-    assert words.sacct(text, str) == {}
-    assert words.scontrol_job(text) is None
+    assert all(not job_id for job_id in command_output.squeue(text))
+    assert command_output.sacct(text, str) == {}
+    assert command_output.scontrol_job(text) is None
 
 
 def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not_over() -> None:
-    found = words.sacct(SACCT, lambda uid: f"user{uid}")
+    found = command_output.sacct(SACCT, lambda uid: f"user{uid}")
     assert found == {
         "1": QueueJob("1", "TIMEOUT", nodes="node[1-2]", exit="0:15"),
         "3": QueueJob("3", "CANCELLED", by="user0", exit="0:0"),
@@ -112,13 +112,13 @@ def test_accounts_tell_the_last_of_a_requeued_job_and_nothing_of_one_that_is_not
 
 
 def test_scontrol_tells_exit_and_restarts() -> None:
-    found = words.scontrol_job(SHOWN)
+    found = command_output.scontrol_job(SHOWN)
     assert found == QueueJob("2", "FAILED", "NonZeroExitCode", nodes="node[1-2]", exit="7:0", restarts=3)
 
 
 @pytest.mark.parametrize("state", [*STATES, "FORGOTTEN", "UNKNOWN", "TELEPORTING"])
 def test_something_is_said_of_every_state(state: str) -> None:
-    assert "7" in words.say(QueueJob("7", state), "t-1")
+    assert "7" in command_output.say(QueueJob("7", state), "t-1")
 
 
 def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
@@ -127,13 +127,15 @@ def test_no_job_is_over_for_a_word_that_is_new_to_us() -> None:
 
 
 def test_a_held_job_is_told_with_what_lets_it_go() -> None:
-    assert words.say(QueueJob("7", "PENDING", "JobHeldUser"), "t-1").endswith("; fix: scontrol release 7")
-    assert words.say(QueueJob("7", "REQUEUE_HOLD"), "t-1").endswith("; fix: scontrol release 7")
-    assert words.say(QueueJob("7", "PENDING"), "t-1") == "Slurm job 7 waits in the queue"
+    assert command_output.say(QueueJob("7", "PENDING", "JobHeldUser"), "t-1").endswith(
+        "; fix: scontrol release 7"
+    )
+    assert command_output.say(QueueJob("7", "REQUEUE_HOLD"), "t-1").endswith("; fix: scontrol release 7")
+    assert command_output.say(QueueJob("7", "PENDING"), "t-1") == "Slurm job 7 waits in the queue"
 
 
 def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
-    said = words.say(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
+    said = command_output.say(QueueJob("7", "SUSPENDED", nodes="node1"), "t-1")
     assert said == "Slurm has suspended its job 7 on node1; fix: scontrol resume 7 lets it go on"
 
 
@@ -150,7 +152,7 @@ def test_a_suspended_job_is_told_with_what_lets_it_go_on() -> None:
     ],
 )  # fmt: skip
 def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(reason: str, change: str) -> None:
-    said = words.say(QueueJob("7", "PENDING", reason), "t-1")
+    said = command_output.say(QueueJob("7", "PENDING", reason), "t-1")
     fix = f"orch cancel t-1, then orch resume t-1 --set {change}"
     assert said.startswith(f"Slurm job 7 cannot start as it is: {reason}; fix: {fix}")
 
@@ -159,29 +161,36 @@ def test_a_job_that_can_never_start_as_it_is_is_told_with_what_to_change(reason:
     "reason", ["QOSMaxJobsPerUserLimit", "AssocGrpGRES", "ReqNodeNotAvail, Unavail", "New99"]
 )
 def test_a_job_whose_turn_may_come_waits(reason: str) -> None:
-    assert words.say(QueueJob("7", "PENDING", reason), "t-1") == f"Slurm job 7 waits in the queue: {reason}"
+    assert (
+        command_output.say(QueueJob("7", "PENDING", reason), "t-1")
+        == f"Slurm job 7 waits in the queue: {reason}"
+    )
 
 
 def test_a_job_that_an_administrator_holds_is_not_the_users_to_release() -> None:
-    said = words.say(QueueJob("7", "PENDING", "JobHeldAdmin"), "t-1")
+    said = command_output.say(QueueJob("7", "PENDING", "JobHeldAdmin"), "t-1")
     assert "by an administrator" in said and "scontrol release" not in said
 
 
 def test_a_job_whose_folder_no_node_sees_is_told_what_to_do() -> None:
-    said = words.ended(QueueJob("7", "FAILED", exit="0:53"))
+    said = command_output.ended(QueueJob("7", "FAILED", exit="0:53"))
     assert "could not open the log in the job's folder; fix: submit it again with ORCH_HOME" in said
 
 
 def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
-    said = words.ended(QueueJob("7", "FAILED", exit="11:0"))
+    said = command_output.ended(QueueJob("7", "FAILED", exit="11:0"))
     assert said.startswith(
         "Slurm job 7 has ended with exit code 11: no program could be started on its first node: "
     )
     assert said.endswith("Resource temporarily unavailable, see ulimit -u there")
     assert (
-        words.ended(QueueJob("7", "FAILED", exit="1:0")) == "Slurm job 7 has ended with exit code 1: FAILED"
+        command_output.ended(QueueJob("7", "FAILED", exit="1:0"))
+        == "Slurm job 7 has ended with exit code 1: FAILED"
     )
-    assert words.ended(QueueJob("7", "FAILED", exit="0:11")) == "Slurm job 7 has ended with signal 11: FAILED"
+    assert (
+        command_output.ended(QueueJob("7", "FAILED", exit="0:11"))
+        == "Slurm job 7 has ended with signal 11: FAILED"
+    )
 
 
 # Looks
@@ -192,7 +201,7 @@ def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -
     slurm.queue(PENDING, HELD, RUNNING)
     found = _queue(slurm, clock).look(["1", "2", "3"])
     assert [found[one].state for one in "123"] == ["RUNNING", "PENDING", "PENDING"]
-    assert slurm.calls("squeue") == [f"squeue -h --states=all -o {words.SQUEUE_FORMAT} -j 1,2,3"]
+    assert slurm.calls("squeue") == [f"squeue -h --states=all -o {command_output.SQUEUE_FORMAT} -j 1,2,3"]
 
 
 @pytest.mark.slow

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import cli, queued, show
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
-from orchestrator.revival import revive
+from orchestrator.cli import app
+from orchestrator.client import slurm_status
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.submission.supervisor_process import revive
+from orchestrator.views import cells
+from orchestrator.views import status as status_view
 from tests.support.fake_slurm import (
     CANCELLED,
     COMPLETING,
@@ -57,14 +60,14 @@ def test_the_queue_line_says_when_it_will_start_and_how_to_let_it_go(
 ) -> None:
     folder = job(tmp_path, "7")
     slurm.queue(PENDING)
-    assert show.plain(show.job(Job(folder).status())).splitlines() == [
+    assert cells.plain(status_view.job(Job(folder).status())).splitlines() == [
         f"{folder.id}  4 ranks, slurm",
         "QUEUED  attempt 1",
         ("queue       Slurm job 7 waits in the queue: Resources, expected to start at 2026-11-21 06:26 UTC"),
     ]
     slurm.queue(HELD)
-    queued.QUEUE.expect_news()
-    assert "            fix: scontrol release 7" in show.plain(show.job(Job(folder).status()))
+    slurm_status.QUEUE.expect_news()
+    assert "            fix: scontrol release 7" in cells.plain(status_view.job(Job(folder).status()))
 
 
 def test_a_job_with_nodes_and_no_word_of_its_supervisor_is_starting(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -100,7 +103,7 @@ def test_why_a_requeued_job_waits_again_is_still_told(slurm: FakeSlurm, tmp_path
     tell(folder, "QUEUED", reason="waiting in the queue for nodes again; preempted")
     status = Job(folder).status()
     assert status["reason"] == "waiting in the queue for nodes again; preempted"
-    assert "BeginTime" in show.plain(show.job(status))
+    assert "BeginTime" in cells.plain(status_view.job(status))
 
 
 def test_a_slurm_that_is_down_is_said_and_ends_nothing(slurm: FakeSlurm, tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_a_slurm_that_is_down_is_said_and_ends_nothing(slurm: FakeSlurm, tmp_pat
     folder = job(tmp_path, "7")
     status = Job(folder).status()
     assert status["state"] == "QUEUED"
-    assert "no answer now: slurm_load_jobs error: Unable to contact" in show.plain(show.job(status))
+    assert "no answer now: slurm_load_jobs error: Unable to contact" in cells.plain(status_view.job(status))
     tell(folder, "RUNNING")
     assert Job(folder).status()["state"] == "RUNNING"
     assert asked(folder) == []
@@ -120,7 +123,7 @@ def test_all_jobs_are_asked_for_at_once(
     slurm.queue(PENDING, RUNNING.replace("7|", "8|", 1))
     job(tmp_path, "7", name="one", at_s=BEGAN_S)
     tell(job(tmp_path, "3", "8", name="two", at_s=BEGAN_S + 60), "RUNNING")
-    assert cli.run(["status", "--all", "--json"]) == 0
+    assert app.run(["status", "--all", "--json"]) == 0
     assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["QUEUED", "RUNNING"]
     assert [call.rpartition(" ")[2] for call in slurm.calls("squeue")] == ["7,8"]
 
@@ -157,7 +160,7 @@ def test_two_who_look_at_once_close_a_job_once(slurm: FakeSlurm, tmp_path: Path)
         '(job / "ended")', 'import time; time.sleep(0.5); (job / "ended")'
     )
     folder.bundle.write_text(slow)
-    both = [threading.Thread(target=queued.settle, args=(folder,)) for _ in range(2)]
+    both = [threading.Thread(target=slurm_status.settle, args=(folder,)) for _ in range(2)]
     for one in both:
         one.start()
     for one in both:
@@ -173,9 +176,9 @@ def test_a_closing_that_was_cut_off_goes_on_with_the_same_request(slurm: FakeSlu
     works = folder.bundle.read_text()
     folder.bundle.write_text("raise SystemExit('no')")
     with pytest.raises(ClusterError):
-        queued.settle(folder)
+        slurm_status.settle(folder)
     folder.bundle.write_text(works)
-    queued.settle(folder)
+    slurm_status.settle(folder)
     assert len(asked(folder)) == 1
     assert folder.ended.exists()
 
@@ -210,7 +213,7 @@ def test_a_job_that_slurm_forgot_is_closed_unless_its_folder_moves(slurm: FakeSl
 def test_a_job_that_squeue_does_not_list_is_not_closed_while_scontrol_is_silent(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queued, "STILL_S", 0.0)
+    monkeypatch.setattr(slurm_status, "STILL_S", 0.0)
     slurm.says("squeue.out", "", UNKNOWN_ID, 1)
     slurm.says("scontrol.job", "", "Unable to contact slurm controller (connect failure)\n", 1)
     folder = job(tmp_path, "7")
@@ -242,7 +245,7 @@ def test_nobody_starts_a_supervisor_for_a_job_that_slurm_has(slurm: FakeSlurm, t
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
     assert revive(folder) == ""
-    assert cli.run(["logs", folder.id]) == 0
+    assert app.run(["logs", folder.id]) == 0
     assert not (folder.root / "started").exists()
 
 
@@ -251,7 +254,7 @@ def test_a_submit_that_was_cut_off_before_slurm_had_the_job_is_closed_in_time(
 ) -> None:
     folder = job(tmp_path)
     assert Job(folder).status()["reason"] == "it is being handed to Slurm"
-    long_ago_s = time.time() - 2 * queued.HANDED_S_MAX
+    long_ago_s = time.time() - 2 * slurm_status.HANDED_S_MAX
     os.utime(folder.plan, (long_ago_s, long_ago_s))
     Job(folder).look_after()
     assert [one["why"] for one in asked(folder)] == [
@@ -322,7 +325,7 @@ def test_a_cancelled_job_that_comes_back_into_the_queue_is_taken_out(
     tell(folder, "RUNNING")
     Job(folder).cancel()
     slurm.queue(PENDING)
-    queued.QUEUE.expect_news()
+    slurm_status.QUEUE.expect_news()
     assert Job(folder).status()["state"] == "STOPPING"
     assert slurm.calls("scancel") == ["scancel 7"]
 
@@ -350,10 +353,10 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
     before = Job(folder).status()
     folder.slurm.write_text('["7", "9"]')
     folder.ended.unlink()
-    queued.begin_again(folder, before)
+    slurm_status.begin_again(folder, before)
     for line in (PENDING, RUNNING):
         slurm.queue(line.replace("7|", "9|", 1))
-        queued.QUEUE.expect_news()
+        slurm_status.QUEUE.expect_news()
         status = Job(folder).status()
         assert (status["state"], status["attempt"], status["step"]) == ("QUEUED", 3, 40)
         assert status["ended_at"] is None
@@ -367,7 +370,7 @@ def test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything(
     folder.secrets.mkdir()
     (folder.secrets / "secrets.json").write_text('{"HF_TOKEN": "hf_0123456789abcdef"}')
     folder.batch_log.write_text("slurmstepd: error: \x1b[31mno space left for hf_0123456789abcdef\n")
-    assert cli.run(["logs", folder.id]) == 0
+    assert app.run(["logs", folder.id]) == 0
     said = capsys.readouterr()
     assert said.out == "slurmstepd: error: \\x1b[31mno space left for ***\n"
     assert str(folder.batch_log) in said.err
@@ -379,9 +382,9 @@ def test_a_long_batch_log_is_shown_from_a_whole_line_on_or_half_a_secret_would_b
     (folder.secrets / "secrets.json").write_bytes(b'{"HF_TOKEN": "%s"}' % secret)
     half = secret[2:] + b"\n"  # it begins within a character
     folder.batch_log.write_bytes(
-        secret[:2] + half + b"last\n".rjust(queued.WORDS_BYTES_MAX - len(half), b".")
+        secret[:2] + half + b"last\n".rjust(slurm_status.WORDS_BYTES_MAX - len(half), b".")
     )
-    assert [line.strip(".") for line in queued.batch_lines(folder)] == ["last"]
+    assert [line.strip(".") for line in slurm_status.batch_lines(folder)] == ["last"]
 
 
 def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
@@ -390,11 +393,11 @@ def test_no_secret_in_the_last_words_of_a_batch_script_is_told_nor_half_of_one(
     folder = job(tmp_path, "7")
     folder.secrets.mkdir()
     (folder.secrets / "secrets.json").write_text('{"HF_TOKEN": "hf_0123456789abcdef"}')
-    folder.batch_log.write_text(f"{'.' * (queued.WORDS_CHARS_MAX - 8)}hf_0123456789abcdef\n")
+    folder.batch_log.write_text(f"{'.' * (slurm_status.WORDS_CHARS_MAX - 8)}hf_0123456789abcdef\n")
     slurm.queue(RUNNING)
     assert Job(folder).status()["reason"].endswith("....***")
     slurm.queue(FAILED)
     slurm.says("scontrol.job", SHOWN)
-    queued.QUEUE.expect_news()
+    slurm_status.QUEUE.expect_news()
     Job(folder).look_after()
     assert asked(folder)[0]["why"].endswith("....***")

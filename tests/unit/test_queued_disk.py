@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import queued
-from orchestrator.errors import ClusterError
-from orchestrator.job import Job
-from orchestrator.wire.paths import JobDir
+from orchestrator.client import slurm_status
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support.fake_slurm import RUNNING, FakeSlurm, job
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def test_what_is_not_known_to_be_the_job_is_not_ended_by_slurm(
         slurm.down()
     words = "Slurm has lost its job 7" if said == "lost" else "Unable to contact slurm controller"
     with pytest.raises(ClusterError, match=words):
-        queued.cancel(refusing(tmp_path))
+        slurm_status.cancel(refusing(tmp_path))
     assert not slurm.calls("scancel")
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import queued, requests
-from orchestrator.errors import ClusterError
-from orchestrator.job import Job
-from orchestrator.wire.paths import JobDir
+from orchestrator.client import slurm_status
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import requests
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support.fake_slurm import FakeSlurm, asked, job, tell
 
 pytestmark = pytest.mark.slow
@@ -20,7 +21,7 @@ DENIED = "Access/permission denied for job 7\n"
 
 
 ORPHANED = "JobId=7 JobState=RUNNING Restarts=1 BatchHost=node1 NodeList=node2 BatchFlag=1\n"
-LONG_AGO_S = queued.ORPHANED_S + 10.0
+LONG_AGO_S = slurm_status.ORPHANED_S + 10.0
 
 
 def orphaned(slurm: FakeSlurm, place: Path, shown: str = ORPHANED, silent_s: float = LONG_AGO_S) -> JobDir:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import queued
-from orchestrator.job import Job
-from orchestrator.slurm.queue import Queue
+from orchestrator.client import slurm_status
+from orchestrator.client.job import Job
+from orchestrator.core.slurm.queue import Queue
 from tests.support.fake_slurm import CONFIG, FAILED, PENDING, RUNNING, SHOWN, FakeSlurm, asked, job
 
 pytestmark = pytest.mark.slow
@@ -17,9 +17,9 @@ pytestmark = pytest.mark.slow
 def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(FAILED)
     folder = job(tmp_path, "7")
-    queued.note_cluster(folder)
+    slurm_status.note_cluster(folder)
     slurm.says("scontrol.config", CONFIG.format("other"))
-    queued.QUEUE = Queue()
+    slurm_status.QUEUE = Queue()
     status = Job(folder).status()
     assert (
         status["queue"]["silent"]
@@ -36,11 +36,11 @@ def test_an_id_that_is_anothers_by_now_is_not_taken_for_the_jobs(slurm: FakeSlur
     for anothers in (RUNNING, FAILED, PENDING):
         slurm.queue(f"{anothers}|/home/ada/other")
         slurm.says("scontrol.job", f"{SHOWN.strip()} WorkDir=/home/ada/other StdErr=/dev/null\n")
-        queued.QUEUE.expect_news()
+        slurm_status.QUEUE.expect_news()
         told = Job(folder).last_status()["queue"]
         assert (told["state"], told["nodes"]) == ("FORGOTTEN", "")
     slurm.says("sacct.out", "7|FAILED|1:0|node[1-2]\n")  # that, too, is another's
-    queued.cancel(folder)
+    slurm_status.cancel(folder)
     assert not slurm.calls("scancel")
     lost = "Slurm has lost its job 7: its id is now that of a job in /home/ada/other; fix: orch resume "
     assert [one.get("why") for one in asked(folder)] == [None, f"{lost}{folder.id}"]

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import queued, requests, show, whyview
-from orchestrator.job import Job
-from orchestrator.slurm.queue import Queue
+from orchestrator.client import slurm_status
+from orchestrator.client.job import Job
+from orchestrator.core.jobdir import requests
+from orchestrator.core.slurm.queue import Queue
+from orchestrator.views import cells, post_mortem
+from orchestrator.views import status as status_view
 from tests.support.fake_slurm import PENDING, RUNNING, FakeSlurm, job, tell
 
 pytestmark = pytest.mark.slow
@@ -23,7 +26,7 @@ def test_while_slurm_is_silent_its_last_word_stands_also_for_other_commands(
     slurm.queue(RUNNING)
     Job(folder).status()
     slurm.down()
-    queued.QUEUE = Queue(lambda: os.environ)  # as another command begins
+    slurm_status.QUEUE = Queue(lambda: os.environ)  # as another command begins
     os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
     told = Job(folder).status()["queue"]
     assert (told["state"], told["nodes"]) == ("RUNNING", "node[1-2]")
@@ -37,7 +40,7 @@ def test_a_supervisors_later_word_counts_more_than_what_slurm_said_before_it_fel
     slurm.queue(PENDING)
     assert Job(folder).status()["state"] == "QUEUED"
     slurm.down()
-    queued.QUEUE = Queue(lambda: os.environ)
+    slurm_status.QUEUE = Queue(lambda: os.environ)
     os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
     tell(folder, "RUNNING", step=12)
     assert Job(folder).status()["state"] == "RUNNING"
@@ -48,7 +51,7 @@ def test_the_post_mortem_of_a_queued_job_says_what_it_waits_for(slurm: FakeSlurm
     slurm.queue("7|PENDING|N/A|2||PartitionNodeLimit")
     why = Job(folder).why()
     assert (why["state"], why["queue"]["reason"]) == ("QUEUED", "PartitionNodeLimit")
-    lines = show.plain(whyview.post_mortem(why)).splitlines()
+    lines = cells.plain(post_mortem.post_mortem(why)).splitlines()
     assert lines[0] == f"{folder.id}  QUEUED"
     assert lines[1].startswith("Slurm job 7 cannot start as it is: PartitionNodeLimit")
     assert lines[2].startswith(f"  fix: orch cancel {folder.id}, then orch resume {folder.id} --set nodes=…")
@@ -63,14 +66,14 @@ def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlu
         ("node1", "its batch script starts it again"),
         ("node3", "that node is lost, and Slurm"),
     ):
-        assert said in show.unheard({**known, "supervisor": {"pid": 8, "host": host}})
+        assert said in status_view.unheard({**known, "supervisor": {"pid": 8, "host": host}})
 
 
 def test_a_suspended_job_is_not_said_to_be_started_again(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING.replace("RUNNING", "SUSPENDED"))
     known = {**Job(job(tmp_path, "7")).status(), "written_s": 20.0, "supervisor": {"pid": 8, "host": "node1"}}
-    assert show.unheard(known).endswith("; Slurm has suspended it")
-    assert show.plain(show.queue(known)).splitlines() == [
+    assert status_view.unheard(known).endswith("; Slurm has suspended it")
+    assert cells.plain(status_view.queue(known)).splitlines() == [
         "queue       Slurm has suspended its job 7 on node[1-2]",
         "            fix: scontrol resume 7 lets it go on",
     ]

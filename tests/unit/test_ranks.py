@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import ranks as ranks_module
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.rank import processes as ranks_module
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host
 
 pytestmark = pytest.mark.slow

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import refusals, submission
-from orchestrator.errors import UserError
-from orchestrator.job import Job
-from orchestrator.spec import load
-from orchestrator.wire.paths import JobDir
+from orchestrator.client.job import Job
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.spec.load import load
+from orchestrator.submission import refusals, submit
 from tests.support import folders
 
 SPEC = "name: gpt\nprocs_per_node: 2\n"
@@ -25,7 +25,7 @@ def _submit(tmp_path: Path, *overrides: str, entry: str = "entrypoint: train.py"
     home = tmp_path / "home"
     environ = {"ORCH_HOME": str(home), "PATH": "/usr/bin:/bin"}
     try:
-        submission.submit(load(tmp_path / "job.yaml", overrides=overrides), environ)
+        submit.submit(load(tmp_path / "job.yaml", overrides=overrides), environ)
     finally:
         assert not home.exists()
 
@@ -54,7 +54,7 @@ def test_what_setup_lines_may_bring_is_not_refused(tmp_path: Path) -> None:
         f"{SPEC}entrypoint: train.py\npython: venv/bin/python\nsetup: make venv\n"
     )
     file = load(tmp_path / "job.yaml")
-    refusals.refuse_missing(file, submission.make_plan(file, {}, "gpt-1", 0.0), {})
+    refusals.refuse_missing(file, submit.make_plan(file, {}, "gpt-1", 0.0), {})
 
 
 @pytest.mark.parametrize(

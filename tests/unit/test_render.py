@@ -15,9 +15,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.plan import Plan, PlannedPool, PlannedSsh
-from orchestrator.render import render
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSsh
+from orchestrator.submission.render import render
 from tests.support import fake_host, golden, jobs
 
 RUN_S_MAX = 20.0

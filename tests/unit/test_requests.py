@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import requests
-from orchestrator.asked import LOOKS_MAX, Requests, is_resumed
-from orchestrator.brain.causes import Cause
-from orchestrator.brain.events import AllocationEnded, CancelAsked, ResumeAsked
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.requests import ask, refused
+from orchestrator.brain.model.events import AllocationEnded, CancelAsked, ResumeAsked
+from orchestrator.core.end_cause import Cause
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import requests
+from orchestrator.core.jobdir.requests import ask, refused
+from orchestrator.supervisor.request_inbox import LOOKS_MAX, Requests, is_resumed
 from tests.support.descriptors import few_descriptors, use_up
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import joblock
-from orchestrator.brain import events as e
-from orchestrator.errors import OrchError, UserError
-from orchestrator.job import Job
-from orchestrator.journal import Journal
+from orchestrator.brain.model import events as e
+from orchestrator.client.job import Job
+from orchestrator.core.errors import OrchError, UserError
+from orchestrator.core.jobdir import locks
+from orchestrator.supervisor.journal.journal_file import Journal
 from tests.support import folders
 from tests.support.fake_slurm import FakeSlurm, installed, job, tell
 
@@ -64,7 +64,7 @@ def test_of_several_who_resume_a_job_at_once_one_does_and_the_others_are_told(
 
 def test_who_waits_too_long_for_another_resume_is_told(tmp_path: Path) -> None:
     folder = folders.failed(tmp_path)
-    with joblock.resuming(folder) as mine, joblock.resuming(folder, 0.0) as other:
+    with locks.resuming(folder) as mine, locks.resuming(folder, 0.0) as other:
         assert (mine, other) == (True, False)
-    with joblock.resuming(folder, 0.0) as later:
+    with locks.resuming(folder, 0.0) as later:
         assert later

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.wire import room
+from orchestrator.core.jobdir import full_disk
 from tests.support.fake_disk import FakeDisk
 
 PRINTS = """
@@ -37,7 +37,7 @@ def test_what_a_full_disk_refuses_is_printed_before_the_next_line_and_no_exit_co
     with Path("/dev/full").open("wb") as full:
         done = subprocess.run(
             [sys.executable, "-c", PRINTS, str(log)],
-            stdout=full, stderr=full, timeout=30, cwd=Path(room.__file__).parents[2],
+            stdout=full, stderr=full, timeout=30, cwd=Path(full_disk.__file__).parents[2],
         )  # fmt: skip
     assert done.returncode == 0
     assert log.read_text() == "said 1\nsaid 2\n"
@@ -48,11 +48,11 @@ def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
 ) -> None:
     path = tmp_path / "log"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    log = room.Log(fd)
+    log = full_disk.Log(fd)
     disk.room_bytes = 4
     assert log.write(b"one line\n") == 9
     assert path.read_bytes() == b"one "
-    log.write(b"x" * room.KEPT_BYTES_MAX)
+    log.write(b"x" * full_disk.KEPT_BYTES_MAX)
     log.write(b"two\n")
     disk.room_bytes = None
     log.flush()
@@ -63,7 +63,7 @@ def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
 def test_an_error_that_no_room_would_mend_is_raised() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    log = room.Log(writing)
+    log = full_disk.Log(writing)
     with pytest.raises(BrokenPipeError):
         log.write(b"word\n")
     log.flush()
@@ -73,7 +73,7 @@ def test_an_error_that_no_room_would_mend_is_raised() -> None:
 def test_a_deed_is_tried_until_there_is_room_and_other_errors_are_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(room, "RETRY_S", 0.0)
+    monkeypatch.setattr(full_disk, "RETRY_S", 0.0)
     refusals = [errno.ENOSPC, errno.EDQUOT]
 
     def deed() -> str:
@@ -81,10 +81,10 @@ def test_a_deed_is_tried_until_there_is_room_and_other_errors_are_raised(
             raise OSError(refusals.pop(), "no room")
         return "done"
 
-    assert room.wait_for(deed) == "done"
+    assert full_disk.wait_for(deed) == "done"
     refusals.append(errno.EACCES)
     with pytest.raises(OSError, match="no room"):
-        room.wait_for(deed)
+        full_disk.wait_for(deed)
 
 
 @pytest.mark.parametrize(
@@ -94,15 +94,15 @@ def test_a_disk_without_bytes_or_inodes_is_used_up(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int | None, inodes: int, full: bool
 ) -> None:
     if free is None:
-        assert not room.is_used_up(tmp_path / "nowhere")
+        assert not full_disk.is_used_up(tmp_path / "nowhere")
         return
     told = (4096, 4096, 5000, free, free, 100, inodes, inodes, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(told))
-    assert room.is_used_up(tmp_path) is full
+    assert full_disk.is_used_up(tmp_path) is full
 
 
 def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
-    patience = room.Patience()
+    patience = full_disk.Patience()
     for number in (errno.EMFILE, errno.ENFILE):
         with patience:
             raise OSError(number, os.strerror(number))

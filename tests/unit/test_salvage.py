@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import collect, factsfile, journal, leftovers, salvage
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
 from orchestrator.brain.brain import Brain
-from orchestrator.errors import ClusterError
-from orchestrator.job import Job
-from orchestrator.journal import JournalError
-from orchestrator.orders import planned
-from orchestrator.plan import Plan, PlannedPool, PlannedSlurm, PlannedSsh
-from orchestrator.wire import codec
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.client import collect, remote_files
+from orchestrator.client.job import Job
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSlurm, PlannedSsh
+from orchestrator.supervisor.journal import facts_file, journal_file, lost_journal
+from orchestrator.supervisor.journal.journal_file import JournalError
+from orchestrator.supervisor.journal.planned import planned
 from tests.support import folders, jobs
 
 SSH = PlannedSsh(None, None, "", "~/.orch", (), None)
@@ -45,12 +46,12 @@ TRACES: dict[str, tuple[Callable[[JobDir], object], int]] = {
 @pytest.mark.parametrize("trace", TRACES)
 def test_a_job_that_has_left_anything_does_not_begin_from_nothing(tmp_path: Path, trace: str) -> None:
     job = _without_journal(tmp_path)
-    assert salvage.lost(job, Job(job).plan()) is None, "it may begin"
+    assert lost_journal.lost(job, Job(job).plan()) is None, "it may begin"
     leave, attempt = TRACES[trace]
     leave(job)
-    found = salvage.lost(job, Job(job).plan())
+    found = lost_journal.lost(job, Job(job).plan())
     assert found is not None and found.attempt == attempt
-    fix = salvage.refusal(job, found).fix
+    fix = lost_journal.refusal(job, found).fix
     assert f"orch resume {job.id} --from CHECKPOINT goes on as attempt {max(1, attempt) + 1}" in fix
 
 
@@ -59,9 +60,9 @@ def test_checkpoints_elsewhere_may_be_those_of_another_job(tmp_path: Path) -> No
     (tmp_path / "shared" / "step-20").mkdir(parents=True)
     (tmp_path / "shared" / "step-20" / "weights.bin").write_text("x")
     plan = dataclasses.replace(Job(job).plan(), checkpoint_glob=str(tmp_path / "shared" / "*"))
-    assert salvage.lost(job, plan) is None
+    assert lost_journal.lost(job, plan) is None
     job.ended.touch()
-    found = salvage.lost(job, plan)
+    found = lost_journal.lost(job, plan)
     assert found is not None and found.checkpoints == (str(tmp_path / "shared" / "step-20"),)
 
 
@@ -71,8 +72,8 @@ def test_a_journal_that_misses_lines_is_damaged(tmp_path: Path, cut: slice) -> N
     lines = job.journal.read_bytes().splitlines(keepends=True)
     job.journal.write_bytes(b"".join([*lines[cut], *lines[-2:]]))
     with pytest.raises(JournalError, match="this is entry"):
-        list(journal.read(job.journal))
-    found = salvage.lost_or_damaged(job, Job(job).plan())
+        list(journal_file.read(job.journal))
+    found = lost_journal.lost_or_damaged(job, Job(job).plan())
     assert found is not None and found.attempt == 1
     with pytest.raises(ClusterError, match="entry"):
         Job(job).resume()
@@ -83,18 +84,18 @@ def test_a_journal_shorter_than_the_facts_know_it_is_lost_and_one_that_grows_or_
 ) -> None:
     job = folders.failed(tmp_path)
     plan, lines = Job(job).plan(), job.journal.read_bytes().splitlines(keepends=True)
-    factsfile.write(job, factsfile.read(job), job.journal.stat().st_size)
+    facts_file.write(job, facts_file.read(job), job.journal.stat().st_size)
     for whole in ([*lines, b'{"n":'], [*lines, lines[-1]]):
         job.journal.write_bytes(b"".join(whole))
-        assert salvage.lost(job, plan) is None
+        assert lost_journal.lost(job, plan) is None
     job.journal.write_bytes(b"".join(lines[:-1]))
-    found = salvage.lost(job, plan)
+    found = lost_journal.lost(job, plan)
     assert found is not None and found.attempt == 1 and "the journal was cut: it has" in found.how
     with pytest.raises(JournalError, match="was cut"):
         Job(job).resume()
     job.journal.unlink()
     job.state.unlink()
-    assert (gone := salvage.lost(job, plan)) is not None and gone.attempt == 1, (
+    assert (gone := lost_journal.lost(job, plan)) is not None and gone.attempt == 1, (
         "the facts outlive the journal"
     )
 
@@ -104,12 +105,12 @@ def test_what_there_was_of_a_journal_is_kept_beside_the_new_one(tmp_path: Path) 
     plan = Job(job).plan()
     for number in (1, 2):
         job.journal.write_text(f"damage {number}\n")
-        found = salvage.lost_or_damaged(job, plan)
+        found = lost_journal.lost_or_damaged(job, plan)
         assert found is not None
-        salvage.rewrite(job, plan, found, is_over=True)
+        lost_journal.rewrite(job, plan, found, is_over=True)
         assert (job.root / f"journal.{number}.damaged").read_text() == f"damage {number}\n"
-        assert salvage.lost(job, plan) is None and not job.facts.exists()
-        still = salvage.lost_or_damaged(job, plan)
+        assert lost_journal.lost(job, plan) is None and not job.facts.exists()
+        still = lost_journal.lost_or_damaged(job, plan)
         assert still is not None and "no attempt has begun since" in still.how, (
             "a plain resume begins from nothing"
         )
@@ -126,10 +127,10 @@ def test_the_checkpoints_of_a_damaged_job_are_listed(tmp_path: Path) -> None:
 def test_on_hosts_of_which_nothing_is_known_something_may_be_left(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     job.plan.write_text(codec.dumps(dataclasses.replace(Job(job).plan(), ssh=SSH)))
-    assert leftovers.hosts_used(Job(job)) == ("node-0", "node-1")
+    assert remote_files.hosts_used(Job(job)) == ("node-0", "node-1")
     job.journal.unlink()
     job.swept.write_text('["node-1"]')
-    assert leftovers.hosts_used(Job(job)) == ("node-0",)
+    assert remote_files.hosts_used(Job(job)) == ("node-0",)
 
 
 # What the brain makes of it
@@ -138,7 +139,7 @@ def test_on_hosts_of_which_nothing_is_known_something_may_be_left(tmp_path: Path
 def _salvaged(plan: Plan, job: JobDir, *, is_over: bool) -> tuple[Brain, float]:
     """Return the brain of a job that has left attempt 6."""
     brain, at = Brain(), 100.0
-    for news in salvage._news(job, plan, salvage.Traces("gone", 6, ()), is_over=is_over):
+    for news in lost_journal._news(job, plan, lost_journal.Traces("gone", 6, ()), is_over=is_over):
         brain.learn(news)
         at = news.at
     return brain, at

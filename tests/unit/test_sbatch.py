@@ -11,8 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator import sbatch
-from orchestrator.plan import PlannedSlurm
+from orchestrator.core.jobdir.plan import PlannedSlurm
+from orchestrator.core.slurm import sbatch_options
+from orchestrator.submission import planner
 from tests.support import jobs
 
 RUN_S_MAX = 20.0
@@ -86,14 +87,14 @@ def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> N
         "SBATCH_WAIT": "1",
         "SBATCH_NO_REQUEUE": "1",
     }
-    assert sbatch.defaults({**environ, "SBATCH_QOS": "", "SBATCH_WCKEY": "a\nb"}) == (
+    assert sbatch_options.defaults({**environ, "SBATCH_QOS": "", "SBATCH_WCKEY": "a\nb"}) == (
         ("account", "lab"),
         ("partition", "gpu"),
     )
     plan = jobs.plan(backend="slurm", slurm={"partition": "cpu"})
     assert plan.pool is not None
     spec = jobs.spec_file(backend="slurm", slurm={"partition": "cpu"}).spec
-    options = sbatch.options(spec, plan.pool, sbatch.defaults(environ))
+    options = planner.options(spec, plan.pool, sbatch_options.defaults(environ))
     assert "--account=lab" in options and "--partition=cpu" in options and "--partition=gpu" not in options
 
 
@@ -110,7 +111,7 @@ def test_what_a_user_sets_for_all_jobs_counts_where_the_spec_says_nothing() -> N
     ],
 )  # fmt: skip
 def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str, fault: str) -> None:
-    assert fault in sbatch.fault_of(option) and bool(fault) == bool(sbatch.fault_of(option))
+    assert fault in sbatch_options.fault_of(option) and bool(fault) == bool(sbatch_options.fault_of(option))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_an_extra_option_that_is_orchs_own_is_refused_with_the_field(option: str
     [("gpu", 1), ("gpu:4", 4), ("gpu:a100:2,shard:3", 2), ("gres/gpu:a:1,gpu:b:2", 3), ("shard:2", 0), ("gpu:2(S:0)", 2)],
 )  # fmt: skip
 def test_the_gpus_of_a_gres_are_counted(gres: str, gpus: int) -> None:
-    assert sbatch.gpus_of(gres) == gpus
+    assert sbatch_options.gpus_of(gres) == gpus
 
 
 # What sbatch makes of a line
@@ -161,8 +162,8 @@ def read_as_sbatch_does(line: str) -> list[str]:
 @example(EVIL)
 def test_an_option_is_one_word_for_sbatch_and_comes_as_it_was(text: str) -> None:
     for option in (f"--comment={text}", f"--job-name={text}", f"--{text or 'x'}"):
-        assert read_as_sbatch_does(sbatch.directive(option)) == [option]
-        assert len(sbatch.directive(option).splitlines()) == 1
+        assert read_as_sbatch_does(sbatch_options.directive(option)) == [option]
+        assert len(sbatch_options.directive(option).splitlines()) == 1
 
 
 @pytest.mark.slow
@@ -179,7 +180,9 @@ def test_the_real_sbatch_reads_the_same(tmp_path_factory: pytest.TempPathFactory
     )
     (folder / "slurm.conf").write_text(conf)
     options = [f"--comment={text}", "--nodes=3"]
-    (folder / "job.sh").write_text("\n".join(["#!/bin/sh", *map(sbatch.directive, options), "true\n"]))
+    (folder / "job.sh").write_text(
+        "\n".join(["#!/bin/sh", *map(sbatch_options.directive, options), "true\n"])
+    )
     read = _sbatch(folder)
     assert [f'"{option}"' in read for option in options] == [True, True], read
 

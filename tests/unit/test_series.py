@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node.checkpoints import CheckpointWatch
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from tests.support.saved_files import (
     NOW_NS,
     SAVED_NS,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import setup
-from orchestrator.node.setup import Setup, SetupError
+from orchestrator.agent import setup_script
+from orchestrator.agent.setup_script import Setup, SetupError
 
 ENV = {"PATH": os.environ["PATH"], "WHO": "world"}
 
@@ -59,29 +59,29 @@ def test_a_program_is_found_on_the_path_or_relative_to_the_code(tmp_path: Path) 
     program.parent.mkdir()
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    assert setup.find_program("bin/tool", ENV, tmp_path) == str(program)
-    assert setup.find_program("tool", {"PATH": str(program.parent)}, Path("/")) == str(program)
-    assert setup.find_program("/bin/sh", ENV, tmp_path) == "/bin/sh"
+    assert setup_script.find_program("bin/tool", ENV, tmp_path) == str(program)
+    assert setup_script.find_program("tool", {"PATH": str(program.parent)}, Path("/")) == str(program)
+    assert setup_script.find_program("/bin/sh", ENV, tmp_path) == "/bin/sh"
     with pytest.raises(SetupError, match=r"there is no bin/none on this node \(PATH is "):
-        setup.find_program("bin/none", ENV, tmp_path)
+        setup_script.find_program("bin/none", ENV, tmp_path)
 
 
 def test_the_first_program_that_is_there_is_taken_and_all_are_named_when_none_is(tmp_path: Path) -> None:
-    assert setup.first_program(("/no/such/python", "sh", "cat"), ENV, tmp_path) == "sh"
+    assert setup_script.first_program(("/no/such/python", "sh", "cat"), ENV, tmp_path) == "sh"
     with pytest.raises(SetupError, match=r"there is no /no/python and no nonesuch on this node \(PATH is "):
-        setup.first_program(("/no/python", "nonesuch"), ENV, tmp_path)
+        setup_script.first_program(("/no/python", "nonesuch"), ENV, tmp_path)
 
 
 def test_a_free_port_is_in_the_range_and_a_held_one_is_passed_over() -> None:
-    with setup.held_port("seed", None) as held:
+    with setup_script.held_port("seed", None) as held:
         port = held.getsockname()[1]
-        assert port in setup.PORT_RANGE
-        assert setup.free_port("seed") not in (0, port)
+        assert port in setup_script.PORT_RANGE
+        assert setup_script.free_port("seed") not in (0, port)
 
 
 def test_a_chosen_port_that_is_taken_is_told_with_who_has_it() -> None:
-    with setup.held_port("seed", None) as held:
+    with setup_script.held_port("seed", None) as held:
         port = held.getsockname()[1]
         with pytest.raises(SetupError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
-            setup.held_port("seed", port)
-    setup.held_port("seed", port).close()
+            setup_script.held_port("seed", port)
+    setup_script.held_port("seed", port).close()

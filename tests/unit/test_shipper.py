@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.intake import Intake
-from orchestrator.node import shipper as shipper_module
-from orchestrator.node.shipper import SHIP_WINDOW_BYTES, WINDOW_BYTES_MIN, Shipper
-from orchestrator.wire import messages as m
-from orchestrator.wire.line import RAW_BYTES_MAX
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.outputs import log_shipper as shipper_module
+from orchestrator.agent.outputs.log_shipper import SHIP_WINDOW_BYTES, WINDOW_BYTES_MIN, Shipper
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.connection import RAW_BYTES_MAX
+from orchestrator.supervisor.transfers.log_receiver import Intake
 
 NODE = "n0"
 

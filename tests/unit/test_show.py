@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import listview, show, whyview
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import Facts, News
-from orchestrator.brain.fold import fold
-from orchestrator.story import status
+from orchestrator.brain.fold_events import fold
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts, News
+from orchestrator.supervisor.status import status
+from orchestrator.views import cells, post_mortem, tables
+from orchestrator.views import status as status_view
 from tests.support import golden, jobs
 
 SCREEN_COLUMNS, SCREEN_LINES = 80, 40
@@ -102,7 +103,7 @@ WHY: dict[str, list[News]] = {
 
 @pytest.mark.parametrize("name", WHY)
 def test_the_post_mortem_is_the_one_that_was_looked_at(name: str) -> None:
-    golden.check(f"why-{name}.txt", show.plain(whyview.post_mortem(jobs.told(WHY[name]))))
+    golden.check(f"why-{name}.txt", cells.plain(post_mortem.post_mortem(jobs.told(WHY[name]))))
 
 
 def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> None:
@@ -110,12 +111,12 @@ def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> 
     last = why["attempts"][-1]
     last["verdict"] |= {"kind": "preempted", "step": 21, "culprit": "", "waiting": ""}
     assert last["last_step"] == 25
-    assert "attempt 2  preempted at step 25" in show.plain(whyview.post_mortem(why))
+    assert "attempt 2  preempted at step 25" in cells.plain(post_mortem.post_mortem(why))
 
 
 @pytest.mark.parametrize("name", WHY)
 def test_the_post_mortem_fits_one_screen(name: str) -> None:
-    text = show.plain(whyview.post_mortem(jobs.told(WHY[name])))
+    text = cells.plain(post_mortem.post_mortem(jobs.told(WHY[name])))
     rows = sum(-(-len(line) // SCREEN_COLUMNS) or 1 for line in text.splitlines())
     assert rows <= SCREEN_LINES - 1  # the prompt needs a line too
 
@@ -124,7 +125,7 @@ def test_many_different_failures_are_cut_and_the_first_and_the_latest_are_shown(
     told = jobs.told(_crashes(30))
     for attempt in told["attempts"][:-1]:
         attempt["verdict"]["summary"] += f" {attempt['attempt']}"
-    text = show.plain(whyview.post_mortem(told))
+    text = cells.plain(post_mortem.post_mortem(told))
     assert "attempt 1  " in text and "… 23 more, all in --json …" in text and "attempt 29  " in text
     assert "attempt 12  " not in text
 
@@ -139,7 +140,7 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
         d.Judge(2.0, summary, 1, verdict),
         jobs.end(1, 2.1, d.JobEnd.FAILED, f"launch: {summary}"),
     ]
-    lines = show.plain(whyview.post_mortem(jobs.told(news))).splitlines()
+    lines = cells.plain(post_mortem.post_mortem(jobs.told(news))).splitlines()
     assert "  2 hosts are needed, and 0 of 2 can be used" in lines
     at = lines.index("  n0, n1: lease: 2 GPUs wanted, the host has 1")
     assert lines[at + 1] == "    fix: lower gpus_per_node"
@@ -149,8 +150,8 @@ def test_what_hosts_say_alike_is_evidence_once_with_its_fix_on_a_line_of_its_own
 def test_why_an_allocation_was_taken_away_is_said_once() -> None:
     why, what = "it was put back into the queue", "allocation 69.0 is requeued from outside"
     verdict = d.Verdict(d.Kind.PREEMPTED, (), "", f"{what}: {why}", (why,), "preempted", None, 1.0, True)
-    text = show.plain(
-        whyview.post_mortem(jobs.told([*jobs.submitted(), d.Judge(2.0, verdict.summary, 1, verdict)]))
+    text = cells.plain(
+        post_mortem.post_mortem(jobs.told([*jobs.submitted(), d.Judge(2.0, verdict.summary, 1, verdict)]))
     )
     assert f"  {what}\n" in text and f"  {why}" in text and f"{what}: {why}" not in text
 
@@ -158,7 +159,7 @@ def test_why_an_allocation_was_taken_away_is_said_once() -> None:
 def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
     news = [*RUNNING, e.CancelAsked(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")]
     news += [e.ResumeAsked(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
-    text = show.plain(whyview.post_mortem(jobs.told(news)))
+    text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
 
 
@@ -171,26 +172,26 @@ def test_a_script_that_seems_to_start_anew_each_time_is_suspected() -> None:
             *jobs.crash(attempt, 10.0 * attempt + 5, 8, base + 8),
         ]
     word = "each attempt failed after 8 steps of its own: does the script read ORCH_RESUME_FROM?"
-    assert word in show.plain(whyview.post_mortem(jobs.told(news)))
-    assert word[:30] not in show.plain(whyview.post_mortem(jobs.told(WHY["failed-often"])))
+    assert word in cells.plain(post_mortem.post_mortem(jobs.told(news)))
+    assert word[:30] not in cells.plain(post_mortem.post_mortem(jobs.told(WHY["failed-often"])))
 
 
 def test_the_end_of_a_long_traceback_is_what_is_kept() -> None:
-    text = show.plain(whyview.post_mortem(jobs.told(WHY["failed"])))
+    text = cells.plain(post_mortem.post_mortem(jobs.told(WHY["failed"])))
     assert "part_39.py" in text and "part_20.py" not in text and "lines, all in --json" in text
 
 
 def test_a_suspicion_has_a_line_of_its_own_in_place_of_the_reason() -> None:
     said = "rank 2 on node-1 is stopped (state T) for 3 s"
     suspected = _status(RUNNING, 6.0, suspicion=said, reason="rank 2 stands still (state T or Z)")
-    text = show.plain(show.job(suspected))
+    text = cells.plain(status_view.job(suspected))
     assert f"\nsuspicion   {said}\n" in text
     assert "stands still" not in text
 
 
 def test_a_slow_rank_has_a_line_with_its_factor_and_its_host() -> None:
     slow = {"rank": 5, "node": "gpu02", "factor": 1.8, "own_s": 0.18, "peers_s": 0.1, "since_step": 1300}
-    text = show.plain(show.job(_status(RUNNING, 6.0, stragglers=[slow] * 6)))
+    text = cells.plain(status_view.job(_status(RUNNING, 6.0, stragglers=[slow] * 6)))
     assert (
         "\nslow:       rank 5 on gpu02, 1.8 x its peers since step 1,300\n            rank 5 on gpu02" in text
     )
@@ -201,22 +202,22 @@ def test_remarks_stand_in_their_attempt() -> None:
     said = "slow: rank 1 on node-0, 1.8 x its peers (180 ms a step) since step 12"
     told = jobs.told([*RUNNING, d.Remark(5.0, said, 1, 1), *jobs.crash(1, 6.0, 23, 23)])
     assert told["attempts"][0]["remarks"] == [said]
-    lines = show.plain(whyview.post_mortem(told)).splitlines()
+    lines = cells.plain(post_mortem.post_mortem(told)).splitlines()
     assert f"  {said}" in lines
     many = [{**told["attempts"][0], "remarks": [said] * 6}]
-    text = show.plain(whyview.post_mortem({**told, "attempts": many}))
+    text = cells.plain(post_mortem.post_mortem({**told, "attempts": many}))
     assert text.count("slow: ") == 4 and "\n  … 2 more, all in --json …\n" in text
 
 
 def test_earlier_hangs_are_told_in_short_by_their_culprit() -> None:
-    lines = show.plain(
-        whyview.post_mortem(jobs.told([*WHY["hang-found"], *jobs.crash(2, 80.0, 3, 23)]))
+    lines = cells.plain(
+        post_mortem.post_mortem(jobs.told([*WHY["hang-found"], *jobs.crash(2, 80.0, 3, 23)]))
     ).splitlines()
     assert lines[2] == f"attempt 1  hang at step 1,204, restarted in 4.1 s: {FOUND.culprit}"
 
 
 def test_times_in_a_sentence_are_short() -> None:
-    assert [show.span(s) for s in (0.04, 3.1, 9.0, 9.96, 42.4, 61.0)] == [
+    assert [cells.span(s) for s in (0.04, 3.1, 9.0, 9.96, 42.4, 61.0)] == [
         "0 s", "3.1 s", "9 s", "10 s", "42 s", "1m01s",
     ]  # fmt: skip
 
@@ -240,17 +241,17 @@ STATUS = {
 
 @pytest.mark.parametrize("name", STATUS)
 def test_the_status_is_the_one_that_was_looked_at(name: str) -> None:
-    golden.check(f"status-{name}.txt", show.plain(show.job(STATUS[name])))
+    golden.check(f"status-{name}.txt", cells.plain(status_view.job(STATUS[name])))
 
 
 def test_the_table_of_jobs_is_the_one_that_was_looked_at() -> None:
-    golden.check("jobs.txt", show.plain(listview.jobs(list(STATUS.values()))))
-    golden.check("jobs-100-columns.txt", show.plain(listview.jobs(list(STATUS.values()), 100)))
+    golden.check("jobs.txt", cells.plain(tables.jobs(list(STATUS.values()))))
+    golden.check("jobs-100-columns.txt", cells.plain(tables.jobs(list(STATUS.values()), 100)))
 
 
 @pytest.mark.parametrize("chars", [80, 100, 200])
 def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
-    lines = show.plain(listview.jobs(list(STATUS.values()), chars)).splitlines()
+    lines = cells.plain(tables.jobs(list(STATUS.values()), chars)).splitlines()
     assert max(map(len, lines)) <= chars
     assert ("SUBMITTED" in lines[0]) is (chars > 80)
 
@@ -258,7 +259,7 @@ def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
 def test_a_job_with_very_many_ranks_shows_some_and_says_so() -> None:
     one = STATUS["running"]
     many = {**one, "ranks": [{**one["ranks"][0], "rank": rank} for rank in range(1000)]}
-    text = show.plain(show.job(many))
+    text = cells.plain(status_view.job(many))
     assert text.endswith("and 936 more ranks: --json shows all\n")
 
 
@@ -282,13 +283,13 @@ def test_checkpoints_and_findings_are_those_that_were_looked_at() -> None:
         },
         {**blank, "path": "/c/step-30.pt", "complete": False, "whole": False, "bytes": 5_000_000_000_000},
     ]
-    golden.check("checkpoints.txt", show.plain(listview.checkpoints(listed)))
-    assert show.plain(listview.checkpoints([])) == "no checkpoints yet\n"
+    golden.check("checkpoints.txt", cells.plain(tables.checkpoints(listed)))
+    assert cells.plain(tables.checkpoints([])) == "no checkpoints yet\n"
     found = [
         {"what": "plan", "ok": True, "found": "4 ranks on 2 nodes, on CPUs", "fix": ""},
         {"what": "space", "ok": False, "found": "0.1 GB free at /home", "fix": "free some space"},
     ]
-    golden.check("findings.txt", show.plain(listview.findings(found)))
+    golden.check("findings.txt", cells.plain(tables.findings(found)))
 
 
 def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
@@ -298,7 +299,7 @@ def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
         {**fault, "found": "n1: it has 2 GPUs", "ok": True, "fix": ""},
         {**fault, "found": "n2: it has 0 GPUs"},
     ]
-    lines = show.plain(listview.findings(found)).splitlines()
+    lines = cells.plain(tables.findings(found)).splitlines()
     assert lines == [
         "fault host     n0, n2: it has 0 GPUs",
         "               fix: lower gpus_per_node",
@@ -312,30 +313,30 @@ def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
      (7500, "2h05m"), (86_400 * 3 + 4 * 3600, "3d04h")],
 )  # fmt: skip
 def test_durations_are_said_as_people_say_them(seconds: float | None, said: str) -> None:
-    assert show.duration(seconds) == said
+    assert cells.duration(seconds) == said
 
 
 def test_the_time_left_is_told_only_where_it_is_known() -> None:
     running = STATUS["running"]
-    assert show.eta_s(running) == pytest.approx((1000 - 20) / 2.5)
+    assert status_view.eta_s(running) == pytest.approx((1000 - 20) / 2.5)
     for gone in ({"total_steps": None}, {"steps_per_s": None}, {"step": None}, {"state": "STOPPING"}):
-        assert show.eta_s({**running, **gone}) is None
-    assert show.eta_s({**running, "step": 2000}) == 0.0
+        assert status_view.eta_s({**running, **gone}) is None
+    assert status_view.eta_s({**running, "step": 2000}) == 0.0
 
 
 def test_words_from_afar_cannot_command_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\rX\n"
     one = {**STATUS["running"], "reason": evil}
-    text = show.plain(show.job(one)) + show.plain(listview.jobs([one]))
+    text = cells.plain(status_view.job(one)) + cells.plain(tables.jobs([one]))
     assert not any(char in text for char in "\x1b\x07\x9b\r")
     told = jobs.told(WHY["restarted"])
     told["attempts"][0]["verdict"]["summary"] = told["attempts"][0]["verdict"]["evidence"][0] = evil
-    assert not any(char in show.plain(whyview.post_mortem(told)) for char in "\x1b\x07\x9b\r")
+    assert not any(char in cells.plain(post_mortem.post_mortem(told)) for char in "\x1b\x07\x9b\r")
 
 
 def test_what_is_suspected_of_a_running_job_is_part_of_why() -> None:
     told = jobs.told(RUNNING) | {
         "suspicion": "no step for 12 s (usual: 0.3 s): rank 2 is blocked at train.py:88 load"
     }
-    text = show.plain(whyview.post_mortem(told))
+    text = cells.plain(post_mortem.post_mortem(told))
     assert "suspicion   no step for 12 s" in text and f"orch stacks {told['id']}" in text

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator import show
+from orchestrator.views import cells, status
 from tests.support import golden, jobs
 
 
@@ -58,18 +58,18 @@ POOLS = {
 
 @pytest.mark.parametrize("name", POOLS)
 def test_the_status_of_a_pool_is_the_one_that_was_looked_at(name: str) -> None:
-    golden.check(f"pool-{name}.txt", show.plain(show.job(POOLS[name])))
+    golden.check(f"pool-{name}.txt", cells.plain(status.job(POOLS[name])))
 
 
 def test_a_host_of_which_there_is_something_to_say_is_never_hidden() -> None:
-    text = show.plain(show.job(POOLS["running"]))
+    text = cells.plain(status.job(POOLS["running"]))
     assert all(host["name"] in text for host in HOSTS[:6]) and KEY in text
     assert "gpu12.lab" not in text and "6 hosts not used: gpu07.lab" in text
 
 
 def test_very_many_hosts_are_cut_and_counted() -> None:
     many = [_host(f"h{number}", "up", "placed", (number,)) for number in range(100)]
-    text = show.plain(show.job(_status(many)))
+    text = cells.plain(status.job(_status(many)))
     assert "and 36 more hosts: --json shows all" in text and "h64" not in text
 
 
@@ -77,7 +77,7 @@ def test_very_many_hosts_are_cut_and_counted() -> None:
     ("numbers", "said"), [((), "-"), ((7,), "7"), (range(4), "0-3"), ((0, 1, 4, 6, 7, 8), "0-1,4,6-8")]
 )
 def test_ranks_in_a_row_are_said_as_a_span(numbers: tuple[int, ...], said: str) -> None:
-    assert show.spans(tuple(numbers)) == said
+    assert cells.spans(tuple(numbers)) == said
 
 
 FIXED = "lease: 2 GPUs wanted, the host has 1; fix: lower gpus_per_node"
@@ -86,7 +86,7 @@ FIXED = "lease: 2 GPUs wanted, the host has 1; fix: lower gpus_per_node"
 def test_what_is_the_matter_alike_with_several_hosts_is_said_once_and_whole() -> None:
     hosts = [_host(f"n{number}", "excluded", "idle", note=FIXED) for number in range(6)]
     why = f"launch: 2 hosts are needed, and 0 of 6 can be used; n0: {FIXED}"
-    lines = show.plain(show.job(_status(hosts, state="FAILED", reason=why))).splitlines()
+    lines = cells.plain(status.job(_status(hosts, state="FAILED", reason=why))).splitlines()
     assert "launch: 2 hosts are needed, and 0 of 6 can be used" in lines
     assert lines[-2:] == [
         "n0, n1, n2, n3 and 2 more: lease: 2 GPUs wanted, the host has 1",
@@ -97,7 +97,7 @@ def test_what_is_the_matter_alike_with_several_hosts_is_said_once_and_whole() ->
 def test_a_queued_job_says_whom_it_waits_for_once() -> None:
     nodes = [_host("n0", "busy", "idle", note="busy: 2 slots wanted; slots 0-1 held by job a of ada, pid 7")]
     why = "waiting for n0 (2 slots wanted; slots 0-1 held by job a of ada, pid 7)"
-    text = show.plain(show.job(_status(nodes, state="QUEUED", reason=why)))
+    text = cells.plain(status.job(_status(nodes, state="QUEUED", reason=why)))
     assert "\nwaiting for n0\n" in text and text.count("held by job a of ada, pid 7") == 1
 
 
@@ -114,13 +114,13 @@ def test_a_host_is_called_what_it_is_before_any_is_chosen(
     state: str, note: str, seen_s: float | None, said: str
 ) -> None:
     node = {**_host("n0", state, "spare" if state == "up" else "idle", note=note), "seen_s": seen_s}
-    text = show.plain(show.job(_status([node, _host("n1", "launching", "idle")], state="STARTING")))
+    text = cells.plain(status.job(_status([node, _host("n1", "launching", "idle")], state="STARTING")))
     assert f"\nn0    {said} " in text
 
 
 def test_ranks_that_have_no_host_yet_are_not_listed() -> None:
     ranks = [{**_rank(0, ""), "pid": None}]
-    text = show.plain(show.job(_status(HOSTS[6:], state="STARTING", ranks=ranks)))
+    text = cells.plain(status.job(_status(HOSTS[6:], state="STARTING", ranks=ranks)))
     assert "RANK" not in text and "on none of 6 hosts" in text and "6 hosts to choose from: gpu07.lab" in text
 
 
@@ -133,7 +133,7 @@ def test_what_is_being_copied_is_shown_with_how_far_it_has_come() -> None:
         "done_bytes": 8_000_000,
     }
     other = {**one, "direction": "send", "node": "gpu03.lab", "done_bytes": None}
-    text = show.plain(show.job(_status(HOSTS, travels=[one, other])))
+    text = cells.plain(status.job(_status(HOSTS, travels=[one, other])))
     assert "copying     step-20.pt from gpu01.lab, 8.0 MB of 40.0 MB\n" in text
     assert "copying     step-20.pt to gpu03.lab, 40.0 MB\n" in text
-    assert "copying" not in show.plain(show.job(_status(HOSTS, state="FAILED", travels=[one])))
+    assert "copying" not in cells.plain(status.job(_status(HOSTS, state="FAILED", travels=[one])))

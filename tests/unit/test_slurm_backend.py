@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends import LaunchError, NotOursError, Trouble
-from orchestrator.backends.slurm import allocation, backend, causes
+from orchestrator.backends.api import LaunchError, NotOursError, Trouble
+from orchestrator.backends.slurm import allocation, backend, end_causes
 from orchestrator.backends.slurm.allocation import Grant, grant_of
 from orchestrator.backends.slurm.backend import SlurmBackend
-from orchestrator.brain.causes import Cause
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.end_cause import Cause
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host
 
 pytestmark = pytest.mark.slow
@@ -243,7 +243,7 @@ def test_the_signal_before_the_time_limit_is_told_with_what_is_left(world: World
 def test_a_signal_long_before_the_time_limit_is_no_news(
     world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(causes, "EARLY_S_MAX", 0.0)
+    monkeypatch.setattr(end_causes, "EARLY_S_MAX", 0.0)
     one = world.backend(options=("--signal=B:USR1@89",))  # 90 s are left
     os.kill(os.getpid(), signal.SIGUSR1)
     said: list[str] = []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.slurm.step import Fate, Step
+from orchestrator.backends.slurm.srun_step import Fate, Step
 
 
 class Srun:

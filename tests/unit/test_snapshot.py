@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import snapshot
-from orchestrator.errors import UserError
+from orchestrator.core.errors import UserError
+from orchestrator.submission import snapshot
 from tests.support.unprivileged import unprivileged
 
 pytestmark = pytest.mark.slow

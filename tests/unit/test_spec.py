@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator import spec_rules
-from orchestrator.spec import Entry, SpecError, SpecFile, json_schema, load
+from orchestrator.spec import value_types
+from orchestrator.spec.load import Entry, SpecError, SpecFile, json_schema, load
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "name: demo\nentrypoint: train.py\n"
@@ -224,8 +224,8 @@ def test_a_duration_that_makes_no_sense_is_refused(folder: Path, text: str) -> N
 @settings(max_examples=EXAMPLES_MAX, deadline=None, database=None)
 def test_a_duration_written_out_reads_back(milliseconds: int) -> None:
     seconds = milliseconds / 1000
-    read = pydantic.TypeAdapter(spec_rules.Seconds).validate_python
-    assert read(spec_rules.duration_text(seconds)) == pytest.approx(seconds, abs=1e-6)
+    read = pydantic.TypeAdapter(value_types.Seconds).validate_python
+    assert read(value_types.duration_text(seconds)) == pytest.approx(seconds, abs=1e-6)
 
 
 @pytest.mark.parametrize("off", ["off", "OFF", "'off'"])

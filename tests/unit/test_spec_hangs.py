@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.plan import PlannedNotify
+from orchestrator.core.jobdir.plan import PlannedNotify
 from tests.support import jobs
 from tests.unit.test_spec import HEAD, fault, folder, loaded
 

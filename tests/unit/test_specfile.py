@@ -15,9 +15,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator import specfile
-from orchestrator.spec import JobSpec, json_schema, load
-from orchestrator.specfile import Document, SpecError, compose, read
+from orchestrator.spec import yaml_document
+from orchestrator.spec.load import JobSpec, json_schema, load
+from orchestrator.spec.yaml_document import Document, SpecError, compose, read
 from tests.unit.test_spec import GOOD, HEAD
 
 BOMB_S_MAX = 5.0
@@ -76,7 +76,7 @@ def test_aliases_are_read() -> None:
         ("just words\n", 'job.yaml:1: must be a map of keys such as `name: my-job`, not "just words"'),
         ("a: 1\n---\nb: 2\n", "job.yaml:2: is no YAML: expected a single document"),
         ("a: *b\n", "job.yaml:1: is no YAML: found undefined alias 'b'"),
-        ("a: &a [*a]\n", f"job.yaml:1: holds more than 10000 values, or is nested deeper than {specfile.DEPTH_MAX}"),
+        ("a: &a [*a]\n", f"job.yaml:1: holds more than 10000 values, or is nested deeper than {yaml_document.DEPTH_MAX}"),
         ("a: 1\nb: \x07\n", "job.yaml:2: holds the unprintable character '\\x07'"),
         ("a:\n\tb: 1\n", "job.yaml:2: is no YAML: while scanning for the next token, found character '\\t'"),
         ("a: b: c\n", "job.yaml:1: is no YAML: mapping values are not allowed here (line 1); check quotes, colons"),
@@ -140,7 +140,7 @@ def test_the_first_faults_are_shown_and_the_rest_counted() -> None:
     with pytest.raises(SpecError) as caught:
         raise SpecError(compose(text, "job.yaml").faults)
     lines = str(caught.value).splitlines()
-    assert len(lines) == specfile.FAULTS_MAX + 1
+    assert len(lines) == yaml_document.FAULTS_MAX + 1
     assert lines[-1] == "and 20 more faults"
 
 
@@ -148,7 +148,7 @@ def test_a_file_that_cannot_be_read_says_why(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: a\n")
     (tmp_path / "wide.yaml").write_bytes("name: a\n".encode("utf-16"))
     (tmp_path / "latin.yaml").write_bytes(b"# ok\nname: caf\xe9\n")
-    (tmp_path / "big.yaml").write_bytes(b"#" * (specfile.SPEC_BYTES_MAX + 1))
+    (tmp_path / "big.yaml").write_bytes(b"#" * (yaml_document.SPEC_BYTES_MAX + 1))
     os.mkfifo(tmp_path / "pipe")
     for name, said in (
         ("jop.yaml", "; did you mean job.yaml?"),
@@ -224,7 +224,7 @@ def answer(folder: Path, raw: bytes, *overrides: str) -> None:
         load(path, overrides=overrides)
     except SpecError as err:
         assert all(line.isprintable() for line in str(err).splitlines())
-        assert len(str(err).splitlines()) <= specfile.FAULTS_MAX + 1
+        assert len(str(err).splitlines()) <= yaml_document.FAULTS_MAX + 1
 
 
 @pytest.fixture(scope="module")

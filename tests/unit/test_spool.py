@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.node import spool
-from orchestrator.node.spool import Spool
-from orchestrator.wire.messages import Stopped
+from orchestrator.agent import outbox
+from orchestrator.agent.outbox import Spool
+from orchestrator.core.wire.messages import Stopped
 
 
 def test_reports_stay_in_order_until_they_are_acknowledged() -> None:
@@ -22,8 +22,8 @@ def test_reports_stay_in_order_until_they_are_acknowledged() -> None:
 
 def test_past_the_limit_the_oldest_go() -> None:
     one = Spool()
-    for attempt in range(spool.REPORTS_MAX + 3):
+    for attempt in range(outbox.REPORTS_MAX + 3):
         one.keep(Stopped(attempt, "asked"))
     pending = one.pending()
-    assert len(pending) == spool.REPORTS_MAX
+    assert len(pending) == outbox.REPORTS_MAX
     assert pending[0][0] == 4

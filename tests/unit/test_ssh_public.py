@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from orchestrator import bundle
+from orchestrator.submission import bundle
 
 PACKAGE = Path(bundle.__file__).parent
 DOCUMENTED = ("paramiko", "paramiko.pkey", "paramiko.ssh_exception")

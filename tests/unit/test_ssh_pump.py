@@ -14,7 +14,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from orchestrator.backends.ssh.pump import FLOWS_MAX, Flow, admit
+from orchestrator.backends.ssh.connect.port_forward import FLOWS_MAX, Flow, admit
 
 WAIT_S_MAX = 20.0
 WINDOW_BYTES = 256 * 1024

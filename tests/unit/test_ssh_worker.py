@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.backends import LaunchError, Trouble
-from orchestrator.backends.ssh import pace
-from orchestrator.backends.ssh import worker as w
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.ssh import host_worker as w
+from orchestrator.backends.ssh import retry_schedule
 from tests.support.fake_session import CONFIG, REST_S_MAX, World
 
 
@@ -187,7 +187,10 @@ def test_an_agent_that_does_not_dial_is_looked_for(world: World) -> None:
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     world.host.agent = False
-    assert world.host.since(lambda: world.clock.advance(pace.UNUSED_S)) == ["ask", "reach 127.0.0.1:30000"]
+    assert world.host.since(lambda: world.clock.advance(retry_schedule.UNUSED_S)) == [
+        "ask",
+        "reach 127.0.0.1:30000",
+    ]
     assert worker.take_evidence() == "its agent is not running any more; it left no word"
 
 
@@ -224,7 +227,7 @@ def test_a_connection_is_lent_for_copies_after_the_agent_has_left(world: World) 
 
 def test_a_dead_connection_is_not_lent(world: World) -> None:
     worker = world.launched()
-    world.clock.advance(pace.HELD_S)
+    world.clock.advance(retry_schedule.HELD_S)
     world.host.sessions[-1].closed = True
     assert worker.lend() is world.host.sessions[1]
 

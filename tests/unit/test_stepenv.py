@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.node import stepenv
+from orchestrator.core.slurm import step_env
 
 GANG = (("n2", (0, 1)), ("n1", (2, 3)), ("n7", (4,)))
 
 
 @pytest.mark.parametrize(("rank", "local", "node"), [(0, 0, 0), (3, 1, 1), (4, 0, 2)])
 def test_a_rank_is_numbered_as_if_srun_had_started_it(rank: int, local: int, node: int) -> None:
-    env = stepenv.of_a_rank(rank, local, GANG)
+    env = step_env.of_a_rank(rank, local, GANG)
     assert (env["SLURM_PROCID"], env["SLURM_LOCALID"], env["SLURM_NODEID"]) == (
         str(rank),
         str(local),
@@ -41,7 +41,7 @@ def test_what_is_true_of_the_agent_alone_goes_no_further() -> None:
         "PATH": "/bin",
         "TMPDIR": "/scratch/8",
     }
-    assert stepenv.of_the_job({**agents, **jobs}) == jobs
+    assert step_env.of_the_job({**agents, **jobs}) == jobs
 
 
 def test_an_srun_for_agents_is_not_told_how_ranks_were_to_be_started() -> None:
@@ -54,17 +54,17 @@ def test_an_srun_for_agents_is_not_told_how_ranks_were_to_be_started() -> None:
         "SLURM_CONF": "/c",
         "HOME": "/h",
     }
-    assert stepenv.for_srun({**dict.fromkeys(options, "1"), **kept}) == kept
+    assert step_env.for_srun({**dict.fromkeys(options, "1"), **kept}) == kept
 
 
 def test_the_processors_of_the_task_come_past_srun() -> None:
-    passed = stepenv.for_srun({"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"})
+    passed = step_env.for_srun({"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"})
     assert "SLURM_CPUS_PER_TASK" not in passed
-    assert stepenv.of_the_job(passed) == {"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"}
-    assert stepenv.of_the_job(stepenv.for_srun({"HOME": "/h"})) == {"HOME": "/h"}
+    assert step_env.of_the_job(passed) == {"SLURM_CPUS_PER_TASK": "8", "HOME": "/h"}
+    assert step_env.of_the_job(step_env.for_srun({"HOME": "/h"})) == {"HOME": "/h"}
 
 
 def test_the_processors_of_the_task_are_divided_among_the_ranks() -> None:
-    assert stepenv.share({"SLURM_CPUS_PER_TASK": "8"}, 4) == {"SLURM_CPUS_PER_TASK": "2"}
-    assert stepenv.share({"SLURM_CPUS_PER_TASK": "1"}, 4) == {"SLURM_CPUS_PER_TASK": "1"}
-    assert stepenv.share({}, 4) == {}
+    assert step_env.share({"SLURM_CPUS_PER_TASK": "8"}, 4) == {"SLURM_CPUS_PER_TASK": "2"}
+    assert step_env.share({"SLURM_CPUS_PER_TASK": "1"}, 4) == {"SLURM_CPUS_PER_TASK": "1"}
+    assert step_env.share({}, 4) == {}

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator import statefile, story
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import Facts, Link, News
-from orchestrator.brain.fold import fold
-from orchestrator.orders import planned
+from orchestrator.brain.fold_events import fold
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts, Link, News
+from orchestrator.core.jobdir import status_file
+from orchestrator.supervisor import status as status_object
+from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 
 NUMBER = (int, float)
@@ -58,7 +59,7 @@ def _status(news: list[News], at: float = 10.0, rates: dict[int, float] | None =
     facts = Facts()
     for one in news:
         fold(facts, one)
-    return story.status(jobs.plan(total_steps=100), facts, jobs.moment(at), rates or {})
+    return status_object.status(jobs.plan(total_steps=100), facts, jobs.moment(at), rates or {})
 
 
 def _has(value: dict[str, Any], contract: dict[str, Any]) -> None:
@@ -142,13 +143,13 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
     facts = Facts()
     for one in CRASHED[:-1]:  # nothing was heard of what is left on node-1
         fold(facts, one)
-    assert "none is started" not in story.reason(facts)
+    assert "none is started" not in status_object.reason(facts)
     facts.nodes["node-1"].link = Link.SILENT
-    assert story.reason(facts).endswith("; until no rank is left on node-1, none is started")
+    assert status_object.reason(facts).endswith("; until no rank is left on node-1, none is started")
     assert facts.limits is not None
     facts.limits = dataclasses.replace(facts.limits, fence_s=36.0)
     facts.nodes["node-1"].fence_s = 72.0
-    assert story.reason(facts).endswith(
+    assert status_object.reason(facts).endswith(
         "; until ranks left on node-1 have surely ended, up to 120 s, none is started"
     )
 
@@ -158,7 +159,7 @@ def test_many_missing_nodes_are_counted_and_not_all_named() -> None:
     facts = Facts()
     for one in (planned(plan, 0.0), d.BeginAttempt(0.1, "submitted", 1, None)):
         fold(facts, one)
-    assert story.reason(facts).endswith("node-3 (absent) and 5 more")
+    assert status_object.reason(facts).endswith("node-3 (absent) and 5 more")
 
 
 def test_the_post_mortem_tells_what_a_crash_cost() -> None:
@@ -190,7 +191,7 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
     facts = Facts()
     for one in [*jobs.submitted(), *jobs.running(1, 1.0, 20)]:
         fold(facts, one)
-    assert story.status(jobs.plan(), facts, jobs.moment(5.0), {})["stragglers"] == []
+    assert status_object.status(jobs.plan(), facts, jobs.moment(5.0), {})["stragglers"] == []
     for number in range(1, 5):
         for node in (0, 1):
             beats = tuple(
@@ -198,13 +199,13 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
                 for r in (2 * node, 2 * node + 1)
             )
             fold(facts, e.Beat(10.0 * number, f"node-{node}", 1, beats))
-    slow = story.status(jobs.plan(), facts, jobs.moment(41.0), {})["stragglers"]
+    slow = status_object.status(jobs.plan(), facts, jobs.moment(41.0), {})["stragglers"]
     assert [(one["rank"], one["node"], one["factor"], one["since_step"]) for one in slow] == [
         (3, "node-1", 1.8, 21)
     ]
     assert (slow[0]["own_s"], slow[0]["peers_s"]) == (0.18, 0.1)
     fold(facts, jobs.end(1, 42.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0"))
-    assert story.status(jobs.plan(), facts, jobs.moment(43.0), {})["stragglers"] == []
+    assert status_object.status(jobs.plan(), facts, jobs.moment(43.0), {})["stragglers"] == []
 
 
 def test_a_replay_gives_the_facts_that_checkpoints_are_listed_by() -> None:
@@ -214,21 +215,21 @@ def test_a_replay_gives_the_facts_that_checkpoints_are_listed_by() -> None:
 
 @pytest.mark.parametrize("wall_s", [0.0, 1_795_000_000.123, 4_000_000_000.999])
 def test_times_of_day_are_read_as_they_are_written(wall_s: float) -> None:
-    assert statefile.seconds(statefile.iso(wall_s)) == pytest.approx(wall_s, abs=0.001)
+    assert status_file.seconds(status_file.iso(wall_s)) == pytest.approx(wall_s, abs=0.001)
 
 
 def test_ages_grow_while_nobody_writes_and_stand_still_when_the_job_is_over() -> None:
     now_s = jobs.BEGAN_S + 10.0
-    running = statefile.refreshed(_status(TALES["RUNNING"], at=10.0), now_s + 7)
+    running = status_file.refreshed(_status(TALES["RUNNING"], at=10.0), now_s + 7)
     assert (running["nodes"][0]["seen_s"], running["ranks"][0]["beat_s"], running["written_s"]) == (
         13.0,
         13.0,
         7.0,
     )
     ended = _status(TALES["FAILED"], at=10.0)
-    assert statefile.refreshed(ended, now_s + 7) == ended
+    assert status_file.refreshed(ended, now_s + 7) == ended
 
 
 def test_a_clock_that_was_set_back_makes_no_age_negative() -> None:
     status = _status(TALES["RUNNING"], at=10.0)
-    assert statefile.refreshed(status, jobs.BEGAN_S - 5000)["nodes"] == status["nodes"]
+    assert status_file.refreshed(status, jobs.BEGAN_S - 5000)["nodes"] == status["nodes"]

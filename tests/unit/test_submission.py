@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import snapshot, submission
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
-from orchestrator.spec import load
-from orchestrator.submission import inventory, make_plan, rendered, submit
-from orchestrator.wire.paths import JobDir
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.spec.load import load
+from orchestrator.submission import resume, snapshot, supervisor_process
+from orchestrator.submission import submit as submission
+from orchestrator.submission.inventory import inventory
+from orchestrator.submission.submit import make_plan, rendered, submit
 from tests.support import folders, jobs
 from tests.support.unprivileged import unprivileged
 
@@ -124,7 +126,7 @@ def test_a_snapshot_over_the_limit_leaves_nothing_behind(tmp_path: Path) -> None
 
 
 def _replan(job: JobDir, overrides: tuple[str, ...], environ: dict[str, str]) -> None:
-    submission.replan(job, Job(job).plan(), overrides, environ)
+    resume.replan(job, Job(job).plan(), overrides, environ)
 
 
 def _argv(job: JobDir) -> list[str]:
@@ -186,7 +188,7 @@ def test_a_resume_from_a_checkpoint_that_is_not_there_names_those_that_are(tmp_p
     job = folders.failed(tmp_path)
     (job.checkpoints / "step-5.pt").write_text("x")
     with pytest.raises(UserError, match="no such checkpoint") as told:
-        submission.resume(job, Job(job).plan(), "nonsense", ("nodes=1",), {})
+        resume.resume(job, Job(job).plan(), "nonsense", ("nodes=1",), {})
     assert "step-5.pt" in told.value.fix and job.ended.exists()
     assert list(job.root.glob("plan.*.json")) == [], "and nothing was planned anew"
 
@@ -270,7 +272,7 @@ def test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_mor
     monkeypatch.setenv("HF_TOKEN", "hf_0123456789abcdef")
     with pytest.raises(ClusterError, match="the supervisor did not come up: ") as told:
         submission._begin(job)
-    assert set(told.value.what.split()[6:]) <= {*submission.SUPERVISOR_ENV, "LC_CTYPE"}
+    assert set(told.value.what.split()[6:]) <= {*supervisor_process.SUPERVISOR_ENV, "LC_CTYPE"}
     assert not job.root.exists() and Path(told.value.where).exists()
 
 

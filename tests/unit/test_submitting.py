@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import submission
-from orchestrator.errors import ClusterError, OrchError, UserError
-from orchestrator.job import Job
-from orchestrator.slurm import submitting
-from orchestrator.spec import load
-from orchestrator.wire.paths import JobDir
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError, OrchError, UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.spec.load import load
+from orchestrator.submission import resume, sbatch, submit
 from tests.support import fake_sbatch
 from tests.support.fake_sbatch import FakeSbatch
 
@@ -34,7 +33,7 @@ slurm:
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSbatch:
     """Slurm's commands; nobody waits between tries."""
-    monkeypatch.setattr(submitting, "PAUSE_S", 0.0)
+    monkeypatch.setattr(sbatch, "PAUSE_S", 0.0)
     return fake_sbatch.make(tmp_path / "bin")
 
 
@@ -43,7 +42,7 @@ def _submit(tmp_path: Path, slurm: FakeSbatch, text: str = SPEC, **environ: str)
     spec = tmp_path / "job.yaml"
     spec.write_text(text)
     home = str(tmp_path / "home")
-    return submission.submit(load(spec), {**slurm.environ, "ORCH_HOME": home, **environ})
+    return submit.submit(load(spec), {**slurm.environ, "ORCH_HOME": home, **environ})
 
 
 def _refusal(tmp_path: Path, slurm: FakeSbatch, said: str) -> OrchError:
@@ -117,15 +116,13 @@ def test_a_controller_that_is_away_for_a_moment_is_asked_again(tmp_path: Path, s
 
 def test_a_controller_that_stays_away_is_the_clusters_error(tmp_path: Path, slurm: FakeSbatch) -> None:
     err = _refusal(tmp_path, slurm, "Unable to contact slurm controller (connect failure)")
-    assert (
-        isinstance(err, ClusterError) and "scontrol ping" in err.fix and slurm.calls == submitting.TRIES_MAX
-    )
+    assert isinstance(err, ClusterError) and "scontrol ping" in err.fix and slurm.calls == sbatch.TRIES_MAX
 
 
 def test_an_sbatch_that_hangs_is_given_up(
     tmp_path: Path, slurm: FakeSbatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submitting, "COMMAND_S_MAX", 0.2)
+    monkeypatch.setattr(sbatch, "COMMAND_S_MAX", 0.2)
     (slurm.folder / "say").write_text("exec sleep 20\n")
     with pytest.raises(ClusterError, match="has not ended after"):
         _submit(tmp_path, slurm)
@@ -155,7 +152,7 @@ def _ended(tmp_path: Path, slurm: FakeSbatch) -> JobDir:
 
 def test_a_resume_queues_the_job_again_and_writes_the_id_last(tmp_path: Path, slurm: FakeSbatch) -> None:
     job = _ended(tmp_path, slurm)
-    submission.resume(job, Job(job).plan(), "", ("nodes=1",), slurm.environ)
+    resume.resume(job, Job(job).plan(), "", ("nodes=1",), slurm.environ)
     assert json.loads(job.slurm.read_text()) == ["7", "9"]
     assert json.loads(next(job.requests.iterdir()).read_text())["ask"] == "resume"
     assert not job.ended.exists() and not job.state.exists()
@@ -167,7 +164,7 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Fak
     before = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
     slurm.answer("", "sbatch: error: Batch job submission failed: Invalid partition name specified", 1)
     with pytest.raises(UserError, match="Invalid partition"):
-        submission.resume(job, Job(job).plan(), "", ("nodes=1", "slurm.partition=nope"), slurm.environ)
+        resume.resume(job, Job(job).plan(), "", ("nodes=1", "slurm.partition=nope"), slurm.environ)
     after = {path: path.read_bytes() for path in sorted(job.root.rglob("*")) if path.is_file()}
     assert after == before
 
@@ -175,7 +172,7 @@ def test_a_resume_that_sbatch_refuses_changes_nothing(tmp_path: Path, slurm: Fak
 def test_a_refused_check_is_told_as_a_refused_submit_with_what_shows_the_choices(slurm: FakeSbatch) -> None:
     slurm.answer("", "allocation failure: Memory specification can not be satisfied", 1)
     with pytest.raises(UserError) as told:
-        submitting.test("#!/bin/sh\n#SBATCH --mem=900G\n", slurm.environ, lambda key: f"job.yaml:1: {key}")
+        sbatch.test("#!/bin/sh\n#SBATCH --mem=900G\n", slurm.environ, lambda key: f"job.yaml:1: {key}")
     assert (told.value.where, told.value.fix) == (
         "job.yaml:1: slurm.mem",
         "see what there is with: sinfo -o '%20N %m'",
@@ -184,5 +181,5 @@ def test_a_refused_check_is_told_as_a_refused_submit_with_what_shows_the_choices
 
 def test_a_check_says_what_sbatch_thinks_of_the_job(tmp_path: Path, slurm: FakeSbatch) -> None:
     slurm.answer("", "sbatch: Job 8 to start at 2026-11-21T06:35:43 using 4 processors on nodes n[1-2]")
-    assert submitting.test("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
+    assert sbatch.test("#!/bin/sh\n", slurm.environ, str).startswith("Job 8 to start at")
     assert slurm.seen("argv") == ["--test-only"] and slurm.seen("stdin") == ["#!/bin/sh"]

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator import joblock, requests, stay, supervise
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.plan import Plan
-from orchestrator.wire import messages as m
-from orchestrator.wire.line import LineError
-from orchestrator.wire.paths import JobDir
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.jobdir import job_locks, locks, requests
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.connection import LineError
+from orchestrator.supervisor import allocation_claim, supervisor
 from tests.support import jobs
 from tests.support.fake_backend import ANSWER_S_MAX, SECRET, Backend, Node, folder_of, play
 from tests.unit.test_notify import Hook
@@ -85,7 +86,7 @@ def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_mas
 def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "MUTE_S_MIN", 10 * ANSWER_S_MAX)  # it is not cut off for having no beat
+    monkeypatch.setattr(supervisor, "MUTE_S_MIN", 10 * ANSWER_S_MAX)  # it is not cut off for having no beat
 
     async def act(node: Node) -> None:
         await node.greet(ships=True)
@@ -125,10 +126,10 @@ def _none(job: JobDir, plan: Plan) -> Backend:
 def test_only_the_holder_of_the_lock_supervises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(joblock, "LOCK_S_MAX", 0.0)
+    monkeypatch.setattr(job_locks, "LOCK_S_MAX", 0.0)
     job, _ = folder_of(tmp_path)
-    with joblock.locked(job) as mine:
-        assert mine and supervise.main(job.root, _none) == stay.SUCCEEDED
+    with locks.locked(job) as mine:
+        assert mine and supervisor.main(job.root, _none) == allocation_claim.SUCCEEDED
     assert "another supervisor is at work" in capsys.readouterr().err
     assert not job.journal.exists()
 
@@ -156,6 +157,6 @@ class Lent:
 @pytest.mark.usefixtures("_hangup")
 def test_a_supervisor_does_not_act_in_an_allocation_that_the_job_has_left(tmp_path: Path) -> None:
     job, _ = folder_of(tmp_path)
-    stay.claim(job, "8.2")
-    assert supervise.main(job.root, lambda job, plan: Backend(allocation=Lent())) == stay.OVER
+    allocation_claim.claim(job, "8.2")
+    assert supervisor.main(job.root, lambda job, plan: Backend(allocation=Lent())) == allocation_claim.OVER
     assert not job.journal.exists()

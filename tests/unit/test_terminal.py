@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator import show, terminal, whyview
-from orchestrator.show import Cell, line
+from orchestrator.cli import terminal
+from orchestrator.views import cells, post_mortem
+from orchestrator.views.cells import Cell, line
 from tests.support import jobs
 
 LINES = [line(Cell("FAILED", "bold red"), "  attempt 2"), line("plain"), ()]
@@ -56,8 +57,8 @@ def test_an_empty_no_color_means_colours(tty: io.TextIOWrapper, monkeypatch: pyt
 
 def test_every_style_that_is_used_is_known() -> None:
     told = jobs.told([*jobs.crashed_once(), *jobs.crash(2, 12.0, 3, 23)])
-    styles = [Cell("x", style) for style in show.STYLES.values()]
-    assert terminal.painted([tuple(styles), *whyview.post_mortem(told)]).count("\x1b[0m") > len(styles)
+    styles = [Cell("x", style) for style in cells.STYLES.values()]
+    assert terminal.painted([tuple(styles), *post_mortem.post_mortem(told)]).count("\x1b[0m") > len(styles)
 
 
 def test_a_complaint_is_red_on_a_terminal_only_and_harmless(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tickets import LOOK_S, Queue
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.supervisor.host_queue import LOOK_S, Queue
 
 
 class Waiting:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.node import traceback_tail
+from orchestrator.agent.rank import last_traceback
 
 SCRIPTS = {
     "plain": ("def f():\n    raise ValueError('no data')\nf()\n", "ValueError", "no data", "train.py:2 f"),
@@ -33,7 +33,7 @@ def test_what_python_prints_is_understood(tmp_path: Path, name: str) -> None:
         timeout=60,
         check=False,
     )
-    found = traceback_tail.parse("epoch 1\n" + done.stderr + "bye\n")
+    found = last_traceback.parse("epoch 1\n" + done.stderr + "bye\n")
     assert found is not None
     assert found.type == kind
     assert found.message.startswith(message)
@@ -49,7 +49,7 @@ def test_the_rank_prefix_of_torch_is_not_in_the_way() -> None:
         "[rank3]:     loss.backward()\n"
         "[rank3]: RuntimeError: Connection closed by peer\n"
     )
-    found = traceback_tail.parse(text)
+    found = last_traceback.parse(text)
     assert found is not None
     assert (found.type, found.message) == ("RuntimeError", "Connection closed by peer")
     assert found.where == "/code/train.py:9 step"
@@ -57,7 +57,7 @@ def test_the_rank_prefix_of_torch_is_not_in_the_way() -> None:
 
 def test_only_the_last_of_several_counts() -> None:
     one = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: {}\n'
-    found = traceback_tail.parse(one.format("first") + "caught it\n" + one.format("second"))
+    found = last_traceback.parse(one.format("first") + "caught it\n" + one.format("second"))
     assert found is not None
     assert found.message == "second"
 
@@ -66,19 +66,19 @@ def test_only_the_last_of_several_counts() -> None:
     "text", ["", "all is well\n", 'Traceback (most recent call last):\n  File "a.py", line 1']
 )
 def test_no_whole_traceback_is_none(text: str) -> None:
-    assert traceback_tail.parse(text) is None
+    assert last_traceback.parse(text) is None
 
 
 def test_only_the_end_of_a_log_is_read(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     tail = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
     log.write_text("é" * 100_000 + "\n" + tail)
-    found = traceback_tail.find(log)
+    found = last_traceback.find(log)
     assert found is not None
     assert found.type == "ValueError"
     log.write_text(tail + "x" * 100_000)
-    assert traceback_tail.find(log) is None
-    assert traceback_tail.find(tmp_path / "missing.log") is None
+    assert last_traceback.find(log) is None
+    assert last_traceback.find(tmp_path / "missing.log") is None
 
 
 def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None:
@@ -87,12 +87,12 @@ def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None
         "step 7\n[rank3]:[E1121 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout: "
         "WorkNCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600069 milliseconds\nterminate called\n"
     )
-    failure = traceback_tail.of_a_watchdog(log)
+    failure = last_traceback.of_a_watchdog(log)
     assert failure is not None
     assert failure.type == ""
     assert "SeqNum=9" in failure.message
     log.write_text("step 7\nterminate called\n")
-    assert traceback_tail.of_a_watchdog(log) is None
+    assert last_traceback.of_a_watchdog(log) is None
 
 
 @pytest.mark.parametrize(
@@ -101,31 +101,31 @@ def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None
         ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --stepz 4\n\n", "train.py: error: unrec"),
         ("epoch 1\r\x1b[31mno data left\x1b[0m\r\n  \n", "no data left"),
         ("[rank0]: no data\n[rank0]:[W1121 22:46:05.1 ProcessGroupNCCL.cpp:1496] Warning: leaks\n", "no data"),
-        ("x" * 100_000, "x" * traceback_tail.WORDS_CHARS_MAX),
+        ("x" * 100_000, "x" * last_traceback.WORDS_CHARS_MAX),
     ],
 )  # fmt: skip
 def test_the_last_words_of_a_script_that_gave_up_are_found(tmp_path: Path, text: str, said: str) -> None:
     log = tmp_path / "rank.log"
     log.write_text(text)
-    failure = traceback_tail.last_words(log)
+    failure = last_traceback.last_words(log)
     assert failure is not None and failure.message.startswith(said)
     assert (failure.type, failure.traceback) == ("", "")
-    assert len(failure.message) <= traceback_tail.WORDS_CHARS_MAX
+    assert len(failure.message) <= last_traceback.WORDS_CHARS_MAX
 
 
 def test_the_last_words_are_not_those_of_an_exception_that_was_caught(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     caught = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
     log.write_text(f"epoch 1\n{caught}")
-    assert traceback_tail.last_words(log) is None
+    assert last_traceback.last_words(log) is None
     log.write_text(f"{caught}no data left\n")
-    failure = traceback_tail.last_words(log)
+    failure = last_traceback.last_words(log)
     assert failure is not None and failure.message == "no data left"
-    assert traceback_tail.last_words(tmp_path / "missing.log") is None
+    assert last_traceback.last_words(tmp_path / "missing.log") is None
 
 
 def test_a_line_that_the_tail_cuts_is_left_out(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
-    rest = "x\n" * (traceback_tail.TAIL_BYTES // 2 - 8)
+    rest = "x\n" * (last_traceback.TAIL_BYTES // 2 - 8)
     log.write_text(f"the secret is hunter2-and-more NCCL error\n{rest}")
-    assert traceback_tail.of_a_watchdog(log) is None
+    assert last_traceback.of_a_watchdog(log) is None

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from orchestrator.node.traffic import FAMILY_S, Traffic
+from orchestrator.agent.rank.io_counter import FAMILY_S, Traffic
 
 RUN_S_MAX = 30.0
 WRITER = """

@@ -16,14 +16,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.backends import Ending, NotOursError
-from orchestrator.backends.slurm import causes, commands
-from orchestrator.backends.slurm.states import Stage
-from orchestrator.node import network
-from orchestrator.node.hostlist import HostlistError, expand
-from orchestrator.wire import codec
-from orchestrator.wire.durable import replace_text
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.api import Ending, NotOursError
+from orchestrator.backends.slurm import control, end_causes
+from orchestrator.core import codec
+from orchestrator.core.host import interfaces
+from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.slurm.hostlist import HostlistError, expand
+from orchestrator.core.slurm.job_states import Stage
 
 RECORD_S_MAX = 60.0
 """How long after its begin an allocation may not yet stand in the job folder: sbatch has returned, and its caller not."""
@@ -96,7 +96,7 @@ class SlurmAllocation:
         self._lock = threading.Lock()
         self._endings: list[Ending] = []
         self._told: Ending | None = None
-        self._kill_s = commands.KILL_WAIT_S
+        self._kill_s = control.KILL_WAIT_S
         self._hints_fd, self._hint_fd = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="slurm", daemon=True)
         self._thread.start()
@@ -113,7 +113,7 @@ class SlurmAllocation:
 
     def addresses(self) -> list[str]:
         """Return where the other nodes may reach this one, best first."""
-        return [one.ip for one in network.addresses()] or [socket.gethostname()]
+        return [one.ip for one in interfaces.addresses()] or [socket.gethostname()]
 
     def heed_signals(self, came_before: str) -> None:
         """Take Slurm's signals for hints, and look at once; those that the batch script had before us are named."""
@@ -133,7 +133,7 @@ class SlurmAllocation:
 
     def requeue(self, avoid: Mapping[str, str]) -> str:
         """Give the nodes back and wait for others; return why that cannot be, empty when it is. This blocks."""
-        return commands.requeue(self._grant.job_id, avoid)
+        return control.requeue(self._grant.job_id, avoid)
 
     def close(self) -> None:
         """Ask no more."""
@@ -145,7 +145,7 @@ class SlurmAllocation:
 
     def _serve(self) -> None:
         """Ask about the hints that have come, the strongest first, until one of them is proved right."""
-        self._kill_s = commands.kill_wait_s()
+        self._kill_s = control.kill_wait_s()
         while True:
             hints = sorted(set(os.read(self._hints_fd, 4096)), reverse=True)
             if ord(_CLOSE) in hints:
@@ -163,11 +163,11 @@ class SlurmAllocation:
         """Ask those who may know, first what the daemons have printed; for a TERM, until it is explained."""
         job_id, deadline_s = self._grant.job_id, time.monotonic() + EXPLAIN_S_MAX
         while True:
-            ending = causes.of_words(job_id, self._printed(), self._kill_s)
+            ending = end_causes.of_words(job_id, self._printed(), self._kill_s)
             if ending is not None:
                 return ending
-            job = commands.show(job_id)
-            ending = causes.of_job(job, self._grant.restarts, self._kill_s) if job else None
+            job = control.show(job_id)
+            ending = end_causes.of_job(job, self._grant.restarts, self._kill_s) if job else None
             if ending is not None:
                 return ending
             if hint == _LIMIT:
@@ -175,11 +175,11 @@ class SlurmAllocation:
             if hint == _LOOK and (job is None or job.is_running or job.stage is Stage.UNKNOWN):
                 return None
             if time.monotonic() > deadline_s:
-                return causes.unexplained(job, self._kill_s)
+                return end_causes.unexplained(job, self._kill_s)
             time.sleep(LOOK_PAUSE_S)
 
-    def _of_limit(self, job: causes.Shown | None) -> Ending | None:
-        ending = causes.of_limit(job, self._announced_s)
+    def _of_limit(self, job: end_causes.Shown | None) -> Ending | None:
+        ending = end_causes.of_limit(job, self._announced_s)
         if ending is None:
             print("a USR1 came long before the time limit: it is none of Slurm's, and not heeded", flush=True)
         return ending

@@ -15,16 +15,18 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends import Allocation, Carrier, LaunchError, Stir, Trouble
-from orchestrator.backends.slurm import causes
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends.slurm import end_causes
 from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
-from orchestrator.backends.slurm.step import Fate, Step
-from orchestrator.node import procfs, stepenv
-from orchestrator.node.procfs import Proc
-from orchestrator.wire import codec, room
-from orchestrator.wire.durable import replace_text
-from orchestrator.wire.messages import AgentConfig
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.slurm.srun_step import Fate, Step
+from orchestrator.core import codec
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
+from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.durable import replace_text
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.slurm import step_env
+from orchestrator.core.wire.messages import AgentConfig
 
 AGENT_SCRIPT = "agent.sh"
 
@@ -58,9 +60,9 @@ class SlurmBackend:
         """`options`: those that sbatch was given."""
         self.stir = stir
         self._job = job
-        self._slurm = SlurmAllocation(job, grant, causes.announced_s(options), lambda: self.stir())
+        self._slurm = SlurmAllocation(job, grant, end_causes.announced_s(options), lambda: self.stir())
         self.allocation: Allocation | None = self._slurm
-        self._environ = stepenv.for_srun(environ)
+        self._environ = step_env.for_srun(environ)
         self._wanted: dict[str, AgentConfig] = {}
         self._suspects: set[str] = set()  # to be started alone
         self._configs: dict[str, AgentConfig] = {}
@@ -161,7 +163,7 @@ class SlurmBackend:
         stat = procfs.look(process.pid)
         record = {"pid": process.pid, "start_ticks": stat.start_ticks if stat else 0, "nodes": nodes}
         file = self._job.steps / f"{name}.json"
-        room.wait_for(lambda: replace_text(file, json.dumps(record), durable=False))
+        full_disk.wait_for(lambda: replace_text(file, json.dumps(record), durable=False))
         return Step(name, nodes, log, time.monotonic(), process.poll, process.send_signal)
 
     def _say(self, process: subprocess.Popen[bytes], config: AgentConfig) -> None:

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 import paramiko
 
-from orchestrator.backends import Allocation, Carrier, LaunchError, Stir, Trouble
-from orchestrator.backends.ssh import config as ssh_config
-from orchestrator.backends.ssh.connection import Connection, Jumps
-from orchestrator.backends.ssh.copying import Copies
-from orchestrator.backends.ssh.hostkeys import Policy
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends.ssh.connect import ssh_config
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps, Taken
+from orchestrator.backends.ssh.connect.known_hosts import Policy
+from orchestrator.backends.ssh.connect.port_forward import Flow
+from orchestrator.backends.ssh.copy.copy_queue import Copies
+from orchestrator.backends.ssh.host_worker import Deed, Worker
 from orchestrator.backends.ssh.launch import Code, Kit, Launch, land, reach
-from orchestrator.backends.ssh.pump import Flow
-from orchestrator.backends.ssh.session import Means, Seen, Session, Taken, Turns
-from orchestrator.backends.ssh.worker import Deed, Worker
-from orchestrator.plan import Plan
-from orchestrator.wire.messages import AgentConfig
-from orchestrator.wire.paths import JobDir
+from orchestrator.backends.ssh.session import Means, Seen, Session, Turns
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire.messages import AgentConfig
 
 FANOUT = 32
 """So many hosts are connected to or landed on at once; and as many found again."""

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Line, Talk
 from orchestrator.backends.ssh.session import Unwanted
-from orchestrator.backends.ssh.talk import CLOCKS, Clocks, Line, Talk
-from orchestrator.wire import codec
-from orchestrator.wire import landing as w
-from orchestrator.wire.messages import AgentConfig
+from orchestrator.core import codec
+from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire.messages import AgentConfig
 
 # Nothing in it means anything inside single quotes to any login shell: sh, bash, zsh, csh, fish. The script follows on
 # standard input after the number of its lines; `read` takes no byte of what comes after them.

@@ -11,14 +11,12 @@ from typing import Protocol
 
 import paramiko
 
-from orchestrator.backends.ssh.pump import Flow
-from orchestrator.wire.messages import AgentConfig
+from orchestrator.backends.ssh.connect.connection import Taken
+from orchestrator.backends.ssh.connect.port_forward import Flow
+from orchestrator.core.wire.messages import AgentConfig
 
 TURN_S = 0.5
 """How often a host that waits for its turn sees whether it is still wanted."""
-
-Taken = Callable[[paramiko.Channel], None]
-"""What gets a connection that came to a forwarded port; called in the transport's thread, so it hands it on."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from orchestrator.node import procfs
-from orchestrator.node.procfs import Proc
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
 
 from .faults import Faults
 from .host import GONE_S_MAX, ROOT, TRAINER, USERS, Host, User, namespace, wait_for

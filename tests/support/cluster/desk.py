@@ -18,8 +18,8 @@ from typing import Any
 
 import yaml
 
-from orchestrator.node.procfs import Proc
-from orchestrator.wire.paths import JobDir
+from orchestrator.core.host.procfs import Proc
+from orchestrator.core.jobdir.layout import JobDir
 from tests.support.local import FAKE_TORCH, STEPPER
 
 from .box import Box

@@ -11,7 +11,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.node import procfs
+from orchestrator.core.host import procfs
 
 from .host import SSHD_PID, USERS, Host, wait_for
 from .keys import new_key

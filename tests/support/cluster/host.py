@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orchestrator.node import procfs
-from orchestrator.node.procfs import Proc
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.node.procfs import Proc, alive
+from orchestrator.core.host.procfs import Proc, alive
 
 from .box import Box
 from .host import USERS, Host, Running, wait_for

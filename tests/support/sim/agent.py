@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
 
 from . import counts, network
 from .stance import Eyes

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
 from orchestrator.brain.brain import SLEPT_S, Brain
-from orchestrator.brain.facts import News
-from orchestrator.journal import Entry
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.supervisor.journal.journal_file import Entry
 
 from .agent import Line
 from .ledger import Violation

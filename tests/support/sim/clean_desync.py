@@ -7,8 +7,8 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain.decisions import JobEnd, Kind
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.decisions import JobEnd, Kind
 
 from .clean import Expected, check_clean
 from .ledger import Violation

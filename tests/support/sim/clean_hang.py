@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from orchestrator.brain.decisions import Kind
+from orchestrator.brain.model.decisions import Kind
 
 from .clean import Expected
 from .night import ENDLESS, INNOCENT, Fault, Harm, Night, limits_of

@@ -6,8 +6,8 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain.decisions import JobEnd, Kind
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.decisions import JobEnd, Kind
 
 from .ledger import Violation
 from .night import Fault, Harm, Night, limits_of

@@ -6,9 +6,9 @@ import dataclasses
 import random
 from dataclasses import dataclass
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.decisions import JobEnd, Kind
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.decisions import JobEnd, Kind
 
 from .lease import Lease
 from .ledger import Violation

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.brain import events as e
+from orchestrator.brain.model import events as e
 
 from .night import Fault, Harm
 

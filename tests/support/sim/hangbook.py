@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain.facts import Facts, Life
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.facts import Facts, Life
 
 if TYPE_CHECKING:
     from .ledger import Ledger

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 
-from orchestrator import factsfile
-from orchestrator.brain.decisions import Decision
-from orchestrator.brain.events import Event
-from orchestrator.brain.facts import Facts, News
-from orchestrator.journal import Entry
-from orchestrator.record import Record
-from orchestrator.wire import codec
+from orchestrator.brain.model.decisions import Decision
+from orchestrator.brain.model.events import Event
+from orchestrator.brain.model.facts import Facts, News
+from orchestrator.core import codec
+from orchestrator.supervisor.journal import facts_file
+from orchestrator.supervisor.journal.job_record import Record
+from orchestrator.supervisor.journal.journal_file import Entry
 
 from .ledger import Violation
 
@@ -45,7 +45,7 @@ class Journal:
         """Write down what the journal comes to, by chance."""
         if self._chance.random() < KEPT_SHARE:
             record.keep_up(record.facts.heard_at)
-            self._kept = factsfile.packed(record)
+            self._kept = facts_file.packed(record)
 
     def replay(self) -> Iterator[News]:
         """Yield all lines."""
@@ -55,7 +55,7 @@ class Journal:
     def revived(self) -> Record:
         """Return what the journal comes to, from the last writing on if there is one."""
         is_there = self._kept and self._chance.random() >= LOST_SHARE
-        record = factsfile.unpacked(self._kept) if is_there else Record()
+        record = facts_file.unpacked(self._kept) if is_there else Record()
         for n in range(record.last_n, len(self.lines)):
             record.learn(self._entry(n + 1))
         return record

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.facts import News
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
 
 from .desyncbook import DesyncBook
 from .hangbook import HangBook

@@ -7,7 +7,7 @@ import enum
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.brain.events import Limits, NodePlan, Pool, Queue
+from orchestrator.brain.model.events import Limits, NodePlan, Pool, Queue
 
 from .lease import Lease, random_lease
 from .pool import Hosts, random_hosts

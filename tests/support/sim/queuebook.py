@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.causes import Cause
-from orchestrator.brain.facts import News
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.core.end_cause import Cause
 
 if TYPE_CHECKING:
     from .ledger import Ledger

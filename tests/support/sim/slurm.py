@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.brain.causes import Cause
-from orchestrator.brain.events import NodePlan
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.events import NodePlan
+from orchestrator.core.end_cause import Cause
 
 from .boss import Boss
 from .ledger import Violation

@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.brain import events as e
+from orchestrator.brain.model import events as e
 
 from . import counts
 

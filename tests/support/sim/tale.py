@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
-from orchestrator.brain import decisions as d
-from orchestrator.brain.facts import News
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.facts import News
 
 from .world import World
 

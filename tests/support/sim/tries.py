@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from orchestrator.brain import decisions as d
+from orchestrator.brain.model import decisions as d
 
 
 @dataclass(slots=True)

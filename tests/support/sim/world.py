@@ -13,8 +13,8 @@ import random
 from collections.abc import Callable
 from typing import Any, assert_never
 
-from orchestrator.brain import events as e
-from orchestrator.brain.events import NodePlan, Planned
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.events import NodePlan, Planned
 
 from .boss import Boss, Killed
 from .gang import Gang, harm_rank

@@ -1,0 +1,1 @@
+"""How a job comes to a host, and leaves it."""

@@ -1,0 +1,120 @@
+"""What is left of a job on this host? Its processes are ended, then its folder goes: nothing of ours stays.
+
+Never touched: the folder that the job was submitted from, and one in which an agent on another host still lives.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from orchestrator.agent import keeper
+from orchestrator.agent.bootstrap import job_folder
+from orchestrator.agent.bootstrap.replies import Fault, fault
+from orchestrator.core import codec
+from orchestrator.core.host import procfs
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import bootstrap as w
+
+LEAVE_S_MAX = 10.0
+"""How long a keeper that was sent TERM may take with its agent; then both are killed."""
+
+POLL_S = 0.05
+KEEPERS_MAX = 10_000
+
+DELETES_MAX = 5
+DELETE_AGAIN_S = 0.2
+"""So often, and so long after one another, a folder is deleted into which somebody still writes."""
+
+
+def sweep(request: w.Sweep) -> w.Swept:
+    """End what the job left running here and remove its folder. Raises Fault when it cannot be removed."""
+    job = job_folder.resolved(request.root)
+    if job.id != request.job or not job.id:
+        raise Fault("folder", f"{job.root} is not the folder of job {request.job}")
+    job_folder.require_own(job)
+    nodes = _nodes(job)
+    killed = sum(_end(job, node) for node in nodes)
+    left = [pid for node in nodes for pid in keeper.sweep(job.id, node)]
+    if not job.root.is_dir():
+        return w.Swept(killed, "")
+    if job.secrets.exists() or job.journal.exists():
+        return w.Swept(killed, "it is the folder that the job was submitted from")
+    living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
+    if living:
+        return w.Swept(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
+    if left:
+        return w.Swept(killed, f"processes that cannot be ended: {', '.join(map(str, left))}")
+    try:
+        _delete(job.root)
+    except OSError as err:
+        raise fault("folder", err, job.root) from err
+    _remove_if_empty(job.root.parent)
+    return w.Swept(killed, "")
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder with all in it. What is dying there may still write a last line: then once more. Raises OSError."""
+    for left in reversed(range(DELETES_MAX)):
+        try:
+            shutil.rmtree(folder)
+            return
+        except FileNotFoundError:
+            return  # another host that shares the disk was quicker
+        except OSError as err:
+            if err.errno != errno.ENOTEMPTY or not left:
+                raise
+        time.sleep(DELETE_AGAIN_S)
+
+
+def _nodes(job: JobDir) -> list[str]:
+    try:
+        return sorted(os.listdir(job.root / "nodes"))[:KEEPERS_MAX]  # noqa: PTH208 -- names are what is wanted
+    except OSError:
+        return []
+
+
+def _end(job: JobDir, node: str) -> int:
+    """End the node's keeper with its agent, if they are on this host; return how many processes they were."""
+    found = _keeper(job.node(node))
+    if found is None:
+        killed = 0
+    else:
+        killed = 1 + len(procfs.descendants(found.pid))
+        _signal(found.pid, signal.SIGTERM)
+        deadline_s = time.monotonic() + LEAVE_S_MAX
+        while procfs.alive(found) and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+        if procfs.alive(found):
+            for pid in (found.pid, *procfs.descendants(found.pid)):
+                _signal(pid, signal.SIGKILL)
+    return killed
+
+
+def _keeper(folder: Path) -> procfs.Proc | None:
+    """Return the keeper that left its record here, if it lives, and on this very host."""
+    try:
+        record = codec.loads_plain((folder / "agent.json").read_bytes())
+        found = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))
+    except (OSError, codec.CodecError, KeyError, TypeError, ValueError):
+        return None
+    return found if record.get("boot_id") == procfs.boot_id() and procfs.alive(found) else None
+
+
+def _signal(pid: int, signum: int) -> None:
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        pass  # other jobs are there

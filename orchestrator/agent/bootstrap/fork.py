@@ -1,0 +1,118 @@
+"""How does a keeper come to be on a host that was just landed on? As a fork of what landed, which goes its way.
+
+A fresh interpreter would import the same code a second time, which is most of what a launch costs a host. The child
+cuts all that ties it to the line: session, standard streams, open files, variables, name. Its code stays open as the
+bundle's descriptor, from which it still imports. No garbage is collected before, since importing makes none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from orchestrator.agent.rank import spawn
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import bootstrap as w
+
+WAIT_POLL_S = 0.02
+
+
+class EndedError(Exception):
+    """The keeper is no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keeper:
+    """A keeper that was just started: what it is told, and where its words come out."""
+
+    pid: int
+    orders: IO[bytes]
+    words: IO[bytes]
+
+    def tell(self, line: str) -> None:
+        """Send it a line. Raises EndedError."""
+        try:
+            self.orders.write(line.encode() + b"\n")
+            self.orders.flush()
+        except BrokenPipeError as err:
+            raise EndedError from err
+
+    def hear(self) -> bytes:
+        """Wait for its next line. Raises EndedError."""
+        line = self.words.readline(w.WORD_BYTES_MAX)
+        if not line:
+            raise EndedError
+        return line
+
+    def wait(self, wait_s: float) -> int:
+        """Return the code that it ended with, negative for a signal; kill it if it does not end in time."""
+        deadline_s = time.monotonic() + wait_s
+        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline_s:
+                self.kill()
+                ended = os.waitpid(self.pid, 0)
+                break
+            time.sleep(WAIT_POLL_S)
+        return os.waitstatus_to_exitcode(ended[1])
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """Let go of it, whatever it does now."""
+        with contextlib.suppress(BrokenPipeError):
+            self.orders.close()
+
+
+def bear(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
+    """Fork a keeper that is told a configuration and speaks over pipes, and leaves the rest in its log."""
+    orders_read, orders_write = os.pipe()
+    words_read, words_write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(orders_read)
+        os.close(words_write)
+        return Keeper(pid, os.fdopen(orders_write, "wb"), os.fdopen(words_read, "rb"))
+    code = 1
+    try:
+        _become_keeper(job, (orders_read, words_write, log_fd), bundle_fd)
+        from orchestrator.agent import agent, keeper  # what is landed for something else needs neither
+
+        gc.freeze()
+        gc.enable()
+        code = keeper.main(agent.run_agent, is_landed=True)
+    except BaseException:
+        sys.excepthook = sys.__excepthook__
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        os._exit(code)
+    raise AssertionError("a keeper ends above")
+
+
+def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -> None:
+    os.setsid()
+    for goal, fd in enumerate(streams):
+        os.dup2(fd, goal)
+    for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
+        if fd > 2 and fd != bundle_fd:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    sys.stdin, sys.stdout, sys.stderr = (
+        os.fdopen(fd, mode, buffering=size, closefd=False, errors="surrogateescape")
+        for fd, mode, size in ((0, "r", -1), (1, "w", -1), (2, "w", 1))
+    )
+    os.chdir(job.root)
+    for name in [name for name in os.environ if name.startswith("SSH_")]:
+        del os.environ[name]
+    spawn.show_argv((sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "landed"))

@@ -1,0 +1,239 @@
+"""Is the job's folder on this host, with bundle and code in it, whole? It is made so, or it is said why not.
+
+Rules: several hosts may share the disk, and land at once: one at a time works in the folder (`landing.lock`); what is
+written gets its name when it is whole, so a name that is there is right. Where hosts share the submitter's disk the
+folder is the job's own, known by its token, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from orchestrator.agent.bootstrap.replies import Fault, Talk, fault
+from orchestrator.core.jobdir import locks, ownership
+from orchestrator.core.jobdir.durable import replace_bytes, replace_text
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import bootstrap as w
+from orchestrator.core.wire.tokens import is_token
+
+SPARE_BYTES = 16 << 20
+"""What must be free beyond what is copied: logs and an agent's own files begin at once."""
+
+SIBLINGS_MAX = 50
+"""How many other jobs' folders are looked at for the same code."""
+
+LOCK_S_MAX = 600.0
+LOCK_POLL_S = 0.1
+WORKING_S = 2.0
+"""How often it is said that something that takes long goes on."""
+
+WRITE_TEST_BYTES = 4096
+
+
+def resolved(root: str) -> JobDir:
+    """Return the job's folder, absolute on this host. Raises Fault."""
+    path = Path(root)
+    with contextlib.suppress(RuntimeError):
+        return JobDir((Path.home() / path.expanduser()).absolute())
+    raise Fault(
+        "folder", f"{root}: `~` has no meaning on this host", "set ssh.remote_dir to an absolute path"
+    )
+
+
+def is_own(job: JobDir, token: str) -> bool:
+    """Tell whether this is the folder that the job was submitted from."""
+    try:
+        return is_token(token) and (job.secrets / "token").read_text().strip() == token
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def require_own(job: JobDir) -> None:
+    """Raise Fault unless the job's folder, if there is one, and all that is used in it are this user's alone."""
+    if job.root.is_symlink() or job.root.exists():
+        found = ownership.fault_within(job.root)
+        if found is not None:
+            raise Fault("folder", f"{found.where}: {found.what}", found.fix)
+
+
+def check_space(job: JobDir, request: w.Launch) -> None:
+    """Look whether what is missing will fit, before anything is written. Raises Fault."""
+    try:
+        disk = os.statvfs(nearest(job.root))
+        needed_bytes = _missing_bytes(job, request) + SPARE_BYTES
+    except OSError as err:
+        raise fault("folder", err, job.root) from err
+    free_bytes = disk.f_bavail * disk.f_frsize
+    if free_bytes < needed_bytes:
+        reason = f"{megabytes(free_bytes)} MB free in {job.root}, {megabytes(needed_bytes)} MB needed"
+        raise Fault("folder", reason, "free some space there, or set ssh.remote_dir to a larger disk")
+    if disk.f_files and not disk.f_favail:
+        reason = f"no more files can be made in {job.root}: its disk is out of inodes"
+        raise Fault("folder", reason, "remove files there, or set ssh.remote_dir to another disk")
+
+
+def _missing_bytes(job: JobDir, request: w.Launch) -> int:
+    code_bytes = 0 if job.code.is_dir() else request.code.size_bytes + request.unpacked_bytes
+    return code_bytes + (0 if job.bundle.exists() else request.bundle.size_bytes)
+
+
+def nearest(path: Path) -> Path:
+    """Return what is there of `path`, which is no folder when none can be made."""
+    places = (path, *path.parents)
+    return next(one for one in places if os.path.exists(one) or one == one.parent)  # noqa: PTH110 -- never raises
+
+
+def open_at(job: JobDir, request: w.Launch) -> None:
+    """Make the folder and the node's own in it, and try whether they can be written. Raises Fault."""
+    config = request.config
+    node = job.node(config.node)
+    try:
+        job.root.parent.mkdir(parents=True, exist_ok=True)
+        job.root.mkdir(mode=0o700, exist_ok=True)  # what is copied into it by others' programs has any mode
+        require_own(job)
+        for folder in (node, job.checkpoints, job.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+        replace_bytes(node / "write-test", bytes(WRITE_TEST_BYTES))
+        (node / "write-test").unlink(missing_ok=True)
+        replace_text(node / "endpoint", f"{config.address}\n", durable=False)
+    except OSError as err:
+        raise fault("folder", err, job.root) from err
+
+
+def notes(job: JobDir, request: w.Launch, is_own_folder: bool) -> tuple[str, ...]:
+    """Return what may matter later."""
+    found = []
+    if is_own_folder:
+        found.append(f"{job.root} is the job's own folder there too: nothing is copied")
+    if request.executes and os.statvfs(job.root).f_flag & os.ST_NOEXEC:
+        found.append(f"{job.root} is mounted noexec: programs of the code snapshot cannot be run there")
+    return tuple(found)
+
+
+def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Talk, placed: w.Placed) -> None:
+    """Bring bundle and code into the folder, as far as they are not there. Raises Fault, EOFError."""
+    try:
+        with _locked(job, talk):
+            talk.say(placed)
+            if _sha256(job.bundle) != request.bundle.sha256:
+                replace_bytes(job.bundle, bundle)
+            if not job.code.is_dir():
+                _bring_code(job, request.code, talk)
+    except BrokenPipeError:
+        raise
+    except OSError as err:
+        raise fault("copy", err, job.root) from err
+
+
+@contextlib.contextmanager
+def _locked(job: JobDir, talk: Talk) -> Iterator[None]:
+    """Be the only one that works in the folder, on whichever host. Raises Fault when another one does not end."""
+    deadline_s = time.monotonic() + LOCK_S_MAX
+    beat = _Beat(talk, "waiting for another launch in the same folder")
+    lock = job.root / "landing.lock"
+    fd = locks.open_file(lock)
+    try:
+        while not locks.take(fd, LOCK_POLL_S, LOCK_POLL_S):
+            if time.monotonic() > deadline_s:
+                why = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
+                raise Fault("folder", why, "", "passing")
+            beat.go_on()
+        locks.sign(fd)
+        yield
+    finally:
+        os.close(fd)
+
+
+class _Beat:
+    """Says now and then that something goes on."""
+
+    def __init__(self, talk: Talk, what: str) -> None:
+        self._talk = talk
+        self._what = what
+        self._due_s = time.monotonic() + WORKING_S
+
+    def go_on(self) -> None:
+        if time.monotonic() >= self._due_s:
+            self._due_s = time.monotonic() + WORKING_S
+            self._talk.say(w.Working(self._what))
+
+
+def megabytes(size_bytes: int) -> str:
+    """Return a size for people, in MB."""
+    return f"{size_bytes / 1e6:.1f}"
+
+
+def _sha256(path: Path) -> str:
+    """Return the hash of a file; empty when it cannot be read."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(1 << 20):
+                digest.update(piece)
+    except OSError:
+        return ""
+    return digest.hexdigest()
+
+
+def _bring_code(job: JobDir, code: w.Parcel, talk: Talk) -> None:
+    """Have the code archive here, and unpack it. A launch that failed leaves no parts; one that was killed may have."""
+    archive, part = job.archive, job.root / ".code.tar.gz.part"
+    unpacked = job.root / ".code.part"
+    try:
+        part.unlink(missing_ok=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        if _sha256(archive) != code.sha256:
+            if not _link_sibling(job, code, part):
+                _take(code, part, talk)
+            part.replace(archive)
+        _unpack(archive, unpacked, _Beat(talk, "unpacking the code"))
+        unpacked.rename(job.code)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        shutil.rmtree(unpacked, ignore_errors=True)
+        raise
+
+
+def _take(code: w.Parcel, part: Path, talk: Talk) -> None:
+    talk.say(w.Want("code"))
+    with part.open("wb") as file:
+        if talk.take(code.size_bytes, file) != code.sha256:
+            raise Fault("copy", "the code archive did not arrive as it was sent", "", "passing")
+
+
+def _link_sibling(job: JobDir, code: w.Parcel, part: Path) -> bool:
+    """Look for the same archive in other jobs' folders; a second name costs nothing."""
+    for name in sorted(os.listdir(job.root.parent))[-SIBLINGS_MAX:]:  # noqa: PTH208 -- names, to be sorted
+        other = job.root.parent / name / "code.tar.gz"
+        with contextlib.suppress(OSError):
+            is_own = ownership.is_own(other)  # another user could still change it
+            if is_own and other.stat().st_size == code.size_bytes and _sha256(other) == code.sha256:
+                part.hardlink_to(other)
+                return True
+    return False
+
+
+def _unpack(archive: Path, to: Path, beat: _Beat) -> None:
+    import tarfile
+    import zlib
+
+    to.mkdir()
+
+    def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
+        for member in tar:
+            beat.go_on()
+            yield member
+
+    try:
+        with tarfile.open(archive, "r:gz") as tar:
+            # The archive is what the submitter sent, by its hash: links that lead out of the snapshot are meant.
+            tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
+            tar.extractall(to, members(tar))
+    except (tarfile.TarError, EOFError, zlib.error) as err:
+        raise Fault("copy", f"the code archive cannot be unpacked: {err}", "submit the job anew") from err

@@ -1,0 +1,89 @@
+"""How does a host answer while there is no agent yet? Words on standard output, each marked, amid a shell's noise.
+
+The other end may vanish without a sign, so every silence has a limit: the alarm ends this process.
+"""
+
+from __future__ import annotations
+
+import errno
+import getpass
+import hashlib
+import os
+import signal
+from typing import BinaryIO
+
+from orchestrator.core import codec
+from orchestrator.core.wire import bootstrap as w
+
+SILENT_S_MAX = 120
+"""How long the other end may say nothing, and this one too; set first by the few lines that start us."""
+
+PIECE_BYTES = 256 * 1024
+
+
+class Fault(Exception):
+    """Why it ends here, in the words that go to the other end."""
+
+    def __init__(self, stage: str, reason: str, fix: str = "", trouble: str = "lasting") -> None:
+        super().__init__(reason)
+        self.word = w.Failed(stage, reason, fix, trouble)
+
+
+class Talk:
+    """The line to whoever launched us."""
+
+    def __init__(self, mark: str, source: BinaryIO) -> None:
+        self._mark = mark
+        self._source = source
+
+    def say(self, word: w.Word) -> None:
+        """Say a word. Raises BrokenPipeError when nobody listens any more."""
+        signal.alarm(SILENT_S_MAX)
+        data = f"\n{self._mark} {codec.dumps_kind(word)}\n".encode("utf-8", "surrogateescape")
+        while data:
+            data = data[os.write(1, data) :]
+
+    def take(self, size_bytes: int, goal: BinaryIO) -> str:
+        """Put the next `size_bytes` that come into `goal`, and return their sha256. Raises EOFError."""
+        digest = hashlib.sha256()
+        left_bytes = size_bytes
+        while left_bytes:
+            piece = self._source.read(min(left_bytes, PIECE_BYTES))
+            if not piece:
+                raise EOFError
+            signal.alarm(SILENT_S_MAX)
+            digest.update(piece)
+            goal.write(piece)
+            left_bytes -= len(piece)
+        return digest.hexdigest()
+
+    def heard_go(self) -> bool:
+        """Read the next line; tell whether it is the leave to start."""
+        return self._source.readline(len(w.GO) + 1).strip() == w.GO
+
+
+def fault(stage: str, err: OSError, place: object) -> Fault:
+    """Return what the system refused as a fault with its remedy."""
+    where = err.filename or place
+    reason = f"{where}: {(err.strerror or str(err)).lower()}"
+    match err.errno:
+        case errno.EACCES | errno.EPERM:
+            fix = f"let {_user()} write there, or set ssh.remote_dir to a folder where it may"
+        case errno.EROFS:
+            fix = "set ssh.remote_dir to a folder that can be written"
+        case errno.ENOSPC | errno.EDQUOT:
+            fix = "free some space there, or set ssh.remote_dir to a larger disk"
+        case errno.ENOTDIR | errno.EEXIST | errno.ENAMETOOLONG | errno.ELOOP:
+            fix = "set ssh.remote_dir to a place where a folder can be made"
+        case errno.ENOLCK | errno.ENOSYS | errno.EOPNOTSUPP:
+            fix = "files cannot be locked there: set ssh.remote_dir to a disk where they can"
+        case _:
+            return Fault(stage, reason, "see to that disk, or set ssh.remote_dir to another one", "passing")
+    return Fault(stage, reason, fix)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.geteuid()}"

@@ -1,0 +1,102 @@
+"""What has this host for a job? Looked at before anything is started, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+
+from orchestrator.agent.bootstrap import job_folder
+from orchestrator.agent.bootstrap.replies import Fault, fault
+from orchestrator.core.host import gpus
+from orchestrator.core.wire import bootstrap as w
+
+TORCH_S_MAX = 60.0
+"""How long `import torch` may take; from a cold network disk it does take long."""
+
+_ASK_TORCH = "import torch; print('torch', torch.__version__)"
+
+
+def look(request: w.Look) -> w.Looked:
+    """Return what there is."""
+    root, why_not, fix = _try_folder(request.root)
+    nearest = job_folder.nearest(Path(root)) if root else Path("/")
+    disk = os.statvfs(nearest)
+    program, torch = _ranks_program(request.programs)
+    return w.Looked(
+        root=root,
+        fault=why_not,
+        fix=fix,
+        free_bytes=disk.f_bavail * disk.f_frsize,
+        noexec=bool(disk.f_flag & os.ST_NOEXEC),
+        cores=os.cpu_count() or 1,
+        gpus=_gpus(),
+        interfaces=tuple(name for _, name in socket.if_nameindex()),
+        has_rsync=shutil.which("rsync") is not None,
+        program=program,
+        torch=torch,
+    )
+
+
+def _try_folder(written: str) -> tuple[str, str, str]:
+    """Return the folder's resolved path, and why it cannot be made, with the remedy; empty texts for no fault."""
+    try:
+        root = job_folder.resolved(written).root
+    except Fault as found:
+        return "", found.word.reason, found.word.fix
+    nearest = job_folder.nearest(root)
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(bytes(job_folder.WRITE_TEST_BYTES))
+    except OSError as err:
+        word = fault("folder", err, nearest).word
+        return str(root), f"{nearest}: {(err.strerror or str(err)).lower()}", word.fix
+    return str(root), "", ""
+
+
+def _gpus() -> tuple[str, ...]:
+    try:
+        return tuple(f"{gpu.id}: {gpu.model}" for gpu in gpus.here())
+    except gpus.GpuError:
+        return ()
+
+
+def _ranks_program(programs: tuple[str, ...]) -> tuple[str, str]:
+    """Return which program would run the ranks, and the torch that it finds, or how that failed.
+
+    One that lies in the code snapshot is not there yet, and is not looked for.
+    """
+    for program in programs:
+        if "/" in program and not program.startswith(("/", "~")):
+            return program, "it lies in the code snapshot, so it is not looked at"
+        found = shutil.which(str(Path(program).expanduser()))
+        if found is not None:
+            return found, _torch(found)
+    return "", ""
+
+
+def _torch(program: str) -> str:
+    try:
+        done = subprocess.run(
+            [program, "-c", _ASK_TORCH],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TORCH_S_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"`import torch` takes longer than {TORCH_S_MAX:.0f} s"
+    except OSError as err:
+        return f"it cannot be run: {err.strerror}"
+    for line in done.stdout.splitlines():
+        if line.startswith("torch "):
+            return line.removeprefix("torch ")
+    words = (
+        done.stderr.strip() or done.stdout.strip() or f"it ended with code {done.returncode}"
+    ).splitlines()
+    return words[-1][:300]

@@ -1,0 +1,35 @@
+"""Which reports has the supervisor not acknowledged yet? Kept in order and said again on every new connection."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from orchestrator.core.wire.messages import KeptReport
+
+REPORTS_MAX = 10_000
+"""More than a job of any length produces between two contacts; past it the oldest go."""
+
+
+class Spool:
+    """Numbered reports, oldest first."""
+
+    def __init__(self) -> None:
+        self._reports: deque[tuple[int, KeptReport]] = deque()
+        self._last_seq = 0
+
+    def keep(self, report: KeptReport) -> int:
+        """Keep a report and return its number, from 1."""
+        self._last_seq += 1
+        if len(self._reports) >= REPORTS_MAX:
+            self._reports.popleft()
+        self._reports.append((self._last_seq, report))
+        return self._last_seq
+
+    def acknowledge(self, seq: int) -> None:
+        """Forget everything up to `seq`."""
+        while self._reports and self._reports[0][0] <= seq:
+            self._reports.popleft()
+
+    def pending(self) -> tuple[tuple[int, KeptReport], ...]:
+        """Return what is not acknowledged, in order."""
+        return tuple(self._reports)

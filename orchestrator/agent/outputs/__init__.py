@@ -1,0 +1,1 @@
+"""What ranks write: checkpoints found and hashed, logs shipped."""

@@ -1,0 +1,155 @@
+"""Where can nodes meet? This host's addresses, a listener on the port that ranks will use, and tries to reach one.
+
+That a connection comes about proves little: every host has a docker bridge of the same address. So the listener answers
+a nonce with HMAC-SHA256 (RFC 2104) of it and the attempt, keyed by the job's token, which only the node meant can do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import hmac
+import secrets
+import socket
+
+from orchestrator.core.host.interfaces import addresses
+from orchestrator.core.wire.accepting import Acceptor, Crowd
+from orchestrator.core.wire.messages import Reached
+
+PROBE_S_MAX = 3.0
+"""How long one address may take to answer; all are tried at once."""
+
+PROBERS_MAX = 256
+"""How many may be at the listener at once; each of a job's nodes is there for an instant."""
+
+BACKLOG = 1024
+
+ANSWER_S_MAX = 5.0
+NONCE_BYTES = 32
+_PROOF_BYTES = 32
+
+
+def listen(port: int) -> socket.socket:
+    """Return a socket that listens on `port` of every address. Raises OSError when the port is taken."""
+    sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("", port))
+        sock.listen(BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+class Listener:
+    """Holds the port of the rendezvous until the ranks start, and answers whoever probes it."""
+
+    def __init__(self, sock: socket.socket, token: str, attempt: int) -> None:
+        """`sock` comes from `listen`; there must be a running loop."""
+        self._key = token
+        self._attempt = attempt
+        self._probers: Crowd[asyncio.Task[None]] = Crowd(PROBERS_MAX)
+        self._loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(sock, self._take)
+
+    def close(self) -> None:
+        """Give the port up, at once: a server may take it before this returns to the loop."""
+        self._acceptor.close()
+        for task in self._probers.everyone():
+            task.cancel()
+
+    def _take(self, prober: socket.socket, address: str) -> None:
+        task = self._loop.create_task(self._answer(prober))
+        out = self._probers.add(task, address)
+        task.add_done_callback(lambda _: self._gone(task, prober))
+        if out is not None:
+            out.cancel()
+
+    def _gone(self, task: asyncio.Task[None], prober: socket.socket) -> None:
+        self._probers.remove(task)
+        prober.close()  # one that is cancelled before it has begun has not done so
+
+    async def _answer(self, prober: socket.socket) -> None:
+        """Prove to one prober who this is; it closes first, so that no connection of this port lingers here."""
+        with prober, contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._prove(prober), ANSWER_S_MAX)
+
+    async def _prove(self, prober: socket.socket) -> None:
+        nonce = await _receive(self._loop, prober, NONCE_BYTES)
+        if len(nonce) == NONCE_BYTES:
+            await self._loop.sock_sendall(prober, proof(self._key, nonce, self._attempt))
+            await self._loop.sock_recv(prober, 1)
+
+
+def proof(token: str, nonce: bytes, attempt: int) -> bytes:
+    """Return the listener's answer to a nonce."""
+    return hmac.digest(token.encode(), nonce + str(attempt).encode(), "sha256")
+
+
+async def probe(
+    targets: tuple[str, ...], port: int, token: str, attempt: int
+) -> tuple[tuple[Reached, ...], tuple[str, ...]]:
+    """Try all addresses at once; return those that reach the node meant, in the given order, and how others failed."""
+    own = {one.ip: one.interface for one in addresses()}
+    found = await asyncio.gather(*(_try(target, port, token, attempt, own) for target in targets))
+    reached = tuple(one for one in found if isinstance(one, Reached))
+    return reached, tuple(one for one in found if isinstance(one, str))
+
+
+async def _try(target: str, port: int, token: str, attempt: int, own: dict[str, str]) -> Reached | str:
+    loop = asyncio.get_running_loop()
+    connected = False
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+
+        async def ask() -> bytes:
+            nonlocal connected
+            await loop.sock_connect(sock, (target, port))
+            connected = True
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            await loop.sock_sendall(sock, nonce)
+            answer = await _receive(loop, sock, _PROOF_BYTES)
+            return nonce if hmac.compare_digest(answer, proof(token, nonce, attempt)) else b""
+
+        try:
+            proven = await asyncio.wait_for(ask(), PROBE_S_MAX)
+        except (OSError, asyncio.TimeoutError) as err:
+            return f"{target}:{port} from {_own_address(sock, own)} {_why(err, connected)}"
+        if not proven:
+            return f"{target}:{port} from {_own_address(sock, own)} another machine answered"
+        return Reached(target, own.get(sock.getsockname()[0], ""))
+
+
+def _own_address(sock: socket.socket, own: dict[str, str]) -> str:
+    """Return the address that the kernel chose for the way there; where it knows no way, all that this host has."""
+    chosen = str(sock.getsockname()[0])
+    return chosen if chosen != "0.0.0.0" else ", ".join(own) or "a host without an address"
+
+
+def _why(err: Exception, connected: bool) -> str:
+    if isinstance(err, (asyncio.TimeoutError, TimeoutError)):
+        return (
+            f"took the connection and said nothing for {PROBE_S_MAX:g} s (another machine?)"
+            if connected
+            else f"timed out after {PROBE_S_MAX:g} s (firewall?)"
+        )
+    if connected:
+        return "another machine answered"
+    if isinstance(err, ConnectionRefusedError):
+        return "refused"
+    assert isinstance(err, OSError)
+    return "no route" if err.errno in (errno.ENETUNREACH, errno.EHOSTUNREACH) else err.strerror or str(err)
+
+
+async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket, wanted_bytes: int) -> bytes:
+    """Return so many bytes, fewer when the other side closes before."""
+    data = b""
+    while len(data) < wanted_bytes:
+        more = await loop.sock_recv(sock, wanted_bytes - len(data))
+        if not more:
+            break
+        data += more
+    return data

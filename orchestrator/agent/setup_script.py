@@ -1,0 +1,126 @@
+"""How is a node made ready for an attempt? The user's setup lines run once, and their environment is kept for the ranks.
+
+The lines run as one bash script that stops at the first failing one; what it exported, loaded or activated (modules,
+conda, variables) is read back at its exit, so that ranks see it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.agent import rendezvous_probe
+from orchestrator.agent.rank import spawn
+from orchestrator.core.host import interfaces
+
+PORT_TRIES_MAX = 200
+PORT_RANGE = range(20_000, 30_000)
+"""Below the ports that Linux hands to outgoing connections (32,768 and up), so that none of those takes ours."""
+
+TAIL_BYTES = 4_000
+
+
+class SetupError(Exception):
+    """The node cannot be made ready; `tail` is the end of what the setup lines printed."""
+
+    def __init__(self, reason: str, tail: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.tail = tail
+
+
+class Setup:
+    """One run of the setup lines; it ends when the agent reaps its process."""
+
+    def __init__(
+        self, lines: tuple[str, ...], env: Mapping[str, str], cwd: Path, folder: Path, log: Path
+    ) -> None:
+        """Start the lines. Raises SetupError when there is no bash."""
+        self._env_fd = os.memfd_create("setup-env")  # in memory, since secrets are in it
+        env_file = f"/proc/{os.getpid()}/fd/{self._env_fd}"
+        self._log = log
+        script = folder / "setup.sh"
+        program = spawn.Program(("bash", str(script)), {**env, "ORCH_SETUP_ENV": env_file}, cwd, log)
+        try:
+            self._log_start = log.stat().st_size if log.exists() else 0
+            script.write_text("\n".join(("trap 'env -0 >\"$ORCH_SETUP_ENV\"' EXIT", "set -e", *lines, "")))
+            self.pid = spawn.start(program)
+        except OSError as err:
+            os.close(self._env_fd)
+            raise SetupError(f"the setup lines cannot run: {err.strerror}: {err.filename}") from err
+
+    def result(self, status: int) -> dict[str, str]:
+        """Return the environment that the lines left. Raises SetupError when they failed."""
+        with os.fdopen(self._env_fd, "rb") as file:
+            file.seek(0)
+            raw = file.read()
+        code = os.waitstatus_to_exitcode(status)
+        if code != 0:
+            how = f"code {code}" if code > 0 else f"signal {-code}"
+            raise SetupError(f"the setup lines ended with {how}", self._tail())
+        if not raw:
+            reason = "the setup lines' environment was not written: do they set a trap on EXIT, or exec?"
+            raise SetupError(reason, self._tail())
+        pairs = (
+            entry.decode("utf-8", "surrogateescape").partition("=") for entry in raw.split(b"\0") if entry
+        )
+        return {name: value for name, _, value in pairs if name not in ("ORCH_SETUP_ENV", "_", "SHLVL")}
+
+    def _tail(self) -> str:
+        with self._log.open("rb") as file:
+            file.seek(max(self._log_start, self._log.stat().st_size - TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+
+
+def find_program(program: str, env: Mapping[str, str], cwd: Path) -> str:
+    """Return where `program` is on this node, seen from `cwd`. Raises SetupError when it is nowhere."""
+    path = env.get("PATH", os.defpath)
+    found = shutil.which(str(cwd / program) if os.sep in program else program, path=path)
+    if found is None:
+        raise SetupError(f"there is no {program} on this node (PATH is {path})")
+    return found
+
+
+def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
+    """Return the first of the programs that this node has. Raises SetupError when it has none of them."""
+    for program in programs:
+        with contextlib.suppress(SetupError):
+            find_program(program, env, cwd)
+            return program
+    path = env.get("PATH", os.defpath)
+    raise SetupError(f"there is no {' and no '.join(programs)} on this node (PATH is {path})")
+
+
+def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:
+    """Return a socket that listens on the fixed port, or else on a free one of these. Raises SetupError when that cannot be.
+
+    Whoever wants the port for another process closes it right before.
+    """
+    if fixed is not None:
+        return _held(fixed)
+    chooser = random.Random(seed)
+    for _ in range(PORT_TRIES_MAX):
+        with contextlib.suppress(SetupError):
+            return _held(chooser.choice(ports))
+    raise SetupError(f"no free port among {PORT_TRIES_MAX} between {ports.start} and {ports.stop}")
+
+
+def free_port(seed: str) -> int:
+    """Return a TCP port that nothing listens on now. Raises SetupError when none of the tries was free."""
+    with held_port(seed, None) as held:
+        return int(held.getsockname()[1])
+
+
+def _held(port: int) -> socket.socket:
+    try:
+        return rendezvous_probe.listen(port)
+    except OSError as err:
+        who = interfaces.holder(port) if err.errno == errno.EADDRINUSE else ""
+        taken = f"is taken by {who}" if who else f"cannot be listened on: {err.strerror}"
+        raise SetupError(f"port {port} {taken}; choose another rendezvous.port, or none") from err

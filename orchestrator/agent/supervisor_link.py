@@ -1,0 +1,179 @@
+"""How does an agent stay in touch? It dials, greets, hears orders, keeps what was not acknowledged, and dials again.
+
+Contact is proved by acknowledgements of fresh beats, counted from when the beat was sent: so this side always thinks
+itself forgotten before the other side does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+
+from orchestrator.agent.outbox import Spool
+from orchestrator.core import codec
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+
+CONNECT_S_MAX = 10.0
+REDIAL_S_MIN = 0.1
+REDIAL_S_MAX = 2.0
+BEATS_UNACKNOWLEDGED_MAX = 1000
+
+MUTE_S_MIN = 10.0
+MUTE_BEATS = 5
+"""A connection whose beats are not acknowledged for so long, and for so many heartbeats, is taken for dead."""
+
+NODE_ENDPOINT = "endpoint"
+"""The file in the node's own folder that says where to dial, `host:port`; whoever forwards a port to it writes it."""
+
+_ORDERS = codec.by_kind(m.Order)
+
+
+class Contact:
+    """One agent's line to its supervisor, whichever connection carries it now."""
+
+    def __init__(
+        self,
+        config: m.AgentConfig,
+        greet: Callable[[int], m.Hello],
+        obey: Callable[[m.Order], None],
+        launcher: str = "",
+    ) -> None:
+        """`greet` makes the first message of a connection from the number of pending reports; `obey` gets orders;
+        `launcher` is the address of a host on which the supervisor may be."""
+        self._config = config
+        self._launcher = launcher
+        job = JobDir.at(config.root)
+        self._endpoints = (job.node(config.node) / NODE_ENDPOINT, job.endpoint)
+        self._greet = greet
+        self._obey = obey
+        self._spool = Spool()
+        self._line: connection.Line | None = None
+        self._redial_s = REDIAL_S_MIN
+        self._connected_at = 0.0
+        self._disconnected_at = time.monotonic()
+        self._complaint = ""
+        self._beats = 0
+        self._beats_sent: deque[tuple[int, float]] = deque(maxlen=BEATS_UNACKNOWLEDGED_MAX)
+        self.proved_at = time.monotonic()
+
+    @property
+    def connected(self) -> bool:
+        """Tell whether a connection is open, which proves nothing about what is at its other end."""
+        return self._line is not None
+
+    @property
+    def disconnected_s(self) -> float:
+        """For how long there has been no connection; 0 while there is one."""
+        return 0.0 if self._line is not None else time.monotonic() - self._disconnected_at
+
+    @property
+    def owes(self) -> bool:
+        """Tell whether something that must arrive has not been acknowledged yet."""
+        return bool(self._spool.pending())
+
+    async def keep(self) -> None:
+        """Dial until cancelled."""
+        context = connection.client_context(self._config.certificate)
+        while True:
+            try:
+                self._line = await connection.dial_any(self._addresses(), context, CONNECT_S_MAX)
+                self._connected_at = time.monotonic()
+                await self._listen(self._line)
+            except (OSError, ValueError) as err:
+                self._complain(str(err))
+            self.close()
+            await asyncio.sleep(self._redial_s)
+            self._redial_s = min(self._redial_s * 2, REDIAL_S_MAX)
+
+    def close(self) -> None:
+        """Drop the connection, if there is one; what was sent is still delivered."""
+        if self._line is not None:
+            self._line.writer.close()
+            self._line = None
+            self._disconnected_at = time.monotonic()
+
+    def _complain(self, text: str) -> None:
+        """Print why there is no line, once for each reason: a night without one must not fill the disk."""
+        if text != self._complaint:
+            self._complaint = text
+            print(f"{time.strftime('%H:%M:%S')} line: {text}", file=sys.stderr, flush=True)
+
+    def _addresses(self) -> list[tuple[str, int]]:
+        """Return where the supervisor may be now, likely ones first: a file says so when it came back elsewhere.
+
+        The node's own file comes first: over SSH the way leads through a port of this host. Raises ValueError.
+        """
+        text = self._config.address
+        for path in self._endpoints:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                text = path.read_text()
+                break
+        found = [connection.address(one) for one in text.split()]
+        if self._launcher and found:
+            found.insert(0, (self._launcher, found[0][1]))
+        return list(dict.fromkeys(found))
+
+    async def _listen(self, source: connection.Line) -> None:
+        pending = self._spool.pending()
+        source.send(self._greet(len(pending)))
+        for seq, report in pending:
+            source.send(report, seq)
+        while True:
+            data, _ = await source.receive()
+            order, _ = connection.take_message(data, _ORDERS)
+            self._redial_s = REDIAL_S_MIN  # only a line that carried something was worth dialling
+            self._complaint = ""
+            if isinstance(order, m.Ack):
+                self._acknowledged(order)
+            else:
+                self._obey(order)
+
+    def _acknowledged(self, ack: m.Ack) -> None:
+        self._spool.acknowledge(ack.seq)
+        while self._beats_sent and self._beats_sent[0][0] <= ack.beat:
+            self.proved_at = self._beats_sent.popleft()[1]
+
+    def report(self, report: m.KeptReport) -> None:
+        """Say something that must arrive: now if it can be, and again after every break until it is acknowledged."""
+        self._send(report, self._spool.keep(report))
+
+    def chunk(self, chunk: m.Chunk, raw: bytes) -> bool:
+        """Send bytes of a file, if there is a connection; tell whether they are on their way."""
+        return self._send(chunk, raw=raw)
+
+    def beat(self, attempt: int, ranks: tuple[m.RankBeat, ...], scanned: int) -> None:
+        """Say the regular word, if there is a connection; give up one that only seems to be."""
+        if self._line is None:
+            return
+        mute_s = time.monotonic() - max(self.proved_at, self._connected_at)
+        if mute_s > max(MUTE_S_MIN, MUTE_BEATS * self._config.heartbeat_s):
+            self._line.abort()
+            return
+        self._beats += 1
+        self._beats_sent.append((self._beats, time.monotonic()))
+        self._send(m.Beat(self._beats, attempt, ranks, scanned))
+
+    def warn(self) -> None:
+        """Say that Slurm has told this node's processes to end, if there is a connection."""
+        self._send(m.Warned())
+
+    def take_leave(self) -> None:
+        """Say the last word, and go."""
+        self._send(m.Left())
+        self.close()
+
+    def _send(self, message: m.Report, seq: int = 0, raw: bytes = b"") -> bool:
+        if self._line is None:
+            return False
+        try:
+            self._line.send(message, seq, raw)
+        except connection.LineError:
+            self._line.abort()
+            return False
+        return True

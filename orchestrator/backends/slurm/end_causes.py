@@ -1,0 +1,166 @@
+"""Why does Slurm take the nodes away? Pure: what its daemons have printed and what scontrol says of the job, in.
+
+The daemon that signals a job's processes prints why into the job's own output, right before: `*** JOB 12 ON node1
+CANCELLED AT 2026-11-21T06:22:58 DUE TO PREEMPTION ***` (slurmstepd, mgr.c and req.c). That needs no controller.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from orchestrator.backends.api import Ending
+from orchestrator.core.end_cause import Cause
+from orchestrator.core.slurm import job_states
+from orchestrator.core.slurm.job_states import Stage
+
+_WORD = re.compile(r"\*\*\* (JOB|STEP) (\d+)(?:\.\S+)? ON \S+ (?:CANCELLED|FAILED)([^*]*)\*\*\*")
+_DUE = re.compile(r"DUE TO (TIME LIMIT|PREEMPTION|JOB REQUEUE|NODE FAILURE)", re.IGNORECASE)
+_CAUSES = {
+    "TIME LIMIT": (Cause.TIME_LIMIT, "its time limit is over"),
+    "PREEMPTION": (Cause.PREEMPTED, "a job of higher priority takes its nodes"),
+    "JOB REQUEUE": (Cause.REQUEUED, "it was requeued with scontrol"),
+    "NODE FAILURE": (Cause.NODE_LOST, "a node failed"),
+}
+_CANCELLED = (Cause.CANCELLED, "it was cancelled with scancel")
+_PUT_BACK = (Cause.REQUEUED, "it was put back into the queue")
+_OVER = {
+    "CANCELLED": "it was cancelled with scancel",
+    "TIMEOUT": "its time limit is over",
+    "DEADLINE": "its deadline is over",
+    "PREEMPTED": "a job of higher priority takes its nodes",
+    "NODE_FAIL": "a node failed",
+    "BOOT_FAIL": "a node did not boot",
+}
+"""What is said of a job that is over; of any other state that it is in it."""
+
+EARLY_S_MAX = 120.0
+"""So much before its time Slurm may send the signal that was asked for at submit: a minute, by its manual, and what its
+looks are apart."""
+
+_SIGNAL = re.compile(r"--signal=B:USR1@(\d+)")
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What scontrol says of a job: `left_s` until its time limit, or its end if it is being preempted; `has_no_limit`:
+    it may run for ever."""
+
+    state: str
+    restarts: int
+    is_preempted: bool
+    left_s: float | None
+    avoided: str
+    has_no_limit: bool
+
+    @property
+    def is_running(self) -> bool:
+        """Tell whether nobody takes the nodes away."""
+        return self.stage is Stage.RUNNING and not self.is_preempted
+
+    @property
+    def stage(self) -> Stage:
+        """How far it is."""
+        return job_states.stage_of(self.state)
+
+
+def shown(fields: Mapping[str, str]) -> Shown | None:
+    """Read the fields of `scontrol show job`; None when nothing is said of the job."""
+    if "JobState" not in fields:
+        return None
+    preempted_at, ends_at = _moment(fields, "PreemptTime"), _moment(fields, "EndTime")
+    left_s = _left_s(fields)
+    if preempted_at is not None and ends_at is not None:
+        left_s = max(0.0, ends_at - preempted_at)
+    restarts = fields.get("Restarts", "0")
+    avoided = fields.get("ExcNodeList", "(null)")
+    return Shown(
+        fields["JobState"],
+        int(restarts) if restarts.isdigit() else 0,
+        preempted_at is not None,
+        left_s,
+        "" if avoided == "(null)" else avoided,
+        fields.get("TimeLimit") == "UNLIMITED",
+    )
+
+
+def _moment(fields: Mapping[str, str], name: str) -> float | None:
+    """Return a time as seconds of its day and date: only good for the distance to another one of the same clock."""
+    found = re.fullmatch(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)", fields.get(name, ""))
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in found.groups())
+    return ((year * 372 + month * 31 + day) * 24 + hour) * 3600.0 + minute * 60 + second
+
+
+def _left_s(fields: Mapping[str, str]) -> float | None:
+    limit_s, run_s = (_duration_s(fields.get(name, "")) for name in ("TimeLimit", "RunTime"))
+    return None if limit_s is None or run_s is None else max(0.0, limit_s - run_s)
+
+
+def _duration_s(text: str) -> float | None:
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
+
+
+def of_words(job_id: str, lines: Iterable[str], left_s: float) -> Ending | None:
+    """Return what the daemons' words tell of a job that has so long until KILL; the last one that tells something."""
+    ending = None
+    for line in lines:
+        found = _WORD.search(line)
+        if found is None or found[2] != job_id:
+            continue
+        if due := _DUE.search(found[3]):
+            cause, why = _CAUSES[due[1].upper()]
+            ending = Ending(cause, why, left_s)
+        elif found[1] == "JOB" and ending is None:
+            cause, why = _CANCELLED
+            ending = Ending(cause, why, left_s)
+    return ending
+
+
+def of_job(job: Shown, restarts: int, kill_left_s: float) -> Ending | None:
+    """Return what scontrol tells of the end of a job that we know to have been requeued so often; None for nothing."""
+    if job.is_preempted:
+        cause, why = _CAUSES["PREEMPTION"]
+        return Ending(cause, why, job.left_s)
+    if job.restarts > restarts or job.stage is Stage.WAITING:
+        cause, why = _PUT_BACK
+        return Ending(cause, why, kill_left_s)
+    if job.stage is Stage.OVER:
+        why = _OVER.get(job.state, f"it is over: {job.state}")
+        return Ending(job_states.cause_of(job.state), why, kill_left_s)
+    return None
+
+
+def announced_s(options: Iterable[str]) -> float:
+    """Return how long before the time limit Slurm sends the signal that these options of sbatch ask for, at the
+    earliest; infinite where they do not say."""
+    found = [one for option in options if (one := _SIGNAL.fullmatch(option))]
+    return float(found[-1][1]) + EARLY_S_MAX if found else float("inf")
+
+
+def of_limit(job: Shown | None, announced_s: float) -> Ending | None:
+    """Return what the signal means that was asked for at submit, for a while before the time limit; None when that is
+    further away: then somebody else has sent it."""
+    if job is not None and (job.has_no_limit or (job.left_s is not None and job.left_s > announced_s)):
+        return None
+    return Ending(Cause.TIME_LIMIT, "its time limit is near", job.left_s if job else None)
+
+
+def unexplained(job: Shown | None, kill_left_s: float) -> Ending | None:
+    """Return what a TERM means that nobody explains: where Slurm ends the job it was cancelled, which it says of
+    nothing else; where Slurm is silent or its word does not tell, the job is to go on if it gets nodes again."""
+    if job is None or job.stage is Stage.UNKNOWN:
+        return Ending(
+            Cause.REQUEUED, "its processes were told to end, and Slurm does not say why", kill_left_s
+        )
+    if job.is_running:
+        return None
+    cause, why = _CANCELLED
+    return Ending(cause, why, kill_left_s)

@@ -1,0 +1,1 @@
+"""One SSH connection: configuration, keys, authentication, commands, forwarded ports."""

@@ -1,0 +1,362 @@
+"""One SSH connection to a host: opened through its bastions, checked, logged in; then commands, forwards, files.
+
+Whatever can go wrong while it is opened is a LaunchError that says at which stage. A connection is used by many
+threads; none of them waits without a limit, and `close` ends all of their waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+import shutil
+import socket
+import threading
+from collections.abc import Callable
+from concurrent import futures
+from typing import TypeVar
+
+import paramiko
+
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.ssh.connect import known_hosts
+from orchestrator.backends.ssh.connect.auth import authenticate
+from orchestrator.backends.ssh.connect.dial import CONNECT_S_MAX, Proxy, dial, shake_hands, where
+from orchestrator.backends.ssh.connect.known_hosts import HostKey, Policy
+from orchestrator.backends.ssh.connect.remote_command import Remote
+from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
+
+__all__ = ["Connection", "Jumps", "Remote"]
+
+CHANNEL_S_MAX = 15.0
+FORWARD_S_MAX = 15.0
+SFTP_S_MAX = 15.0
+SFTP_STALL_S_MAX = 60.0
+ALIVE_S_MAX = 5.0
+NOISE_BYTES_MAX = 1 << 20
+
+IDLE_CHECK_S = 10.0
+"""How often an idle line's thread wakes up; paramiko's ten times a second would be felt with hundreds of hosts."""
+
+_LOOPBACK = "127.0.0.1"
+_PROHIBITED = 1  # RFC 4254: administratively prohibited
+_RSA = ("rsa-sha2-512", "rsa-sha2-256")
+_FAST_CIPHERS = (
+    "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com,aes128-ctr,aes256-ctr"
+)
+_SFTP_PLACES = "/usr/lib/openssh /usr/libexec/openssh /usr/lib/ssh /usr/libexec/ssh /usr/libexec /usr/lib /usr/local/libexec"
+_SFTP_COMMAND = (
+    "/bin/sh -c 'echo {mark}; "
+    f"for d in {_SFTP_PLACES}; do if [ -x $d/sftp-server ]; then exec $d/sftp-server; fi; done; exec sftp-server'"
+)
+
+
+T = TypeVar("T")
+_Line = socket.socket | paramiko.Channel
+
+
+class Connection:
+    """An open SSH connection to a host."""
+
+    def __init__(
+        self, target: Target, line: _Line, transport: paramiko.Transport, proxy: Proxy | None
+    ) -> None:
+        self.target = target
+        self._line = line
+        self._transport = transport
+        self._proxy = proxy
+        self._asking = threading.Lock()
+
+    @classmethod
+    def open(cls, target: Target, *, host_keys: Policy, jumps: Jumps) -> Connection:
+        """Connect, check who it is, log in. Raises LaunchError."""
+        line, proxy = _line(target, host_keys, jumps)
+        transport = paramiko.Transport(line)
+        try:
+            _prefer(transport, known_hosts.known_kinds(target))
+            shake_hands(transport, target, proxy)
+            key = transport.get_remote_server_key()
+            known_hosts.check(target, HostKey(key.get_name(), key.asbytes()), host_keys)
+            authenticate(transport, target)
+            line.settimeout(IDLE_CHECK_S)
+        except BaseException as err:
+            transport.close()
+            line.close()
+            if proxy is not None:
+                proxy.close()
+            if isinstance(err, paramiko.SSHException | EOFError | OSError):
+                raise LaunchError("connect", f"{where(target)}: {str(err) or type(err).__name__}") from err
+            raise
+        return cls(target, line, transport, proxy)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not known to be gone."""
+        return self._transport.is_active()
+
+    def run(self, command: str) -> Remote:
+        """Run a command in the user's login shell there. Raises LaunchError("shell")."""
+        return Remote(self._exec(command, "shell"))
+
+    def forward(self, taken: Taken) -> int:
+        """Forward a free port of the host's loopback to here, the only one at a time; return it. Raises
+        LaunchError("forward"). `taken` gets each connection to it, in the transport's thread: it must hand it on."""
+        host = self.target.host
+
+        def ask() -> int:
+            return self._transport.request_port_forward(
+                _LOOPBACK, 0, lambda channel, _origin, _there: taken(channel)
+            )
+
+        try:
+            return self._asked(FORWARD_S_MAX, ask)
+        except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
+            if isinstance(err, TimeoutError) or not self.is_open:
+                raise LaunchError("forward", f"{host} did not answer to a request for a port: {err}") from err
+            raise LaunchError(
+                "forward",
+                f"sshd on {host} refuses remote port forwarding",
+                "in its sshd_config: `AllowTcpForwarding yes` (or `remote`), no `DisableForwarding`, and a `PermitListen` "
+                "that allows localhost:*; in authorized_keys: no `restrict` or `no-port-forwarding` before the key",
+                Trouble.LASTING,
+            ) from err
+
+    def sftp(self) -> paramiko.SFTPClient:
+        """Open a file channel; where a shell's greeting spoils the usual one, by a command. Raises LaunchError("copy")."""
+        with contextlib.suppress(LaunchError, _NoSftp):
+            return _sftp(self._session("copy", lambda channel: channel.invoke_subsystem("sftp")))
+        mark = f"orch-{secrets.token_hex(8)}"
+        channel = self._exec(_SFTP_COMMAND.format(mark=mark), "copy")
+        try:
+            _skip_to(channel, mark.encode())
+            return _sftp(channel)
+        except _NoSftp as err:
+            channel.close()
+            fix = "install rsync on both ends, or set `Subsystem sftp internal-sftp` in its sshd_config"
+            raise LaunchError(
+                "copy", f"{self.target.host} has no sftp-server ({err})", fix, Trouble.LASTING
+            ) from err
+
+    def is_alive(self, answer_s_max: float = ALIVE_S_MAX) -> bool:
+        """Ask the host for a sign of life; a connection that gives none in time is closed."""
+        if not self.is_open:
+            return False
+        try:
+            self._asked(answer_s_max, lambda: self._transport.global_request("keepalive@openssh.com"))
+        except (TimeoutError, paramiko.SSHException, EOFError, OSError):
+            self.close()
+        return self.is_open
+
+    def close(self) -> None:
+        """End the connection and all that goes over it; bastions stay."""
+        if isinstance(self._line, socket.socket):
+            with contextlib.suppress(OSError):
+                self._line.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads, which `close` does not
+        self._transport.close()
+        if self._proxy is not None:
+            self._proxy.close()
+
+    def openssh(self) -> tuple[str, ...] | None:
+        """Return an OpenSSH client's argv (the host's name `target.host` is to follow) that leads to the same place.
+
+        None where there is no ssh, or where it would look for the bastion's keys in another home.
+        """
+        target = self.target
+        if shutil.which("ssh") is None or (has_own_home() and target.jump is not None):
+            return None
+        options = [
+            "BatchMode=yes",
+            "StrictHostKeyChecking=yes",
+            "ClearAllForwardings=yes",
+            "ControlMaster=no",
+        ]
+        options += [
+            f"ConnectTimeout={int(target.connect_s_max or CONNECT_S_MAX)}",
+            f"Ciphers={_FAST_CIPHERS}",
+        ]
+        argv = ["ssh", "-T", "-x", "-a", "-p", str(target.port), "-l", target.user]
+        if has_own_home():  # which ssh does not ask about
+            config = home() / ".ssh" / "config"
+            argv += ["-F", str(config) if config.is_file() else "none"]
+            known = " ".join(f'"{path}"' for path in target.user_known_hosts)
+            options += [f"UserKnownHostsFile={known}"] if known else []
+            options += [f'IdentityFile="{path}"' for path in target.identity_files if path.is_file()]
+        return (*argv, *(word for option in options for word in ("-o", option)))
+
+    def reach(self, hostname: str, port: int, answer_s_max: float) -> paramiko.Channel:
+        """Open a line from this host to another. Raises paramiko.SSHException."""
+        origin = (_LOOPBACK, 0)
+        return self._transport.open_channel("direct-tcpip", (hostname, port), origin, timeout=answer_s_max)
+
+    def _exec(self, command: str, stage: str) -> paramiko.Channel:
+        return self._session(stage, lambda channel: channel.exec_command(command))
+
+    def _session(self, stage: str, begin: Callable[[paramiko.Channel], None]) -> paramiko.Channel:
+        """Open a session, and begin what runs in it. Raises LaunchError."""
+        host = self.target.host
+        try:
+            channel = self._transport.open_session(timeout=CHANNEL_S_MAX)
+        except (paramiko.SSHException, EOFError, OSError) as err:
+            why = f"{host} opens no session: {str(err) or type(err).__name__}"
+            raise LaunchError(stage, why, "look at MaxSessions in its sshd_config if this stays") from err
+        try:
+            _within(CHANNEL_S_MAX, functools.partial(begin, channel))
+        except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
+            channel.close()
+            why = f"{host} opens a session, but runs nothing in it: {str(err) or type(err).__name__}"
+            raise LaunchError(stage, why, f"see whether `ssh {host} true` comes back") from err
+        return channel
+
+    def _asked(self, s_max: float, ask: Callable[[], T]) -> T:
+        """Make a request of the whole connection: one at a time, or paramiko would mix up the answers."""
+
+        def in_turn() -> T:
+            with self._asking:
+                return ask()
+
+        return _within(s_max, in_turn)
+
+
+def _within(s_max: float, call: Callable[[], T]) -> T:
+    """Return what `call` returns, or raise TimeoutError: paramiko waits without a limit for some answers. Then its
+    thread waits on until the channel or the connection is closed."""
+    answer: futures.Future[T] = futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as err:
+            answer.set_exception(err)
+
+    threading.Thread(target=run, name="answer", daemon=True).start()
+    try:
+        return answer.result(s_max)
+    except futures.TimeoutError as err:  # another class than TimeoutError before Python 3.11
+        raise TimeoutError(f"no answer within {s_max:g} s") from err
+
+
+def _prefer(transport: paramiko.Transport, known_kinds: tuple[str, ...]) -> None:
+    """Have the host show a key of a type that it is known by; and AES-GCM, which costs half of what other ciphers do."""
+    options = transport.get_security_options()
+    options.ciphers = tuple(sorted(options.ciphers, key=lambda name: "gcm" not in name))
+    known = [name for kind in known_kinds for name in (_RSA if kind == "ssh-rsa" else (kind,))]
+    order = (*(name for name in known if name in options.key_types), *options.key_types)
+    options.key_types = tuple(dict.fromkeys(order))
+
+
+class Jumps:
+    """The bastions of one process, with one connection to each for all hosts behind it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[Target, _Slot] = {}
+
+    def reach(self, target: Target, jump: Target, host_keys: Policy) -> paramiko.Channel:
+        """Open a line to `target` from the bastion `jump`. Raises LaunchError about whichever of them fails."""
+        s_max = target.connect_s_max or CONNECT_S_MAX
+        for again in (False, True):
+            bastion = self._bastion(jump, host_keys)
+            try:
+                return bastion.reach(target.hostname, target.port, s_max)
+            except paramiko.ChannelException as err:
+                raise _not_reached(target, jump, err) from err
+            except (paramiko.SSHException, EOFError, OSError) as err:
+                if again or bastion.is_alive():
+                    why = f"from the bastion {jump.host}, {where(target)} did not answer: {err}"
+                    raise LaunchError("connect", why) from err
+        raise AssertionError("the second try returns or raises")
+
+    def close(self) -> None:
+        """Close the bastions."""
+        with self._lock:
+            slots = list(self._slots.values())
+            self._slots.clear()
+        for slot in slots:
+            if slot.connection is not None:
+                slot.connection.close()
+
+    def _bastion(self, jump: Target, host_keys: Policy) -> Connection:
+        with self._lock:
+            slot = self._slots.setdefault(jump, _Slot())
+        failures = slot.failures
+        with (
+            slot.lock
+        ):  # one thread opens it, the others wait: for the connection, or for the very same failure
+            if slot.connection is not None and slot.connection.is_open:
+                return slot.connection
+            if slot.failure is not None and slot.failures != failures:
+                raise _on_bastion(jump, slot.failure)
+            try:
+                slot.connection = Connection.open(jump, host_keys=host_keys, jumps=self)
+            except LaunchError as err:
+                slot.failures += 1
+                slot.failure = err
+                raise _on_bastion(jump, err) from err
+            return slot.connection
+
+
+class _Slot:
+    """A bastion's connection, or how it failed last."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.connection: Connection | None = None
+        self.failures = 0
+        self.failure: LaunchError | None = None
+
+
+class _NoSftp(Exception):
+    """What came was not an SFTP server's answer."""
+
+
+def _line(target: Target, host_keys: Policy, jumps: Jumps) -> tuple[_Line, Proxy | None]:
+    if target.jump is not None:
+        return jumps.reach(target, target.jump, host_keys), None
+    if target.proxy_command:
+        proxy = Proxy(target.proxy_command)
+        return proxy.line, proxy
+    return dial(target), None
+
+
+def _not_reached(target: Target, jump: Target, err: paramiko.ChannelException) -> LaunchError:
+    if err.code == _PROHIBITED:
+        why = f"the bastion {jump.host} refuses to forward to {where(target)}"
+        fix = f"in the sshd_config of {jump.host}: `AllowTcpForwarding yes` (or `local`), and a `PermitOpen` that allows it"
+        return LaunchError("connect", why, fix, Trouble.LASTING)
+    why = f"the bastion {jump.host} cannot reach {where(target)}: {err.text}"
+    return LaunchError(
+        "connect", why, f"is the host up? `ssh {jump.host} nc -zv {target.hostname} {target.port}`"
+    )
+
+
+def _on_bastion(jump: Target, err: LaunchError) -> LaunchError:
+    return LaunchError(err.stage, f"the bastion {jump.host}: {err.reason}", err.fix, err.trouble)
+
+
+def _sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
+    channel.settimeout(SFTP_S_MAX)
+    try:
+        client = paramiko.SFTPClient(channel)
+    except (paramiko.SFTPError, paramiko.SSHException, EOFError, OSError) as err:
+        channel.close()
+        raise _NoSftp(str(err) or "it ended") from err
+    channel.settimeout(SFTP_STALL_S_MAX)
+    return client
+
+
+def _skip_to(channel: paramiko.Channel, mark: bytes) -> None:
+    """Read what a shell's greeting says, up to the line that is the mark; after it the server waits for us."""
+    channel.settimeout(SFTP_S_MAX)
+    seen = b""
+    while not seen.endswith(mark + b"\n"):
+        try:
+            more = channel.recv(NOISE_BYTES_MAX)
+        except TimeoutError as err:
+            raise _NoSftp("its shell did not answer") from err
+        seen += more
+        if not more or len(seen) > NOISE_BYTES_MAX:
+            raise _NoSftp(f"its shell said {seen[-200:].decode(errors='replace').strip()!r}")
+
+
+Taken = Callable[[paramiko.Channel], None]
+"""What gets a connection that came to a forwarded port; called in the transport's thread, so it hands it on."""

@@ -1,0 +1,132 @@
+"""A line to a host: opened by TCP or by a ProxyCommand; then both ends agree on keys, or one hangs up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import threading
+import time
+
+import paramiko
+from paramiko.ssh_exception import IncompatiblePeer
+
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.ssh.connect.ssh_config import Target
+
+CONNECT_S_MAX = 10.0
+HANDSHAKE_S_MAX = 15.0
+PROXY_END_S_MAX = 2.0
+PROXY_WORDS_BYTES_MAX = 4096
+
+_log = logging.getLogger("paramiko")
+_log.addHandler(logging.NullHandler())
+_log.setLevel(logging.CRITICAL + 1)  # all that it says is said again by us, to the right person
+_log.propagate = False
+
+
+def where(target: Target) -> str:
+    """Name what is dialled."""
+    return f"{target.hostname} port {target.port}"
+
+
+def dial(target: Target) -> socket.socket:
+    """Connect by TCP. Raises LaunchError("connect")."""
+    s_max = target.connect_s_max or CONNECT_S_MAX
+    deadline = time.monotonic() + s_max
+    try:
+        places = socket.getaddrinfo(target.hostname, target.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as err:
+        fix = f"check the name: `getent hosts {target.hostname}`; `HostName` for {target.host} in ~/.ssh/config gives it one"
+        why_not = getattr(err, "strerror", None) or str(err)
+        raise LaunchError("connect", f"no address is known for {target.hostname}: {why_not}", fix) from err
+    why: OSError = TimeoutError()
+    for family, kind, protocol, _, address in places:
+        line = socket.socket(family, kind, protocol)
+        try:
+            line.settimeout(max(0.1, deadline - time.monotonic()))
+            line.connect(address)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return line
+        except OSError as err:
+            line.close()
+            why = err
+    fix = f"is it up, and does sshd listen there? `ssh -v {target.port_option}{target.host} true`"
+    if isinstance(why, TimeoutError):
+        raise LaunchError("connect", f"{where(target)} did not answer within {s_max:g} s", fix) from why
+    raise LaunchError("connect", f"{where(target)}: {why.strerror or why}", fix) from why
+
+
+class Proxy:
+    """A ProxyCommand, run by a shell as OpenSSH runs it, and talked to over a socket.
+
+    Ours, since paramiko's does not notice that the program has ended, and knows no shell.
+    """
+
+    def __init__(self, command: str) -> None:
+        ours, theirs = socket.socketpair()
+        self._words, words = os.pipe()
+        os.set_blocking(words, False)  # words that nobody reads must not stop it
+        os.set_blocking(self._words, False)
+        try:
+            self._process = subprocess.Popen(
+                ["/bin/sh", "-c", f"exec {command}"],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=words,
+                start_new_session=True,  # a Ctrl-C is for us to handle
+            )
+        except BaseException:
+            os.close(self._words)
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(words)
+        self.line = ours
+        self._closed = False
+
+    def words(self) -> str:
+        """Return the last line that it left on standard error."""
+        try:
+            text = os.read(self._words, PROXY_WORDS_BYTES_MAX).decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return text.splitlines()[-1] if text else ""
+
+    def close(self) -> None:
+        """End it."""
+        if self._closed:
+            return
+        self._closed = True
+        self.line.close()
+        self._process.terminate()
+        try:
+            self._process.wait(PROXY_END_S_MAX)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self._words)
+
+
+def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | None) -> None:
+    """Wait until both ends speak encrypted; whose key it is has not been looked at. Raises LaunchError("connect")."""
+    done = threading.Event()
+    transport.banner_timeout = 2 * HANDSHAKE_S_MAX  # the limit is counted here
+    transport.start_client(event=done)
+    if not done.wait(HANDSHAKE_S_MAX):
+        why = f"{where(target)} takes connections, but did not greet as sshd within {HANDSHAKE_S_MAX:.0f} s"
+        fix = "its sshd hangs or is overloaded, another program listens there, or big packets get lost (MTU)"
+        raise LaunchError("connect", why, fix)
+    if transport.is_active():
+        return
+    failure = transport.get_exception()
+    if isinstance(failure, IncompatiblePeer):
+        fix = "let its sshd offer today's algorithms (curve25519, aes-gcm or aes-ctr, ed25519 or rsa-sha2)"
+        raise LaunchError("connect", f"{where(target)}: {failure}", fix, Trouble.LASTING)
+    if proxy is not None:
+        why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'it left no word'}"
+        raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")
+    why = f"{where(target)} hung up before the login: {str(failure or '') or 'no reason given'}"
+    raise LaunchError("connect", why, "look at MaxStartups in its sshd_config, and at firewalls that ban")

@@ -1,0 +1,269 @@
+"""How does the launching side talk with a host? In words, stage by stage, over one command's input and output.
+
+Every stage has a limit, and every failure names its stage, what was found, and how to mend it. Whatever a login shell
+prints unasked is noise: passed over, and kept as evidence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.core import codec
+from orchestrator.core.wire import bootstrap as w
+
+SHELL_S_MAX = 20.0
+PYTHON_S_MAX = 30.0
+FOLDER_S_MAX = 30.0
+STALL_S_MAX = 60.0
+"""How long a copy may make no headway: no byte taken, no sign of unpacking."""
+
+LEASE_S_MAX = 30.0
+AGENT_S_MAX = 20.0
+LOOK_S_MAX = 100.0
+SWEEP_S_MAX = 100.0
+"""Looking may have to import torch, and sweeping to wait for processes to end."""
+
+LAUNCH_S_MAX = 3600.0
+"""A whole conversation, whatever signs of life it gives."""
+
+END_S_MAX = 5.0
+CLOCK_S_MAX = 60.0
+"""A host whose clock differs by more is worth a note."""
+
+PIECE_BYTES = 256 * 1024
+NOISE_BYTES_MAX = 4 << 20
+NOISE_LINES_SHOWN = 5
+EVIDENCE_CHARS_MAX = 400
+
+LIMITS_S = {
+    "shell": SHELL_S_MAX, "python": PYTHON_S_MAX, "folder": FOLDER_S_MAX, "copy": STALL_S_MAX, "lease": LEASE_S_MAX,
+    "agent": AGENT_S_MAX, "look": LOOK_S_MAX, "sweep": SWEEP_S_MAX,
+}  # fmt: skip
+
+_STUCK = {
+    "shell": (
+        "its login shell has not let us in",
+        "see whether `ssh HOST true` comes back, and what ~/.bashrc does",
+    ),
+    "python": (
+        "no Python has answered",
+        "see whether `python3 --version` comes back there; a network disk may hang",
+    ),
+    "folder": (
+        "the job's folder could not be made",
+        "a network disk may hang: set ssh.remote_dir to a local one",
+    ),
+    "copy": ("the copy has made no headway", "see to the network and the disk there"),
+    "lease": ("nothing was leased", "see whether `nvidia-smi -L` comes back there"),
+    "agent": ("the agent has given no sign", ""),
+}
+
+_WORDS = codec.by_kind(w.Word)
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class Remote(Protocol):
+    """A command that runs on a host."""
+
+    @property
+    def errors(self) -> str:
+        """The end of its standard error."""
+
+    def send(self, data: bytes) -> None:
+        """Write to its standard input. Raises BrokenPipeError, TimeoutError."""
+
+    def line(self, wait_s: float) -> bytes | None:
+        """Return the next line of its standard output, None at the end. Raises TimeoutError."""
+
+    def exit_code(self, wait_s: float) -> int | None:
+        """Return how it ended, None when that is not known. Raises TimeoutError."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class Line(Protocol):
+    """An open connection to a host."""
+
+    def run(self, command: str) -> Remote:
+        """Run a command in the user's login shell there. Raises LaunchError("shell")."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The time, as the limits and as people have it."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+
+CLOCKS = Clocks()
+
+
+class Talk:
+    """One conversation. The stage that it is in has until `_deadline_s`."""
+
+    def __init__(self, remote: Remote, mark: bytes, bundle: bytes, clocks: Clocks) -> None:
+        self.clocks = clocks
+        self.code: Path | None = None
+        self._remote = remote
+        self._mark = mark + b" "
+        self._bundle = bundle
+        self._noise: deque[str] = deque(maxlen=NOISE_LINES_SHOWN)
+        self._noise_bytes = 0
+        self._end_s = clocks.monotonic() + LAUNCH_S_MAX
+        self.enter("shell")
+
+    def enter(self, stage: str) -> None:
+        """Be in a stage from now on."""
+        self._stage = stage
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._deadline_s = min(self.clocks.monotonic() + LIMITS_S[self._stage], self._end_s)
+
+    def hear(self, wanted: type[T]) -> T:
+        """Return the next word, which is to be `wanted`; give what is asked for meanwhile. Raises LaunchError."""
+        return self.hear_one_of(wanted, wanted)
+
+    def hear_one_of(self, one: type[T], other: type[U]) -> T | U:
+        """Return the next word, which is to be `one` or the `other`, like `hear`. Raises LaunchError."""
+        while True:
+            word = self._word()
+            if isinstance(word, (one, other)):
+                return word
+            match word:
+                case w.Want(what):
+                    self._give(what)
+                case w.Working():
+                    self._go_on()
+                case w.Failed():
+                    raise LaunchError(word.stage, word.reason, word.fix, Trouble(word.trouble))
+                case _:
+                    raise self._fault(f"it said {type(word).__name__} out of turn")
+
+    def send(self, data: bytes) -> None:
+        """Say something. Raises LaunchError."""
+        try:
+            self._remote.send(data)
+        except TimeoutError as err:
+            raise self._stuck() from err
+        except (OSError, EOFError) as err:
+            raise self._why_it_hung_up() from err
+
+    def _give(self, what: str) -> None:
+        """Send what the host has not got; the stage is then the copy, for as long as bytes are taken."""
+        before = self._stage
+        for piece in self._pieces(what):
+            self.enter("copy")
+            self.send(piece)
+        self.enter(before)
+
+    def _pieces(self, what: str) -> Iterator[bytes]:
+        if what == "bundle":
+            yield from (
+                self._bundle[at : at + PIECE_BYTES] for at in range(0, len(self._bundle), PIECE_BYTES)
+            )
+            return
+        if self.code is None:
+            raise self._fault(f"it asked for {what}")
+        try:
+            with self.code.open("rb") as file:
+                while piece := file.read(PIECE_BYTES):
+                    yield piece
+        except OSError as err:
+            raise LaunchError(
+                "copy", f"{self.code} cannot be read: {err.strerror}", "submit the job anew", Trouble.LASTING
+            ) from err
+
+    def _word(self) -> w.Word:
+        """Return the next word, passing over noise. Raises LaunchError."""
+        while True:
+            line = self._line()
+            before, mark, text = line.partition(self._mark)
+            self._note_noise(before)
+            if mark:
+                try:
+                    word: w.Word = codec.loads_kind(_WORDS, text)
+                except (codec.CodecError, UnicodeDecodeError) as err:
+                    raise self._fault(f"it said what cannot be understood: {err}") from err
+                return word
+
+    def _line(self) -> bytes:
+        left_s = self._deadline_s - self.clocks.monotonic()
+        if left_s <= 0:
+            raise self._stuck()
+        try:
+            line = self._remote.line(left_s)
+        except TimeoutError as err:
+            raise self._stuck() from err
+        except (OSError, EOFError) as err:
+            raise self._fault(f"the connection broke: {str(err) or type(err).__name__}") from err
+        if line is None:
+            raise self._ended()
+        return line
+
+    def _note_noise(self, data: bytes) -> None:
+        text = data.decode(errors="replace").strip()
+        if not text:
+            return
+        self._noise.append(text[:EVIDENCE_CHARS_MAX])
+        self._noise_bytes += len(data)
+        if self._noise_bytes > NOISE_BYTES_MAX:
+            raise self._fault(
+                "its shell prints without end", "look at what ~/.bashrc there prints", Trouble.LASTING
+            )
+
+    def notes(self, clock_s: float) -> tuple[str, ...]:
+        """Return what was odd though it went well."""
+        found = []
+        if self._noise:
+            found.append(f"its login shell prints on its own: {' | '.join(self._noise)}"[:EVIDENCE_CHARS_MAX])
+        if abs(clock_s) > CLOCK_S_MAX:
+            found.append(f"its clock is {abs(clock_s):.0f} s {'ahead' if clock_s > 0 else 'behind'}")
+        return tuple(found)
+
+    # How it went wrong
+
+    def _fault(self, reason: str, fix: str = "", trouble: Trouble = Trouble.PASSING) -> LaunchError:
+        return LaunchError(self._stage, reason + self._evidence(), fix, trouble)
+
+    def _stuck(self) -> LaunchError:
+        what, fix = _STUCK.get(self._stage, ("it has not answered", ""))
+        return self._fault(f"{what} for {LIMITS_S[self._stage]:.0f} s", fix)
+
+    def _why_it_hung_up(self) -> LaunchError:
+        """It reads no more: its last words may say why."""
+        with contextlib.suppress(LaunchError):
+            self._deadline_s = min(self._deadline_s, self.clocks.monotonic() + END_S_MAX)
+            while not isinstance(word := self._word(), w.Failed):
+                pass
+            return LaunchError(word.stage, word.reason, word.fix, Trouble(word.trouble))
+        return self._ended()
+
+    def _ended(self) -> LaunchError:
+        code: int | None = None
+        with contextlib.suppress(OSError, EOFError):  # TimeoutError is one
+            code = self._remote.exit_code(END_S_MAX)
+        if code is None:
+            return self._fault("the connection broke")
+        if self._stage == "shell":
+            fix = "`ssh HOST true` must end with code 0 there: look at its ~/.bashrc and at the user's login shell"
+            return self._fault(
+                f"its login shell ended with code {code} before it let us in", fix, Trouble.LASTING
+            )
+        return self._fault(f"it ended with code {code}")
+
+    def _evidence(self) -> str:
+        """Return what the host has printed, if anything."""
+        lines = [*self._noise, *(line.strip() for line in self._remote.errors.splitlines() if line.strip())]
+        text = " | ".join(lines[-NOISE_LINES_SHOWN:])
+        return f"; it printed: {text[-EVIDENCE_CHARS_MAX:]}" if text else ""

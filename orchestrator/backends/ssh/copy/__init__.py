@@ -1,0 +1,1 @@
+"""Bulk copies between hosts and the submit machine: rsync, SFTP."""

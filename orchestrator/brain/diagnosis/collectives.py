@@ -1,0 +1,221 @@
+"""Who is missing in the collective that others wait in? Pure: what each rank entered last, in; an answer out.
+
+Rules: only members of one group are compared, by the number of the last collective that they have entered. Who waits
+in one group for somebody else is no culprit of another. Nor is, within a group, who waits in an earlier one than others:
+where a cut falls into a collective, some have come through it. That all have entered it is only known if all tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from orchestrator.brain.model.events import Collective, Doing, RankLook
+from orchestrator.core.text import named
+
+NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")
+"""What a rank waits for by its stack that is no collective."""
+
+UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
+"""Collectives whose members may well give different shapes."""
+
+ROOTED = ("gather", "scatter", "reduce", "broadcast")
+"""Collectives in which a member may have done its part, and end, long before the others have theirs."""
+
+Key: TypeAlias = "tuple[str, tuple[int, ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """`behind` have not entered what `waiting` wait in, `collective`, and wait for nobody who is behind elsewhere."""
+
+    collective: Collective
+    waiting: tuple[int, ...]
+    behind: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """The ranks that are in the same collective, of those that should be."""
+
+    ranks: tuple[int, ...]
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Ranks have entered different collectives as the same number of one group, or wait for each other in several
+    groups; the side with the fewest ranks first."""
+
+    sides: tuple[Side, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All have entered all that others wait in; nobody is missing."""
+
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """What they wait in is not known of all."""
+
+
+Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
+
+
+def current(look: RankLook) -> Collective | None:
+    """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits in the store or for one
+    rank."""
+    if look.doing is not Doing.WAITS or look.phase == "rendezvous" or not look.collectives:
+        return None
+    last = min(look.collectives, key=lambda one: (one.entered_s, one.group))
+    return None if look.why in NOT_COLLECTIVE or (look.mixed and not _is_in(last, look)) else last
+
+
+def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:
+    """Return what keeps the waiting ranks; `looks` are those of living ranks, `ended` have left for good."""
+    waits = {rank: now for rank, look in sorted(looks.items()) if (now := current(look)) is not None}
+    gaps: list[Missing] = []
+    for key in sorted({_key(now) for now in waits.values()}):
+        sides = _sides(key, waits, looks)
+        if sides:
+            return Mismatch(sides)
+        gap = _gap(key, waits, looks, ended)
+        gaps += [gap] if gap is not None else []
+    if gaps:
+        return _root(gaps, waits)
+    idle = [rank for rank, look in looks.items() if look.doing is Doing.WAITS]
+    if not waits or any(rank not in waits for rank in idle) or ended:
+        return Unknown()
+    whole = all(now.ranks and waits.keys() >= set(now.ranks) for now in waits.values())
+    return Whole(next(iter(waits.values()))) if whole else Unknown()
+
+
+def _key(one: Collective) -> Key:
+    return one.group, one.ranks
+
+
+def _number(key: Key, rank: int, looks: Mapping[int, RankLook]) -> int | None:
+    """Return how many collectives of a group a rank has entered, None if it does not tell at all."""
+    look = looks.get(rank)
+    if look is None or not look.collectives:
+        return None
+    return max((one.number for one in look.collectives if _key(one) == key), default=0)
+
+
+def _sides(key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankLook]) -> tuple[Side, ...]:
+    """Return who has entered which collective of a group, of those that have come furthest; or as the number in which the
+    last of them are seen to wait, which others have left."""
+    here = {rank: now for rank, now in waits.items() if _key(now) == key}
+    top = max(now.number for now in here.values())
+    stay = [now.number for rank, now in here.items() if _is_in(now, looks[rank])]
+    for number in dict.fromkeys((top, min(stay, default=top))):
+        kinds: dict[tuple[str, str], list[int]] = {}
+        entered = {rank: one for rank, now in here.items() if (one := _as_number(now, number)) is not None}
+        for rank, one in entered.items():
+            kinds.setdefault((one.what, "" if one.what.startswith(UNEVEN) else one.shape), []).append(rank)
+        if len(kinds) > 1:
+            sides = [Side(tuple(ranks), entered[ranks[0]]) for ranks in kinds.values()]
+            return tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0])))
+    return ()
+
+
+def _as_number(now: Collective, number: int) -> Collective | None:
+    """Return what a rank has entered as that number of a group, None where it is not known."""
+    if now.number == number:
+        return now
+    return next(
+        (
+            replace(now, number=number, what=one.what, shape=one.shape)
+            for one in now.earlier
+            if one.number == number
+        ),
+        None,
+    )
+
+
+def _gap(
+    key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankLook], ended: frozenset[int]
+) -> Missing | None:
+    """Return who is missing in a group's latest collective, and is not seen to wait in an earlier one."""
+    waiting = [rank for rank, now in waits.items() if _key(now) == key]
+    top = max(waiting, key=lambda rank: (waits[rank].number, -rank))
+    number = waits[top].number
+    behind = [rank for rank in key[1] if rank in ended]
+    behind += [
+        rank
+        for rank in key[1]
+        if rank in looks and _is_behind(_number(key, rank, looks), number)
+        if rank not in waiting or not _is_in(waits[rank], looks[rank])
+    ]
+    if not behind:
+        return None
+    return Missing(waits[top], tuple(rank for rank in waiting if rank not in behind), tuple(sorted(behind)))
+
+
+def _is_in(one: Collective, look: RankLook) -> bool:
+    """Tell whether a rank is in that collective still: gloo's flight recorder does not know, but the stack may tell."""
+    return look.why == f"in {one.what}"
+
+
+def _is_behind(number: int | None, top: int) -> bool:
+    return number is not None and number < top
+
+
+def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
+    """Return the gap whose missing ranks are nobody's victims; where all are, they wait for each other."""
+    victims = {rank for gap in gaps for rank in gap.waiting}
+    for gap in gaps:
+        free = tuple(rank for rank in gap.behind if rank not in victims)
+        if free:
+            return Missing(gap.collective, gap.waiting, free)
+    sides = [Side(gap.waiting, waits[gap.waiting[0]]) for gap in gaps if gap.waiting]
+    return Mismatch(tuple(sorted(sides, key=lambda side: (len(side.ranks), -side.ranks[0]))))
+
+
+# In words
+
+
+def text(one: Collective) -> str:
+    """Return `all_reduce #9,655 (default group)`."""
+    return f"{one.what} #{one.number:,} ({one.label or one.group})"
+
+
+def shaped(one: Collective) -> str:
+    """Return the same with the shape."""
+    return (
+        f"{one.what} #{one.number:,}"
+        + (f" of {one.shape}" if one.shape else "")
+        + f" ({one.label or one.group})"
+    )
+
+
+def waiting_text(looks: Mapping[int, RankLook], answer: Answer) -> str:
+    """Say what all waiting ranks wait in: `ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago`."""
+    groups: dict[str, list[int]] = {}
+    ages_s: dict[str, float] = {}
+    for rank, look in sorted(looks.items()):
+        if look.doing is not Doing.WAITS:
+            continue
+        now = current(look)
+        said = f"in {text(now)}" if now is not None else _elsewhere(look)
+        groups.setdefault(said, []).append(rank)
+        if now is not None:
+            ages_s[said] = max(ages_s.get(said, 0.0), now.entered_s)
+    lines = [
+        f"{named(ranks)} {said}" + (f", entered {ages_s[said]:.0f} s ago" if said in ages_s else "")
+        for said, ranks in sorted(groups.items(), key=lambda one: -len(one[1]))
+    ]
+    if isinstance(answer, Missing):
+        lines.append(f"{named(answer.behind)} never entered it")
+    return "; ".join(lines)
+
+
+def _elsewhere(look: RankLook) -> str:
+    """Say where a rank waits for others that is in no collective."""
+    if look.phase == "rendezvous":
+        return "at the rendezvous"
+    return (look.why or "wait for others") + (f", {look.where}" if look.where else "")

@@ -1,0 +1,224 @@
+"""Do the ranks of a group still run the same collectives? Pure: their counts at equal steps in, a verdict out.
+
+A rank that skips or adds a collective of the same shape stops nothing: the gang trains on, one collective out of phase,
+with wrong gradients. The counts tell. Rules: a group is judged only among its own members, and only if their counts
+have agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: one that a
+rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
+counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its
+collectives beside the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor
+compares anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+
+from orchestrator.brain.diagnosis import inspections, suspicion
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Decision, Kind, Verdict
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts, Series, Tally
+from orchestrator.brain.model.verdicts import verdict
+
+AGREED_MIN = 3
+"""At so many steps the counts of all members must have been equal, and then unequal at as many later ones."""
+
+LASTS_S = 1.5
+"""For so long a difference must last in a group that runs a collective in every step."""
+
+LASTS_ASIDE_S = 60.0
+"""The same in a group that does not, such as that of a thread that saves checkpoints: so many steps as usually take as
+long, since pauses do not count. And all members must have run more since: who is late has not."""
+
+STEPS_MAX = 32
+"""So many steps of a group are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Members of a group ran unequal numbers of collectives after the optimizer's step `agreed`, seen first after
+    `differs`; `agreed_step` is the former among the attempt's own steps.
+
+    `counts`: each member's at the last step that all have told of; `odd`: those who differ from most.
+    """
+
+    series: Series
+    agreed: int
+    differs: int
+    agreed_step: int
+    counts: dict[int, int]
+    odd: tuple[int, ...]
+    since_s: float
+
+
+def decide(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Return what is to be done about a difference: a look at all ranks, then the verdict, or a word of it."""
+    assert facts.limits is not None
+    found = find(facts, watch) if facts.odd_at and attempt.running_at is not None else None
+    if found is None or attempt.desynced is not None:
+        return []
+    if attempt.look_at is None or attempt.look_at < found.since_s:
+        why = f"ranks {_text(list(found.odd))} run other collectives than their peers"
+        return inspections.orders(facts, attempt, why, watch)
+    if not _is_explained(facts, found) and not watch.passed(attempt.look_at + inspections.LOOK_S_MAX):
+        return []
+    said = _verdict(facts, found)
+    if facts.limits.on_desync == "notify":
+        return [d.Notice(watch.now_s, said.summary, attempt.number, said)]
+    return [d.Judge(watch.now_s, said.summary, attempt.number, said)]
+
+
+def note(
+    facts: Facts, rank: RankFacts, groups: tuple[str, ...], marks: tuple[e.Mark, ...], at: float
+) -> None:
+    """Remember how many collectives of each group a rank had run at some of its steps."""
+    for mark in marks:
+        for key, count in zip(groups, mark.counts, strict=False):
+            series = Series(key, mark.optimizer)
+            turns = facts.tallies.setdefault(series, {})
+            tally = turns.setdefault(mark.turn, {})
+            equal = {one.count for one in tally.values()} <= {count}
+            tally[rank.rank] = Tally(count, mark.step)
+            if not equal:
+                facts.odd_at.setdefault(series, at)
+            elif series in facts.odd_at and tally.keys() >= _members(facts, key):
+                del facts.odd_at[series]  # whatever differed before has passed
+            while len(turns) > STEPS_MAX:
+                del turns[min(turns)]
+
+
+def forget(facts: Facts) -> None:
+    """Begin anew, with another attempt or another supervisor."""
+    facts.tallies.clear()
+    facts.odd_at.clear()
+    facts.mixed.clear()
+
+
+def find(facts: Facts, watch: Watch) -> Difference | None:
+    """Return a difference that lasts, or None; when to look again is left in `watch`."""
+    usual_s = suspicion.usual_s(facts) or 0.0
+    for series, since_s in facts.odd_at.items():
+        if series.key in facts.mixed:
+            continue
+        members = sorted(_members(facts, series.key))
+        turns = {
+            turn: {rank: tally[rank].count for rank in members}
+            for turn, tally in sorted(facts.tallies[series].items())
+            if all(rank in tally for rank in members)
+        }
+        told = list(turns)
+        equal = [len(set(counts.values())) == 1 for counts in turns.values()]
+        agreed = equal.index(False) if False in equal else len(equal)
+        if len(members) < 2 or agreed < AGREED_MIN or len(equal) - agreed < AGREED_MIN or any(equal[agreed:]):
+            continue
+        first, last = told[agreed], told[-1]
+        grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # nobody is only late
+        if _is_aside(turns, told[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
+            continue
+        if not watch.passed(since_s + LASTS_S):
+            continue
+        before = min(tally.step for tally in facts.tallies[series][told[agreed - 1]].values())
+        counts = turns[last]
+        return Difference(series, told[agreed - 1], first, before, counts, _odd(counts), since_s)
+    return None
+
+
+def _members(facts: Facts, key: str) -> set[int]:
+    return {rank.rank for rank in facts.ranks.values() if key in rank.groups}
+
+
+def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
+    """Tell whether there are steps without a collective of the group."""
+    ran = [
+        min(turns[after].values()) - min(turns[before].values())
+        for before, after in itertools.pairwise(agreed)
+    ]
+    return not all(ran)
+
+
+def _odd(counts: dict[int, int]) -> tuple[int, ...]:
+    """Return who differs from most; of two equal halves those who ran fewer."""
+    tally = Counter(counts.values())
+    most = max(tally, key=lambda count: (tally[count], count))
+    return tuple(rank for rank in sorted(counts) if counts[rank] != most)
+
+
+def _is_explained(facts: Facts, found: Difference) -> bool:
+    """Tell whether all living members were looked at since, so that the verdict can say where it began."""
+    return all(
+        facts.ranks[rank].look is not None and facts.ranks[rank].looked_at >= found.since_s
+        for rank in found.counts
+        if facts.ranks[rank].life is Life.ALIVE
+    )
+
+
+def _verdict(facts: Facts, found: Difference) -> Verdict:
+    """Return the verdict on a difference, from what the looks have added."""
+    assert facts.limits is not None and facts.attempt is not None
+    base = facts.attempt.base_step
+    usual = max(count for rank, count in found.counts.items() if rank not in found.odd)
+    began = base + _began(facts, found)
+    odd = [facts.ranks[rank] for rank in found.odd]
+    said = [_said(rank, found.counts[rank.rank] - usual) for rank in odd]
+    others = [rank for rank in found.counts if rank not in found.odd]
+    name = _name(facts, found)
+    culprit = f"{'; '.join(said)} than ranks {_text(others)} in {name}, from step {began:,} on"
+    counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(found.counts.items()))
+    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + found.agreed_step:,}"]
+    evidence += [line for rank in sorted(found.counts) for line in _around(facts, facts.ranks[rank])]
+    summary = f"{said[0]} than its peers from step {began:,} on, so their gradients are of different batches"
+    return verdict(
+        facts, Kind.DESYNC, summary, ranks=found.odd, node=odd[0].node, culprit=culprit, evidence=tuple(evidence),
+        signature=f"desync ranks {_text(list(found.odd))}", step=began, since_s=found.since_s, retry=False,
+    )  # fmt: skip
+
+
+def _said(rank: RankFacts, by: int) -> str:
+    more = "more" if by > 0 else "fewer"
+    noun = "collective" if abs(by) == 1 else "collectives"
+    return f"rank {rank.rank} on {rank.node} entered {abs(by)} {noun} {more}"
+
+
+def _began(facts: Facts, found: Difference) -> int:
+    """Return the first step, of the attempt's own, in which an odd rank's counts grew otherwise than its peers'."""
+    changes = {rank: _changes(facts.ranks[rank], found) for rank in found.counts}
+    usual = set.intersection(*(set(changes[rank]) for rank in found.counts if rank not in found.odd))
+    own = sorted(turn for rank in found.odd for turn in changes[rank].keys() ^ usual)
+    steps = [turns[own[0]] for turns in changes.values() if own and own[0] in turns]
+    return min(steps, default=found.agreed_step + 1)
+
+
+def _changes(rank: RankFacts, found: Difference) -> dict[int, int]:
+    """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by another
+    number, and for each the attempt's own step."""
+    if rank.look is None:
+        return {}
+    marks = [mark for mark in rank.look.marks if mark.optimizer == found.series.optimizer]
+    return {mark.turn: mark.step for mark in marks if found.agreed < mark.turn <= found.differs}
+
+
+def _name(facts: Facts, found: Difference) -> str:
+    """Return the group's name, from the last collectives that a member was seen in."""
+    for rank in found.counts:
+        look = facts.ranks[rank].look
+        for one in look.collectives if look is not None else ():
+            if set(one.ranks) == set(found.counts):
+                return one.label or f"group {one.group}"
+    return f"the group of ranks {_text(sorted(found.counts))}"
+
+
+def _around(facts: Facts, rank: RankFacts) -> list[str]:
+    if rank.look is None:
+        return []
+    last = ", ".join(f"{one.what} #{one.number:,} {one.shape}" for one in rank.look.collectives)
+    return [
+        f"rank {rank.rank}: last in {last or 'no known collective'}; {rank.look.where or 'no frame of its own'}"
+    ]
+
+
+def _text(ranks: list[int]) -> str:
+    shown = ",".join(str(rank) for rank in ranks[:16])
+    return shown if len(ranks) <= 16 else f"{shown} and {len(ranks) - 16} more"

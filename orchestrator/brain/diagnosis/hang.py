@@ -1,0 +1,403 @@
+"""Verdicts on gangs that hang, and their culprits. Pure: what the last looks have found, and the time, in; a verdict out.
+
+Rules: nothing is judged while any rank moves, nor by fewer than two looks in a row. A state that cannot mend itself is a
+proof, where all others wait: stopped, ended, locked up, asked for a person's word, in another collective. All else that
+stands in one place has time: unsure never kills early. A limit that the user has fixed is the end of all patience, but
+not of looking twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.brain.diagnosis import collectives, hang_report, inspections, suspicion
+from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown, Whole
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.events import Doing
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, Phase, RankFacts
+from orchestrator.brain.model.verdicts import verdict
+from orchestrator.core import text
+from orchestrator.core.text import named
+
+STOPPED_S_MAX = 5.0
+"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s harms nobody."""
+
+ZOMBIE_S_MAX = 2.0
+"""The same in state Z, its main thread gone and others not: on a busy machine the end of a process takes a moment."""
+
+EXIT_S_MAX = 7.0
+"""How long a rank may live after its last word."""
+
+APART_STEPS = 3
+"""Ranks that make steps together are never so many apart: all wait for each other in each of them."""
+
+UNSEEN_S_MAX = 40.0
+"""How long after the limit of the rendezvous a living rank that shows no stack is looked at again before it is taken
+for one that has not come: on a busy machine an answer may come late."""
+
+IDLE_S = 2.0
+"""Ranks that have used no processor for so long before a look send nothing to each other."""
+
+
+def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `watch`."""
+    if attempt.phase is not Phase.RUN:
+        return None
+    standing = _stands_still(facts, attempt)
+    if standing is not None or attempt.running_at is None or not inspections.living(facts):
+        return standing
+    if not inspections.all_heard(facts):
+        return None  # what a silent node does is not known; that is another question
+    late = _no_first_step(facts, attempt, watch) or _never_came(facts, attempt, watch)
+    if late is not None or suspicion.suspect_s(facts) is None:
+        return late
+    return _never_left(facts, attempt) or _verified(facts, attempt, watch)
+
+
+# What needs no second look
+
+
+def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
+    """A stopped process (T) hangs the gang, unless looks see it go on; one whose main thread is a zombie (Z) never comes back."""
+    seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].link is Link.UP]
+    for state, limit_s, words in (
+        ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
+        ("T", STOPPED_S_MAX, "stopped (state T)"),
+    ):
+        since_s = {
+            rank.rank: rank.beat_at - rank.state_at
+            for rank in seen
+            if rank.state == state and not (state == "T" and inspections.moves(attempt, rank))
+        }
+        if since_s and max(since_s.values()) >= limit_s:
+            # What stops several at once is seen of some a beat later.
+            ranks = [facts.ranks[rank] for rank, still_s in since_s.items() if still_s >= limit_s / 2]
+            where = ", ".join(dict.fromkeys(rank.node for rank in ranks))
+            who = f"{named([rank.rank for rank in ranks])} on {where} {'is' if len(ranks) == 1 else 'are'} {words}"
+            still = f" for {max(since_s.values()):.0f} s" if state == "T" else ""
+            return _by_state(facts, ranks, f"{who}{still}", min(rank.state_at for rank in ranks))
+    return None
+
+
+def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
+    """A rank that has said its last word has nothing to do but to end; a destructor may never do so. Freeing much memory
+    takes a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
+    for rank in inspections.living(facts):
+        if not rank.left:
+            continue
+        here_s = rank.beat_at - rank.left_at
+        busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
+        proved = not busy and rank.look is not None and rank.look.doing is Doing.LEAVING and rank.look.certain
+        if here_s >= (EXIT_S_MAX if proved else suspicion.patience_s(facts, attempt, longer=True)):
+            summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
+            return _by_state(facts, [rank], summary, rank.left_at)
+    return None
+
+
+def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float) -> Verdict:
+    """Return the verdict on ranks whose state alone says enough."""
+    attempt, look = facts.attempt, ranks[0].look
+    assert attempt is not None
+    place = "has left" if ranks[0].left else "stopped"
+    at = f", {look.where}" if len(ranks) == 1 and look is not None and look.where else ""
+    return _hang(
+        facts, attempt, ranks, summary, Unknown(), culprit=summary + at, since_s=since_s,
+        signature=f"hang {place} {named([rank.rank for rank in ranks])}",
+    )  # fmt: skip
+
+
+def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    assert facts.limits is not None
+    limit_s = facts.limits.first_step_s_max
+    due_s = suspicion.limit_at(facts, attempt, limit_s)
+    if due_s is None or not watch.passed(due_s):
+        return None
+    summary = f"no first step within {limit_s:g} s (monitor.first_step_timeout)"
+    culprits = [rank for rank in inspections.living(facts) if not _waits(attempt, rank)]
+    return _hang(
+        facts, attempt, culprits, summary, study(facts, attempt), since_s=due_s,
+        culprit=hang_report.who(attempt, culprits), signature=f"hang first step {hang_report.places(attempt, culprits)}",
+    )  # fmt: skip
+
+
+def _never_came(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Ranks that wait at the rendezvous do so for the user's limit, then it is told who has come and who has not."""
+    assert facts.limits is not None
+    limit_s = facts.limits.rendezvous_s_max
+    due_s = suspicion.limit_at(facts, attempt, limit_s)
+    if due_s is None:
+        return None
+    seen = (attempt.look_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, watch)
+    came = [rank for rank in inspections.living(facts) if _is_at_rendezvous(attempt, rank)] if seen else []
+    if not came or not watch.passed(due_s):
+        return None
+    if _has_unseen(facts, attempt) and not watch.passed(due_s + UNSEEN_S_MAX):
+        return None
+    missing = [rank for rank in facts.ranks.values() if rank not in came]
+    those = text.ranks_text(rank.rank for rank in missing)
+    who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
+    summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
+    return verdict(
+        facts, Kind.RENDEZVOUS, summary, ranks=tuple(rank.rank for rank in missing), node=hang_report.node_of(missing),
+        culprit=hang_report.who(attempt, missing), waiting=f"{named([rank.rank for rank in came])} at the rendezvous",
+        evidence=hang_report.evidence(facts, attempt), since_s=due_s,
+        signature=f"rendezvous {hang_report.places(attempt, missing)}",
+    )  # fmt: skip
+
+
+def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
+    look = inspections.found(attempt, rank)
+    return look is not None and look.phase == "rendezvous" and look.doing is not Doing.WORKS
+
+
+def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether a rank lives whose stack the last look has not brought."""
+    found = (inspections.found(attempt, rank) for rank in inspections.living(facts))
+    return any(look is None or not look.stack for look in found)
+
+
+# What two looks prove
+
+
+def stands_still(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+    """Tell whether two looks in the present silence have found every rank where it was."""
+    if inspections.in_round(facts, attempt) < inspections.LOOKS_MIN or not inspections.is_answered(
+        facts, attempt, watch
+    ):
+        return False
+    silence_s = suspicion.suspect_s(facts)
+    if silence_s is None or not watch.passed(suspicion.quiet_since(facts, attempt) + silence_s):
+        return False
+    alive = inspections.living(facts)
+    if any(facts.nodes[rank.node].contact_at < (attempt.look_at or 0.0) for rank in alive):
+        return False  # each node must have been heard since, still without progress
+    if any(inspections.moves(attempt, rank) for rank in alive):
+        return False
+    known = [inspections.still_s(facts, attempt, rank) for rank in alive]
+    return not any(still is not None and still < inspections.STILL_S for still in known)
+
+
+def _verified(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Judge a gang of which no rank moves: by states that cannot mend themselves, or when all patience is over."""
+    if not stands_still(facts, attempt, watch):
+        return None
+    answer = study(facts, attempt)
+    alive = _judged(facts, answer)
+    certain = [] if isinstance(answer, Whole) else _proved(facts, attempt, alive)
+    if certain:
+        return _silence(facts, attempt, answer, certain)
+    culprits = suspects(facts, attempt, answer)
+    if all(_waits(attempt, rank) for rank in alive) and _is_proof(facts, attempt, alive, answer):
+        return _silence(facts, attempt, answer, culprits)
+    late = [rank for rank in alive if not _waits(attempt, rank)] or alive
+    behind = answer.behind if isinstance(answer, Missing) else ()
+    late = [rank for rank in late if rank.rank in behind] or late
+    if not _is_over(facts, attempt, late):
+        return None
+    patience_s = max(_patience_s(facts, attempt, rank) for rank in late)
+    return _silence(facts, attempt, answer, culprits, patience_s)
+
+
+def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) -> list[RankFacts]:
+    """Return the ranks to name when all stand still: those that wait for no other rank, else those that others wait for."""
+    alive = _judged(facts, answer)
+    certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
+    unsure = certain or [rank for rank in alive if not _waits(attempt, rank)]
+    behind = answer.behind if isinstance(answer, Missing) else ()
+    if unsure:
+        return [rank for rank in unsure if rank.rank in behind] or _likely(unsure, facts)
+    match answer:
+        case Missing():
+            return [facts.ranks[rank] for rank in behind]
+        case Mismatch(sides=sides):
+            equal = len(sides[0].ranks) == len(sides[-1].ranks)  # then it is not known which side is wrong
+            odd = [rank for side in (sides if equal else sides[:1]) for rank in side.ranks]
+            return [facts.ranks[rank] for rank in sorted(odd)]
+        case Whole():
+            return []
+        case Unknown():
+            return [rank for rank in facts.ranks.values() if rank.ended_well] or _likely(alive, facts)
+
+
+def _judged(facts: Facts, answer: collectives.Answer) -> list[RankFacts]:
+    """Return the living ranks without those that only serve the others."""
+    alive = inspections.living(facts)
+    return [rank for rank in alive if not _is_apart(facts, rank, answer)] or alive
+
+
+def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
+    """Tell whether no rank has used a processor lately: large tensors take their time, but not without one."""
+    since_s = (attempt.look_at or 0.0) - IDLE_S
+    return all(rank.busy_at < since_s for rank in alive)
+
+
+def _proved(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> list[RankFacts]:
+    """Return who is proved to keep the gang: ranks that cannot go on by themselves while all others wait. What one rank
+    can never do by itself another may yet let it do, as long as that one can go on; and where no rank is seen to wait
+    for others, each may be all that the program is to do."""
+    certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
+    waiting = [rank for rank in alive if _waits(attempt, rank)]
+    return certain if waiting and len(certain) + len(waiting) == len(alive) else []
+
+
+def _is_proof(
+    facts: Facts, attempt: AttemptFacts, alive: list[RankFacts], answer: collectives.Answer
+) -> bool:
+    """Tell whether ranks that all wait for each other can never go on: some wait in another collective than the rest, or
+    a member has ended. Not where another thread of a rank may enter what is missing."""
+    seen = inspections.seen(facts, attempt)
+    if any(look.others_act for look in seen.values()):
+        return False
+    match answer:
+        case Mismatch():
+            return True
+        case Missing(collective=collective, behind=behind):
+            if collective.what in collectives.ROOTED:
+                return False
+            # Who is behind and lives waits where all have come: that may be slow, or no collective at all.
+            return _is_idle(attempt, alive) and all(facts.ranks[rank].ended_well for rank in behind)
+        case Whole() | Unknown():
+            return False
+
+
+def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
+    """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
+    look = inspections.found(attempt, rank)
+    if look is None or look.doing is Doing.WAITS:
+        return False
+    if look.doing is Doing.LEAVING or look.state == "t":
+        return False  # see `_never_left`; and a debugger that holds a rank lets it go
+    if look.doing is Doing.STOPPED:
+        seen_s = rank.looked_at - rank.state_at if rank.state == "T" else 0.0
+        return max(seen_s, inspections.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
+    if look.doing is Doing.SLEEPS:
+        patience_s = suspicion.patience_s(facts, attempt, longer=True)
+        return look.certain and look.ends_s is not None and look.ends_s > patience_s
+    return look.certain
+
+
+def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
+    """Tell whether others have made steps without this rank, such as one that serves them: its steps are not waited for,
+    nor is it missed in a collective."""
+    if rank.count or (isinstance(answer, Missing) and rank.rank in answer.behind):
+        return False
+    return max(other.count for other in facts.ranks.values()) >= APART_STEPS
+
+
+def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
+    """Tell whether ranks have stood in one place for longer than such a thing may take."""
+    assert facts.limits is not None
+    heard_s = max(rank.looked_at for rank in facts.ranks.values())
+    silent_s = heard_s - suspicion.silent_since(facts, attempt)
+    if _is_free(facts, attempt, ranks):
+        return False
+    for rank in ranks:
+        look, still_s = inspections.found(attempt, rank), inspections.still_s(facts, attempt, rank)
+        patience_s = _patience_s(facts, attempt, rank)
+        if still_s is None:
+            blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_s_ceiling, patience_s)
+            patience_s, still_s = blind_s, silent_s
+        elif look is not None:  # on a busy machine everything takes longer, but not for ever
+            still_s -= min(look.starved_s, still_s / 2)
+        # What stood before the first look was not seen to; it is as good as the silence that led to it.
+        if silent_s < patience_s or still_s + (suspicion.suspect_s(facts) or 0.0) < patience_s:
+            return False
+    return True
+
+
+def _patience_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float:
+    """Return for how long a rank may stand where it does: the longest that fits what it was seen in since it last moved."""
+    still_s = inspections.still_s(facts, attempt, rank)
+    waited_for = any(_waits(attempt, one) for one in inspections.living(facts))
+    took_longer = still_s is not None and rank.longer_at >= rank.looked_at - still_s
+    is_whole = _waits(attempt, rank)  # then all wait for each other, and the network may come back
+    return suspicion.patience_s(facts, attempt, longer=took_longer or is_whole or not waited_for)
+
+
+def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
+    """Tell whether ranks may go on like this for as long as they like: no rank is seen to wait for another, and they
+    compute or sleep. No launcher would end that; who wants it sets `monitor.hang_patience`."""
+    assert facts.limits is not None
+    if suspicion.is_fixed(facts) or (facts.limits.patience_s and suspicion.has_stepped(facts)):
+        return False
+    if any(_waits(attempt, rank) for rank in inspections.living(facts)):
+        return False
+    found = [inspections.found(attempt, rank) for rank in ranks]
+    return all(look is not None and look.doing in (Doing.SPINS, Doing.SLEEPS) for look in found)
+
+
+def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
+    look = inspections.found(attempt, rank)
+    return look is not None and look.doing is Doing.WAITS
+
+
+def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
+    """Return whom to name of ranks that stand still: those in a state that cannot run, else those with fewer steps
+    than the rest; nobody where all are alike."""
+    if len(ranks) < len(facts.ranks):
+        return ranks
+    stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]
+    if stuck:
+        return stuck
+    most = max(rank.count for rank in ranks)
+    late = [rank for rank in ranks if rank.count < most]
+    return late if len(late) < len(ranks) else []
+
+
+# In words
+
+
+def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
+    """Return what keeps the ranks that wait, by the last look."""
+    ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
+    return collectives.study(inspections.seen(facts, attempt), ended)
+
+
+def _silence(
+    facts: Facts,
+    attempt: AttemptFacts,
+    answer: collectives.Answer,
+    culprits: list[RankFacts],
+    patience_s: float = 0.0,
+) -> Verdict:
+    """Return the verdict on a gang that stands still. `patience_s`: of one that no state proves, how long it was let be."""
+    since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
+    quiet = facts.progress_at <= since_s or not stepped
+    since_s = since_s if stepped else max(since_s, facts.progress_at)
+    heard_s = max((rank.looked_at for rank in facts.ranks.values()), default=since_s)
+    culprit = hang_report.who(attempt, culprits, answer)
+    if not culprits and isinstance(answer, Whole):
+        culprit = f"nobody is missing: {hang_report.nothing_flows(facts)}"
+    silent = f"no {'sign of progress' if quiet else 'step'} for {max(heard_s - since_s, 0.0):.0f} s"
+    summary = f"{silent}: {culprit}" if culprit else f"{silent} from any rank"
+    where = "network" if isinstance(answer, Whole) and not culprits else hang_report.places(attempt, culprits)
+    return _hang(
+        facts, attempt, culprits, summary, answer, culprit=culprit, since_s=since_s, signature=f"hang {where}",
+        patience_s=patience_s,
+    )  # fmt: skip
+
+
+def _hang(
+    facts: Facts, attempt: AttemptFacts, culprits: Sequence[RankFacts], summary: str, answer: collectives.Answer,
+    **more: object,
+) -> Verdict:  # fmt: skip
+    assert facts.limits is not None
+    alive = inspections.seen(facts, attempt)
+    numbers = {rank.rank for rank in culprits}
+    waiting = collectives.waiting_text({r: look for r, look in alive.items() if r not in numbers}, answer)
+    sides = answer.sides if isinstance(answer, Mismatch) else ()
+    patience_s = more.get("patience_s")
+    unproved = (
+        (f"no state proves it; patience was {patience_s:.0f} s (monitor.hang_patience)",)
+        if patience_s
+        else ()
+    )
+    beside = tuple(
+        f"{named(side.ranks)}: {collectives.shaped(side.collective)}{hang_report.at_place(alive, side.ranks)}"
+        for side in sides
+    )
+    return verdict(
+        facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
+        node=hang_report.node_of(culprits), evidence=(*unproved, *beside, *hang_report.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
+    )  # fmt: skip

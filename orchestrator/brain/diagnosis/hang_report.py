@@ -1,0 +1,119 @@
+"""Who hangs, where, and how is it known? Pure: what the last looks have found in, the words of a verdict out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.brain.diagnosis import collectives, inspections, stack_groups
+from orchestrator.brain.diagnosis.collectives import Mismatch
+from orchestrator.brain.model.events import Doing, RankLook
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts
+from orchestrator.core import text
+from orchestrator.core.text import named
+
+CULPRITS_SHOWN = 4
+
+
+def at_place(alive: dict[int, RankLook], ranks: tuple[int, ...]) -> str:
+    """Return where the first of some ranks is, ` at train.py:44 step`; nothing where that is not known."""
+    where = alive[ranks[0]].where if ranks and ranks[0] in alive else ""
+    return f" at {where}" if where else ""
+
+
+def who(
+    attempt: AttemptFacts, culprits: Sequence[RankFacts], answer: collectives.Answer | None = None
+) -> str:
+    """Say where culprits are and what they do: `rank 2 on gpu03: in read() of data/shard-17.bin, train.py:88 load`."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank in culprits:
+        groups.setdefault((rank.node, _what(attempt, rank, answer)), []).append(rank.rank)
+    lines = [f"{named(ranks)} on {node}: {what}" for (node, what), ranks in groups.items()]
+    more = len(lines) - CULPRITS_SHOWN
+    return "; ".join(lines[:CULPRITS_SHOWN]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | None) -> str:
+    """Say what a rank does, in words."""
+    if rank.life is Life.EXITED:
+        return f"ended with code 0 after {rank.count:,} steps" if rank.ended_well else "is no more"
+    look = inspections.found(attempt, rank)
+    if look is None:
+        return "has not been seen"
+    now = collectives.current(look)
+    if isinstance(answer, Mismatch) and now is not None:
+        why = f"in {collectives.shaped(now)}"
+    else:
+        why = look.why or (f"in {collectives.text(now)}" if now is not None else _PLAIN[look.doing])
+    return f"{why}, {look.where}" if look.where else why
+
+
+_PLAIN = {
+    Doing.WAITS: "waits for others", Doing.WORKS: "works without an end", Doing.SPINS: "burns processor time in one place",
+    Doing.SLEEPS: "sleeps", Doing.BLOCKED: "is blocked", Doing.STOPPED: "is stopped", Doing.LEAVING: "is about to end",
+    Doing.UNSEEN: "does not show what it does",
+}  # fmt: skip
+
+
+def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> str:
+    """Name the places of culprits so that a hang which returns is recognised, whichever rank it befalls."""
+    wheres = {look.where for rank in culprits if (look := inspections.found(attempt, rank)) and look.where}
+    return (
+        f"at {', '.join(sorted(wheres))}" if wheres else f"ranks {text.ranks_text(r.rank for r in culprits)}"
+    )
+
+
+def node_of(culprits: Sequence[RankFacts]) -> str:
+    """Return the node of the culprits, empty where they are on several."""
+    names = {rank.node for rank in culprits}
+    return names.pop() if len(names) == 1 else ""
+
+
+def nothing_flows(facts: Facts) -> str:
+    """Name the nodes between whose ranks nothing flows."""
+    names = [node.name for node in facts.gang]
+    if len(names) < 2:
+        return "nothing flows between its ranks"
+    more = f" and {len(names) - CULPRITS_SHOWN} more" if len(names) > CULPRITS_SHOWN else ""
+    return f"nothing flows between {', '.join(names[:CULPRITS_SHOWN])}{more}"
+
+
+def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
+    """Return how the hang is known: what was looked at, the stacks, and what could not be seen."""
+    alive = inspections.living(facts)
+    known = inspections.seen(facts, attempt)
+    seen = list(known.values())
+    if not seen:
+        return ()
+    stills = [s for rank in alive if (s := inspections.still_s(facts, attempt, rank)) is not None]
+    made = inspections.in_round(facts, attempt)
+    times = {0: "once", 1: "once", 2: "twice"}.get(made, f"{made} times")
+    ways = [f"stacks of {len(seen)} ranks, {times}"]
+    if made > 1 and stills and min(stills) >= inspections.STILL_S:
+        ways[0] += (", {:.0f} s apart" if made == 2 else " in {:.0f} s").format(min(stills)) + ", unchanged"
+    ways += ["collective sequence numbers"] if any(look.collectives for look in seen) else []
+    ways += ["/proc state"]
+    ways += ["GPU use"] if any(look.gpu_use is not None for look in seen) else []
+    quiet = sorted({rank.node for rank in alive if rank.rank not in known})
+    unanswered = (f"no answer to the last look from {', '.join(quiet)}",) if quiet else ()
+    return (" · ".join(ways), *stack_groups.lines(seen), *_gpu_use(seen), *unanswered, *_lacks(seen))
+
+
+def _gpu_use(seen: Sequence[RankLook]) -> tuple[str, ...]:
+    """Say how busy GPUs are: one that waits in a collective of NCCL is, too."""
+    groups: dict[str, list[int]] = {}
+    for look in seen:
+        if look.gpu_use is not None:
+            groups.setdefault(f"{look.gpu_use:.0%}", []).append(look.rank)
+    said = ", ".join(
+        f"{named(ranks)} {share}" for share, ranks in sorted(groups.items(), key=lambda one: one[1])
+    )
+    return (f"GPU use: {said}",) if said else ()
+
+
+def _lacks(seen: Sequence[RankLook]) -> tuple[str, ...]:
+    """Return which ways to look did not work, and on which ranks."""
+    groups: dict[str, list[int]] = {}
+    for look in seen:
+        for lack in look.lacks:
+            groups.setdefault(lack, []).append(look.rank)
+    return tuple(f"not looked at ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))

@@ -1,0 +1,145 @@
+"""When is every rank looked at, and what has the last look found? Pure.
+
+Rules: the first look at suspicion, the second soon after it, then with growing pauses while all is still; a sign of
+life voids what was found before. A look that the user asks for goes to whoever can answer. Nobody is looked at again
+before the last look was answered, or was waited for long enough.
+"""
+
+from __future__ import annotations
+
+from orchestrator.brain.diagnosis import suspicion
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Decision
+from orchestrator.brain.model.events import Doing, RankLook
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, Link, Phase, RankFacts
+
+LOOK_S_MAX = 6.0
+"""How long one waits for the nodes' answers to a look."""
+
+PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
+"""From one look to the next, while all is still; the last one again and again."""
+
+LONG_ROUND = 40
+LONG_PAUSE_S = 120.0
+"""After so many looks in one silence this is the pause: answers of a large gang fill a disk."""
+
+STOPPED_AFTER_S = (1.0, 3.0)
+"""When all are looked at after a rank was first seen in state T (stopped)."""
+
+LATE_AFTER_S = (0.0, 2.0, 6.0, 8.0, 14.0, 16.0, 30.0, 32.0, 60.0, 62.0, 120.0, 122.0)
+"""When all are looked at after the limit of the rendezvous: whoever imports then may come late, and wait later."""
+
+STILL_S = 1.5
+"""For so long nothing must have moved, by the clock of the rank's host, for a look to count as still."""
+
+LOOKS_MIN = 2
+"""So many looks in a row make a verdict."""
+
+
+def living(facts: Facts) -> list[RankFacts]:
+    """Return the ranks whose processes live."""
+    return [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
+
+
+def all_heard(facts: Facts) -> bool:
+    """Tell whether the agents of all living ranks are there; what a silent node does is another question."""
+    return all(facts.nodes[rank.node].link is Link.UP for rank in living(facts))
+
+
+def is_answered(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+    """Tell whether the last look is over: every node with living ranks has answered, or was waited for long enough."""
+    if attempt.look_at is None:
+        return True
+    names = {rank.node for rank in living(facts)}
+    late = [n for n in facts.gang if n.name in names and n.link is Link.UP and n.looked < attempt.look]
+    return not late or watch.passed(attempt.look_at + LOOK_S_MAX)
+
+
+def orders(facts: Facts, attempt: AttemptFacts, why: str, watch: Watch) -> list[Decision]:
+    """Return the orders for one look at all ranks: every node that can be asked is."""
+    number = attempt.look + 1
+    asked = [node for node in facts.gang if node.link is Link.UP]
+    return [d.Look(watch.now_s, why, attempt.number, node.name, number) for node in asked]
+
+
+def found(attempt: AttemptFacts, rank: RankFacts) -> RankLook | None:
+    """Return what the last look has found of a rank, None if it was not told."""
+    if rank.look is None or attempt.look_at is None or rank.looked_at < attempt.look_at:
+        return None
+    return rank.look
+
+
+def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankLook]:
+    """Return what the last look has found of the living ranks, by rank."""
+    return {rank.rank: look for rank in living(facts) if (look := found(attempt, rank)) is not None}
+
+
+def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
+    """Tell whether the last look has found that the rank goes on."""
+    look = found(attempt, rank)
+    return look is not None and (look.doing is Doing.WORKS or rank.collective_at >= rank.looked_at)
+
+
+def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
+    """Return for how long a rank has stood still by its looks, None where they cannot tell."""
+    look = found(attempt, rank)
+    if look is None or look.doing is Doing.UNSEEN:
+        return None
+    return min(look.still_s, rank.looked_at - max(rank.collective_at, suspicion.gang_at(facts, attempt)))
+
+
+def in_round(facts: Facts, attempt: AttemptFacts) -> int:
+    """Return how many looks were ordered in the present silence."""
+    is_present = attempt.look_at is not None and attempt.look_at >= suspicion.quiet_since(facts, attempt)
+    return attempt.round if is_present else 0
+
+
+def why_look(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
+    """Say why every rank is to be looked at now; empty if it is not."""
+    if attempt.phase is not Phase.RUN or not living(facts):
+        return ""
+    if facts.look_asked > facts.look_answered:
+        return "somebody wants to see what the ranks do"
+    if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, watch):
+        return ""
+    assert facts.limits is not None
+    limit_at = suspicion.limit_at(facts, attempt, facts.limits.rendezvous_s_max)
+    for due_s in () if limit_at is None else (limit_at + after_s for after_s in LATE_AFTER_S):
+        if watch.passed(due_s) and (attempt.look_at or 0.0) < due_s:
+            return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"
+    return _why_stopped(facts, attempt, watch) or _why_silence(facts, attempt, watch)
+
+
+def _why_stopped(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
+    """A stopped rank is judged soon and by its state alone; two looks before tell in what the others wait for it."""
+    for rank in living(facts):
+        for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
+            due_s = rank.state_at + after_s
+            if watch.passed(due_s) and (attempt.look_at or 0.0) < due_s:
+                return f"rank {rank.rank} is stopped (state T)"
+    return ""
+
+
+def _why_silence(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
+    silence_s = suspicion.suspect_s(facts)
+    if silence_s is None:
+        return ""
+    since_s = suspicion.quiet_since(facts, attempt)
+    if not watch.passed(since_s + silence_s):
+        return ""
+    made = in_round(facts, attempt)
+    if made and not watch.passed((attempt.look_at or 0.0) + _pause_s(facts, attempt, made)):
+        return ""
+    return f"no sign of progress for {watch.now_s - since_s:.0f} s" + (f", look {made + 1}" if made else "")
+
+
+def _pause_s(facts: Facts, attempt: AttemptFacts, made: int) -> float:
+    """Return how long after the last look the next one follows: soon after somebody has come to stand."""
+    if made >= LONG_ROUND:
+        return LONG_PAUSE_S
+    pause_s = PAUSES_S[min(made, len(PAUSES_S)) - 1]
+    if any(moves(attempt, rank) for rank in living(facts)):
+        return pause_s
+    known = [still for rank in living(facts) if (still := still_s(facts, attempt, rank)) is not None]
+    return PAUSES_S[0] if known and min(known) < STILL_S else pause_s

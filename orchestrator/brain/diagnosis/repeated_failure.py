@@ -1,0 +1,97 @@
+"""Has this failure been seen before, so that another attempt would only end likewise?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
+from orchestrator.brain.scheduling import placement
+from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, begins_anew
+
+ALIKE_MAX = 4
+"""So many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
+overwrites one checkpoint does not show whether it begins from it; that it comes equally far each time does."""
+
+_OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
+"""What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""
+
+
+def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
+    """Return the verdict with what is known of the script, as no progress when the same has happened before."""
+    anew = begins_anew(attempt)
+    if anew:
+        verdict = dataclasses.replace(verdict, evidence=(anew, *verdict.evidence))
+    before = [past for past in facts.past if past.number > facts.resumed_after]
+    own = verdict.kind in _OWN_FAULTS and not verdict.signature.endswith(PLACEMENT)
+    if not before or not verdict.retry or not own:
+        return verdict
+    if _same_point(before[-1], attempt, verdict) and not _may_be_the_hosts(facts, before[-1], verdict):
+        if verdict.patience_s and not attempt.patient:
+            unsure = "the same place again, and no state proves it: the next attempt waits there up to hang_ceiling"
+            return dataclasses.replace(verdict, evidence=(unsure, *verdict.evidence))
+        at = f"step {verdict.step}" if verdict.step is not None else "the same point, before any step"
+        return _no_progress(verdict, f"the same failure again at {at}", before[-1])
+    if _equally_far(before, attempt, verdict):
+        made = f"{attempt.own_steps(verdict)} steps of its own"
+        again = f"the same failure in {ALIKE_MAX} attempts in a row, each resumed and failed after {made}"
+        hint = () if anew else (f"{SUSPICION} ({QUESTION})",)
+        return _no_progress(verdict, again, before[-1], hint)
+    return verdict
+
+
+def is_unsure(facts: Facts) -> bool:
+    """Tell whether the last two attempts hung at one place, and only patience saw it: a third one shows whether what is
+    done there takes long."""
+    before = [past.verdict for past in facts.past if past.number > facts.resumed_after][-2:]
+    hangs = [one for one in before if one is not None and one.kind is Kind.HANG and one.patience_s]
+    return len(hangs) == 2 and hangs[0].signature == hangs[1].signature
+
+
+def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
+    """Tell whether the attempt before failed likewise: at the same step, or as far from the same checkpoint.
+
+    Where no step is known, a signal does not count: someone outside may have sent it, at another place each time.
+    """
+    if past.verdict is None or past.verdict.signature != verdict.signature:
+        return False
+    if verdict.step is None and any(word in verdict.signature for word in (" signal ", " stopped ")):
+        return False
+    count = attempt.own_steps(verdict)
+    as_far = (past.attempt.resume, past.attempt.failed_count) == (attempt.resume, count)
+    return as_far or past.failed_step == verdict.step
+
+
+def _may_be_the_hosts(facts: Facts, past: PastAttempt, verdict: Verdict) -> bool:
+    """Tell whether both times ranks of one host hung, which is now set aside for another: only there it is known
+    whose fault it is."""
+    on_one = past.verdict is not None and past.verdict.node == verdict.node != ""
+    return verdict.kind is Kind.HANG and on_one and placement.has_another(facts)
+
+
+def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verdict) -> bool:
+    """Tell whether the last attempts, this one with them, all failed so after as many steps of their own."""
+    count = attempt.own_steps(verdict)
+    alike = [
+        past
+        for past in before[1 - ALIKE_MAX :]
+        if past.verdict is not None
+        and past.verdict.signature == verdict.signature
+        and past.attempt.failed_count == count
+        and _tells_nothing(past.attempt)
+    ]
+    return bool(count) and len(alike) == ALIKE_MAX - 1 and _tells_nothing(attempt)
+
+
+def _tells_nothing(attempt: AttemptFacts) -> bool:
+    """Tell whether the attempt was given a checkpoint and no name of what it wrote proves that it began there."""
+    return attempt.resume is not None and not attempt.resumes
+
+
+def _no_progress(verdict: Verdict, again: str, last: PastAttempt, hint: tuple[str, ...] = ()) -> Verdict:
+    assert last.verdict is not None
+    likewise = f"attempt {last.number} ended likewise: {last.verdict.summary}"
+    return dataclasses.replace(
+        verdict, kind=Kind.NO_PROGRESS, summary=f"{again}: {verdict.summary}", retry=False,
+        evidence=(likewise, *hint, *verdict.evidence),
+    )  # fmt: skip

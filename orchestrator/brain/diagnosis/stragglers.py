@@ -1,0 +1,80 @@
+"""Which ranks do their own work slower than their peers, and so hold up all? Pure: what beats say in, facts out.
+
+Rules: only a rank's own work counts, without waiting for others, since a gang steps in common; once is chance, so that
+a rank is named only after reports in a row; a name is taken back as slowly as it was given.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Decision
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts, Slow
+
+FACTOR_MIN = 1.3
+"""So many times the middle of its peers' work is slow."""
+
+MORE_S_MIN = 0.005
+"""So much more it must be: quick steps differ by chance."""
+
+TIMES_MIN = 3
+"""After so many reports in a row, each of many steps, a rank is slow for sure."""
+
+LASTS_S = 20.0
+"""And after so long."""
+
+PEERS_MAX = 4096
+"""So many peers are compared with at most."""
+
+
+def note(facts: Facts, rank: RankFacts, at: float) -> None:
+    """Compare a rank's new word of its own work with what its peers have said."""
+    peers = [
+        other.own_s
+        for other in list(facts.ranks.values())[:PEERS_MAX]
+        if other is not rank and other.own_s is not None and other.life is Life.ALIVE
+    ]
+    own_s = rank.own_s
+    if own_s is None or not peers:
+        return
+    peers_s = max(statistics.median(peers), 1e-6)
+    if own_s < max(FACTOR_MIN * peers_s, peers_s + MORE_S_MIN):
+        rank.slow = None
+        return
+    before = rank.slow
+    step, since_s, times = (before.step, before.at, before.times + 1) if before else (rank.count, at, 1)
+    rank.slow = Slow(own_s, peers_s, step, since_s, times)
+
+
+def found(facts: Facts) -> list[RankFacts]:
+    """Return the ranks that are slow for sure, the slowest first."""
+    slow = [
+        rank
+        for rank in facts.ranks.values()
+        if rank.life is Life.ALIVE and rank.slow is not None and _is_sure(rank.slow, rank.beat_at)
+    ]
+    return sorted(slow, key=lambda rank: (-rank.slow.factor if rank.slow else 0.0, rank.rank))
+
+
+def decide(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Say of each slow rank once that it is."""
+    return [
+        d.Remark(watch.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
+        for rank in found(facts)
+        if rank.rank not in attempt.remarks
+    ]
+
+
+def text(facts: Facts, rank: RankFacts) -> str:
+    """Say in one line how slow a rank is, and since when."""
+    assert rank.slow is not None and facts.attempt is not None
+    slow = rank.slow
+    step = facts.attempt.base_step + slow.step
+    times = f"{slow.factor:.1f} x its peers"
+    return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_s * 1000:.0f} ms a step) since step {step:,}"
+
+
+def _is_sure(slow: Slow, now_s: float) -> bool:
+    return slow.times >= TIMES_MIN and now_s >= slow.at + LASTS_S

@@ -1,0 +1,199 @@
+"""When is silence suspicious, and what breaks it? Pure: facts in, seconds out.
+
+Rules: suspicion only makes one look, and a look harms nobody; what a look proves is another question, see `hang`. The
+silence that is suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does
+(a line of log, some I/O) puts a look off, but not for ever: a thread that says `waiting` every second is no progress.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orchestrator.brain.model.events import Doing, RankBeat, RankLook
+from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts
+
+START_SUSPECT_S = 30.0
+"""How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""
+
+EXIT_SUSPECT_S = 5.0
+"""The same once some ranks have ended well: the others have nothing to do but to end."""
+
+USUAL_TIMES = 3.0
+"""So many usual step times without a sign are suspicious, within the user's floor and ceiling."""
+
+PUT_OFF_TIMES = 0.2
+START_PUT_OFF_TIMES = 6.0
+"""For so many times the suspicious silence can signs of single ranks alone put off a look; before step times are known,
+for so many: there is nothing else to go by."""
+
+PATIENCE_S = 300.0
+PATIENCE_LONGER = 2.0
+PATIENCE_STEPS = 20.0
+PATIENCE_PAUSES = 3.0
+"""How long a rank may stand in one place when no state proves that it never goes on: 5 min where it is blocked, and twice
+that where it computes, spins, sleeps, polls, saves, evaluates or exits, or where no rank is seen to wait for others. Not
+less than 20 usual steps, or three times the longest pause between two steps that the job has shown."""
+
+LONG_PHASES = ("evaluate", "save", "exit")
+"""What a rank is in by its stack when it may take longer."""
+
+IO_SIGN_BYTES = 64 * 1024
+"""What a rank reads and writes between two beats counts from here on: less is what monitors do."""
+
+CPU_SIGN_S = 0.05
+"""Processor seconds that count as a sign of life before the first step."""
+
+BUSY_SHARE = 0.2
+"""A rank is busy that has used this share of a processor since its last beat."""
+
+
+class Weight(enum.Enum):
+    """What a sign of life is worth."""
+
+    GANG = "the whole gang goes on"
+    RANK = "one rank does something: it puts a look off, for a while"
+    START = "the same, before the first step only"
+    LOOK = "no rank that shows it is judged"
+    NONE = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A sign of life, how it is told, and what it is worth; `shows` reads it off a beat, where beats tell it."""
+
+    name: str
+    weight: Weight
+    told: str
+    shows: Callable[[RankFacts, RankBeat], bool] | None = None
+
+
+SIGNS = (
+    Sign("step", Weight.GANG, "an optimizer step was made", lambda rank, beat: beat.count > rank.count),
+    Sign("log", Weight.RANK, "the rank's log has grown", lambda rank, beat: beat.log_bytes > rank.log_bytes),
+    Sign(
+        "I/O", Weight.RANK, "64 KiB or more read or written between two beats: data, a checkpoint that grows",
+        lambda rank, beat: beat.io_bytes >= rank.io_bytes + IO_SIGN_BYTES,
+    ),
+    Sign(
+        "processor", Weight.START, "0.05 s of processor time between two beats: imports, compilation",
+        lambda rank, beat: not beat.count and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
+    ),
+    Sign("collective", Weight.LOOK, "between two looks the rank has entered another collective"),
+    Sign("stack", Weight.LOOK, "between two looks its stack, or that of another thread or a child, has moved"),
+    Sign(
+        "data", Weight.LOOK,
+        "between two looks a thread or a child that reads or writes has gone on: an upload, a trickle",
+    ),
+    Sign("GPU", Weight.NONE, "a GPU that is busy: kernels of a collective spin while they wait"),
+)  # fmt: skip
+"""All signs of life and their weights: this table decides, and the documents show it."""
+
+
+def signs(rank: RankFacts, beat: RankBeat) -> tuple[Sign, ...]:
+    """Return the signs of life that a beat shows and that were not there before."""
+    return tuple(sign for sign in SIGNS if sign.shows is not None and sign.shows(rank, beat))
+
+
+def is_busy(rank: RankFacts, beat: RankBeat, at: float) -> bool:
+    """Tell whether the rank uses much of a processor, or would: on a busy machine it is ready to run and gets little."""
+    share_s = BUSY_SHARE * (at - rank.beat_at)
+    return beat.state == "R" or beat.cpu_s - rank.cpu_s >= max(CPU_SIGN_S, share_s)
+
+
+# How long
+
+
+def usual_s(facts: Facts) -> float | None:
+    """Return the usual time of a step: that of the slowest rank, None before it is known."""
+    return max((rank.usual_s for rank in facts.ranks.values() if rank.usual_s is not None), default=None)
+
+
+def has_stepped(facts: Facts) -> bool:
+    """Tell whether the current attempt has made a step."""
+    return any(rank.count for rank in facts.ranks.values())
+
+
+def suspect_s(facts: Facts) -> float | None:
+    """Return how long a silence is suspicious now, None where none is."""
+    assert facts.limits is not None
+    limits = facts.limits
+    if limits.hang_s_max is None or limits.hang_s_max > 0:
+        return limits.hang_s_max
+    usual = usual_s(facts)
+    if any(rank.ended_well for rank in facts.ranks.values()):
+        wanted_s = EXIT_SUSPECT_S
+    elif usual is None:
+        wanted_s = START_SUSPECT_S
+    else:
+        wanted_s = USUAL_TIMES * usual
+    return min(max(wanted_s, limits.hang_s_floor), limits.hang_s_ceiling)
+
+
+def is_fixed(facts: Facts) -> bool:
+    """Tell whether the user has fixed how long a silence is a hang."""
+    return facts.limits is not None and bool(facts.limits.hang_s_max)
+
+
+def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> float:
+    """Return how long a rank may stand in one place before that alone is a hang; infinite where the user wants no such
+    verdict. Never above the ceiling, unless one usual pause or 20 usual steps of the job are longer than that."""
+    assert facts.limits is not None
+    limits, usual_steps_s = facts.limits, PATIENCE_STEPS * (usual_s(facts) or 0.0)
+    if is_fixed(facts):
+        return 0.0
+    if limits.patience_s is None:
+        return math.inf
+    ceiling_s = max(limits.hang_s_ceiling, usual_steps_s, facts.pause_s)
+    if attempt.patient or not has_stepped(facts):
+        return ceiling_s
+    wanted_s = (limits.patience_s or PATIENCE_S) * (PATIENCE_LONGER if longer else 1.0)
+    return min(max(wanted_s, usual_steps_s, PATIENCE_PAUSES * facts.pause_s), ceiling_s)
+
+
+def takes_longer(look: RankLook) -> bool:
+    """Tell whether what a rank stands in may well take long: it computes, sleeps, polls, saves, evaluates or exits."""
+    own = look.doing in (Doing.SPINS, Doing.SLEEPS, Doing.LEAVING) or look.phase in LONG_PHASES
+    return own or (look.doing is Doing.BLOCKED and look.ends_s is not None)
+
+
+def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
+    """Return when (job clock) a limit for what comes before the first step is over; None without one, or after it."""
+    assert attempt.running_at is not None
+    if limit_s is None or has_stepped(facts):
+        return None
+    return max(attempt.running_at, attempt.watched_at) + limit_s
+
+
+# Since when
+
+
+def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
+    """Return when (job clock) the gang was last known to go on as a whole. What nobody watched does not count, and
+    that a rank ends well is a step of its own."""
+    ended_at = max((rank.died_at for rank in facts.ranks.values() if rank.ended_well), default=0.0)
+    return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, ended_at)
+
+
+def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
+    """Return since when (job clock) nothing speaks against a look."""
+    since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
+    if is_fixed(facts) or silence_s is None:
+        return max(since_s, facts.progress_at)
+    times = START_PUT_OFF_TIMES if usual_s(facts) is None else PUT_OFF_TIMES
+    return max(since_s, min(facts.progress_at, since_s + times * silence_s))
+
+
+def silent_since(facts: Facts, attempt: AttemptFacts) -> float:
+    """Return since when (job clock) nothing speaks against a hang without a proof. Where there are steps, log lines
+    and I/O do so for as long as the ceiling; where there are none, they are all that one has, and processor time
+    alone does."""
+    assert facts.limits is not None
+    since_s = gang_at(facts, attempt)
+    if is_fixed(facts):
+        return max(since_s, facts.progress_at)
+    if not has_stepped(facts):
+        since_s = max(since_s, *(rank.told_at for rank in facts.ranks.values()))
+    return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_s_ceiling))

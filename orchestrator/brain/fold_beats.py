@@ -1,0 +1,80 @@
+"""How does what agents see of a rank fold into its facts? Its beats, and what looks find of it.
+
+A beat that was folded into one for the journal says all that the facts hold, so that replaying it gives the same.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from orchestrator.brain.diagnosis import suspicion
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts
+
+
+def take(rank: RankFacts, beat: e.RankBeat, at: float, watched_at: float) -> None:
+    """Take in what a beat says of a living rank; what of it is a sign of life stands in `suspicion.SIGNS`."""
+    if beat.seen is not None:
+        rank.count, rank.state, rank.log_bytes, rank.cpu_s = (
+            beat.count,
+            beat.state,
+            beat.log_bytes,
+            beat.cpu_s,
+        )
+        _rest(rank, beat)
+        rank.sign_at, rank.step_at = beat.seen.sign_at, beat.seen.step_at
+        rank.state_at, rank.beat_at = beat.seen.state_at, beat.seen.beat_at
+        rank.busy_at, rank.left_at, rank.pause_s = beat.seen.busy_at, beat.seen.left_at, beat.seen.pause_s
+        rank.told_at = beat.seen.told_at
+        return
+    if suspicion.is_busy(rank, beat, at):
+        rank.busy_at = at
+    signs = suspicion.signs(rank, beat)
+    moved = bool(signs)
+    if moved:
+        rank.sign_at = at
+    if any(sign.weight is not suspicion.Weight.START for sign in signs):
+        rank.told_at = at
+    rank.cpu_s = max(rank.cpu_s, beat.cpu_s)
+    if beat.state != rank.state:
+        rank.state, rank.state_at = beat.state, at
+    if beat.count > rank.count:
+        if rank.count:  # what nobody watched is no pause
+            rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
+        rank.count, rank.step_at = beat.count, at
+    if beat.left and not rank.left:
+        rank.left_at = at
+    _rest(rank, beat)
+    rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
+    rank.beat_at = at
+
+
+def _rest(rank: RankFacts, beat: e.RankBeat) -> None:
+    rank.io_bytes, rank.usual_s, rank.own_s, rank.left = beat.io_bytes, beat.usual_s, beat.own_s, beat.left
+
+
+def folded_beat(facts: Facts, node: str, at: float) -> e.Beat:
+    """Return the beat, heard `at`, that says of the node's living ranks all that the facts hold."""
+    ranks = tuple(
+        e.RankBeat(
+            rank.rank, rank.count, rank.state, rank.log_bytes, rank.cpu_s, rank.io_bytes, rank.usual_s, rank.own_s,
+            rank.left,
+            seen=e.Seen(
+                rank.sign_at, rank.step_at, rank.state_at, rank.beat_at, rank.busy_at, rank.left_at, rank.pause_s,
+                rank.told_at,
+            ),
+        )
+        for rank in facts.ranks.values()
+        if rank.node == node and rank.life is Life.ALIVE
+    )  # fmt: skip
+    return e.Beat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
+
+
+def entered_another(facts: Facts, rank: RankFacts, look: e.RankLook) -> bool:
+    """Tell whether a rank has entered another collective since the look before, in the present silence: those that
+    were entered before it say nothing."""
+    attempt = cast(AttemptFacts, facts.attempt)
+    if rank.look is None or rank.looked_at < suspicion.quiet_since(facts, attempt):
+        return False
+    before = {(one.group, one.ranks): one.number for one in rank.look.collectives}
+    return any(one.number > before.get((one.group, one.ranks), one.number) for one in look.collectives)

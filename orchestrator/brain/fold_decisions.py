@@ -1,0 +1,254 @@
+"""How does each decision fold into the facts, once it is journaled? What was ordered is a wish until it is seen.
+
+Here an attempt begins, and what must outlive it is noted: how far it came, and which nodes the next one does without.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from orchestrator.brain.diagnosis import desync, repeated_failure, suspicion
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import (
+    APART,
+    AttemptFacts,
+    Facts,
+    Link,
+    NodeFacts,
+    PastAttempt,
+    Phase,
+    RankFacts,
+)
+from orchestrator.brain.scheduling import checkpoints, placement
+
+HANGS_MAX = 2
+"""After so many hangs on one host the job does without it, where there is another."""
+
+
+def unplaced(pool: e.Pool) -> dict[int, RankFacts]:
+    """Return the ranks of an attempt that has no nodes yet."""
+    return {rank: RankFacts(rank, "") for rank in range(pool.nodes * pool.ranks_each)}
+
+
+def file_attempt(facts: Facts) -> None:
+    """Move the current attempt to the past, once; only one that got nowhere by itself spends the restart budget."""
+    attempt = facts.attempt
+    if attempt is None or (facts.past and facts.past[-1].number == attempt.number):
+        return
+    progressed = facts.progressed()
+    facts.past.append(PastAttempt(attempt, facts.step, progressed))
+    facts.best_step = max(facts.best_step, facts.step or 0)
+    facts.spent += 0 if progressed or attempt.is_free else 1
+
+
+def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
+    file_attempt(facts)
+    if (
+        facts.attempt is not None
+        and facts.attempt.number > facts.resumed_after
+        and facts.attempt.gone_at is None
+    ):
+        _note_missing(facts, facts.attempt)
+    facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
+    facts.attempt.patient = repeated_failure.is_unsure(facts)
+    facts.late.update(facts.coming)
+    facts.coming = {}
+    facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
+    desync.forget(facts)
+    if facts.pool is None:
+        _begin_run(facts, facts.attempt, news.at)
+    else:
+        facts.ranks = unplaced(facts.pool)
+    for node in facts.nodes.values():
+        node.trouble = node.trouble_tail = node.lost = ""
+        node.lost_at, node.addresses, node.reached, node.missed = 0.0, (), (), ()
+        node.looked = 0
+        if facts.pool is not None:
+            node.launch_failures = 0
+    for node in facts.every_node() if facts.pool is not None else ():
+        node.ranks = ()
+
+
+def _begin_run(facts: Facts, attempt: AttemptFacts, at: float) -> None:
+    """The attempt has its nodes; the time that a job may take begins with its first."""
+    attempt.placed_at = at
+    if facts.run_began_at is None:
+        facts.run_began_at = at
+
+
+def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
+    """Remember, beyond the attempt, which nodes were lost in it, and which could not be made ready."""
+    verdict = attempt.verdict
+    others = facts.pool is not None and len(facts.nodes) > facts.pool.nodes
+    for node in facts.nodes.values():
+        if node.link is not Link.UP and (lost := node.lost_how(verdict)):
+            node.missing = lost
+        elif node.trouble and others:
+            node.excluded = node.trouble
+        elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
+            node.excluded = hung
+    elsewhere = others or facts.queue is not None
+    if elsewhere and verdict is not None and verdict.signature.startswith(APART):
+        _exclude_apart(facts, verdict)
+
+
+def _hung_again(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> str:
+    """Say that ranks have hung on a node in this attempt and in one before; empty if they have not."""
+    hung = [
+        past
+        for past in facts.past
+        if past.number > facts.resumed_after
+        and past.verdict is not None
+        and past.verdict.kind is d.Kind.HANG
+        and past.verdict.node == node.name
+    ]
+    if len(hung) < HANGS_MAX or hung[-1].number != attempt.number:
+        return ""
+    numbers = " and ".join(str(past.number) for past in hung[-HANGS_MAX:])
+    return f"set aside: ranks hung on it in attempts {numbers}"
+
+
+def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:
+    """Do without a node that cannot meet the others, and forgive those who could not meet that one."""
+    for past in facts.past:
+        accuser = past.verdict
+        if accuser is None or not accuser.signature.startswith(APART) or accuser.node not in facts.nodes:
+            continue
+        if accuser.signature.endswith(f" {verdict.node}"):
+            facts.nodes[accuser.node].excluded = ""
+    facts.nodes[verdict.node].excluded = verdict.summary
+
+
+def _place(facts: Facts, news: d.Place) -> None:
+    for plan in news.nodes:
+        facts.nodes[plan.name].ranks = plan.ranks
+        for rank in plan.ranks:
+            facts.ranks[rank].node = plan.name
+    facts.last_places = tuple(plan.name for plan in news.nodes)
+    _begin_run(facts, cast(AttemptFacts, facts.attempt), news.at)
+
+
+def _launch(facts: Facts, news: d.Launch) -> None:
+    node = _known(facts, news.node)
+    if facts.pool is not None and news.at >= placement.asked_again_s(facts):
+        facts.round_at = news.at
+    node.link = Link.LAUNCHING
+    node.launched_at = news.at
+
+
+def _prepare(facts: Facts, news: d.Prepare) -> None:
+    facts.nodes[news.node].ordered_prepare = news.attempt
+
+
+def _probe(facts: Facts, news: d.Probe) -> None:
+    facts.nodes[news.node].ordered_probe = news.attempt
+
+
+def _start(facts: Facts, news: d.Start) -> None:
+    node = facts.nodes[news.node]
+    node.ordered_start = node.ever_started = news.attempt
+    node.clear = min(node.clear, news.attempt - 1)
+    node.alone_s = 0.0
+    cast(AttemptFacts, facts.attempt).phase = Phase.RUN
+
+
+def _look(facts: Facts, news: d.Look) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    if news.look > attempt.look:  # one look is an order to each node
+        goes_on = attempt.look_at is not None and attempt.look_at >= suspicion.quiet_since(facts, attempt)
+        attempt.round = attempt.round + 1 if goes_on else 1
+    attempt.look, attempt.look_at = news.look, news.at
+    facts.look_answered = facts.look_asked
+
+
+def _fence(facts: Facts, news: d.Fence) -> None:
+    node = _known(facts, news.node)
+    node.fence_s, node.alone_s = max(node.fence_s, news.quiet_s), max(node.alone_s, news.alone_s)
+    node.fence_lost = False
+
+
+def _judge(facts: Facts, news: d.Judge) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    attempt.verdict = news.verdict
+    attempt.failed_count = attempt.own_steps(news.verdict)
+    attempt.judged_at = news.at
+    if news.verdict.kind is d.Kind.DESYNC:
+        checkpoints.distrust(facts, attempt)
+    _begin_stop(attempt, news.at)
+
+
+def _begin_stop(attempt: AttemptFacts, at: float) -> None:
+    attempt.phase = Phase.STOP
+    attempt.stop_at = at
+
+
+def _notice(facts: Facts, news: d.Notice) -> None:
+    attempt = cast(AttemptFacts, facts.attempt)
+    if news.verdict.kind is d.Kind.DESYNC:
+        attempt.desynced = news.verdict
+    else:
+        attempt.noticed_at, attempt.noticed = news.at, news.verdict
+
+
+def _withdraw(facts: Facts, news: d.Withdraw) -> None:
+    cast(AttemptFacts, facts.attempt).noticed = None
+
+
+def _suspect(facts: Facts, news: d.Suspect) -> None:
+    cast(AttemptFacts, facts.attempt).suspects[news.place] = news.at
+
+
+def _remark(facts: Facts, news: d.Remark) -> None:
+    cast(AttemptFacts, facts.attempt).remarks[news.rank] = news.why
+
+
+def _finish(facts: Facts, news: d.Finish) -> None:
+    _begin_stop(cast(AttemptFacts, facts.attempt), news.at)
+
+
+def _stop(facts: Facts, news: d.Stop) -> None:
+    node = _known(facts, news.node)
+    node.ordered_stop, node.stop_ordered_at = news.attempt, news.at
+
+
+def _end_job(facts: Facts, news: d.EndJob) -> None:
+    facts.end = news.end
+    facts.end_why = news.why
+    facts.ended_at = news.at
+
+
+def _requeue(facts: Facts, news: d.Requeue) -> None:
+    facts.requeued_at, facts.requeued = news.at, news.why
+
+
+def _dismiss(facts: Facts, news: d.Dismiss) -> None:
+    _known(facts, news.node).ordered_leave = True
+
+
+def _known(facts: Facts, name: str) -> NodeFacts:
+    node = facts.node(name)
+    assert node is not None, f"a decision about {name}, which no plan knows"
+    return node
+
+
+FOLDS: dict[type[Any], Any] = {
+    d.BeginAttempt: _begin_attempt,
+    d.Launch: _launch,
+    d.Place: _place,
+    d.Prepare: _prepare,
+    d.Probe: _probe,
+    d.Start: _start,
+    d.Look: _look,
+    d.Fence: _fence,
+    d.Judge: _judge,
+    d.Notice: _notice,
+    d.Withdraw: _withdraw,
+    d.Suspect: _suspect,
+    d.Remark: _remark,
+    d.Finish: _finish,
+    d.Stop: _stop,
+    d.EndJob: _end_job,
+    d.Requeue: _requeue,
+    d.Dismiss: _dismiss,
+}

@@ -1,0 +1,374 @@
+"""How does each piece of news fold into the facts? No judgement is made here.
+
+Rules: news of a stale attempt proves that its sender lives, and nothing else; orders are void when the line they went
+over breaks, and are given again when it is back; folding a journal anew gives the same facts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from orchestrator.brain import fold_beats, fold_decisions
+from orchestrator.brain.diagnosis import desync, stragglers, suspicion
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import (
+    AttemptFacts,
+    Facts,
+    Life,
+    Link,
+    News,
+    NodeFacts,
+    Phase,
+    RankFacts,
+    Want,
+)
+from orchestrator.brain.scheduling import allocation, checkpoints
+
+
+def fold(facts: Facts, news: News) -> None:
+    """Fold one event or journaled decision into the facts."""
+    facts.heard_at = max(facts.heard_at, news.at)
+    _FOLDS[type(news)](facts, news)
+
+
+def _planned(facts: Facts, news: e.Planned) -> None:
+    if facts.end is not None:
+        fold_decisions.file_attempt(facts)  # before its ranks are forgotten
+    old = {node.name: node for node in facts.every_node()}
+    facts.limits = news.limits
+    facts.pool = news.pool
+    if facts.queue is not None and facts.end is None and facts.attempt is not None:
+        allocation.planned(facts, news)
+        return
+    facts.nodes = {plan.name: old.pop(plan.name, NodeFacts(plan.name, plan.ranks)) for plan in news.nodes}
+    facts.leaving = old
+    for plan in news.nodes:
+        facts.nodes[plan.name].ranks = plan.ranks
+    facts.ranks = {rank: RankFacts(rank, plan.name) for plan in news.nodes for rank in plan.ranks}
+    if news.pool is not None:
+        facts.ranks = fold_decisions.unplaced(news.pool)
+        facts.last_places = tuple(name for name in facts.last_places if name in facts.nodes)
+
+
+def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
+    for node in facts.every_node():
+        if node.link is not Link.ABSENT:
+            _line_broke(node)
+        node.contact_at = news.at
+    if facts.attempt is not None:
+        facts.attempt.watched_at = news.at
+    desync.forget(facts)
+    for rank in facts.ranks.values():
+        rank.sign_at = max(rank.sign_at, news.at) if rank.life is Life.ALIVE else rank.sign_at
+        rank.state_at = news.at
+
+
+def _line_broke(node: NodeFacts) -> None:
+    """Orders that were under way may never have arrived; they are given again when the agent is back."""
+    node.link = Link.SILENT
+    node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
+    node.ordered_leave = False
+    node.fence_lost = True
+
+
+def _agent_up(facts: Facts, news: e.AgentUp) -> None:
+    node = facts.node(news.node)
+    if node is None:
+        return
+    attempt = facts.attempt.number if facts.attempt else 0
+    if node.boot and node.boot != news.boot:
+        _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
+    _line_broke(node)
+    node.link = Link.UP
+    node.there = True
+    node.boot = news.boot
+    node.contact_at = news.at
+    node.launch_failures = 0
+    node.missing = node.busy = ""
+    if node.excluded == node.launch_reason:  # what it was refused for is mended; what it found there is not
+        node.excluded = ""
+    node.launch_reason = ""
+    if news.running == 0:
+        _cleared(node, node.ever_started, news.at)
+    node.ready = news.ready
+    if news.ready == attempt:
+        node.address, node.port = news.address, news.port
+    if news.running == attempt and attempt and node.started != attempt:
+        _ranks_started(facts, node, attempt, tuple(seen.pid for seen in news.ranks), news.at)
+
+
+def _agent_silent(facts: Facts, news: e.AgentSilent) -> None:
+    node = facts.node(news.node)
+    if node is None or node.link is not Link.UP:
+        return
+    attempt = facts.attempt.number if facts.attempt else 0
+    dismissed = news.left and node.ordered_leave and node.is_clear(attempt)
+    _line_broke(node)
+    if dismissed:
+        node.link = Link.ABSENT
+        node.there = False
+
+
+def _agent_gone(facts: Facts, news: e.AgentGone) -> None:
+    node = facts.node(news.node)
+    if node is None:
+        return
+    node.there = False
+    if node.link is Link.ABSENT:
+        return
+    if node.link is Link.LAUNCHING:
+        node.launch_failures += 1
+        node.launch_reason = news.evidence
+    else:
+        _lost(facts, node, news.evidence, news.at)
+    _line_broke(node)
+    node.link = Link.ABSENT
+
+
+def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
+    """Note that an agent is no more, if that took ranks of the current attempt with it."""
+    attempt = facts.attempt
+    if attempt is not None and node.ever_started == attempt.number and facts.unfinished(node):
+        node.lost, node.lost_at = how, at
+
+
+def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
+    node = facts.node(news.node)
+    if node is None or node.link is Link.UP:
+        return
+    node.link = Link.ABSENT
+    if news.trouble is e.Trouble.BUSY:
+        node.busy, node.busy_at = news.reason, news.at
+        _queued(facts, news.at)
+        return
+    node.busy = ""
+    node.launch_failures += 1
+    node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
+    if news.trouble is e.Trouble.LASTING:
+        node.excluded = node.launch_reason
+
+
+def _queue_seen(facts: Facts, news: e.QueueSeen) -> None:
+    facts.ahead = news.ahead
+    _queued(facts, news.at)
+
+
+def _queued(facts: Facts, at: float) -> None:
+    if facts.attempt is not None:
+        facts.attempt.queued_at = at
+
+
+def _current(facts: Facts, node: str, attempt: int, at: float) -> NodeFacts | None:
+    """Note that the node spoke; return it only when it speaks of the current attempt."""
+    known = facts.node(node)
+    if known is None:
+        return None
+    known.contact_at = max(known.contact_at, at)
+    return known if _is_current(facts, node, attempt) else None
+
+
+def _is_current(facts: Facts, node: str, attempt: int) -> bool:
+    return facts.attempt is not None and facts.attempt.number == attempt and node in facts.nodes
+
+
+def _prepared(facts: Facts, news: e.Prepared) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        node.ready = news.attempt
+        node.address, node.port, node.addresses = news.address, news.port, news.addresses
+
+
+def _probed(facts: Facts, news: e.Probed) -> None:
+    """The first answer counts: the first node listens no longer once ranks were started."""
+    node = _current(facts, news.node, news.attempt, news.at)
+    if node is not None and node.probed < news.attempt:
+        node.probed, node.reached, node.missed = news.attempt, news.reached, news.missed
+
+
+def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        node.trouble = news.reason
+        node.trouble_tail = news.tail
+
+
+def _started(facts: Facts, news: e.Started) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        _ranks_started(facts, node, news.attempt, news.pids, news.at)
+
+
+def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int, ...], at: float) -> None:
+    node.started = attempt
+    for number, pid in zip(node.ranks, pids, strict=False):
+        rank = facts.ranks[number]
+        rank.pid = pid
+        if rank.life is Life.WAITING:
+            rank.life = Life.ALIVE
+            rank.sign_at = rank.state_at = rank.beat_at = at
+    current = facts.attempt
+    if current is not None and current.running_at is None and _all_started(facts, attempt):
+        current.running_at = at
+
+
+def _all_started(facts: Facts, attempt: int) -> bool:
+    return all(node.started == attempt for node in facts.gang)
+
+
+def _exited(facts: Facts, news: e.Exited) -> None:
+    if _current(facts, news.node, news.attempt, news.at) is None or news.rank not in facts.ranks:
+        return
+    rank = facts.ranks[news.rank]
+    if rank.life is Life.EXITED:
+        return
+    rank.life = Life.EXITED
+    rank.code, rank.signal, rank.failure, rank.oom = news.code, news.signal, news.failure, news.oom
+    rank.died_at = news.at
+    stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
+    rank.ordered = news.ordered or stopping
+    if news.count > rank.count:
+        rank.count, rank.step_at = news.count, news.at
+
+
+def _beat(facts: Facts, news: e.Beat) -> None:
+    if _current(facts, news.node, news.attempt, news.at) is None:
+        return
+    for beat in news.ranks:
+        rank = facts.ranks.get(beat.rank)
+        if rank is not None and rank.life is Life.ALIVE:
+            slowed = beat.own_s is not None and beat.own_s != rank.own_s
+            fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
+            facts.pause_s = max(facts.pause_s, rank.pause_s)
+            if beat.groups:
+                rank.groups = beat.groups
+                desync.note(facts, rank, beat.groups, beat.marks, news.at)
+            if slowed:
+                stragglers.note(facts, rank, news.at)
+
+
+def _stopped(facts: Facts, news: e.Stopped) -> None:
+    node = facts.node(news.node)
+    if node is None:
+        return
+    node.contact_at = max(node.contact_at, news.at)
+    _cleared(node, min(news.attempt, node.ever_started), news.at)
+    attempt = facts.attempt
+    if attempt is None or attempt.number != news.attempt or attempt.phase is not Phase.RUN:
+        return
+    done = all(rank.ended_well for rank in facts.ranks.values() if rank.node == node.name)
+    if (
+        news.how != "ended" and not done
+    ):  # nobody ordered it yet: the attempt cannot go on without these ranks
+        fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
+        node.lost = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
+        node.lost_at = news.at
+
+
+def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
+    if node.clear < attempt:
+        node.clear, node.cleared_at = attempt, at
+
+
+def _looked(facts: Facts, news: e.Looked) -> None:
+    if node := _current(facts, news.node, news.attempt, news.at):
+        node.looked = max(node.looked, news.look)
+        for look in news.ranks:
+            rank = facts.ranks.get(look.rank)
+            if rank is not None and rank.life is Life.ALIVE:
+                if fold_beats.entered_another(facts, rank, look):
+                    rank.collective_at = news.at
+                rank.look, rank.looked_at = look, news.at
+                rank.longer_at = news.at if suspicion.takes_longer(look) else rank.longer_at
+                facts.mixed.update(look.mixed)
+
+
+def _checkpoint_coming(facts: Facts, news: e.CheckpointComing) -> None:
+    if _is_current(facts, news.node, news.attempt):
+        facts.coming[news.path] = news.node
+
+
+def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
+    """Adopt it only from the attempt that is current: a stale one may still be writing."""
+    current = facts.attempt is not None and news.attempt == facts.attempt.number
+    (facts.coming if current else facts.late).pop(news.path, None)
+    # What an agent of the allocation before has kept for us is as good: all nodes of a queue share their disk.
+    left = current and facts.queue is not None and news.node in facts.leaving
+    if _is_current(facts, news.node, news.attempt) or left:
+        checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
+
+
+def _checkpoint_spoiled(facts: Facts, news: e.CheckpointSpoiled) -> None:
+    """What does not arrive leaves what is at home under its name as it is."""
+    stale = facts.attempt is not None and news.attempt < facts.attempt.number
+    if stale and facts.late.pop(news.path, None) is not None:
+        return
+    if facts.coming.pop(news.path, None) is None:
+        checkpoints.spoiled(facts, news)
+
+
+def _cancel_asked(facts: Facts, news: e.CancelAsked) -> None:
+    facts.requests = max(facts.requests, news.request)
+    if facts.end is None:
+        facts.want = Want.CANCEL
+        facts.cancelled = facts.cancelled or "cancelled by the user"
+
+
+def _restart_asked(facts: Facts, news: e.RestartAsked) -> None:
+    """An attempt that is over already is followed by another one, or by none, without that."""
+    facts.requests = max(facts.requests, news.request)
+    attempt = facts.attempt
+    if facts.end is None and attempt is not None and attempt.phase is not Phase.STOP:
+        attempt.restart_asked = True
+
+
+def _look_asked(facts: Facts, news: e.LookAsked) -> None:
+    facts.requests = max(facts.requests, news.request)
+    facts.look_asked = news.request
+
+
+def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
+    facts.requests = max(facts.requests, news.request)
+    if facts.end is None:
+        return
+    facts.end, facts.end_why, facts.ended_at = None, "", None
+    facts.want, facts.cancelled = Want.RUN, ""
+    facts.run_began_at = facts.requeued_at = facts.over = None
+    fold_decisions.file_attempt(facts)
+    facts.spent = 0
+    facts.resumed_after = facts.attempt.number if facts.attempt else 0
+    if facts.attempt is not None:
+        facts.attempt.stop_at = facts.attempt.watched_at = news.at
+    if news.path:
+        facts.checkpoint = d.Checkpoint(news.path, facts.known_steps.get(news.path))
+    facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
+    for node in facts.every_node():
+        node.launch_failures = node.ordered_stop = 0
+        node.excluded = node.busy = node.missing = node.launch_reason = ""
+        node.ordered_leave = False
+        node.link = Link.ABSENT if node.link is Link.LAUNCHING else node.link
+
+
+_FOLDS: dict[type[Any], Any] = {
+    e.Planned: _planned,
+    e.SupervisorStarted: _supervisor_started,
+    e.AgentUp: _agent_up,
+    e.AgentSilent: _agent_silent,
+    e.AgentGone: _agent_gone,
+    e.LaunchFailed: _launch_failed,
+    e.QueueSeen: _queue_seen,
+    e.Prepared: _prepared,
+    e.Probed: _probed,
+    e.PrepareFailed: _prepare_failed,
+    e.Started: _started,
+    e.Exited: _exited,
+    e.Beat: _beat,
+    e.Stopped: _stopped,
+    e.Looked: _looked,
+    e.LookAsked: _look_asked,
+    e.CheckpointComing: _checkpoint_coming,
+    e.CheckpointFound: _checkpoint_found,
+    e.CheckpointSpoiled: _checkpoint_spoiled,
+    e.CancelAsked: _cancel_asked,
+    e.RestartAsked: _restart_asked,
+    e.ResumeAsked: _resume_asked,
+    **allocation.FOLDS,
+    **fold_decisions.FOLDS,
+}

@@ -1,0 +1,1 @@
+"""What the brain hears, decides and knows: events, decisions, facts, deadlines."""

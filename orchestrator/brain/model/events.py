@@ -1,0 +1,539 @@
+"""What can the brain hear? Every event is stamped `at` (job clock, seconds) and, where ranks are meant, by attempt."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from orchestrator.core.end_cause import Cause
+
+
+class Trouble(enum.Enum):
+    """Whether a launch that failed is worth trying again."""
+
+    PASSING = "passing"  # no answer, a broken line: again, a few times
+    LASTING = "lasting"  # a wrong key, no Python: not before a person has mended it
+    BUSY = "busy"  # others use the host: again, for as long as it takes
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node of the plan and the global ranks that live on it; none where the brain places them, see `Pool`."""
+
+    name: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What a job may do whose nodes are an allocation of a queue system, and to whose queue it can go back.
+
+    `grace_s`: how long ranks may take to save themselves when the allocation is about to end.
+    """
+
+    requeues_at_time_limit: bool
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """How many of the planned nodes an attempt needs, with how many ranks on each, and how many more are kept ready.
+
+    `seed` spreads the tries of jobs that compete for the same hosts. With a queue the nodes are those of the present
+    allocation.
+    """
+
+    nodes: int
+    ranks_each: int
+    spares: int
+    seed: int
+    queue: Queue | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every limit that the brain judges by. `None` means no limit.
+
+    `hang_s_max`: so long a silence is suspicious, 0 where that follows from what the job has shown, see `suspicion`,
+    within floor and ceiling. `patience_s`: so long a rank may stand in one place while others wait for it, 0 for the
+    plain time, see `suspicion`. `fence_s`: so long an agent goes by itself that was told nothing else; None where locks
+    tell whether it lives, see `fence`.
+    """
+
+    start_s_max: float
+    hang_s_max: float | None
+    node_silent_s_max: float
+    fence_s: float | None
+    stop_grace_s: float
+    break_grace_s: float
+    restarts_max: int
+    backoff_s: float
+    backoff_s_max: float
+    never_on_exit_codes: tuple[int, ...]
+    time_s_max: float | None
+    on_hang: str
+    on_desync: str = "fail"
+    rendezvous_s_max: float | None = None
+    first_step_s_max: float | None = None
+    hang_s_floor: float = 5.0
+    hang_s_ceiling: float = 600.0
+    queue_s_max: float | None = None
+    patience_s: float | None = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a rank said as it died: the exception of the hook's error file, or the last lines of its log."""
+
+    type: str
+    message: str
+    traceback: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    """A rank as its agent sees it at the moment of connecting."""
+
+    rank: int
+    pid: int
+    exited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """When (job clock) a rank last gave a sign, made a step, changed its state, was heard of, was busy, said its last
+    word, and gave a sign that is more than processor time; `pause_s`: the longest time between two of its steps."""
+
+    sign_at: float
+    step_at: float
+    state_at: float
+    beat_at: float
+    busy_at: float = 0.0
+    left_at: float = 0.0
+    pause_s: float = 0.0
+    told_at: float = 0.0
+
+
+class Doing(enum.Enum):
+    """What a rank does, as its agent sees it."""
+
+    WAITS = "waits"  # for other ranks: in a collective, a barrier, the store, the rendezvous
+    WORKS = "works"  # its stack moves, or it or its children read, write or compute
+    SPINS = "spins"  # burns processor time in one place: a loop, or one long operation
+    SLEEPS = "sleeps"  # in a timed sleep
+    BLOCKED = (
+        "blocked"  # idle in one place that is no wait for other ranks: a lock, a read, a question, a child
+    )
+    STOPPED = "stopped"  # state T or t
+    LEAVING = "leaving"  # has said its last word, and is still there
+    UNSEEN = "unseen"  # a first look, or no way to look
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A collective that a rank entered before its last one in a group; see `Collective`."""
+
+    number: int
+    what: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective that a rank has entered in one group. `group` is torch's name of it, `label` its purpose;
+    `number` counts the group's collectives from 1; `shape`: `float32[1000]`; `entered_s`: so long ago; `done`: it was
+    carried out, so the rank no longer waits in it; `earlier`: the few before it, in order."""
+
+    group: str
+    label: str
+    ranks: tuple[int, ...]
+    number: int
+    what: str
+    shape: str
+    entered_s: float
+    done: bool = False
+    earlier: tuple[Entered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
+    steps of its own, the last of them being step `turn` of its optimizer number `optimizer`, 0 the first that it used."""
+
+    step: int
+    optimizer: int
+    turn: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook:
+    """What one look has found of a rank.
+
+    `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
+    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
+    cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
+    save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
+    `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
+    which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
+    `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
+    thread was ready to run and had no
+    processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
+    groups whose counts are not those of collectives alone.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    doing: Doing
+    still_s: float
+    where: str
+    why: str
+    certain: bool
+    ends_s: float | None
+    phase: str
+    stack: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    groups: tuple[str, ...]
+    marks: tuple[Mark, ...]
+    lacks: tuple[str, ...]
+    others_act: bool = False
+    starved_s: float = 0.0
+    gpu_use: float | None = None
+    mixed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankBeat:
+    """One rank's signs of life. `count`: optimizer steps since this process began; `state`: the letter of /proc.
+
+    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 3 of them;
+    `own_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `left`: it has
+    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `marks`: some of its
+    last steps with their counts, in order. `seen` is never sent: it stands in beats that were folded into one for the
+    journal, see `Brain.beats`.
+    """
+
+    rank: int
+    count: int
+    state: str
+    log_bytes: int
+    cpu_s: float
+    io_bytes: int = 0
+    usual_s: float | None = None
+    own_s: float | None = None
+    left: bool = False
+    groups: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    seen: Seen | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """The plan is (anew) this; always the first event, and again when a resume changed the plan.
+
+    With a pool, nodes have no ranks yet: `Place` gives them some in each attempt.
+    """
+
+    at: float
+    nodes: tuple[NodePlan, ...]
+    limits: Limits
+    pool: Pool | None
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStarted:
+    """A supervisor took the lock. It has heard nobody yet, so no silence counts from before."""
+
+    at: float
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentUp:
+    """An agent connected. `boot` names its process; `running` and `ready` are attempts, 0 for none."""
+
+    at: float
+    node: str
+    boot: str
+    running: int
+    ready: int
+    address: str
+    port: int
+    ranks: tuple[RankSeen, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSilent:
+    """The connection to an agent ended. `left`: it said that it goes, as it was told to; if not, the end of the
+    connection says nothing about the agent or its ranks."""
+
+    at: float
+    node: str
+    left: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AgentGone:
+    """The backend knows that the agent's process is no more."""
+
+    at: float
+    node: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchFailed:
+    """An agent could not be started: at which stage, why, and what would mend it."""
+
+    at: float
+    node: str
+    stage: str
+    reason: str
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSeen:
+    """Which earlier jobs of this submit machine wait for the same hosts; each change is told."""
+
+    at: float
+    ahead: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An IPv4 address of a host and the interface that has it."""
+
+    ip: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A node is set up for an attempt; the first node adds where the others will meet, or might (`addresses`)."""
+
+    at: float
+    node: str
+    attempt: int
+    address: str
+    port: int
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An address of the first node that answered, and the interface of this node that led there."""
+
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Which of the first node's addresses this node reaches, best first, and how the others failed."""
+
+    at: float
+    node: str
+    attempt: int
+    reached: tuple[Reached, ...]
+    missed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """A node's setup lines failed, or a rank's program cannot be started there."""
+
+    at: float
+    node: str
+    attempt: int
+    reason: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """All ranks of a node were started; their process ids in the order of the node's ranks."""
+
+    at: float
+    node: str
+    attempt: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A rank's process ended. Exactly one of `code` and `signal` is set.
+
+    `count`: its optimizer steps; `oom`: the kernel's OOM killer was at work on its host; `ordered`: its agent was
+    stopping it.
+    """
+
+    at: float
+    node: str
+    attempt: int
+    rank: int
+    code: int | None
+    signal: int | None
+    count: int
+    failure: Failure | None
+    oom: bool
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The regular word of an agent. The latest of a node replaces the one before."""
+
+    at: float
+    node: str
+    attempt: int
+    ranks: tuple[RankBeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Nothing of an attempt, nor of any before it, runs on this node any more. `how`: asked, fenced or ended."""
+
+    at: float
+    node: str
+    attempt: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """A node has answered look number `look`; its evidence is on disk."""
+
+    at: float
+    node: str
+    attempt: int
+    look: int
+    ranks: tuple[RankLook, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointComing:
+    """A complete checkpoint is on its way home from a host; `CheckpointFound` or `CheckpointSpoiled` follows."""
+
+    at: float
+    node: str
+    attempt: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    """A complete checkpoint; `count`: the optimizer steps of that attempt's processes when it was written."""
+
+    at: float
+    node: str
+    attempt: int
+    path: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpoiled:
+    """A checkpoint that was found before is no more, or its rewriting was cut off."""
+
+    at: float
+    node: str
+    attempt: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationBegan:
+    """The queue system gave the job nodes; whatever it had before is no more. `allocation`: Slurm's id of the job and
+    how often it was requeued, `1234.0`."""
+
+    at: float
+    allocation: str
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEnding:
+    """The nodes will be taken away, at `ends_at` (job clock) if that is known."""
+
+    at: float
+    allocation: str
+    cause: Cause
+    why: str
+    ends_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AllocationEnded:
+    """Request number `request`: the queue system says that the allocation is over for good, with nobody to supervise
+    it; the job is in no queue any more."""
+
+    at: float
+    request: int
+    allocation: str
+    cause: Cause
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Request number `request` of the job folder: the user wants the job to stop for good."""
+
+    at: float
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """Request number `request`: end the present attempt, and begin the next one from the newest checkpoint."""
+
+    at: float
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookAsked:
+    """Request number `request`: somebody wants to see what all ranks are doing, and nothing else."""
+
+    at: float
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeAsked:
+    """Request number `request`: go on with an ended job, from `path` or the newest checkpoint when it is empty."""
+
+    at: float
+    request: int
+    path: str
+
+
+Event: TypeAlias = (
+    Planned
+    | SupervisorStarted
+    | AgentUp
+    | AgentSilent
+    | AgentGone
+    | LaunchFailed
+    | QueueSeen
+    | Prepared
+    | PrepareFailed
+    | Probed
+    | Started
+    | Exited
+    | Beat
+    | Stopped
+    | Looked
+    | CheckpointComing
+    | CheckpointFound
+    | CheckpointSpoiled
+    | AllocationBegan
+    | AllocationEnding
+    | AllocationEnded
+    | CancelAsked
+    | RestartAsked
+    | LookAsked
+    | ResumeAsked
+)

@@ -1,0 +1,416 @@
+"""What is known? The facts of a job. A wish (what was ordered) and an observation (what was seen) are two fields."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.end_cause import Cause
+
+LAUNCH_FAILURES_MAX = 3
+"""How often the first agent of a node may fail to start before the job says that it cannot be launched."""
+
+APART = "rendezvous between "
+"""How the signature of a verdict on two nodes that cannot meet begins; then come their names, the first one last."""
+
+PLACEMENT = " placement"
+"""How the signature of a verdict on an attempt that cannot be placed ends."""
+
+News: TypeAlias = "e.Event | d.Decision"
+
+
+class Link(enum.Enum):
+    """What is seen of a node's agent."""
+
+    ABSENT = "absent"
+    LAUNCHING = "launching"
+    UP = "up"
+    SILENT = "silent"
+
+
+class Life(enum.Enum):
+    """What is seen of a rank's process."""
+
+    WAITING = "waiting"
+    ALIVE = "alive"
+    EXITED = "exited"
+
+
+class Phase(enum.Enum):
+    """How far an attempt is."""
+
+    PREPARE = "prepare"  # agents come up, set up their nodes, and find a port
+    RUN = "run"  # ranks were ordered to start
+    STOP = "stop"  # a verdict fell, all ranks ended, or the user cancelled: what is left is being stopped
+
+
+class Want(enum.Enum):
+    """What the user wants of the job."""
+
+    RUN = "run"
+    CANCEL = "cancel"
+
+
+@dataclass(slots=True)
+class NodeFacts:
+    """One node. Attempts are numbers, 0 for none; `ordered_*` are wishes, the rest was seen."""
+
+    name: str
+    ranks: tuple[int, ...]
+    link: Link = Link.ABSENT
+    there: bool = False  # an agent was up that has neither left nor been found to be gone
+    boot: str = ""
+    contact_at: float = 0.0
+    launched_at: float = 0.0
+    launch_failures: int = 0
+    launch_reason: str = ""
+    ordered_prepare: int = 0
+    ordered_start: int = 0
+    ordered_stop: int = 0
+    stop_ordered_at: float = 0.0
+    ordered_leave: bool = False
+    ever_started: int = 0  # the latest attempt for which a Start was ever sent: only later ones can be clear
+    ready: int = 0
+    address: str = ""
+    port: int = 0
+    started: int = 0
+    clear: int = 0
+    cleared_at: float = 0.0
+    looked: int = 0  # the last look that it has answered in the current attempt
+    trouble: str = ""  # setup failed or program not found, in the current attempt
+    trouble_tail: str = ""
+    lost_at: float = 0.0
+    lost: str = ""  # how the agent was lost while it had ranks of the current attempt
+    missing: str = ""  # how it was lost in an earlier attempt; it has not come back since
+    excluded: str = ""  # what a person must mend before it can be used
+    busy: str = ""  # who uses it, when it was last asked
+    busy_at: float = 0.0
+    addresses: tuple[e.Address, ...] = ()
+    fence_s: float = (
+        0.0  # the longest that its agent may go by itself, of all that it was ever told; see `fence`
+    )
+    alone_s: float = 0.0  # the same while its ranks have made no step, in the current attempt
+    fence_lost: bool = False  # a line broke since it was told
+    ordered_probe: int = 0
+    probed: int = 0
+    reached: tuple[e.Reached, ...] = ()
+    missed: tuple[str, ...] = ()
+
+    @property
+    def hopeless(self) -> bool:
+        """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
+        return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.boot
+
+    def lost_how(self, verdict: d.Verdict | None) -> str:
+        """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
+        judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == self.name
+        silent = verdict.evidence[0].removeprefix(f"{self.name}: ") if verdict and judged else ""
+        return self.lost or silent
+
+    def is_clear(self, attempt: int) -> bool:
+        """Tell whether nothing of `attempt` can be running here."""
+        return self.clear >= attempt or self.ever_started < attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A rank's own work in a step, without waiting, takes `own_s`, that of its peers in the middle `peers_s`; so it
+    has been since step `step` of the attempt's own and `at`, in `times` reports."""
+
+    own_s: float
+    peers_s: float
+    step: int
+    at: float
+    times: int
+
+    @property
+    def factor(self) -> float:
+        return self.own_s / self.peers_s
+
+
+@dataclass(slots=True)
+class RankFacts:
+    """One rank in the current attempt."""
+
+    rank: int
+    node: str
+    life: Life = Life.WAITING
+    pid: int = 0
+    count: int = 0
+    state: str = ""
+    state_at: float = 0.0
+    log_bytes: int = 0
+    cpu_s: float = 0.0
+    sign_at: float = 0.0
+    step_at: float = 0.0  # when its count last grew: a step proves that the whole gang is there
+    beat_at: float = 0.0
+    code: int | None = None
+    signal: int | None = None
+    died_at: float = 0.0
+    ordered: bool = False
+    failure: e.Failure | None = None
+    oom: bool = False
+    io_bytes: int = 0
+    usual_s: float | None = None
+    own_s: float | None = None
+    left: bool = False  # it has said its last word
+    left_at: float = 0.0
+    busy_at: float = 0.0  # when it last used much of a processor
+    pause_s: float = 0.0  # the longest time between two of its steps
+    told_at: float = 0.0  # when it last gave a sign that is more than processor time
+    collective_at: float = 0.0  # when a look found that it had entered another collective
+    groups: tuple[str, ...] = field(default=(), compare=False)  # as the counts of them, see `desync`
+    slow: Slow | None = field(default=None, compare=False)  # its own work takes longer than that of its peers
+    look: e.RankLook | None = None  # what the last look has found, and when
+    looked_at: float = 0.0
+    longer_at: float = 0.0  # when a look last found it in something that may take long
+
+    @property
+    def failed(self) -> bool:
+        """Tell whether this rank ended badly and not by our own hand."""
+        return self.life is Life.EXITED and not self.ordered and (self.code or 0, self.signal or 0) != (0, 0)
+
+    @property
+    def ended_well(self) -> bool:
+        """Tell whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
+        return self.life is Life.EXITED and not self.ordered and self.code == 0
+
+
+@dataclass(frozen=True, slots=True)
+class Anew:
+    """A script has ignored its checkpoint: it truly began at step `base`, as `path` shows, which an earlier attempt
+    had written and which it wrote again after `count` steps of its own."""
+
+    base: int
+    path: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """How an allocation was lost to an attempt; `node`: with which node, if it was one."""
+
+    at: float
+    allocation: str
+    cause: Cause
+    why: str
+    node: str
+
+
+@dataclass(slots=True)
+class AttemptFacts:
+    """The current attempt."""
+
+    number: int
+    began_at: float
+    watched_at: float  # since when one supervisor watches it: what nobody watched is not held against it
+    resume: d.Checkpoint | None
+    phase: Phase = Phase.PREPARE
+    running_at: float | None = None
+    verdict: d.Verdict | None = None
+    judged_at: float = 0.0
+    noticed_at: float | None = None
+    noticed: d.Verdict | None = None  # the hang that was noticed last, unless it was withdrawn
+    desynced: d.Verdict | None = None  # the desync that was noticed; it does not pass
+    look: int = 0  # the last look that was ordered, and when
+    look_at: float | None = None
+    round: int = 0  # which look it was in its silence
+    remarks: dict[int, str] = field(default_factory=dict)  # what was said of ranks, see `Remark`
+    suspects: dict[str, float] = field(default_factory=dict)  # when places were named last, see `Suspect`
+    patient: bool = (
+        False  # hangs that only patience saw were at one place twice: it has patience up to the ceiling
+    )
+    stop_at: float | None = None
+    checkpointed: bool = False
+    restart_asked: bool = False  # the user wants the next one to begin
+    failed_count: int | None = None  # its own steps up to the failure that it was judged for
+    placed_at: float | None = None  # since when its ranks have nodes
+    queued_at: float = 0.0  # when it last had to wait for other jobs
+    anew: Anew | None = None
+    taken: Taken | None = None  # its nodes were taken away before it was judged, and that is how
+    gone_at: float | None = None  # since when its allocation is no more: others have come
+    resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
+
+    @property
+    def is_taken(self) -> bool:
+        """Tell whether it ended because its nodes are taken away."""
+        return self.verdict is not None and self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
+
+    @property
+    def is_free(self) -> bool:
+        """Tell whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
+        return self.is_taken or (self.verdict is None and self.restart_asked)
+
+    @property
+    def base_step(self) -> int:
+        """The job's step that the attempt started from."""
+        if self.anew is not None:
+            return self.anew.base
+        return (self.resume.step or 0) if self.resume else 0
+
+    def own_steps(self, verdict: d.Verdict) -> int | None:
+        """Return how many steps the attempt had made by itself when it failed, None if no step is known."""
+        return None if verdict.step is None else verdict.step - self.base_step
+
+
+@dataclass(slots=True)
+class PastAttempt:
+    """What is kept of an attempt that is over."""
+
+    attempt: AttemptFacts
+    step: int | None
+    progressed: bool
+
+    @property
+    def number(self) -> int:
+        return self.attempt.number
+
+    @property
+    def verdict(self) -> d.Verdict | None:
+        return self.attempt.verdict
+
+    @property
+    def failed_step(self) -> int | None:
+        """The job's step at which it failed; truer than its verdict's if it was seen only later to begin anew."""
+        count = self.attempt.failed_count
+        return None if count is None else self.attempt.base_step + count
+
+
+class Series(NamedTuple):
+    """What can be compared: the collectives of the group `key` by the steps of one optimizer."""
+
+    key: str
+    optimizer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How many collectives a rank had run after `step` steps of the attempt's own."""
+
+    count: int
+    step: int
+
+
+@dataclass(slots=True)
+class Facts:
+    """Everything the brain knows of a job."""
+
+    limits: e.Limits | None = None
+    pool: e.Pool | None = None
+    nodes: dict[str, NodeFacts] = field(default_factory=dict)
+    leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something
+    ranks: dict[int, RankFacts] = field(default_factory=dict)
+    want: Want = Want.RUN
+    cancelled: str = ""  # by whom
+    attempt: AttemptFacts | None = None
+    past: list[PastAttempt] = field(default_factory=list)
+    last_places: tuple[str, ...] = ()  # the nodes of the attempt that was placed last, by rank
+    ahead: tuple[str, ...] = ()  # earlier jobs that wait for the same hosts
+    round_at: float = 0.0  # since when hosts that were busy are asked again
+    allocation: str = ""  # the present one
+    allocations: tuple[str, ...] = ()  # all there were, the present one last
+    ending: e.AllocationEnding | None = None  # that it will be taken away
+    requeued_at: float | None = None  # since when the job waits for another one
+    requeued: str = ""  # and why
+    over: e.AllocationEnded | None = None  # there will be no other one
+    coming: dict[str, str] = field(default_factory=dict)  # checkpoints on their way home, and from which node
+    late: dict[str, str] = field(default_factory=dict)  # the same of earlier attempts: nobody waits for them
+    checkpoint: d.Checkpoint | None = None
+    older: list[d.Checkpoint] = field(default_factory=list)  # what to fall back on if the newest is spoiled
+    known_steps: dict[str, int] = field(default_factory=dict)
+    writers: dict[str, int] = field(default_factory=dict)  # the attempt that wrote each of them last
+    slots: set[str] = field(default_factory=set)  # those that one attempt has written more than once
+    best_step: int = 0
+    pause_s: float = 0.0  # the longest time between two steps that the job has shown, in all its attempts
+    spent: int = 0
+    resumed_after: int = 0  # the last attempt before the user's latest resume: what came up to it is forgiven
+    run_began_at: float | None = None
+    end: d.JobEnd | None = None
+    end_why: str = ""
+    ended_at: float | None = None
+    requests: int = 0
+    look_asked: int = 0  # the last request of somebody who wants to see what the ranks do
+    # What `desync` compares: for each step of an optimizer what its ranks had run.
+    tallies: dict[Series, dict[int, dict[int, Tally]]] = field(default_factory=dict, compare=False)
+    odd_at: dict[Series, float] = field(default_factory=dict, compare=False)  # since when counts differ
+    mixed: set[str] = field(default_factory=set, compare=False)  # groups whose counts say nothing
+    look_answered: int = 0  # the last one for which looks were ordered
+    heard_at: float = 0.0
+
+    @property
+    def step(self) -> int | None:
+        """The job's optimizer step: the furthest rank's, None while no rank has made one and none was resumed."""
+        if self.attempt is None:
+            return None
+        count = max((rank.count for rank in self.ranks.values()), default=0)
+        if count == 0 and self.attempt.base_step == 0:
+            return None
+        return self.attempt.base_step + count
+
+    @property
+    def progress_at(self) -> float:
+        """When the gang last gave a sign of progress (job clock)."""
+        return max((rank.sign_at for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def stepped_at(self) -> float:
+        """When the gang was last seen to have made an optimizer step (job clock)."""
+        return max((rank.step_at for rank in self.ranks.values()), default=0.0)
+
+    @property
+    def queue(self) -> e.Queue | None:
+        """What the job may do whose nodes come from a queue system; None for every other job."""
+        return self.pool.queue if self.pool is not None else None
+
+    @property
+    def done(self) -> bool:
+        """Tell whether every rank ended by itself and with code 0."""
+        return all(rank.ended_well for rank in self.ranks.values())
+
+    @property
+    def gang(self) -> list[NodeFacts]:
+        """The nodes that have ranks in the current attempt, in the order of the ranks; none before it is placed."""
+        return sorted((node for node in self.nodes.values() if node.ranks), key=lambda node: node.ranks[0])
+
+    def every_node(self) -> list[NodeFacts]:
+        """Return the nodes of the plan, then those of earlier plans."""
+        return [*self.nodes.values(), *self.leaving.values()]
+
+    def node(self, name: str) -> NodeFacts | None:
+        """Return the node of that name, of this plan or an earlier one."""
+        return self.nodes.get(name) or self.leaving.get(name)
+
+    def unfinished(self, node: NodeFacts) -> bool:
+        """Tell whether a rank of the node has not been seen to end."""
+        return any(rank.life is not Life.EXITED for rank in self.ranks.values() if rank.node == node.name)
+
+    def broken_at(self) -> float | None:
+        """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
+
+        A gang that misses one rank makes no step, so its other ranks fence themselves when they are cut off. One
+        that is not known to be broken may train on behind a cut line for ever.
+        """
+        attempt = self.attempt
+        assert attempt is not None
+        started = [node for node in self.every_node() if node.ever_started == attempt.number]
+        ends_at = [rank.died_at for rank in self.ranks.values() if rank.life is Life.EXITED]
+        ends_at += [node.cleared_at for node in started if node.is_clear(attempt.number)]
+        ends_at += [node.lost_at for node in started if node.lost]
+        ends_at += [attempt.gone_at] if attempt.gone_at is not None else []
+        return max(ends_at, default=None)
+
+    def progressed(self) -> bool:
+        """Tell whether the current attempt got further than all before it: a new step or a newer checkpoint.
+
+        Of one that began anew only a new step is further: its checkpoints may be newer than where it began, and yet
+        old.
+        """
+        attempt = self.attempt
+        if attempt is None:
+            return False
+        newer = attempt.checkpointed and attempt.anew is None
+        stepped = any(rank.count for rank in self.ranks.values())
+        return newer or (stepped and (self.step or 0) > self.best_step)

@@ -1,0 +1,14 @@
+"""How is a verdict made? At the job's present step, with the plain values for what is not said."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.facts import Facts
+
+
+def verdict(facts: Facts, kind: Kind, summary: str, **more: object) -> Verdict:
+    """Build a verdict; `more` are fields of it."""
+    blank = Verdict(kind, (), "", summary, (), kind.value, facts.step, facts.progress_at, True)
+    return dataclasses.replace(blank, **more)  # type: ignore[arg-type]

@@ -1,0 +1,270 @@
+"""What if a queue system lends the nodes? Pure: what it gave and will take away, in; verdicts and the way back, out.
+
+Rules: what the queue takes away is nobody's fault and costs no budget; a whole gang may save itself before. A job goes
+back to the queue only from an allocation that ends or has too few usable nodes, and then rests until it has another.
+Nothing of the old one is launched there again: what may still run on its nodes must be clear like any lost node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Decision, JobEnd, Kind, Verdict
+from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts, Link, NodeFacts, Phase, Taken, Want
+from orchestrator.core.end_cause import Cause
+
+TERM_S = 2.0
+"""How long what looks like a rank's or a node's own end may turn out to be the queue's: it signals all processes at
+once, and the supervisor has to ask why."""
+
+REQUEUE_S = 2.0
+"""So long before the nodes are taken away the job must have asked to be queued again, unless it was
+requeued by others. One that is preempted asks, too: where PreemptMode is CANCEL it would be over."""
+
+LEAVE_S_MAX = 10.0
+"""How long after the grace agents may take to say that nothing is left, before the allocation is given back."""
+
+RETURN_S = 5.0
+"""How long a supervisor that has just started waits for agents to dial before it takes them for gone."""
+
+STAYS_MAX = 3
+"""So many stays in a row may end at the time limit without any progress."""
+
+_KINDS = {
+    Cause.CANCELLED: Kind.PREEMPTED, Cause.TIME_LIMIT: Kind.TIME_LIMIT, Cause.PREEMPTED: Kind.PREEMPTED,
+    Cause.REQUEUED: Kind.PREEMPTED, Cause.NODE_LOST: Kind.NODE_LOST, Cause.FAILED: Kind.NODE_LOST,
+}  # fmt: skip
+_WORDS = {
+    Cause.CANCELLED: "was cancelled from outside", Cause.TIME_LIMIT: "is at its time limit",
+    Cause.PREEMPTED: "is preempted", Cause.REQUEUED: "is requeued from outside",
+    Cause.NODE_LOST: "is lost with a node", Cause.FAILED: "has failed",
+}  # fmt: skip
+
+# How the news fold
+
+
+def began(facts: Facts, news: e.AllocationBegan) -> None:
+    """There are other nodes, or the same anew; agents have to be launched there, and what the old ones did is past."""
+    if news.allocation == facts.allocation:
+        return
+    attempt, before = facts.attempt, facts.allocation
+    if attempt is not None and (attempt.phase is not Phase.PREPARE or attempt.placed_at is not None):
+        attempt.gone_at = news.at
+        if attempt.phase is not Phase.STOP:
+            first = next(iter(facts.nodes), "")
+            lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
+            unsaid = Taken(news.at, before, Cause.NODE_LOST, lost, first)
+            attempt.taken = _taken(facts.ending) if facts.ending is not None else unsaid
+    facts.allocations = (*facts.allocations, news.allocation)
+    facts.allocation = news.allocation
+    facts.ending = facts.requeued_at = facts.over = None
+    facts.requeued = ""
+    for node in facts.every_node():
+        node.link, node.boot, node.launch_failures = Link.ABSENT, "", 0
+        node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
+        node.ordered_leave = False
+        node.excluded = node.missing = node.busy = node.launch_reason = ""
+
+
+def _taken(ending: e.AllocationEnding) -> Taken:
+    return Taken(ending.at, ending.allocation, ending.cause, ending.why, "")
+
+
+def planned(facts: Facts, news: e.Planned) -> None:
+    """The nodes of an allocation take the place of the old ones in the middle of a job, whose ranks are still to be
+    judged. Old nodes are remembered for as long as something may run there, and at least until the next allocation."""
+    assert facts.attempt is not None
+    number, known = facts.attempt.number, {node.name: node for node in facts.every_node()}
+    there = {plan.name for plan in news.nodes}
+    facts.leaving = {
+        name: node
+        for name, node in known.items()
+        if name not in there
+        and (name in facts.nodes or node.link is not Link.ABSENT or not node.is_clear(number))
+    }
+    facts.nodes = {plan.name: known.get(plan.name, NodeFacts(plan.name, ())) for plan in news.nodes}
+    facts.last_places = tuple(name for name in facts.last_places if name in facts.nodes)
+
+
+def ending(facts: Facts, news: e.AllocationEnding) -> None:
+    """What is said of an allocation that is no more counts no longer, except that somebody cancelled the job."""
+    if facts.end is not None:
+        return
+    if news.cause is Cause.CANCELLED:
+        _cancelled(facts, news.why)
+    if news.allocation == facts.allocation:
+        facts.ending = news
+
+
+def ended(facts: Facts, news: e.AllocationEnded) -> None:
+    """An agent that is connected proves that the queue's word is stale, and so does an allocation after that one."""
+    facts.requests = max(facts.requests, news.request)
+    is_past = news.allocation in facts.allocations[:-1]
+    if facts.end is not None or is_past or any(node.link is Link.UP for node in facts.nodes.values()):
+        return
+    facts.over = news
+    if news.cause is Cause.CANCELLED:
+        _cancelled(facts, news.why)
+
+
+def _cancelled(facts: Facts, why: str) -> None:
+    facts.want = Want.CANCEL
+    facts.cancelled = facts.cancelled or f"cancelled from outside: {why}"
+
+
+# What it means
+
+
+def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Return the verdict on an attempt whose nodes were taken away, or will be."""
+    taken = attempt.taken or (_taken(facts.ending) if facts.ending is not None else None)
+    if facts.queue is None or taken is None:
+        return None
+    # Where the time was over and there is another allocation all the same, somebody wants the job to go on.
+    goes_on = facts.queue.requeues_at_time_limit or attempt.gone_at is not None
+    return _verdict(facts, taken, retry=taken.cause is not Cause.TIME_LIMIT or goes_on)
+
+
+def _verdict(facts: Facts, taken: Taken, *, retry: bool) -> Verdict:
+    kind = _KINDS[taken.cause]
+    summary = f"{_name(taken.allocation)} {_WORDS[taken.cause]}: {taken.why}"
+    return Verdict(
+        kind, (), taken.node, summary, (taken.why,), f"{kind.value} allocation", facts.step, taken.at, retry
+    )
+
+
+def _name(allocation: str) -> str:
+    return f"allocation {allocation}" if allocation else "the allocation"
+
+
+def may_be_taken(facts: Facts, at_s: float, watch: Watch) -> bool:
+    """Tell whether an end at this time may turn out to be the queue's doing."""
+    return facts.queue is not None and not watch.passed(at_s + TERM_S)
+
+
+def saves(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether the gang is whole and may save itself before its nodes are taken away."""
+    return facts.queue is not None and attempt.is_taken and attempt.gone_at is None
+
+
+def grace_s(facts: Facts, attempt: AttemptFacts, plain_s: float) -> float:
+    """Return how long ranks may take to leave: `plain_s`, or as the user wants it in a queue; less if time is short."""
+    assert facts.limits is not None
+    least_s = facts.limits.break_grace_s
+    if facts.queue is None:
+        return plain_s
+    if attempt.gone_at is not None:
+        return least_s
+    wanted_s = facts.queue.grace_s if attempt.is_taken else plain_s
+    by_s = _leave_by_s(facts)
+    return wanted_s if by_s is None else min(wanted_s, max(least_s, by_s - (attempt.stop_at or 0.0)))
+
+
+def _leave_by_s(facts: Facts) -> float | None:
+    if facts.ending is None or facts.ending.ends_at is None:
+        return None
+    return facts.ending.ends_at - (0.0 if facts.ending.cause is Cause.REQUEUED else REQUEUE_S)
+
+
+# What to do about it
+
+
+def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
+    """Say why the job cannot go on in this allocation; empty if it can."""
+    if facts.queue is None or attempt.gone_at is not None:
+        return ""
+    if facts.ending is not None:
+        return f"{_name(facts.allocation)} {_WORDS[facts.ending.cause]}"
+    if attempt.verdict is not None and attempt.verdict.signature.endswith(PLACEMENT):
+        return f"too few nodes of {_name(facts.allocation)} can be used"
+    return ""
+
+
+def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether a node was lost, has not come back while its ranks had to be waited for, and leaves too few."""
+    verdict, pool = attempt.verdict, facts.pool
+    if facts.queue is None or pool is None or attempt.gone_at is not None or verdict is None:
+        return False
+    if verdict.kind is not Kind.NODE_LOST:
+        return False
+    there = [node for node in facts.nodes.values() if not node.excluded and not _is_lost(node, attempt)]
+    return len(there) < pool.nodes
+
+
+def _is_lost(node: NodeFacts, attempt: AttemptFacts) -> bool:
+    """Tell whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
+    lost = node.ever_started == attempt.number and node.lost_how(attempt.verdict)
+    return node.link is not Link.UP and bool(lost or node.missing)
+
+
+def is_out_of_time(facts: Facts) -> bool:
+    """Tell whether the allocation's time limit is that of the job."""
+    if facts.queue is None or facts.ending is None or facts.queue.requeues_at_time_limit:
+        return False
+    return facts.ending.cause is Cause.TIME_LIMIT
+
+
+def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
+    """Tell whether too many stays in a row ended at their time limit and brought nothing."""
+    stays = [(past.attempt, past.progressed) for past in facts.past if past.number > facts.resumed_after]
+    if not stays or stays[-1][0] is not attempt:
+        stays.append((attempt, facts.progressed()))
+    last = stays[-STAYS_MAX:]
+    return len(last) == STAYS_MAX and all(
+        stay.verdict is not None and stay.verdict.kind is Kind.TIME_LIMIT and not progressed
+        for stay, progressed in last
+    )
+
+
+def leaves(
+    facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, watch: Watch
+) -> bool:
+    """Tell whether not to wait any longer for nodes that are not clear, since the queue will clear them."""
+    if not why_leave(facts, attempt):
+        return False
+    if not any(node.link is Link.UP or not watch.passed(node.contact_at + RETURN_S) for node in left):
+        return True
+    by_s = (attempt.stop_at or 0.0) + grace_s + LEAVE_S_MAX
+    latest_s = _leave_by_s(facts)
+    return watch.passed(by_s if latest_s is None else min(by_s, latest_s))
+
+
+def avoid(facts: Facts) -> dict[str, str]:
+    """Return the nodes that did not do, each with its reason."""
+    verdict = facts.attempt.verdict if facts.attempt is not None else None
+    too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
+    found = {}
+    for node in facts.nodes.values():
+        lost = "" if node.link is Link.UP else node.lost_how(verdict) or node.missing
+        launch = node.launch_reason if too_few and node.link is not Link.UP else ""
+        if reason := node.excluded or lost or launch:
+            found[node.name] = reason
+    return found
+
+
+def over(facts: Facts, news: e.AllocationEnded, watch: Watch) -> list[Decision]:
+    """End the job that is in no queue any more: its ranks are gone with their nodes."""
+    attempt, cancelled = facts.attempt, facts.want is Want.CANCEL
+    why = facts.cancelled if cancelled else f"{_name(news.allocation)} {_WORDS[news.cause]}: {news.why}"
+    if attempt is None:
+        return [d.EndJob(watch.now_s, why, 0, JobEnd.CANCELLED if cancelled else JobEnd.FAILED)]
+    if attempt.phase is Phase.STOP:
+        done = attempt.verdict is None and facts.done
+        end = JobEnd.SUCCEEDED if done else JobEnd.CANCELLED if cancelled else JobEnd.FAILED
+        return [d.EndJob(watch.now_s, "every rank exited with code 0" if done else why, attempt.number, end)]
+    if cancelled or facts.done:
+        return [d.Finish(watch.now_s, "every rank exited with code 0" if facts.done else why, attempt.number)]
+    taken = Taken(news.at, news.allocation, news.cause, news.why, "")
+    judged = _verdict(facts, taken, retry=False)
+    return [d.Judge(watch.now_s, judged.summary, attempt.number, judged)]
+
+
+FOLDS: dict[type[Any], Any] = {
+    e.AllocationBegan: began,
+    e.AllocationEnding: ending,
+    e.AllocationEnded: ended,
+}

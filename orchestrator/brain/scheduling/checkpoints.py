@@ -1,0 +1,164 @@
+"""Which checkpoints are there, which step does each hold, and did the script begin from the one that it was given?
+
+Rules: the newest checkpoint is the one of the most steps, not the one heard of last; one that is overwritten with
+fewer steps, or spoiled, gives way to the one before. A number in a name tells a step only where counting has come to
+about the same, since it may as well be an epoch or a micro-batch.
+
+A script that ignores its checkpoint makes the same steps once more, and each attempt of it looks like progress from
+the checkpoint on. What gives it away is a path that an earlier attempt wrote and that it writes again after as many
+steps of its own. Names that are overwritten anyway (`last.pt`) give nothing away.
+"""
+
+from __future__ import annotations
+
+import re
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Anew, AttemptFacts, Facts
+
+OLDER_MAX = 100
+"""How many earlier checkpoints are remembered to fall back on."""
+
+NEAR_STEPS = 2
+"""How far off a count may be that was taken from file times: their clocks tick every 4 to 10 ms, a step may take 1."""
+
+APART_STEPS = 3 * NEAR_STEPS
+"""How far off a sum of three such counts may be."""
+
+SUSPICION = "the script seems to begin anew instead of from its checkpoint"
+QUESTION = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
+
+_NUMBER = re.compile(r"[0-9]+")
+
+
+def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
+    """Enter a complete checkpoint of the current attempt, and start from it next if it is the newest."""
+    anew = _anew(facts, attempt, news)
+    if anew is not None:
+        _begin_anew(facts, attempt, anew)
+    about = attempt.base_step + news.count
+    named = _named(news.path, about)
+    step = about if named is None else named
+    # Close to 0 the count alone is near the sum as well, so that a fitting name proves nothing.
+    if named is not None and attempt.anew is None and attempt.base_step > 2 * NEAR_STEPS:
+        attempt.resumes = True
+    _enter(facts, attempt, news.path, step)
+    _offer(facts, attempt, d.Checkpoint(news.path, step))
+
+
+def spoiled(facts: Facts, news: e.CheckpointSpoiled) -> None:
+    """Never start from it: fall back on the newest one before it. A stale attempt's word counts here too: it can
+    only make the choice safer."""
+    _forget(facts, news.path)
+    attempt = facts.attempt
+    if attempt is not None and attempt.checkpointed:
+        newest = facts.checkpoint
+        attempt.checkpointed = newest is not None and (newest.step or 0) > attempt.base_step
+
+
+def distrust(facts: Facts, attempt: AttemptFacts) -> None:
+    """Fall back behind the step at which the attempt's ranks began to run different collectives."""
+    adopted = [*facts.older, *([facts.checkpoint] if facts.checkpoint else [])]
+    for checkpoint in adopted:
+        if _is_out_of_step(facts, attempt, checkpoint):
+            _forget(facts, checkpoint.path)
+    newest = facts.checkpoint
+    attempt.checkpointed = newest is not None and (newest.step or 0) > attempt.base_step
+
+
+def _is_out_of_step(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> bool:
+    """Tell whether the attempt wrote it after its ranks began to run different collectives, or may have."""
+    verdict = attempt.verdict
+    if verdict is None or verdict.kind is not d.Kind.DESYNC or attempt.failed_count is None:
+        return False
+    if facts.writers.get(checkpoint.path) != attempt.number or checkpoint.step is None:
+        return False
+    exact = checkpoint.step in _numbers(checkpoint.path)
+    began = attempt.base_step + attempt.failed_count  # not the verdict's: the base may be known better since
+    return checkpoint.step >= began - (0 if exact else NEAR_STEPS)
+
+
+def begins_anew(attempt: AttemptFacts) -> str:
+    """Say in one line how it is known that the attempt's script ignores its checkpoint; empty if it is not."""
+    if attempt.anew is None or attempt.resume is None:
+        return ""
+    seen = f"it wrote {attempt.anew.path} again after {attempt.anew.count} steps of its own"
+    return f"{SUSPICION} {attempt.resume.path}: {seen} ({QUESTION})"
+
+
+def _numbers(path: str) -> list[int]:
+    """Return the numbers in the last part of a path."""
+    return [int(digits) for digits in _NUMBER.findall(path.rstrip("/").rpartition("/")[2])]
+
+
+def _named(path: str, about: int) -> int | None:
+    """Return the step that the name of a checkpoint tells, None if no number in it is near `about`."""
+    near = [number for number in _numbers(path) if abs(number - about) <= NEAR_STEPS]
+    return near[-1] if near else None
+
+
+def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> Anew | None:
+    """Return where the script truly began, if this checkpoint shows that it was not where it was told to."""
+    known = facts.known_steps.get(news.path)
+    if known is None or attempt.resume is None or facts.writers.get(news.path) == attempt.number:
+        return None
+    if attempt.anew is not None or attempt.resumes or attempt.base_step <= NEAR_STEPS:
+        return None
+    base = known - news.count
+    numbered = known in _numbers(news.path)
+    overwritten = news.path == attempt.resume.path or news.path in facts.slots
+    if abs(base) <= NEAR_STEPS and (numbered or not overwritten):
+        return Anew(0, news.path, news.count)
+    # A script may choose an older checkpoint by itself; only a name that bears its step is proof enough of that.
+    if numbered and NEAR_STEPS < base < attempt.base_step - APART_STEPS:
+        return Anew(base, news.path, news.count)
+    return None
+
+
+def _begin_anew(facts: Facts, attempt: AttemptFacts, anew: Anew) -> None:
+    """Count the attempt from where it truly began, with what it has written so far."""
+    too_far = attempt.base_step - anew.base
+    attempt.anew = anew
+    mine = [path for path, number in facts.writers.items() if number == attempt.number]
+    for path in mine:
+        about = facts.known_steps[path] - too_far
+        named = _named(path, about)
+        facts.known_steps[path] = about if named is None else named
+    adopted = [*facts.older, *([facts.checkpoint] if facts.checkpoint else [])]
+    for path in mine:
+        _forget(facts, path)
+    for checkpoint in adopted:
+        if checkpoint.path in mine:
+            _offer(facts, attempt, d.Checkpoint(checkpoint.path, facts.known_steps[checkpoint.path]))
+
+
+def _enter(facts: Facts, attempt: AttemptFacts, path: str, step: int) -> None:
+    """Note who wrote a path at which step; what it held before is gone."""
+    before = facts.known_steps.get(path, step)
+    if facts.writers.get(path) == attempt.number and abs(step - before) > NEAR_STEPS:
+        facts.slots.add(path)
+    if step < before:
+        _forget(facts, path)
+    facts.known_steps[path] = step
+    facts.writers[path] = attempt.number
+
+
+def _offer(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> None:
+    """Adopt a checkpoint unless there is one of more steps."""
+    step = checkpoint.step or 0
+    if _is_out_of_step(facts, attempt, checkpoint):
+        return
+    if facts.checkpoint is not None and step < (facts.checkpoint.step or 0):
+        return
+    attempt.checkpointed = attempt.checkpointed or step > attempt.base_step
+    if facts.checkpoint is not None:
+        facts.older.append(facts.checkpoint)
+    facts.older = [older for older in facts.older if older.path != checkpoint.path][-OLDER_MAX:]
+    facts.checkpoint = checkpoint
+
+
+def _forget(facts: Facts, path: str) -> None:
+    facts.older = [older for older in facts.older if older.path != path]
+    if facts.checkpoint is not None and facts.checkpoint.path == path:
+        facts.checkpoint = facts.older.pop() if facts.older else None

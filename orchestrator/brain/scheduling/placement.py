@@ -1,0 +1,323 @@
+"""Which hosts does an attempt use? Pure: the pool's nodes as they are known, and the time, in; decisions out.
+
+Rules: hosts are taken in the user's order; a rank stays on its host for as long as that one is there; spares are kept
+running beside the gang and step in at once. Nobody holds a host while it waits for another that is busy, so two jobs
+cannot block each other; earlier jobs of the same submit machine go first. Nothing here applies to nodes whose ranks
+the plan has fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Decision, Kind, Verdict
+from orchestrator.brain.model.facts import (
+    LAUNCH_FAILURES_MAX,
+    PLACEMENT,
+    AttemptFacts,
+    Facts,
+    Link,
+    NodeFacts,
+)
+
+PATIENCE_S = 10.0
+"""How long a host may take to come up before the first placement goes on without it, if there are others."""
+
+BUSY_PAUSE_S = 2.0
+BUSY_PAUSE_S_MAX = 60.0
+BUSY_PAUSE_SHARE = 0.05
+"""How long to wait before busy hosts are asked again: this share of the time that was waited already, between these
+limits; up to a second more, by the job's seed."""
+
+LAUNCH_S_MAX = 60.0
+"""How long an agent may take from its launch to its first word before that counts as a failure."""
+
+LAUNCH_PAUSE_S = 1.0
+"""Pause from one launch that failed to the next, doubled each time."""
+
+LAUNCH_PAUSE_S_MAX = 30.0
+
+REASONS_SHOWN = 8
+
+
+def gather(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Bring up as many hosts as are wanted, and place the attempt once enough of them are there."""
+    if facts.ahead or is_short(facts, watch):
+        return _release(facts, attempt, watch)
+    places = _places(facts, watch)
+    if places:
+        return [d.Place(watch.now_s, _why(facts, places), attempt.number, places)]
+    excluded = [node for node in facts.nodes.values() if node.excluded]
+    dismissals = _dismissals(attempt, excluded, "it cannot be used", watch)
+    return dismissals or _launches(facts, attempt, watch)
+
+
+def keep_spares(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """While the gang runs, see that as many hosts as are wanted stand ready beside it, and no more."""
+    if facts.pool is None:
+        return []
+    idle = [node for node in facts.nodes.values() if not node.ranks]
+    ready = [node for node in idle if _is_ready(node)]
+    surplus = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
+    dismissals = _dismissals(attempt, surplus, "the job does without it", watch)
+    return dismissals or _launches(facts, attempt, watch)
+
+
+def is_queued(facts: Facts) -> bool:
+    """Tell whether the attempt waits for hosts that other jobs use, or for earlier jobs that want them."""
+    attempt = facts.attempt
+    if facts.pool is None or attempt is None or attempt.placed_at is not None:
+        return False
+    free = sum(_may_come(node) and not node.busy for node in facts.nodes.values())
+    return bool(facts.ahead) or (_is_busy_anywhere(facts) and free < facts.pool.nodes)
+
+
+def is_short(facts: Facts, watch: Watch) -> bool:
+    """Tell whether, for now, there cannot be enough hosts, because others use them."""
+    assert facts.pool is not None
+    if not _is_busy_anywhere(facts) or _hopes(facts, watch) >= facts.pool.nodes:
+        return False
+    return not watch.passed(asked_again_s(facts))
+
+
+def has_another(facts: Facts) -> bool:
+    """Tell whether the job could do without one of the hosts that it can use."""
+    usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
+    return facts.pool is not None and len(usable) > facts.pool.nodes
+
+
+def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Return why the attempt can never be placed, or None while it may be."""
+    pool = facts.pool
+    if pool is None or attempt.placed_at is not None or facts.ahead:
+        return None
+    ready = sum(_is_ready(node) for node in facts.nodes.values())
+    usable = sum(
+        not node.excluded and (node.link is Link.UP or not node.hopeless) for node in facts.nodes.values()
+    )
+    if ready >= pool.nodes or (usable >= pool.nodes and _is_busy_anywhere(facts)):
+        return None
+    missing = [node for node in facts.nodes.values() if node.missing and node.link is not Link.UP]
+    if missing and usable >= pool.nodes and _hopes(facts, watch) >= pool.nodes:
+        return None  # others may take the place of the lost ones
+    if missing:
+        return _lost_for_good(facts, attempt, missing, ready, watch)
+    launching = [node.launched_at for node in facts.nodes.values() if node.link is Link.LAUNCHING]
+    if usable >= pool.nodes or (launching and not watch.passed(max(launching) + LAUNCH_S_MAX)):
+        return None  # whoever has to mend this wants to know of all hosts at once
+    reasons = _reasons(facts.nodes.values())
+    needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
+    summary = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used; {reasons[0]}"
+    return _verdict(facts, attempt, Kind.LAUNCH, summary, reasons)
+
+
+def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+    """Return the end of a job that has waited for hosts, or for earlier jobs, for as long as its user lets it."""
+    limit_s = facts.limits.queue_s_max if facts.limits is not None else None
+    if limit_s is None or not is_queued(facts) or not watch.passed(attempt.began_at + limit_s):
+        return None
+    free = sum(_is_ready(node) for node in facts.nodes.values())
+    busy = tuple(f"{node.name}: {node.busy}" for node in facts.nodes.values() if node.busy)
+    ahead = (f"before it: {', '.join(facts.ahead)}",) if facts.ahead else ()
+    needed = facts.pool.nodes if facts.pool is not None else 0
+    summary = (
+        f"queued for {watch.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
+        f"{needed} hosts are needed, {free} were free"
+    )
+    return _verdict(facts, attempt, Kind.START_TIMEOUT, summary, (*ahead, *busy))
+
+
+def _lost_for_good(
+    facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, watch: Watch
+) -> Verdict | None:
+    """A lost host may come back for as long as a node may be silent; then there is no job without it."""
+    assert facts.pool is not None and facts.limits is not None
+    since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
+    if not watch.passed(since_s + facts.limits.node_silent_s_max):
+        return None
+    node = missing[0]
+    summary = (
+        f"{node.name} has not come back within {facts.limits.node_silent_s_max:g} s ({node.missing}), and no other"
+        f" host is free: {facts.pool.nodes} are needed, {ready} are there"
+    )
+    reasons = _reasons(facts.nodes.values())
+    return _verdict(facts, attempt, Kind.NODE_LOST, summary, reasons, node.name)
+
+
+def _verdict(
+    facts: Facts, attempt: AttemptFacts, kind: Kind, summary: str, reasons: tuple[str, ...], node: str = ""
+) -> Verdict:
+    since_s, elsewhere = attempt.began_at, facts.queue is not None  # a queue has other nodes
+    signature = f"{kind.value}{PLACEMENT}"
+    return Verdict(kind, (), node, summary, reasons, signature, facts.step, since_s, elsewhere)
+
+
+def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
+    """Return why each host that is not there is not there."""
+    told = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
+    return tuple(told[:REASONS_SHOWN]) or ("no host says why",)
+
+
+def note(node: NodeFacts) -> str:
+    """Say in one line why a host is not used; empty when there is nothing to say."""
+    if node.link is Link.UP:
+        return node.excluded
+    return node.excluded or node.missing or (f"busy: {node.busy}" if node.busy else "") or node.launch_reason
+
+
+# Who could be had
+
+
+def _is_ready(node: NodeFacts) -> bool:
+    return node.link is Link.UP and not node.ordered_leave and not node.excluded
+
+
+def _may_come(node: NodeFacts) -> bool:
+    """Tell whether the host is there, or may soon be if nobody else uses it; of one that was lost nobody knows."""
+    if node.link is Link.UP:
+        return not node.excluded
+    if node.link is Link.LAUNCHING:
+        return not node.missing
+    return not (node.excluded or node.missing or node.launch_failures >= LAUNCH_FAILURES_MAX)
+
+
+def _hopes(facts: Facts, watch: Watch) -> int:
+    return sum(_may_come(node) and not _said_busy(facts, node, watch) for node in facts.nodes.values())
+
+
+def _said_busy(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+    """Tell whether the host was asked in the present round, and others use it."""
+    asked = node.link is not Link.LAUNCHING and node.busy_at >= facts.round_at
+    return bool(node.busy) and asked and not watch.passed(asked_again_s(facts))
+
+
+def _is_busy_anywhere(facts: Facts) -> bool:
+    return any(node.busy for node in facts.nodes.values())
+
+
+def asked_again_s(facts: Facts) -> float:
+    """Return when (job clock) busy hosts are asked again: all in one round, or they could never be had together."""
+    assert facts.pool is not None and facts.attempt is not None
+    latest_s = max((node.busy_at for node in facts.nodes.values() if node.busy), default=0.0)
+    pause_s = min(BUSY_PAUSE_SHARE * (latest_s - facts.attempt.began_at), BUSY_PAUSE_S_MAX)
+    return latest_s + max(pause_s, BUSY_PAUSE_S) + facts.pool.seed % 1000 / 1000
+
+
+# What to do about it
+
+
+def _places(facts: Facts, watch: Watch) -> tuple[e.NodePlan, ...]:
+    """Return the nodes of the ranks, or nothing while there are too few or better ones are about to come up."""
+    pool = facts.pool
+    assert pool is not None
+    ready = [node.name for node in facts.nodes.values() if _is_ready(node)]
+    if len(ready) < pool.nodes:
+        return ()
+    before = facts.last_places[: pool.nodes]
+    others = iter([name for name in ready if name not in before])
+    chosen = [name if name in ready else next(others) for name in before]
+    chosen += [next(others) for _ in range(pool.nodes - len(chosen))]
+    if not before and _comes_one_before(facts, chosen[-1], watch):
+        return ()
+    each = pool.ranks_each
+    return tuple(
+        e.NodePlan(name, tuple(range(index * each, (index + 1) * each))) for index, name in enumerate(chosen)
+    )
+
+
+def _comes_one_before(facts: Facts, last: str, watch: Watch) -> bool:
+    """Tell whether a host that the user named earlier is still coming up, and not too slowly."""
+    for node in facts.nodes.values():
+        if node.name == last:
+            return False
+        if node.link is Link.LAUNCHING and not watch.passed(node.launched_at + PATIENCE_S):
+            return True
+    return False
+
+
+def _why(facts: Facts, places: tuple[e.NodePlan, ...]) -> str:
+    new = [plan.name for plan in places if plan.name not in facts.last_places]
+    gone = [name for name in facts.last_places if name not in {plan.name for plan in places}]
+    if not gone:
+        return f"{len(places)} hosts are there"
+    return f"{', '.join(new)} in place of {', '.join(gone)}"
+
+
+def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Launch the next hosts in order until as many as are wanted are up or coming up, beside those with ranks.
+
+    Before the attempt is placed, those that were lost are tried as well, but nobody relies on them.
+    """
+    assert facts.pool is not None
+    wanted = facts.pool.spares + (facts.pool.nodes if attempt.placed_at is None else 0)
+    free = [node for node in facts.nodes.values() if not node.ranks]
+    coming = [node for node in free if _is_coming(facts, node, watch)]
+    if attempt.placed_at is not None and len(coming) >= wanted:
+        return []
+    asked = [node for node in free if node not in coming and is_due(facts, node, watch)]
+    lost = [node for node in asked if node.missing and attempt.placed_at is None]
+    others = [node for node in asked if node not in lost]
+    why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
+    spare = f" and {facts.pool.spares} to spare" if facts.pool.spares else ""
+    return [
+        d.Launch(watch.now_s, why + spare, attempt.number, node.name)
+        for node in [*lost, *others[: max(0, wanted - len(coming))]]
+    ]
+
+
+def _is_coming(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+    """Tell whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
+    wait longer for that than one that has no hosts."""
+    assert facts.limits is not None and facts.attempt is not None
+    if node.missing or node.excluded:
+        return False
+    patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_silent_s_max
+    match node.link:
+        case Link.UP:
+            return not node.ordered_leave
+        case Link.LAUNCHING:
+            slow_s = min(patience_s, LAUNCH_S_MAX)
+            return not watch.passed(node.launched_at + slow_s)
+        case Link.SILENT:
+            return not watch.passed(node.contact_at + patience_s)
+        case Link.ABSENT:
+            return False
+
+
+def is_due(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+    """Tell whether an agent of this node is to be launched now, if one is wanted there."""
+    assert facts.limits is not None
+    if node.excluded or (facts.pool is not None and _said_busy(facts, node, watch)):
+        return False
+    match node.link:
+        case Link.UP:
+            return False
+        case Link.LAUNCHING:
+            return watch.passed(node.launched_at + LAUNCH_S_MAX)
+        case Link.SILENT:
+            return watch.passed(node.contact_at + facts.limits.node_silent_s_max)
+        case Link.ABSENT:
+            if node.hopeless:
+                return False
+            doublings = min(node.launch_failures, 10) - 1
+            pause_s = (
+                min(LAUNCH_PAUSE_S * 2.0**doublings, LAUNCH_PAUSE_S_MAX) if node.launch_failures else 0.0
+            )
+            return watch.passed(node.launched_at + pause_s)
+
+
+def _release(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+    """Let go of the hosts that are there: others may need them while this job waits."""
+    why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
+    return _dismissals(attempt, facts.nodes.values(), why, watch)
+
+
+def _dismissals(attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, watch: Watch) -> list[Decision]:
+    return [
+        d.Dismiss(watch.now_s, why, attempt.number, node.name)
+        for node in nodes
+        if node.link is Link.UP and not node.ordered_leave
+    ]

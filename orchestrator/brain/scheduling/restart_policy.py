@@ -1,0 +1,144 @@
+"""What follows from a verdict? Another attempt, after how long and from where, or the end of the job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.decisions import Checkpoint, JobEnd, Kind
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, Want
+from orchestrator.brain.scheduling import allocation
+from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION
+
+RESTART_ASKED = "a restart that the user asked for"
+"""Why an attempt ends, and the next begins."""
+
+CARRY_S_MAX = 600.0
+"""How long a stopped attempt waits for a checkpoint that is on its way home."""
+
+CARRY_CANCELLED_S_MAX = 30.0
+"""The same when the user wants the job to stop; `orch collect` brings what is left on the hosts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """Start another attempt once the job clock passes `not_before_s`."""
+
+    not_before_s: float
+    resume: Checkpoint | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """Go back to the queue, for other nodes than those to avoid."""
+
+    avoid: dict[str, str]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """End the job."""
+
+    end: JobEnd
+    why: str
+
+
+def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+    """Tell whether what follows may depend on a checkpoint that is still on its way home."""
+    limit_s = CARRY_CANCELLED_S_MAX if facts.want is Want.CANCEL else CARRY_S_MAX
+    since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
+    sending = [name for name in facts.coming.values() if _may_send(facts, name, watch)]
+    return bool(sending) and not watch.passed(since_s + limit_s)
+
+
+def _may_send(facts: Facts, name: str, watch: Watch) -> bool:
+    """Tell whether the node is heard; for what lies on a lost one nobody waits."""
+    assert facts.limits is not None
+    node = facts.node(name)
+    if node is None:
+        return False
+    return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)
+
+
+def after(facts: Facts) -> Again | Back | Over:
+    """Say what follows on the current attempt, whose ranks are all gone, or will be with their allocation."""
+    attempt = facts.attempt
+    assert attempt is not None
+    follows = _anywhere(facts, attempt)
+    leave = allocation.why_leave(facts, attempt)
+    if not leave and allocation.is_short(facts, attempt):
+        leave = f"too few nodes of allocation {facts.allocation} are left"
+    if isinstance(follows, Over) or not leave:
+        return follows
+    if allocation.is_out_of_time(facts):
+        return Over(JobEnd.FAILED, f"{_verdict_text(attempt)}; {leave}, and time_limit_action is fail")
+    return Back(allocation.avoid(facts), f"{leave}; {follows.why}")
+
+
+def _anywhere(facts: Facts, attempt: AttemptFacts) -> Again | Over:
+    """Say what follows wherever the next attempt may run."""
+    assert facts.limits is not None
+    verdict = attempt.verdict
+    if attempt.number <= facts.resumed_after and facts.want is Want.RUN:
+        return Again(attempt.watched_at, facts.checkpoint, "resumed by the user")
+    if verdict is None and facts.done:
+        return Over(JobEnd.SUCCEEDED, "every rank exited with code 0")
+    if facts.want is Want.CANCEL:
+        return Over(JobEnd.CANCELLED, facts.cancelled)
+    if verdict is None and attempt.restart_asked:
+        return Again(attempt.watched_at, facts.checkpoint, f"{RESTART_ASKED}, from {_source(facts)}")
+    assert verdict is not None, "an attempt is stopped when it is done, cancelled, restarted, or judged"
+    if not verdict.retry:
+        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
+    if attempt.is_free:
+        if allocation.is_fruitless(facts, attempt):
+            stays = f"{allocation.STAYS_MAX} stays in a row ended at the time limit without progress"
+            return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
+        return Again(attempt.judged_at, facts.checkpoint, _why(facts, attempt, verdict.kind, facts.spent))
+    if facts.limits.restarts_max == 0:
+        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; restart.max is 0")
+    spent = facts.spent + (0 if facts.progressed() else 1)
+    if spent > facts.limits.restarts_max:
+        budget = f"the restart budget ({facts.limits.restarts_max} without progress) is spent"
+        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {budget}{_suspicion(attempt)}")
+    wait_s = backoff_s(facts)
+    return Again(attempt.judged_at + wait_s, facts.checkpoint, _why(facts, attempt, verdict.kind, spent))
+
+
+def backoff_s(facts: Facts) -> float:
+    """Return how long to wait before the next attempt: nothing after progress, else doubling with each attempt
+    in a row that got nowhere, from the second on."""
+    assert facts.limits is not None
+    if facts.progressed():
+        return 0.0
+    in_a_row = 1
+    for past in reversed(facts.past):
+        if past.progressed or past.number <= facts.resumed_after:
+            break
+        in_a_row += 0 if past.attempt.is_free else 1
+    if in_a_row < 2:
+        return 0.0
+    doublings = min(in_a_row - 2, 20)
+    return min(facts.limits.backoff_s * 2.0**doublings, facts.limits.backoff_s_max)
+
+
+def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
+    assert facts.limits is not None
+    cost = "no cost" if facts.progressed() or attempt.is_free else f"{spent} of {facts.limits.restarts_max}"
+    return f"restart after {kind.value} ({cost}) from {_source(facts)}{_suspicion(attempt)}"
+
+
+def _source(facts: Facts) -> str:
+    return facts.checkpoint.path if facts.checkpoint else "the beginning, since there is no checkpoint"
+
+
+def _verdict_text(attempt: AttemptFacts) -> str:
+    verdict = attempt.verdict
+    return f"{verdict.kind.value}: {verdict.summary}" if verdict is not None else "stopped"
+
+
+def _suspicion(attempt: AttemptFacts) -> str:
+    """Say that the script seems to ignore its checkpoint, where that was seen."""
+    return "" if attempt.anew is None else f"; {SUSPICION} ({QUESTION})"

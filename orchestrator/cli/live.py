@@ -1,0 +1,188 @@
+"""What is a job doing right now? Its log lines as they come, and on a terminal its state below them, until it ends.
+
+On a pipe: the same lines, with a line of its own at each change of state. For programs: a line of JSON at each change.
+Leaving (Ctrl-C) leaves the job alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from orchestrator.cli import terminal
+from orchestrator.client.job import Job
+from orchestrator.client.log_reader import Follower, LogQuery
+from orchestrator.core.jobdir import status_file
+from orchestrator.views import cells
+from orchestrator.views import status as status_view
+from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, Folding, LogStyle, LogView
+
+Json: TypeAlias = dict[str, Any]
+Print: TypeAlias = Callable[[str], None]
+Refresh: TypeAlias = Callable[[Json], None]
+
+POLL_S = 0.15
+STATUS_S = 0.5
+"""How often the status is read while following; a supervisor that died is started again by the way."""
+
+REASON_LINES_MAX = 2
+"""How many lines of the terminal the reason of a state may take below the logs."""
+
+
+def logs(job: Job, query: LogQuery, style: LogStyle) -> Json:
+    """Print log lines until the job has ended; return its last status."""
+    return _follow(job, query, style, print_line, lambda status: None)
+
+
+def everything(job: Job, style: LogStyle) -> Json:
+    """Print log lines and the job's state until it has ended; return its last status."""
+    if terminal.has_colour():
+        with _live() as (out, refresh):
+            return _follow(job, LogQuery(), style, out, refresh)
+    return _follow(job, LogQuery(), style, print_line, _changes(with_end=False))
+
+
+def watch(job: Job) -> Json:
+    """Show the job's status again and again until it has ended; return the last one."""
+    if not terminal.has_colour():
+        return _until_ended(job, _changes(with_end=True))
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(console=terminal.console(), auto_refresh=False, vertical_overflow="crop") as live:
+
+        def refresh(status: Json) -> None:
+            lines = [terminal.rich_text(one) for one in status_view.job(status)]
+            live.update(Text("\n").join(lines), refresh=True)
+
+        return _until_ended(job, refresh)
+
+
+def changes(job: Job) -> Json:
+    """Print the status, a JSON object in a line, whenever state, attempt, reason or suspicion change; return the
+    last one."""
+    last: list[object] = []
+
+    def refresh(status: Json) -> None:
+        now = [status["state"], status["attempt"], status["reason"], _suspected(status)]
+        if now != last:
+            last[:] = now
+            print_line(json.dumps(status))
+
+    return _until_ended(job, refresh)
+
+
+def _suspected(status: Json) -> str:
+    """Return what the job is suspected of; that the same suspicion grows older is no change."""
+    return re.sub(r"[0-9]+[.0-9]* s\b", "", status.get("suspicion") or "")
+
+
+def _until_ended(job: Job, refresh: Refresh) -> Json:
+    while True:
+        status = job.status()
+        refresh(status)
+        if status["state"] in status_file.ENDED:
+            return status
+        time.sleep(STATUS_S)
+
+
+def print_line(text: str) -> None:
+    """Print one line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Json:
+    mask = job.mask()
+    view = LogView(style, mask)
+    follower = Follower(job.folder, query, mask)
+    status = job.status()
+    folding = Folding(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
+    refresh(status)
+    due_s = time.monotonic() + STATUS_S
+    while status["state"] not in status_file.ENDED:
+        _print(view, out, folding, follower.poll())
+        time.sleep(POLL_S)
+        if time.monotonic() >= due_s:
+            due_s = time.monotonic() + STATUS_S
+            status = job.status()
+            refresh(status)
+    _print(view, out, folding, follower.drain())
+    for folded in folding.rest():
+        _print_folded(view, out, folded)
+    refresh(status)
+    return status
+
+
+def _print(view: LogView, out: Print, folding: Folding, lines: Any) -> None:
+    for one in lines:
+        for folded in folding.add(one):
+            _print_folded(view, out, folded)
+    for folded in folding.ready(time.time_ns()):
+        _print_folded(view, out, folded)
+
+
+def _print_folded(view: LogView, out: Print, folded: Any) -> None:
+    for text in view.lines(folded):
+        out(text)
+
+
+def _changes(*, with_end: bool) -> Refresh:
+    """Return what prints a line whenever the state or the attempt changes, or what a queued job waits for.
+
+    The end is left to whoever tells of it in full, unless `with_end`.
+    """
+    last: list[object] = []
+
+    def refresh(status: Json) -> None:
+        queued = status["reason"] if status["state"] == "QUEUED" else ""
+        now = [status["state"], status["attempt"], queued, _suspected(status)]
+        if now != last and (with_end or status["state"] not in status_file.ENDED):
+            goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
+            said = "it goes on" if goes_on else status.get("suspicion") or status_view.reason(status)
+            last[:] = now
+            why = f"  {said}" if said else ""
+            print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
+
+    return refresh
+
+
+@contextmanager
+def _live() -> Iterator[tuple[Print, Refresh]]:
+    """Yield what prints a line above, and what renews the job's state below."""
+    from rich.live import Live
+    from rich.text import Text
+
+    screen = terminal.console()
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
+
+        def out(text: str) -> None:
+            screen.print(Text.from_ansi(text), soft_wrap=True)
+
+        def refresh(status: Json) -> None:
+            lines = [terminal.rich_text(one) for one in _footer(status, screen.width * REASON_LINES_MAX)]
+            live.update(Text("\n").join(lines), refresh=True)
+
+        yield out, refresh
+
+
+def _footer(status: Json, reason_chars: int) -> list[cells.Line]:
+    checkpoint = status["checkpoint"]
+    step = checkpoint["step"] if checkpoint else None
+    saved = f"  checkpoint at step {step:,}" if step is not None else ""
+    lines = [(), cells.line(*status_view.headline(status), cells.Cell(saved, "dim"))]
+    if status["reason"] and status["reason"] != status.get("queue", {}).get("said"):
+        lines.append(cells.line(cells.Cell(cells.cut(status_view.reason(status), reason_chars), "dim")))
+    if status["state"] not in ("STARTING", "RUNNING", "RESTARTING") or status.get("queue", {}).get("silent"):
+        lines += status_view.queue(status)
+    if status.get("suspicion"):
+        lines.append(cells.line(cells.Cell(cells.cut(status["suspicion"], reason_chars), "yellow")))
+    if "supervisor" in status:
+        lines.append(cells.line(cells.Cell(status_view.unheard(status), "bold red")))
+    lines.append(cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim")))
+    return lines

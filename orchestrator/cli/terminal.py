@@ -1,0 +1,147 @@
+"""Where does text go? To a terminal in colour, to a pipe plain; asked once, here.
+
+`NO_COLOR` (no-color.org) and `TERM=dumb` mean no colours. `rich` takes longer to load than a status to write, so only
+the live view, which needs it, loads it; `show` is loaded by what shows something.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.invisible_characters import harmless
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from orchestrator.views import cells
+
+_SGR = {
+    "bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36,
+}  # fmt: skip
+"""The styles of `show` as terminals know them (ECMA-48, Select Graphic Rendition)."""
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Tell whether standard output (or `stream`) is a terminal."""
+    return (stream or sys.stdout).isatty()
+
+
+def has_colour(stream: TextIO | None = None) -> bool:
+    """Tell whether colours may be shown there."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int | None:
+    """Return how many characters fit into a line of standard output, None where it is no terminal."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except (OSError, ValueError):
+        return None
+
+
+def write(lines: Iterable[cells.Line]) -> None:
+    """Write lines to standard output."""
+    from orchestrator.views import cells
+
+    sys.stdout.write(painted(lines) if has_colour() else cells.plain(lines))
+    sys.stdout.flush()
+
+
+def painted(lines: Iterable[cells.Line]) -> str:
+    """Return lines as text with colours."""
+    return "".join("".join(map(_paint, one)) + "\n" for one in lines)
+
+
+def _paint(cell: cells.Cell) -> str:
+    if not cell.style or not cell.text:
+        return cell.text
+    codes = ";".join(str(_SGR[word]) for word in cell.style.split())
+    return f"\x1b[{codes}m{cell.text}\x1b[0m"
+
+
+def console() -> Console:
+    """Return the terminal as rich sees it."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def rich_text(one: cells.Line) -> Text:
+    """Return a line as rich prints it."""
+    from rich.text import Text
+
+    return Text.assemble(*((cell.text, cell.style) for cell in one))
+
+
+class ReaderGone(Exception):
+    """What reads standard output has enough, as `head` has."""
+
+
+class _Output(io.FileIO):
+    """Standard output, whose errors are told from those of other files, and from what click makes of them."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError as err:
+            raise ReaderGone from err
+        except OSError as err:
+            fix = "send it elsewhere; orch status --all shows whether a job was begun"
+            raise ClusterError(f"cannot be written: {err.strerror}", "standard output", fix) from err
+
+
+def open_streams() -> None:
+    """Make the standard streams safe: one that is closed gives and takes nothing, and no file that is opened later takes
+    its number; a character that a terminal does not know becomes a question mark."""
+    for name, flag in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
+        if getattr(sys, name) is None:  # what is read-only refuses writes as a closed one does: EBADF
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flag), "r" if name == "stdin" else "w"))
+    raw = _Output(sys.stdout.fileno(), "wb", closefd=False)
+    encoding, lines = sys.stdout.encoding, sys.stdout.isatty()
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), encoding, "replace", line_buffering=lines)
+    if isinstance(sys.stderr, io.TextIOWrapper):
+        sys.stderr.reconfigure(errors="replace")
+
+
+def drop_rest() -> None:
+    """Drop what the standard streams have not taken: the interpreter would try again, and end with a code of its own."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ReaderGone, ClusterError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+ERROR_LINE_CHARS_MAX = 1000
+"""How much of a line of an error is shown: it may repeat what was typed."""
+
+
+def shortened(text: str) -> str:
+    """Return an error with the middle of each line left out that is too long: at its end it says what is wrong."""
+    half = ERROR_LINE_CHARS_MAX // 2
+    lines = text.split("\n")
+    return "\n".join(
+        line if len(line) <= ERROR_LINE_CHARS_MAX else f"{line[:half]} … {line[-half:]}" for line in lines
+    )
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Write text that may hold names, paths or words of others. That standard error takes nothing ends no command."""
+    with contextlib.suppress(*([OSError] if err else [])):
+        print(harmless(text), file=sys.stderr if err else sys.stdout, flush=True)
+
+
+def complain(text: str) -> None:
+    """Write an error to standard error, its first line red where there are colours."""
+    head, newline, rest = harmless(shortened(text)).partition("\n")
+    if has_colour(sys.stderr):
+        head = f"\x1b[31m{head}\x1b[0m"
+    with contextlib.suppress(OSError):
+        print(f"{head}{newline}{rest}", file=sys.stderr)

@@ -1,0 +1,142 @@
+"""What came of a job? Its checkpoints, logs and evidence: listed, brought together, and cleared away."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from orchestrator.agent.outputs.checkpoint_formats import Wholeness, look, wholeness
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
+from orchestrator.brain.model.facts import Facts
+from orchestrator.client.job import POLL_S, Job
+from orchestrator.core.errors import ClusterError, OrchError, UserError
+from orchestrator.core.jobdir import home, status_file
+
+Json: TypeAlias = dict[str, Any]
+
+
+def checkpoints(job: Job, *, verify: bool) -> list[Json]:
+    """Return what matches the job's glob, oldest first: path, step (None: not known), bytes, written_at, complete.
+
+    `complete`: the supervisor knows that it is. `whole`: what the files' formats tell, None when they tell nothing or
+    `verify` did not ask for it. `resume`: the next attempt starts from it. Raises ClusterError for a damaged job.
+    """
+    from orchestrator.supervisor.journal import facts_file
+    from orchestrator.supervisor.journal.journal_file import JournalError
+
+    try:
+        facts = facts_file.read(job.folder).facts
+    except JournalError:
+        facts = Facts()  # a checkpoint is the way on, so what lies there is listed
+    chosen = facts.checkpoint.path if facts.checkpoint else None
+    watch = CheckpointWatch(job.folder.checkpoints, job.plan().checkpoint_glob)
+    listed = []
+    for path, shape in sorted(watch.listed().items(), key=lambda item: item[1].mtime_ns):
+        listed.append(
+            {
+                "path": str(path),
+                "step": facts.known_steps.get(str(path)),
+                "bytes": shape.size_bytes,
+                "written_at": status_file.iso(shape.mtime_ns / 1e9),
+                "complete": str(path) in facts.known_steps,
+                "whole": _whole(path) if verify else None,
+                "resume": str(path) == chosen,
+            }
+        )
+    return listed
+
+
+def _whole(path: Path) -> bool | None:
+    known = wholeness(path, look(path))
+    return None if known is Wholeness.UNKNOWN else known is Wholeness.WHOLE
+
+
+def collect(job: Job, to: Path | None) -> Path:
+    """Bring a job's results together and return where they are. Raises OrchError, UserError for an unfit `to`.
+
+    Everything is in the job folder: from the start, or since it came from the hosts (`leftovers`). `to` gets a copy of
+    logs, checkpoints, evidence and the post-mortem (`why.json`).
+    """
+    if to is None:
+        return job.folder.root
+    _refuse_unfit(job, to)
+    why = json.dumps(_why(job), indent=2)
+    made = [path for path in (to, *to.parents) if not path.exists()]
+    parts = (job.folder.logs, job.folder.checkpoints, job.folder.root / "evidence")
+    files = (job.folder.spec, job.folder.provenance, job.folder.journal)
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+        (to / "why.json").write_text(why)
+        for part in parts:
+            if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
+                shutil.copytree(part, to / part.name, symlinks=True)
+        for file in files:
+            if file.exists():
+                shutil.copy2(file, to, follow_symlinks=False)
+    except BaseException as err:
+        _take_back([to / "why.json", *(to / path.name for path in (*parts, *files))], made)
+        if isinstance(err, OSError):
+            fix = "mend that, or free some space there, then collect again; nothing was left there"
+            raise ClusterError(f"cannot be copied: {_reason(err)}", str(to), fix) from err
+        raise
+    return to
+
+
+def _why(job: Job) -> Json:
+    """Return the post-mortem, or why there is none: the rest is worth a copy all the same."""
+    try:
+        return job.why()
+    except OrchError as err:
+        return {"id": job.id, "unknown": str(err)}
+
+
+def _refuse_unfit(job: Job, to: Path) -> None:
+    """Raise UserError for a folder that no copy of the job can be made in."""
+    try:
+        if to.resolve().is_relative_to(job.folder.root.resolve()):
+            raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
+        if (to.exists() or to.is_symlink()) and (not to.is_dir() or any(to.iterdir())):
+            raise UserError("is no empty folder", str(to), "name a new one")
+    except (
+        OSError,
+        RuntimeError,
+    ) as err:  # too long a name, a folder that may not be entered, a circle of links
+        what = f"cannot be looked at: {_reason(err)}"
+        raise UserError(what, str(to), "name a folder that you can write to") from err
+
+
+def _reason(err: BaseException) -> str:
+    """Return why something failed; of many files that could not be copied the first, and how many more there are."""
+    if not isinstance(err, shutil.Error):
+        return (err.strerror if isinstance(err, OSError) else None) or str(err)
+    failed = err.args[0]
+    source, _, why = failed[0]
+    return f"{source}: {why}" + (f", and {len(failed) - 1} more" if len(failed) > 1 else "")
+
+
+def _take_back(copies: Sequence[Path], made: Sequence[Path]) -> None:
+    """Remove the copies of a collect that failed, and the folders that were `made` for it, the innermost first."""
+    for path in copies:
+        shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
+    with contextlib.suppress(OSError):  # somebody else uses one of them by now
+        for path in made:
+            path.rmdir()
+
+
+LAST_S_MAX = 360.0
+"""How long to wait for what an ended job's supervisor still brings home."""
+
+
+def await_last(job: Job) -> None:
+    """Wait until an ended job's supervisor has brought home what it can; revive it if it died over that."""
+    deadline_s = time.monotonic() + LAST_S_MAX
+    while not job.folder.ended.exists() and time.monotonic() < deadline_s:
+        job.look_after()
+        time.sleep(POLL_S)

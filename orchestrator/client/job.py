@@ -1,0 +1,403 @@
+"""What can be done with a job? `Job`, for notebooks and scripts; the command line's verbs are thin over it.
+
+>>> import orchestrator
+>>> job = orchestrator.submit("job.yaml")
+>>> job.wait()["state"]
+'SUCCEEDED'
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from orchestrator.core.errors import ClusterError, OrchError, UserError
+from orchestrator.core.jobdir import full_disk, home, locks, ownership, status_file
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.submission import supervisor_process
+
+if TYPE_CHECKING:
+    from orchestrator.client.log_reader import LogLine, LogQuery
+    from orchestrator.core.jobdir.plan import Plan
+    from orchestrator.core.mask import Mask
+    from orchestrator.supervisor.journal.lost_journal import Traces
+
+Json: TypeAlias = dict[str, Any]
+
+POLL_S = 0.1
+STATE_POLL_S = 0.02
+STATE_S_MAX = 10.0
+"""How long a new supervisor may take to write its first status."""
+
+RESUME_S_MAX = 30.0
+"""How long it may take until a resumed job has begun its next attempt."""
+
+QUIET_S = 15.0
+"""A living supervisor writes its status every half second; one that has not for so long is worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job, by its folder."""
+
+    folder: JobDir
+
+    @property
+    def id(self) -> str:
+        """The job's id, which is its folder's name."""
+        return self.folder.id
+
+    @property
+    def name(self) -> str:
+        """The name that the spec gives it."""
+        return home.name_of(self.folder.id)
+
+    def status(self) -> Json:
+        """Return one object of `orch status --json`. A supervisor that died is started again by the way, and a job
+        that Slurm has ended is closed.
+
+        Raises ClusterError when that is not possible, or when the job's folder is damaged.
+        """
+        self.look_after()
+        return self.last_status()
+
+    def look_after(self) -> None:
+        """Start the job's supervisor if it died, or do what Slurm's word on the job asks for. Raises ClusterError."""
+        if self.is_slurm:
+            from orchestrator.client import slurm_status
+
+            slurm_status.settle(self.folder)
+        else:
+            supervisor_process.revive(self.folder)
+
+    @property
+    def is_slurm(self) -> bool:
+        """Tell whether the job's nodes come from Slurm."""
+        return home.is_slurm(self.folder)
+
+    @property
+    def slurm_id(self) -> str | None:
+        """Slurm's id of the job, the latest; None for a job that Slurm was never given. Raises ClusterError."""
+        from orchestrator.client import slurm_status
+
+        return slurm_status.present(self.folder) if self.is_slurm else None
+
+    def node_names(self) -> list[str]:
+        """Return the names of the job's nodes; of a job of Slurm those that have had any part in it yet.
+
+        Raises ClusterError when the plan is missing or damaged.
+        """
+        from orchestrator.client import log_reader
+
+        return log_reader.nodes(self.folder) if self.is_slurm else [node.name for node in self.plan().nodes]
+
+    def last_status(self) -> Json:
+        """Return what the supervisor last said, and Slurm of a job in its queue; start nothing. Raises ClusterError."""
+        if not self.folder.ended.exists() and self.is_slurm:
+            from orchestrator.client import slurm_status
+
+            try:
+                known = self._last_words()
+            except FileNotFoundError:
+                known = None
+            return {**slurm_status.join(self.folder, known, self.plan), "dir": str(self.folder.root)}
+        deadline_s = time.monotonic() + STATE_S_MAX
+        while True:
+            try:
+                return {**self._last_words(), "dir": str(self.folder.root)}
+            except FileNotFoundError:
+                if not _is_beginning(self.folder) or time.monotonic() > deadline_s:
+                    raise _no_status(self.folder) from None
+                time.sleep(STATE_POLL_S)
+
+    def _last_words(self) -> Json:
+        """Return what the supervisor last said, and who that was if it was long ago. Raises FileNotFoundError when
+        there is nothing."""
+        known = status_file.read(self.folder, time.time())
+        if known.get("written_s", 0.0) > QUIET_S:
+            known["supervisor"] = locks.holder(self.folder.lock)
+            if full_disk.is_used_up(self.folder.root):
+                known["full_disk"] = str(self.folder.root)
+        return known
+
+    def wait(self, timeout_s: float | None = None) -> Json:
+        """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""
+        deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else float("inf"))
+        while True:
+            status = self.status()
+            if status["state"] in status_file.ENDED:
+                return status
+            if time.monotonic() > deadline_s:
+                raise TimeoutError(f"{self.id} is still {status['state']} after {timeout_s:g} s")
+            time.sleep(POLL_S)
+
+    def logs(self, query: LogQuery | None = None) -> Iterator[LogLine]:
+        """Yield the ranks' log lines, merged by time; `query` narrows them down."""
+        from orchestrator.client import log_reader
+
+        return log_reader.read(self.folder, query or log_reader.LogQuery(), time.time_ns(), self.mask())
+
+    def cancel(self) -> None:
+        """Ask for the job's end; `wait` tells when it has come. Raises UserError when it has ended already, and
+        ClusterError when Slurm does not let go of it."""
+        from orchestrator.core.jobdir import requests
+
+        was_lost = self._may_end_without_journal()
+        state = "" if was_lost else self.status()["state"]
+        if state in status_file.ENDED:
+            fix = "there is nothing to stop" if state == "SUCCEEDED" else "orch resume lets it go on"
+            raise UserError(f"the job has ended already: {state}", self.id, fix)
+        if self.is_slurm:
+            from orchestrator.client import slurm_status
+
+            slurm_status.cancel(self.folder)
+        else:
+            requests.ask(self.folder.requests, "cancel")
+            if was_lost:
+                self.look_after()
+
+    def _may_end_without_journal(self) -> bool:
+        """Let a supervisor stop what may still run of a job whose journal is lost, where none is at work; tell whether it
+        is such a job."""
+        from orchestrator.core.jobdir import locks
+        from orchestrator.supervisor.journal import lost_journal
+
+        if self.folder.ended.exists() or not home.is_ours(self.folder):
+            return False
+        plan = self.plan()
+        if not lost_journal.lost_or_damaged(self.folder, plan):
+            return False
+        with locks.locked(self.folder) as mine:  # a supervisor that is at work knows without
+            traces = lost_journal.lost_or_damaged(self.folder, plan) if mine else None
+            if traces is None or self.folder.ended.exists():
+                return False
+            lost_journal.rewrite(self.folder, plan, traces, is_over=False)
+        return True
+
+    def restart(self) -> Json:
+        """Ask that the present attempt ends and the next one begins from the newest checkpoint, and return the status before
+        that. Raises UserError when no attempt is there to end."""
+        from orchestrator.core.jobdir import requests
+
+        before = self.status()
+        if before["state"] in status_file.ENDED:
+            raise UserError(f"the job has ended: {before['state']}", self.id, "orch resume lets it go on")
+        if before["state"] not in ("STARTING", "RUNNING"):
+            fix = "wait until orch status says that it runs"
+            raise UserError(f"there is no attempt to end: the job is {before['state']}", self.id, fix)
+        requests.ask(self.folder.requests, "restart")
+        return before
+
+    def resume(
+        self, checkpoint: str = "", overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Let an ended job go on from its newest checkpoint, or from `checkpoint`.
+
+        Raises UserError if it runs, and if it has succeeded and neither `checkpoint` nor `overrides` give it anything
+        new to do. Of several who resume it at once one does, and the others are told that it runs.
+        """
+        from orchestrator.core.jobdir import locks, requests
+
+        home.require_ours(self.folder)
+        try:
+            with locks.resuming(self.folder) as mine:
+                if not mine:
+                    what = f"another command is resuming the job{locks.by_whom(self.folder.resume_lock)}"
+                    fix = "see with orch status what comes of that, then try again"
+                    raise ClusterError(what, self.id, fix)
+                self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ)
+        except OSError as err:
+            raise requests.refused(err, self.folder.root) from err
+
+    def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
+        """Let the job go on, for the one who holds the right to."""
+        from orchestrator.submission import resume
+        from orchestrator.supervisor.journal import lost_journal
+
+        if traces := lost_journal.lost_or_damaged(self.folder, self.plan()):
+            self._resume_without_journal(traces, checkpoint, overrides, environ)
+            return
+        before = self.status()
+        state = before["state"]
+        if state not in status_file.ENDED:
+            raise UserError(f"the job is {state}", self.id, "orch cancel it first, or wait for its end")
+        if state == "SUCCEEDED" and not overrides and not checkpoint:
+            fix = (
+                "train on with --set entrypoint='train.py --steps 2000', repeat a part with --from CHECKPOINT, "
+                "or begin anew with orch submit"
+            )
+            raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
+        resume.resume(self.folder, self.plan(), checkpoint, overrides, environ)
+        if self.is_slurm:
+            self._queue_again(before)
+        else:
+            self._await_news(before)
+
+    def _resume_without_journal(
+        self, traces: Traces, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+    ) -> None:
+        """Let a job go on whose journal is lost, from the checkpoint that the user names and as a new attempt."""
+        from orchestrator.client import slurm_status
+        from orchestrator.core.jobdir import locks
+        from orchestrator.submission import refusals, resume
+        from orchestrator.supervisor.journal import lost_journal
+
+        plan = self.plan()
+        if self.is_slurm:
+            slurm_status.require_over(self.folder)
+        with locks.locked(self.folder) as mine:
+            if not mine:
+                fix = "orch cancel it, and try again once its supervisor has left"
+                raise UserError(f"{traces.how}, and its supervisor is at work", self.id, fix)
+            if not checkpoint:
+                raise lost_journal.refusal(self.folder, traces)
+            refusals.existing(self.folder, checkpoint, plan.checkpoint_glob)
+            lost_journal.rewrite(self.folder, plan, traces, is_over=True)
+        resume.resume(self.folder, plan, checkpoint, overrides, environ)
+        if self.is_slurm:
+            self._queue_again(slurm_status.from_plan(plan, "FAILED", ""))
+
+    def _queue_again(self, before: Json) -> None:
+        from orchestrator.client import slurm_status
+
+        plan = self.plan()  # the new one, where there were overrides
+        sizes = {"world_size": plan.world_size, "total_steps": plan.total_steps}
+        slurm_status.begin_again(self.folder, {**before, **sizes})
+
+    def _await_news(self, before: Json) -> None:
+        """Wait until the status tells of the resume, or whoever waits for the job's end next would see the last end."""
+        deadline_s = time.monotonic() + RESUME_S_MAX
+        while _is_same_end(before, self.last_status()):
+            if time.monotonic() > deadline_s:
+                what = f"no new attempt was begun within {RESUME_S_MAX:g} s"
+                raise ClusterError(what, self.id, f"see {self.folder.supervisor_log}")
+            time.sleep(STATE_POLL_S)
+
+    def why(self) -> Json:
+        """Return the post-mortem as `orch why --json` prints it. Raises OrchError when plan or journal are damaged."""
+        from orchestrator.client import post_mortem
+        from orchestrator.supervisor.journal import facts_file, journal_file, lost_journal
+
+        plan = self.plan()
+        lost_journal.require_journal(self.folder, plan)
+        told = facts_file.read(self.folder)
+        with journal_file.replayed(self.folder.journal):
+            said = post_mortem.why(plan, told)
+        suspicion = self._suspicion() if told.facts.end is None else None
+        why = {**said, "suspicion": suspicion, "dir": str(self.folder.root)}
+        return {**why, **self._in_queue()} if told.facts.end is None and self.is_slurm else why
+
+    def _in_queue(self) -> Json:
+        """Return of a job's status what the queue has a word in: where its supervisor is not there, it alone knows."""
+        try:
+            known = self.last_status()
+        except OrchError:
+            return {}
+        return {key: known[key] for key in ("state", "reason", "queue") if key in known}
+
+    def _suspicion(self) -> str | None:
+        """Return what looks like a hang now, as far as a supervisor that is alive has said so."""
+        try:
+            known = self._last_words()
+        except (FileNotFoundError, OrchError):
+            return None
+        return None if "supervisor" in known else known.get("suspicion")
+
+    def stacks(self) -> Json:
+        """Look at what every rank is doing right now and return what `orch stacks --json` prints; changes nothing.
+
+        Raises UserError when no rank of the job runs, and ClusterError when its supervisor or its nodes do not answer.
+        """
+        from orchestrator.client import stacks as live_stacks
+
+        return live_stacks.stacks(self.folder, self.status())
+
+    def plan(self) -> Plan:
+        """Return what was decided at submit. Raises ClusterError when the plan is missing or damaged."""
+        from orchestrator.core import codec
+        from orchestrator.core.jobdir.plan import Plan
+
+        fix = "the folder is no whole job any more; submit the job anew"
+        try:
+            return codec.loads(Plan, ownership.read_regular(self.folder.plan))
+        except OSError as err:
+            what = f"the job's plan cannot be read: {err.strerror}"
+            raise ClusterError(what, str(self.folder.plan), fix) from err
+        except codec.CodecError as err:
+            raise ClusterError(f"the job's plan is damaged: {err}", str(self.folder.plan), fix) from err
+
+    def ranks_of(self, attempt: int | None = None) -> dict[str, tuple[int, ...]]:
+        """Return the ranks of each node, in `attempt` or the latest that was placed; a pool's differ by attempt.
+
+        Raises ClusterError when plan or journal are damaged.
+        """
+        from orchestrator.brain.model import decisions as d
+        from orchestrator.supervisor.journal import journal_file
+
+        plan = self.plan()
+        ranks = {node.name: node.ranks for node in plan.nodes}
+        if plan.pool is None:
+            return ranks
+        told = journal_file.read_only(self.folder.journal, d.Place)
+        chosen = [one for one in told if isinstance(one, d.Place) and attempt in (None, one.attempt)]
+        return {**ranks, **({node.name: node.ranks for node in chosen[-1].nodes} if chosen else {})}
+
+    def mask(self) -> Mask:
+        """Return what hides the job's secrets in anything that is shown. Raises ClusterError when they are damaged."""
+        from orchestrator.core import mask
+
+        try:
+            return mask.of_job(self.folder)
+        except ValueError as err:
+            what = "the secrets are damaged, so nothing could be masked"
+            raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err
+
+
+def _is_same_end(before: Json, now: Json) -> bool:
+    """Tell whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
+    begun = before["started_at"] is None and now["started_at"] is not None
+    return now["state"] in status_file.ENDED and now["attempt"] == before["attempt"] and not begun
+
+
+def submit(
+    spec: str | Path,
+    *,
+    backend: str | None = None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Job:
+    """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind."""
+    from orchestrator.spec.load import load
+    from orchestrator.submission import submit as submission
+
+    file = load(Path(spec), overrides=overrides, backend=backend)
+    kept = [*overrides, *([f"backend={backend}"] if backend else [])]
+    job = Job(submission.submit(file, os.environ if environ is None else environ, kept))
+    if file.spec.backend == "slurm":
+        from orchestrator.client import slurm_status
+
+        slurm_status.note_cluster(job.folder)
+    return job
+
+
+def find(wanted: str | None = None, environ: Mapping[str, str] | None = None) -> Job:
+    """Return a job by id or name, or the latest. Raises UserError when there is none."""
+    return Job(home.find(home.home(os.environ if environ is None else environ), wanted))
+
+
+def _is_beginning(job: JobDir) -> bool:
+    """Tell whether a first status may still come: a whole job folder, of a job that is not over."""
+    return job.plan.exists() and not job.ended.exists()
+
+
+def _no_status(job: JobDir) -> ClusterError:
+    if not job.plan.exists():
+        return ClusterError("this is no whole job folder: it has no plan.json", str(job.root), "delete it")
+    if job.ended.exists():
+        return ClusterError("the status file is missing", str(job.state), "`orch why` reads the journal")
+    what = f"no status was written within {STATE_S_MAX:g} s"
+    return ClusterError(what, str(job.root), f"see {job.supervisor_log}")

@@ -1,0 +1,168 @@
+"""How do bytes become lines? Cuts a log into lines, block by block, from its start as it grows or from its end.
+
+Rules: every line comes with the offset of its last byte, which is what tells when it was written; a line too long is
+cut at whole characters and beside secrets, never inside one (the mask would not know the halves), and what a progress
+bar has written over is dropped first; a file that shrinks or vanishes
+meanwhile ends the reading, and is no error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.mask import SECRET_CHARS_MIN, Mask
+
+LINE_BYTES_MAX = 64 << 10
+CUT_MARK = " …"
+
+Cut: TypeAlias = list[tuple[int, bytes]]
+"""Lines, each with the offset of its last byte, the newline included."""
+
+
+class Cutter:
+    """Cuts a log into lines, block by block, and holds the unfinished last one."""
+
+    __slots__ = ("_mask", "continued", "offset", "rest")
+
+    def __init__(self, offset: int, mask: Mask) -> None:
+        self._mask = mask
+        self.offset = offset
+        self.rest = b""
+        self.continued = False
+        """The beginning of the line was given away already."""
+
+    def add(self, block: bytes) -> Cut:
+        """Take the next bytes, at most `LINE_BYTES_MAX`; return the lines that they end."""
+        first, *others = block.split(b"\n")
+        end = self.offset + len(first)
+        self.offset += len(block)
+        if not others:
+            return self._hold(self.rest + first)
+        cut = [(end, piece) for piece in _pieces(self.rest + first, self._mask)]
+        if self.continued and cut[0][1] in (b"", b"\r"):
+            cut = []  # the line was complete when it was given away
+        self.continued = False
+        for part in others[:-1]:
+            end += len(part) + 1
+            cut.append((end, part))
+        self.rest = others[-1]
+        return cut
+
+    def flush(self) -> Cut:
+        """Give the unfinished line away, whole characters of it; what comes next goes on where it stopped."""
+        whole = self._mask.whole(self.rest, _char_cut(self.rest, len(self.rest)))
+        given, self.rest = self.rest[:whole], self.rest[whole:]
+        if not given:
+            return []
+        self.continued = True
+        return [(self.offset - 1, given)]
+
+    def end(self) -> Cut:
+        """Give all that is left, but no secret of which the rest is still to be written."""
+        given, self.rest = self.rest, b""
+        whole = self._mask.whole(given, len(given), SECRET_CHARS_MIN)
+        return (
+            [(self.offset - 1, given if whole == len(given) else given[:whole] + CUT_MARK.encode())]
+            if given
+            else []
+        )
+
+    def _hold(self, rest: bytes) -> Cut:
+        *cut, self.rest = _pieces(rest, self._mask)
+        return [(self.offset - 1, piece) for piece in cut]
+
+
+def cut_backward(path: Path, size_bytes: int, block_bytes: int, mask: Mask) -> Iterator[Cut]:
+    """Yield a file's lines block by block from its end, rising within a block; the block size bounds memory.
+
+    A line too long is cut from its end here, so its pieces can differ from those of reading forward.
+    """
+    start, rest, rest_end = size_bytes, b"", size_bytes - 1
+    while start > 0:
+        want_bytes = min(block_bytes, start)
+        start -= want_bytes
+        block = block_at(path, start, want_bytes)
+        if len(block) < want_bytes:  # cut off while it was read
+            return
+        if start + want_bytes == size_bytes:
+            block = block.removesuffix(b"\n")
+        first, *others = block.split(b"\n")
+        cut: Cut = []
+        if others:
+            end = first_end = start + len(first)
+            for part in others[:-1]:
+                end += len(part) + 1
+                cut.append((end, part))
+            cut += [(rest_end, piece) for piece in _pieces(others[-1] + rest, mask)]
+            rest, rest_end = first, first_end
+        else:
+            rest = _unwritten(first + rest)
+            if len(rest) > LINE_BYTES_MAX + mask.bytes_max:  # or the begin of a secret might not be read yet
+                at = _place(rest, len(rest) - LINE_BYTES_MAX, mask)
+                cut.append((rest_end, rest[at:]))
+                rest_end -= len(rest) - at
+                rest = rest[:at] + CUT_MARK.encode()
+        if start == 0:
+            cut[:0] = [(rest_end, piece) for piece in _pieces(rest, mask)]
+        yield cut
+
+
+def _pieces(raw: bytes, mask: Mask) -> list[bytes]:
+    """Cut a line that is too long at whole characters, all pieces but the last marked."""
+    if len(raw) <= LINE_BYTES_MAX:
+        return [raw]
+    raw = _unwritten(raw)
+    pieces = []
+    while len(raw) > LINE_BYTES_MAX:
+        at = _place(raw, LINE_BYTES_MAX, mask)
+        pieces.append(raw[:at] + CUT_MARK.encode())
+        raw = raw[at:]
+    return [*pieces, raw]
+
+
+def _unwritten(raw: bytes) -> bytes:
+    """Drop from a line that is too long what a progress bar has written over since."""
+    if len(raw) <= LINE_BYTES_MAX:
+        return raw
+    return raw[max(0, raw.rfind(b"\r", 0, len(raw) - 1)) :]
+
+
+def _place(raw: bytes, at: int, mask: Mask) -> int:
+    """Return the last place up to `at` that is neither inside a character nor, where there is one, inside a secret."""
+    return mask.whole(raw, _char_cut(raw, at)) or at
+
+
+def _char_cut(raw: bytes, at: int) -> int:
+    """Return the last place up to `at` that is not inside a UTF-8 character."""
+    for back in range(1, min(4, at) + 1):
+        byte = raw[at - back]
+        if byte < 0x80:
+            return at
+        if byte >= 0xC0:
+            width = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return at - back if width > back else at
+    return at
+
+
+def line_start(path: Path, offset: int, mask: Mask) -> int:
+    """Return where the line at `offset` begins; when it is longer than a line may be, where it can be cut."""
+    start = max(0, offset - LINE_BYTES_MAX)
+    block = block_at(path, start, offset - start)
+    cut = block.rfind(b"\n")
+    return start + cut + 1 if cut >= 0 else start + mask.whole(block, len(block)) if start else 0
+
+
+def block_at(path: Path, offset: int, size_bytes: int) -> bytes:
+    """Read from a file that is opened for just that; nothing when it is gone."""
+    try:
+        fd = ownership.open_inside(path)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(fd, size_bytes, offset)
+    finally:
+        os.close(fd)

@@ -1,0 +1,78 @@
+"""How is a job closed whose end Slurm alone knows? A request says so, and a supervisor without nodes ends the job.
+
+Rules: one command at a time does it, and the others wait for that. Nothing is written but by the supervisor, which is
+started on this machine.
+"""
+
+from __future__ import annotations
+
+import time
+
+from orchestrator.core import codec
+from orchestrator.core.end_cause import Cause
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import locks, ownership, requests
+from orchestrator.core.jobdir.layout import JobDir
+
+CLOSE_S_MAX = 30.0
+"""How long it may take until a job that is over is closed."""
+
+POLL_S = 0.02
+
+
+def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
+    """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time, or the disk
+    refuses."""
+    try:
+        _close(job, allocation, cause, why)
+    except OSError as err:
+        raise requests.refused(err, job.root) from err
+
+
+def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
+    deadline_s, turn = time.monotonic() + CLOSE_S_MAX, job.queue.with_suffix(".lock")
+    while not _has_ended(job):
+        with locks.held(turn, 0.0) as is_mine:
+            if is_mine and not _has_ended(job):
+                if not _is_said(job, allocation):
+                    requests.ask(
+                        job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
+                    )
+                _start_supervisor(job)
+                _await_end(job, deadline_s)
+        if time.monotonic() > deadline_s:
+            other = f": another command is at it{locks.by_whom(turn)}" if locks.is_held(turn) else ""
+            what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s{other}"
+            raise ClusterError(what, job.id, f"see {job.supervisor_log}")
+        time.sleep(POLL_S)
+
+
+def _start_supervisor(job: JobDir) -> None:
+    from orchestrator.submission import supervisor_process  # it loads much that a status has no use for
+
+    supervisor_process.start_supervisor(job)
+
+
+def _await_end(job: JobDir, deadline_s: float) -> None:
+    while not job.ended.exists() and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+
+
+def _has_ended(job: JobDir) -> bool:
+    """Tell whether the job has ended; NFS remembers for a minute that a file is not there, but not what a folder holds."""
+    try:
+        return any(path.name == job.ended.name for path in job.root.iterdir())
+    except OSError:
+        return False
+
+
+def _is_said(job: JobDir, allocation: str) -> bool:
+    """Tell whether the latest request says already that this allocation is over."""
+    path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
+    if path is None:
+        return False
+    try:
+        said = codec.loads_plain(ownership.read_regular(path))
+        return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
+    except (OSError, codec.CodecError, KeyError):
+        return False

@@ -1,0 +1,171 @@
+"""What are the ranks of a running job doing right now? Its supervisor is asked, who asks every node; nothing is changed.
+
+A numbered request goes into the job's folder; the journal tells when it was heard, which nodes were asked for it, and
+what they have answered. There are two looks, since only two of them tell what moves.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import requests
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import ENDED
+from orchestrator.supervisor.journal import journal_file
+
+Json: TypeAlias = dict[str, Any]
+
+ANSWER_S_MAX = 15.0
+"""How long the answers to one look are waited for."""
+
+APART_S = 1.0
+"""The time between the two looks: a rank that works has moved on by then."""
+
+POLL_S = 0.05
+
+_ALIVE = ("running", "stopped", "traced", "zombie", "disk wait", "dead")
+"""The states of a rank whose process is there, as the status names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What one look has brought: which nodes were asked for it, and what they said."""
+
+    attempt: int
+    asked: tuple[str, ...]
+    looked: tuple[e.Looked, ...]
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The nodes that have not answered."""
+        return tuple(node for node in self.asked if node not in {one.node for one in self.looked})
+
+
+def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Json:
+    """Return what `orch stacks --json` prints. Raises UserError when no rank of the job runs, and ClusterError when
+    nobody answers."""
+    _refuse_if_nothing_runs(status)
+    answers, looks, began_s = _look(job, answer_s_max), 1, time.monotonic()
+    if any(rank.doing is e.Doing.UNSEEN and rank.pid for one in answers.looked for rank in one.ranks):
+        time.sleep(APART_S)
+        answers, looks = _look(job, answer_s_max), 2
+    apart_s = round(time.monotonic() - began_s, 1) if looks > 1 else None
+    ranks = [rank_json(rank, one.node) for one in answers.looked for rank in one.ranks]
+    return {
+        "id": status["id"],
+        "name": status["name"],
+        "state": status["state"],
+        "attempt": answers.attempt,
+        "step": status["step"],
+        "dir": str(job.root),
+        "looks": looks,
+        "apart_s": apart_s,
+        "ranks": sorted(ranks, key=lambda rank: int(rank["rank"])),
+        "unanswered": list(answers.missing),
+        "pages": str(job.evidence(answers.attempt)),
+    }
+
+
+def _refuse_if_nothing_runs(status: Json) -> None:
+    state = status["state"]
+    if state in ENDED:
+        fix = f"orch why {status['id']} tells how it ended, with the stacks of a hang"
+        raise UserError(f"the job has ended: {state}, so there are no stacks to take", status["id"], fix)
+    if not any(rank["state"] in _ALIVE for rank in status["ranks"]):
+        why = f" ({status['reason']})" if status["reason"] else ""
+        fix = f"orch status --watch {status['id']} shows when they do"
+        raise UserError(f"none of its ranks runs: it is {state}{why}", status["id"], fix)
+
+
+def _look(job: JobDir, answer_s_max: float) -> Answers:
+    """Ask for one look and return the answers. Raises ClusterError when there is none in time."""
+    offset = job.journal.stat().st_size
+    number = requests.ask(job.requests, "look")
+    deadline_s = time.monotonic() + answer_s_max
+    heard: list[journal_file.Entry] = []
+    while True:
+        entries, offset = journal_file.tail(job.journal, offset)
+        heard += entries
+        answers = _answers(heard, number)
+        if answers is not None and answers.looked and not answers.missing:
+            return answers
+        if time.monotonic() > deadline_s:
+            break
+        time.sleep(POLL_S)
+    if answers is not None and answers.looked:
+        return answers
+    raise _silence(job, heard, number, answers, f"within {answer_s_max:g} s")
+
+
+def _answers(heard: list[journal_file.Entry], number: int) -> Answers | None:
+    """Return what has come of request `number`: the first look that was ordered after it was heard."""
+    news = [entry.news for entry in heard]
+    start = next((at for at, one in enumerate(news) if _is_request(one, number)), len(news))
+    orders = [one for one in news[start:] if isinstance(one, d.Look)]
+    if not orders:
+        return None
+    attempt, look = orders[0].attempt, orders[0].look
+    asked = [one.node for one in orders if (one.attempt, one.look) == (attempt, look)]
+    looked = [
+        one
+        for one in news[start:]
+        if isinstance(one, e.Looked) and (one.attempt, one.look) == (attempt, look)
+    ]
+    return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(looked))
+
+
+def _is_request(news: object, number: int) -> bool:
+    return isinstance(news, e.LookAsked) and news.request >= number
+
+
+def _silence(
+    job: JobDir, heard: list[journal_file.Entry], number: int, answers: Answers | None, when: str
+) -> ClusterError:
+    """Say at which place the answer was lost."""
+    if answers is not None:
+        what = f"{', '.join(answers.missing)} did not answer {when}"
+        return ClusterError(what, job.id, f"orch status {job.id} shows how its nodes are")
+    if any(_is_request(entry.news, number) for entry in heard):
+        what = "no rank of it was left to look at"
+        return ClusterError(what, job.id, f"orch status {job.id}, orch why {job.id} tell what came between")
+    what = f"its supervisor did not hear the request {when}"
+    return ClusterError(
+        what, job.id, f"orch status {job.id} shows whether it lives; see {job.supervisor_log}"
+    )
+
+
+def rank_json(rank: e.RankLook, node: str) -> Json:
+    """Return what a look has found of a rank, as `orch stacks --json` prints it."""
+    return {
+        "rank": rank.rank,
+        "node": node,
+        "pid": rank.pid or None,
+        "state": rank.state,
+        "doing": rank.doing.value,
+        "still_s": round(rank.still_s, 1),
+        "where": rank.where,
+        "why": rank.why,
+        "certain": rank.certain,
+        "ends_s": rank.ends_s,
+        "phase": rank.phase,
+        "stack": list(rank.stack),
+        "collectives": [
+            {
+                "group": one.group,
+                "label": one.label,
+                "ranks": list(one.ranks),
+                "number": one.number,
+                "what": one.what,
+                "shape": one.shape,
+                "entered_s": round(one.entered_s, 1),
+            }
+            for one in rank.collectives
+        ],
+        "gpu_use": rank.gpu_use,
+        "lacks": list(rank.lacks),
+    }

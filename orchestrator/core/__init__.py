@@ -1,0 +1,1 @@
+"""What two processes of a job share. Imports nothing above; standard library only."""

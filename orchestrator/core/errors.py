@@ -1,0 +1,34 @@
+"""What went wrong, said so that a person can mend it. Two kinds: the user's mistake, and the cluster that can't.
+
+Everything else that is raised is ours: an assertion, a crash, a bug.
+"""
+
+from __future__ import annotations
+
+
+class OrchError(Exception):
+    """A failure with a place and a remedy; `exit_code` is what the command line ends with (1 is a failed job's)."""
+
+    exit_code = 3
+
+    def __init__(self, what: str, where: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.fix = fix
+
+    def __str__(self) -> str:
+        head = f"{self.where}: {self.what}" if self.where else self.what
+        return f"{head}\n  fix: {self.fix}" if self.fix else head
+
+
+class UserError(OrchError):
+    """The spec, the arguments or the files of the user are at fault."""
+
+    exit_code = 2
+
+
+class ClusterError(OrchError):
+    """A machine, a queue or a network refused or did not answer."""
+
+    exit_code = 3

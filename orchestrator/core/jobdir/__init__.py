@@ -1,0 +1,1 @@
+"""The job folder: its layout, plan, locks, requests, status and durable files."""

@@ -1,0 +1,153 @@
+"""Which jobs are there? The job home `$ORCH_HOME` (default `~/.orch`), a folder of job folders.
+
+A job's id is its name, the time of its submit (UTC, to the millisecond) and two random letters; so names and ages are
+known from one listing, without opening a job.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.layout import JobDir
+
+_STAMP_CHARS = len("20261120-224605123-k3")
+_LETTERS = "bcdfghjkmnpqrstvwxz23456789"
+NEAR_MAX = 3
+"""How many jobs an error names that come close to what was asked for."""
+
+
+def home(environ: Mapping[str, str]) -> Path:
+    """Return the job home. Raises UserError when `~` has no meaning here."""
+    named = environ.get("ORCH_HOME") or "~/.orch"
+    try:
+        return Path(named).expanduser().absolute()
+    except RuntimeError as err:
+        raise UserError(str(err), f"ORCH_HOME={named}", "set ORCH_HOME to an absolute path") from err
+
+
+def new_id(name: str, wall_s: float) -> str:
+    """Return an id for a job of this name, submitted now."""
+    import random
+
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(wall_s))
+    letters = "".join(random.SystemRandom().choice(_LETTERS) for _ in range(2))
+    return f"{name}-{stamp}{int(wall_s * 1000) % 1000:03d}-{letters}"
+
+
+def name_of(job_id: str) -> str:
+    """Return the name in an id."""
+    return job_id[: -_STAMP_CHARS - 1]
+
+
+def _is_id(name: str) -> bool:
+    """Tell whether a name in the home is a job's id: a draft of a submit starts with a dot, and the rest is not ours."""
+    stamp = name[-_STAMP_CHARS:]
+    dashes = stamp[8:9] + stamp[18:19] + name[-_STAMP_CHARS - 1 : -_STAMP_CHARS]
+    digits = stamp[:8] + stamp[9:18]
+    return dashes == "---" and digits.isdigit() and len(name) > _STAMP_CHARS + 1 and not name.startswith(".")
+
+
+def ids(folder: Path) -> list[str]:
+    """Return the ids of all jobs of a home, oldest first. Raises ClusterError when the home cannot be read."""
+    return sorted(_names(folder), key=_age)
+
+
+def jobs(folder: Path) -> list[JobDir]:
+    """Return all jobs of a home, oldest first. Raises ClusterError when the home cannot be read."""
+    return [JobDir(folder / "jobs" / job_id) for job_id in ids(folder)]
+
+
+def latest(folder: Path) -> JobDir | None:
+    """Return the job that was submitted last, if there is any. Raises ClusterError when the home cannot be read."""
+    newest = max(_names(folder), key=_age, default=None)
+    return None if newest is None else JobDir(folder / "jobs" / newest)
+
+
+def unended(folder: Path) -> list[JobDir]:
+    """Return the jobs of a home that are not over, oldest first: one look at the disk for each job.
+
+    Raises ClusterError when the home cannot be read.
+    """
+    root = f"{folder}/jobs"
+    # 1,000 pathlib paths would cost more than the looks themselves.
+    left = [job_id for job_id in _names(folder) if not os.path.lexists(f"{root}/{job_id}/ended")]
+    return [JobDir(Path(root, job_id)) for job_id in sorted(left, key=_age)]
+
+
+def is_ours(job: JobDir) -> bool:
+    """Tell whether there is a job that this user looks after; others do so for theirs. What he may not touch although it
+    is his, such as a folder that others can write to, `require_ours` tells."""
+    return ownership.belongs(job.root) and ownership.belongs(job.plan)
+
+
+def require_ours(job: JobDir) -> None:
+    """Raise UserError, which says why, unless a job's folder and all that would be executed, loaded or written in it are
+    this user's alone. Asked right before that is done."""
+    if found := ownership.fault_within(job.root):
+        raise UserError(found.what, str(found.where), found.fix)
+
+
+def is_slurm(job: JobDir) -> bool:
+    """Tell whether a job's nodes come from Slurm; what is wrong with a damaged plan others say."""
+    if job.slurm.exists() or job.state.exists():
+        return job.slurm.exists()
+    try:  # its submit is at work, or was cut off
+        return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "slurm")
+    except (OSError, codec.CodecError, KeyError):
+        return False
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        with os.scandir(folder / "jobs") as entries:
+            return [entry.name for entry in entries if _is_id(entry.name) and entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        fix = "set ORCH_HOME to a folder of your own"
+        raise ClusterError(f"the job home cannot be read: {err.strerror}", str(folder), fix) from err
+
+
+def _age(job_id: str) -> tuple[str, str]:
+    return job_id[-_STAMP_CHARS:], job_id
+
+
+def find(folder: Path, wanted: str | None) -> JobDir:
+    """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
+
+    A part of an id that no other job's id holds will do. Raises UserError when there is none, naming what comes close.
+    """
+    found = latest(folder)
+    if found is None:
+        raise UserError("there are no jobs yet", str(folder), "submit one: orch submit job.yaml")
+    return found if wanted is None else JobDir(folder / "jobs" / _chosen(ids(folder), wanted, folder))
+
+
+def _chosen(there: list[str], wanted: str, folder: Path) -> str:
+    if wanted in there:
+        return wanted
+    named = [job_id for job_id in there if name_of(job_id) == wanted]
+    if named:
+        return named[-1]
+    partly = [job_id for job_id in there if wanted and wanted in job_id]
+    if len(partly) == 1:
+        return partly[0]
+    if partly:
+        fix = f"name one of them: {', '.join(partly[-NEAR_MAX:])}"
+        raise UserError(f"{len(partly)} jobs have {wanted!r} in their id", str(folder), fix)
+    fix = f"there are: {', '.join(_near(there, wanted))}; `orch status --all` lists all"
+    raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
+
+
+def _near(there: list[str], wanted: str) -> list[str]:
+    """Return the names that come closest, or the latest ones."""
+    import difflib
+
+    names = list(dict.fromkeys(name_of(job_id) for job_id in reversed(there)))
+    return difflib.get_close_matches(wanted, names, n=NEAR_MAX) or names[:NEAR_MAX]

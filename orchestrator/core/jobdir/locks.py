@@ -1,0 +1,129 @@
+"""File locks (flock) of a job: how one is taken, whether it is held, and by whom.
+
+Rules: a lock's file is its owner's alone (0600), since a file that can be read can be locked; its holder leaves his pid
+and host in it; on a disk without locks no question about them has an answer, so each is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core.jobdir import locks, ownership
+from orchestrator.core.jobdir.layout import JobDir
+
+POLL_S = 0.05
+
+HOLDER_BYTES_MAX = 400
+
+_WITHOUT_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL))
+
+
+def open_file(path: Path) -> int:
+    """Open a lock's file, and make it where there is none. Raises OSError, also for a symbolic link."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with contextlib.suppress(OSError):  # another user's, or a disk without modes
+        os.fchmod(fd, 0o600)
+    return fd
+
+
+def take(fd: int, limit_s: float, poll_s: float = POLL_S) -> bool:
+    """Take the lock of an open file; False when another holds it for `limit_s`: one who only looks does for an instant.
+
+    Raises OSError when the disk keeps no locks.
+    """
+    deadline_s = time.monotonic() + limit_s
+    while not _flock(fd, fcntl.LOCK_EX):
+        if time.monotonic() >= deadline_s:
+            return False
+        time.sleep(poll_s)
+    return True
+
+
+@contextlib.contextmanager
+def held(path: Path, limit_s: float) -> Iterator[bool]:
+    """Hold a lock and leave word of it, or learn within `limit_s` that another has it. Raises OSError, see `take`."""
+    fd = open_file(path)
+    try:
+        mine = take(fd, limit_s)
+        if mine:
+            sign(fd)
+        yield mine
+    finally:
+        os.close(fd)
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether a process holds a lock; one whose file is not there is free. Raises OSError where that cannot be seen:
+    another user's lock, a disk without locks."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _flock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
+
+
+def sign(fd: int) -> None:
+    """Leave this process's pid and host in the lock's file."""
+    who = f"{os.getpid()} {socket.gethostname()}\n".encode()
+    with contextlib.suppress(OSError):  # a full disk; written over what is there, it needs no room
+        os.pwrite(fd, who, 0)
+        os.ftruncate(fd, len(who))
+
+
+def holder(path: Path) -> dict[str, Any] | None:
+    """Return who signed a lock last, `{pid, host}`; None when that cannot be read."""
+    try:
+        words = ownership.read_regular(path)[:HOLDER_BYTES_MAX].decode(errors="replace").split()
+    except OSError:
+        return None
+    return {"pid": int(words[0]), "host": words[1]} if len(words) == 2 and words[0].isdecimal() else None
+
+
+def by_whom(path: Path) -> str:
+    """Return for a message who holds a lock, such as ` (pid 12 on login1)`; empty when that is not known."""
+    who = holder(path)
+    return f" (pid {who['pid']} on {who['host']})" if who else ""
+
+
+def _flock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as err:
+        if err.errno not in _WITHOUT_LOCKS:
+            raise
+        name = str(Path(f"/proc/self/fd/{fd}").readlink())
+        why = f"this disk does not lock files ({err.strerror}), and orch cannot do without that"
+        raise OSError(errno.ENOLCK, why, name) from err
+    return True
+
+
+LOCK_S_MAX = 1.0
+"""How long to wait for the lock: a process that only looks at it holds it for an instant."""
+
+
+RESUME_S_MAX = 60.0
+"""How long to wait for another command that resumes the job: sbatch may be slow to answer it."""
+
+
+def locked(job: JobDir) -> AbstractContextManager[bool]:
+    """Hold the job's lock, or learn within `LOCK_S_MAX` that another supervisor does."""
+    return locks.held(job.lock, LOCK_S_MAX)
+
+
+def resuming(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManager[bool]:
+    """Hold the right to resume the job, or learn within `limit_s` that another command has it."""
+    return locks.held(job.resume_lock, limit_s)

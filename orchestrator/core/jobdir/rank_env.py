@@ -1,0 +1,129 @@
+"""Environment and arguments of a rank: torchrun's contract, from the plan and the rank's place in the gang."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedNode
+
+
+def arguments(plan: Plan, resume_from: str) -> tuple[str, ...]:
+    """Return a rank's command for an attempt; the resume arguments only when there is something to resume from."""
+    if not resume_from or not plan.resume_args:
+        return plan.argv
+    extra = tuple(word.replace("{path}", resume_from) for word in plan.resume_args)
+    if plan.shell:
+        return (*plan.argv[:-1], f"{plan.argv[-1]} {shlex.join(extra)}")
+    return plan.argv + extra
+
+
+def node_env(
+    plan: Plan, node: PlannedNode, outer: Mapping[str, str], secrets: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's.
+
+    Over SSH it is added to the host's own: the submitter's is that of another machine. On Slurm the step's own choice of
+    GPUs stands, whatever the submitter had chosen on his machine.
+    """
+    ours = {} if plan.ssh else outer
+    if plan.slurm:
+        ours = {name: value for name, value in outer.items() if name not in GPU_NAMES}
+    env = {**ours, **plan.env, **secrets}
+    if node.gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in node.gpus)
+    return env
+
+
+GPU_NAMES = frozenset(
+    [
+        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
+        *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
+    ]
+)
+"""What chooses GPUs, or says which were chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a rank sits in the gang of an attempt."""
+
+    rank: int
+    node: str
+    node_rank: int
+    nodes: int
+    local_rank: int
+    local_world_size: int
+
+
+def rank_env(
+    plan: Plan, job: JobDir, seat: Seat, attempt: int, meet: tuple[str, int], resume_from: str
+) -> dict[str, str]:
+    """Return the variables that are one rank's own: torchrun's contract, then ours.
+
+    `job` is the job's folder as the rank's host sees it, `meet` address and port. TORCHELASTIC_USE_AGENT_STORE is
+    never set: rank 0 itself serves the store, a new one for each attempt.
+    """
+    rank, world = str(seat.rank), str(plan.world_size)
+    error_file = job.rank_run(seat.node, attempt, seat.rank) / "torchelastic-error.json"
+    return {
+        "RANK": rank,
+        "WORLD_SIZE": world,
+        "LOCAL_RANK": str(seat.local_rank),
+        "LOCAL_WORLD_SIZE": str(seat.local_world_size),
+        "GROUP_RANK": str(seat.node_rank),
+        "GROUP_WORLD_SIZE": str(seat.nodes),
+        "NODE_RANK": str(seat.node_rank),
+        "ROLE_RANK": rank,
+        "ROLE_NAME": "default",
+        "ROLE_WORLD_SIZE": world,
+        "MASTER_ADDR": meet[0],
+        "MASTER_PORT": str(meet[1]),
+        "TORCHELASTIC_RUN_ID": plan.id,
+        "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts),
+        "TORCHELASTIC_ERROR_FILE": str(error_file),
+        "ORCH_JOB_ID": plan.id,
+        "ORCH_JOB_NAME": plan.name,
+        "ORCH_ATTEMPT": str(attempt),
+        "ORCH_CHECKPOINT_DIR": str(job.checkpoints),
+        "ORCH_RESUME_FROM": resume_from,
+        "ORCH_TAG": f"{plan.id}/{seat.node}",
+    }
+
+
+FOREIGN_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_", "PET_", "ORCH_")
+
+
+FOREIGN_NAMES = frozenset(
+    [
+        *(
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "GROUP_RANK",
+            "GROUP_WORLD_SIZE",
+            "NODE_RANK",
+        ),
+        *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+        *("OLDPWD", "PWD", "SHLVL", "_"),
+    ]
+)
+
+
+def outer_env(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
+    """Return what ranks inherit of the submitter's environment: all but what another launcher left there, and
+    the secrets, which are kept apart."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in FOREIGN_NAMES and not name.startswith(FOREIGN_PREFIXES) and name not in secrets
+    }
+
+
+Gang: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+"""The nodes of the current attempt in the order of their ranks, each with its ranks."""

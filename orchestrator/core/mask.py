@@ -1,0 +1,174 @@
+"""The mask that keeps secrets out of what is shown: their values, and the forms they travel in, become `***`.
+
+A value shorter than `SECRET_CHARS_MIN` is left alone: hiding every `0` would hide the text. A text is masked before it is
+cut. Where what cuts knows no secrets (a node), the part of a secret that is left at an end of a long text is hidden, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, AnyStr
+from urllib.parse import quote, quote_plus, urlsplit
+
+from orchestrator.core import codec
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.layout import JobDir
+
+SECRET_CHARS_MIN = 4
+CUT_CHARS_MIN = 200
+"""From this length on a text may be a piece of a longer one. No limit of what nodes report is lower."""
+
+TOKEN_CHARS_MIN = 8
+"""What stands behind the host of an address is hidden by itself from this length on."""
+
+LEFT_OUT = "\n... its middle is left out ...\n"
+"""What the hook puts where it has cut a traceback."""
+
+HIDDEN = "***"
+
+
+class Mask:
+    """Replaces secrets in text: whole, line by line, and escaped, base64- or URL-encoded."""
+
+    __slots__ = ("_forms", "_pattern", "_raw")
+
+    def __init__(self, values: Iterable[str]) -> None:
+        forms = {form for value in values for form in _forms(value) if len(form.strip()) >= SECRET_CHARS_MIN}
+        # The longest first, or the end of a secret that begins with another secret would stay.
+        self._forms = sorted(forms, key=lambda form: (-len(form), form))
+        self._raw = [form.encode("utf-8", "surrogateescape") for form in self._forms]
+        self._pattern = re.compile("|".join(map(re.escape, self._forms))) if forms else None
+
+    def apply(self, text: str) -> str:
+        """Return `text` with every secret replaced by `***`; of a long one also what its ends have of a secret."""
+        if self._pattern is None:
+            return text
+        if len(text) < CUT_CHARS_MIN:
+            return self._pattern.sub(HIDDEN, text)
+        return LEFT_OUT.join(map(self._of_piece, text.split(LEFT_OUT)))
+
+    def of_data(self, data: Any) -> Any:
+        """Return JSON data with the secrets replaced in all its texts."""
+        match data:
+            case str():
+                return self.apply(data)
+            case list():
+                return [self.of_data(one) for one in data]
+            case dict():
+                return {key: self.of_data(one) for key, one in data.items()}
+            case _:
+                return data
+
+    @property
+    def bytes_max(self) -> int:
+        """Length of the longest form of a secret."""
+        return max(map(len, self._raw), default=0)
+
+    def whole(self, raw: bytes, at: int, least: int = 1) -> int:
+        """Return the last place up to `at` where `raw` can be cut so that no secret is in both parts, nor begins with
+        `least` bytes right before a cut at its end."""
+        before, place = -1, at
+        while place not in (0, before):
+            before, place = place, min((_begun(raw, place, form, least) for form in self._raw), default=place)
+        return place
+
+    def _of_piece(self, text: str) -> str:
+        """Replace whole secrets, and those that go over the ends of a text."""
+        assert self._pattern is not None
+        spans = [found.span() for found in self._pattern.finditer(text)]
+        spans += [(0, max(_ended(text, form) for form in self._forms))]
+        spans += [(min(_begun(text, len(text), form, SECRET_CHARS_MIN) for form in self._forms), len(text))]
+        shown, done = [], 0
+        for begin, end in sorted(span for span in spans if span[0] < span[1]):
+            if begin >= done:
+                shown += [text[done:begin], HIDDEN]
+            done = max(done, end)
+        return "".join((*shown, text[done:]))
+
+
+def of_secrets(values: Iterable[str], webhook: str) -> Mask:
+    """Return the mask of a job's secrets and of its webhook's address, which may bear a token: all behind the host,
+    also alone where it is too long for a common word. `webhook`: empty where there is none."""
+    where = webhook.partition("://")[2]
+    behind = where[len(urlsplit(webhook).netloc) :].lstrip("/")
+    return Mask([*values, where if behind else "", behind if len(behind) >= TOKEN_CHARS_MIN else ""])
+
+
+def host_alone(url: str) -> str:
+    """Return a webhook's address as it may be shown: `https://hooks.example.com/***`."""
+    parts = urlsplit(url)
+    behind = url.partition("://")[2][len(parts.netloc) :]
+    return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if behind.strip("/") else url
+
+
+def of_job(job: JobDir) -> Mask:
+    """Return the mask of a job's secrets; of another user's job, which cannot be read, an empty one. Raises ValueError
+    when they are damaged."""
+    try:
+        kept = codec.loads_plain(ownership.read_regular(job.secrets / "secrets.json"))
+        webhook = ownership.read_regular(job.webhook).decode() if job.webhook.exists() else ""
+    except (FileNotFoundError, PermissionError):
+        return Mask(())
+    except OSError as err:
+        raise ValueError(f"they cannot be read: {err.strerror}") from err
+    return of_secrets(map(str, kept.values()), webhook)
+
+
+def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
+    """Return where in `text` a form begins that goes on behind `at`, with at least so much of it before; `at` if none."""
+    begin = text.find(form[:1], max(0, at - len(form) + 1), at)
+    while 0 <= begin <= at - least:
+        if form.startswith(text[begin:at]):
+            return begin
+        begin = text.find(form[:1], begin + 1, at)
+    return at
+
+
+def _ended(text: str, form: str) -> int:
+    """Return where in `text` a form ends that has begun before it; 0 if none does."""
+    last = text.rfind(form[-1], 0, len(form) - 1)
+    while last + 1 >= SECRET_CHARS_MIN:
+        if form.endswith(text[: last + 1]):
+            return last + 1
+        last = text.rfind(form[-1], 0, last)
+    return 0
+
+
+def _forms(value: str) -> Iterator[str]:
+    """Yield what the secret can look like in a log."""
+    if len(value.strip()) < SECRET_CHARS_MIN:
+        return
+    for part in {value, value.strip(), *(line.strip() for line in value.splitlines())}:
+        if len(part) >= SECRET_CHARS_MIN:
+            yield from _written(part)
+
+
+def _written(value: str) -> Iterator[str]:
+    raw = value.encode("utf-8", "surrogateescape")
+    yield value
+    yield raw.decode("utf-8", "replace")
+    yield repr(value)[1:-1]
+    yield json.dumps(value)[1:-1]
+    yield json.dumps(value, ensure_ascii=False)[1:-1]
+    yield quote(raw, safe="")
+    yield quote(raw)
+    yield quote_plus(raw)
+    yield from _base64_forms(raw)
+
+
+def _base64_forms(raw: bytes) -> Iterator[str]:
+    """Yield the secret in base64, alone and at each of the three places it can take inside a longer text.
+
+    Inside one (`Basic` credentials: user, colon, secret) only the characters that depend on nothing but the secret
+    are known: RFC 4648 puts 6 bits into each.
+    """
+    yield base64.b64encode(raw).decode()
+    yield base64.urlsafe_b64encode(raw).decode()
+    for before_bytes in range(3):
+        first = -(-8 * before_bytes // 6)
+        last = 8 * (before_bytes + len(raw)) // 6
+        yield base64.b64encode(bytes(before_bytes) + raw).decode()[first:last]
+        yield base64.urlsafe_b64encode(bytes(before_bytes) + raw).decode()[first:last]

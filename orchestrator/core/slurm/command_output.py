@@ -1,0 +1,238 @@
+"""What does Slurm mean? Its words of a job, as squeue, sacct and scontrol print them, as values. Pure.
+
+Rules: only what has kept its form since Slurm 20 is read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON. A
+word that is new to us is shown as it is, and no job is over for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from orchestrator.core.end_cause import Cause
+from orchestrator.core.slurm import exec_codes, job_states
+from orchestrator.core.slurm.job_states import Stage
+
+SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
+"""Id, state, start, number of nodes, nodes, reason, folder: what may hold anything stands last."""
+
+_FOLDER = re.compile(r"\|((?:/.*|\(null\))?)$")
+"""The folder behind a reason, which may have `|` in it as well, but not before a `/`."""
+
+SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
+
+NO_LOG_EXIT = "0:53"
+"""What slurmd gives a batch job whose output file it cannot open; no script ends so."""
+
+UNKNOWN_ID = "Invalid job id"
+"""What squeue and scontrol say of a job that is not in slurmctld's memory."""
+
+_NEVER = {
+    "partitionnodelimit": "nodes=…",
+    "partitiontimelimit": "time_limit=…",
+    "dependencyneversatisfied": "slurm.extra=[]",
+    "reservationdeleted": "slurm.reservation=…",
+    "(invalid)?account(notallowed)?": "slurm.account=…",
+    "(invalid)?qos(notallowed)?": "slurm.qos=…",
+    "partitionconfig|badconstraints|maxmemperlimit": "KEY=VALUE; sinfo -o '%P %l %D %c %m %G %f' shows what there is",
+    "(assoc|qos)(max.*(perjob|pernode|wall)|min).*": "KEY=VALUE; sacctmgr show qos, and assoc, show the limits",
+}
+"""Reasons that time does not mend, as patterns of their first word, and what to change of the job then. None of them is
+taken for an end, since an administrator may change the limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueJob:
+    """A job as Slurm last told of it.
+
+    `state`: Slurm's word, `FORGOTTEN` or `UNKNOWN` where it has none. `expected_start`: UTC, ISO 8601, of a waiting
+    job. `nodes`: as Slurm writes them, `node[1-4]`. `by`: who cancelled it. `exit`: of the batch script, `1:0` is code
+    and signal. `restarts`: how often it was requeued, which only scontrol tells. `folder`: where its batch script runs;
+    empty where that is not told. `silent`: why Slurm did not answer the last question, empty when it did; `heard_s`:
+    how old all this is.
+    """
+
+    id: str
+    state: str
+    reason: str = ""
+    expected_start: str | None = None
+    nodes: str = ""
+    count: int = 0
+    by: str = ""
+    exit: str = ""
+    restarts: int | None = None
+    folder: str = ""
+    silent: str = ""
+    heard_s: float = 0.0
+
+    @property
+    def stage(self) -> Stage:
+        """How far it is."""
+        if self.state == "FORGOTTEN":
+            return Stage.FORGOTTEN
+        if self.state == "UNKNOWN":
+            return Stage.UNHEARD
+        return job_states.stage_of(self.state)
+
+    @property
+    def is_held(self) -> bool:
+        """Tell whether it waits until somebody lets it go."""
+        return self.stage is Stage.WAITING and (
+            "held" in self.reason.lower() or self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT")
+        )
+
+    @property
+    def cause(self) -> Cause:
+        """Why it is over."""
+        return job_states.cause_of(self.state)
+
+
+def squeue(text: str) -> dict[str, QueueJob]:
+    """Read what `squeue -h -o SQUEUE_FORMAT` prints, with times in UTC."""
+    found = {}
+    for line in text.splitlines():
+        parts = line.split("|", 5)
+        if len(parts) < 6:
+            continue
+        job_id, state, start, count, nodes, rest = (part.strip() for part in parts)
+        ending = _FOLDER.search(rest)
+        reason, folder = (rest[: ending.start()], ending[1]) if ending else (rest, "")
+        job = QueueJob(
+            job_id, state.upper(), _or_empty(reason),
+            nodes=_or_empty(nodes), count=_number(count), folder=_or_empty(folder),
+        )  # fmt: skip
+        if job.stage is Stage.WAITING:
+            job = replace(job, expected_start=_utc(start), nodes="")
+        found[job_id] = job
+    return found
+
+
+def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
+    """Read what `sacct -n -X -P --duplicates` prints; a job that was requeued has a line for each time, the latest last.
+
+    Only jobs that are over are told: what accounting says of others is late, or was never finished.
+    """
+    found: dict[str, QueueJob] = {}
+    for line in text.splitlines():
+        parts = line.split("|", 3)
+        if len(parts) < 4:
+            continue
+        job_id, said, code, nodes = (part.strip() for part in parts)
+        state, _, by = said.upper().partition(" BY ")
+        user = name_of(int(by)) if by.isdigit() else by.lower()
+        nodes = "" if nodes == "None assigned" else _or_empty(nodes)
+        found[job_id] = QueueJob(job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code)
+    return {job_id: job for job_id, job in found.items() if job.stage is Stage.OVER}
+
+
+def scontrol_job(text: str) -> QueueJob | None:
+    """Read what `scontrol show job -o ID` prints."""
+    found = dict(re.findall(r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", text))
+    if "JobId" not in found or "JobState" not in found:
+        return None
+    return QueueJob(
+        found["JobId"],
+        found["JobState"].upper(),
+        _or_empty(found.get("Reason", "")).replace("_", " "),
+        nodes=_or_empty(found.get("NodeList", "")),
+        exit=found.get("ExitCode", ""),
+        restarts=_number(found.get("Restarts", "")),
+        folder=path[1] if (path := re.search(r"\sWorkDir=(/.*?)(?=\s+\w+=|\s*$)", text)) else "",
+    )
+
+
+def cluster_name(text: str) -> str:
+    """Read the cluster's name in what `scontrol show config` prints; empty where it is not told."""
+    found = re.search(r"(?m)^ClusterName\s*=(.*)$", text)
+    return _or_empty(found[1].strip()) if found else ""
+
+
+def _or_empty(word: str) -> str:
+    return "" if word in ("None", "(null)", "N/A", "n/a", "Unknown") else word
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdigit() else 0
+
+
+def _utc(word: str) -> str | None:
+    return f"{word}Z" if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", word) else None
+
+
+# What people are told
+
+
+def say(job: QueueJob, name: str) -> str:
+    """Say in one line how it stands with a job, and what to do where something must be done. `name`: what orch calls it."""
+    match job.stage:
+        case Stage.WAITING:
+            return _waits(job, name)
+        case Stage.RUNNING if job.state == "SUSPENDED":
+            where = f" on {job.nodes}" if job.nodes else ""
+            return f"Slurm has suspended its job {job.id}{where}; fix: scontrol resume {job.id} lets it go on"
+        case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
+            return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
+        case Stage.OVER | Stage.FORGOTTEN:
+            return ended(job)
+        case Stage.UNHEARD:
+            return f"Slurm has told nothing of its job {job.id} yet"
+
+
+def _waits(job: QueueJob, name: str) -> str:
+    why = f": {job.reason}" if job.reason else ""
+    if job.is_held:
+        is_admins = "admin" in job.reason.lower()
+        fix = "ask who looks after the cluster" if is_admins else f"scontrol release {job.id}"
+        by = " by an administrator" if is_admins else ""
+        return f"Slurm job {job.id} is held{by}{why}; fix: {fix}"
+    first = re.split(r"[,\s(]", job.reason, maxsplit=1)[0].lower()
+    change = next((change for pattern, change in _NEVER.items() if re.fullmatch(pattern, first)), "")
+    if change:
+        fix = f"orch cancel {name}, then orch resume {name} --set {change}"
+        return f"Slurm job {job.id} cannot start as it is{why}; fix: {fix}"
+    return f"Slurm job {job.id} waits in the queue{why}"
+
+
+def ended(job: QueueJob) -> str:
+    """Say in one line how a job that is over has ended."""
+    name = f"Slurm job {job.id}"
+    code, _, number = job.exit.partition(":")
+    if job.state == "FAILED" and job.exit == NO_LOG_EXIT:
+        fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
+        return (
+            f"{name} could not begin: its first node could not open the log in the job's folder; fix: {fix}"
+        )
+    unstarted = exec_codes.explained(code) if job.state == "FAILED" and number in ("", "0") else ""
+    if unstarted:
+        return f"{name} has ended with exit code {code}: no program could be started on its first node: {unstarted}"
+    match job.state:
+        case "CANCELLED":
+            return f"{name} was cancelled{f' by {job.by}' if job.by else ''}"
+        case "TIMEOUT":
+            return f"{name} was ended at its time limit; fix: raise time_limit, or set time_limit_action: requeue"
+        case "DEADLINE":
+            return f"{name} was ended at its deadline"
+        case "PREEMPTED":
+            return f"{name} was preempted, and Slurm has not put it back into the queue"
+        case "NODE_FAIL":
+            return f"{name} lost a node that it could not do without{f' ({job.nodes})' if job.nodes else ''}"
+        case "BOOT_FAIL":
+            return f"{name} was given nodes that did not boot"
+        case "OUT_OF_MEMORY":
+            return f"{name} used more memory than it had asked for; fix: raise slurm.mem"
+        case "FORGOTTEN" if job.reason:
+            return f"Slurm has lost its job {job.id}: {job.reason}"
+        case "FORGOTTEN":
+            return f"Slurm knows no job {job.id} any more"
+        case "COMPLETED":
+            return f"{name} has ended before the job did"
+        case _:
+            how = (
+                f" with signal {number}"
+                if number not in ("", "0")
+                else f" with exit code {code}"
+                if code
+                else ""
+            )
+            return f"{name} has ended{how}: {job.state}"

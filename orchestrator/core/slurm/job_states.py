@@ -1,0 +1,52 @@
+"""Slurm's states of a job: how far each is, and why a job is over that is in it. The only table of them. Pure.
+
+The names are those of Slurm 20 to 25 (`man squeue`, JOB STATE CODES; slurm.schedmd.com/job_state_codes.html). squeue and
+scontrol show a flag in place of the state that it stands beside. What a flag does not tell (LAUNCH_FAILED, RECONFIG_FAIL,
+REVOKED, UPDATE_DB) is not known, like any word that is new here: no job is running, leaving or over for it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from orchestrator.core.end_cause import Cause
+
+
+class Stage(enum.Enum):
+    """How far a job is, as far as it matters to us."""
+
+    WAITING = "waiting"  # in the queue; it may come back into it
+    RUNNING = "running"  # it has nodes
+    LEAVING = "leaving"  # it is losing them: what comes then is not known yet
+    OVER = "over"
+    FORGOTTEN = "forgotten"  # Slurm answers, and knows no such job
+    UNHEARD = "unheard"  # Slurm has never answered
+    UNKNOWN = "unknown"  # Slurm's word does not tell
+
+
+_NAMES = {
+    Stage.WAITING: "PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD SPECIAL_EXIT RESV_DEL_HOLD EXPEDITING",
+    Stage.RUNNING: "RUNNING CONFIGURING POWER_UP_NODE SUSPENDED RESIZING SIGNALING STOPPED",
+    Stage.LEAVING: "COMPLETING STAGE_OUT",
+    Stage.OVER: "COMPLETED CANCELLED FAILED TIMEOUT NODE_FAIL PREEMPTED BOOT_FAIL DEADLINE OUT_OF_MEMORY",
+}
+_STAGES = {name: stage for stage, names in _NAMES.items() for name in names.split()}
+
+_CAUSES = {
+    "CANCELLED": Cause.CANCELLED,
+    "TIMEOUT": Cause.TIME_LIMIT,
+    "DEADLINE": Cause.TIME_LIMIT,
+    "PREEMPTED": Cause.PREEMPTED,
+    "NODE_FAIL": Cause.NODE_LOST,
+    "BOOT_FAIL": Cause.NODE_LOST,
+}
+
+
+def stage_of(state: str) -> Stage:
+    """Return how far a job in this state is."""
+    return _STAGES.get(state, Stage.UNKNOWN)
+
+
+def cause_of(state: str) -> Cause:
+    """Return why a job is over that is in this state."""
+    return _CAUSES.get(state, Cause.FAILED)

@@ -1,0 +1,201 @@
+"""Slurm's queue as this process sees it: one squeue for all jobs, whose answer serves for two seconds.
+
+Rules: a Slurm that does not answer changes nothing: what it said last stands, with its age and why there is no news. That
+squeue lists a job no more does not prove that it is lost, see `Queue.confirmed`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from orchestrator.core.slurm import command_output, scontrol
+from orchestrator.core.slurm.command import environment
+from orchestrator.core.slurm.command_output import QueueJob
+from orchestrator.core.slurm.job_states import Stage
+from orchestrator.core.slurm.scontrol import is_orphaned
+
+AGE_S_MAX = 2.0
+"""How old an answer of squeue may be before Slurm is asked again."""
+
+ASK_S_MAX = 6.0
+"""How long Slurm may take to answer a question; with slurmctld down its commands give up after 9 to 12 s."""
+
+DEED_S_MAX = 20.0
+"""How long it may take to do something."""
+
+CANCEL_APART_S = 5.0
+OUTPUT_CHARS_MAX = 300
+
+IS_PENDING = "Job is pending execution"
+"""What Slurm says to a requeue of a job that waits in the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a command said; `silent`: why it has not said anything."""
+
+    out: str
+    err: str
+    code: int
+    silent: str = ""
+
+
+def command(argv: list[str], environ: Mapping[str, str], limit_s: float = ASK_S_MAX) -> Said:
+    """Run one of Slurm's commands, within a limit. The user's formats (SQUEUE_FORMAT, SLURM_TIME_FORMAT) are kept from
+    it, as is what another job of Slurm has left in the environment."""
+    env = {**environment(environ), "TZ": "UTC", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, errors="replace", env=env, timeout=limit_s,
+            stdin=subprocess.DEVNULL, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        return Said("", "", 127, f"there is no {argv[0]} on this machine")
+    except subprocess.TimeoutExpired:
+        return Said("", "", 124, f"{argv[0]} gave no answer within {limit_s:g} s")
+    except OSError as err:
+        return Said("", "", 126, f"{argv[0]} cannot be run: {err.strerror}")
+    return Said(done.stdout, done.stderr, done.returncode)
+
+
+class Queue:
+    """Slurm's queue, as this process sees it."""
+
+    def __init__(
+        self,
+        environ: Callable[[], Mapping[str, str]] = lambda: os.environ,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._environ = environ
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
+        self._known: dict[str, QueueJob] = {}
+        self._answered_at = float("-inf")
+        self._asked: frozenset[str] = frozenset()
+        self._asked_at = float("-inf")
+        self._silent = ""
+        self._cancelled_at: dict[str, float] = {}
+        self._cluster_name = ""
+
+    def look(self, ids: Iterable[str]) -> dict[str, QueueJob]:
+        """Return each of these jobs as Slurm tells of it, at most `AGE_S_MAX` old; as it last did while it is silent."""
+        wanted = list(dict.fromkeys(ids))
+        with self._lock:
+            is_old = self._clock_s() - self._asked_at > AGE_S_MAX
+            if wanted and (is_old or not self._asked.issuperset(wanted)):
+                others = [job.id for job in self._known.values() if not is_over(job)]
+                self._ask(list(dict.fromkeys([*wanted, *others])))
+            return {job_id: self._told(job_id) for job_id in wanted}
+
+    def confirmed(self, job: QueueJob) -> QueueJob:
+        """Return a job that squeue says is over, or does not list, as scontrol shows it, and who ended it and how, where
+        accounts tell. It is `silent` where squeue does not list it and scontrol does not say that there is none."""
+        said = command(["scontrol", "show", "job", "-o", job.id], self._environ())
+        found = command_output.scontrol_job(said.out)
+        if found is None and job.stage is Stage.FORGOTTEN and command_output.UNKNOWN_ID not in said.err:
+            return replace(job, silent=_refusal(said, "scontrol"))
+        found = found or job
+        if not is_over(found):
+            return found
+        argv = [
+            "sacct",
+            "-n",
+            "-X",
+            "-P",
+            "--duplicates",
+            f"--format={command_output.SACCT_FORMAT}",
+            "-j",
+            job.id,
+        ]
+        kept = command_output.sacct(command(argv, self._environ()).out, _user_name).get(job.id)
+        if kept is None or (found.stage is Stage.OVER and kept.state != found.state):
+            return found
+        return replace(kept, restarts=found.restarts, folder=found.folder)
+
+    def cancel(self, job_id: str, *, again: bool = False) -> str:
+        """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.
+
+        `again`: somebody may have done so just now, and nothing is done twice within `CANCEL_APART_S`.
+        """
+        with self._lock:
+            now_s = self._clock_s()
+            if again and now_s - self._cancelled_at.get(job_id, float("-inf")) < CANCEL_APART_S:
+                return ""
+            self._cancelled_at[job_id] = now_s
+        said = command(["scancel", job_id], self._environ(), DEED_S_MAX)
+        self.expect_news()
+        return "" if not said.code else _refusal(said, "scancel")
+
+    def bring_back(self, job_id: str) -> str:
+        """Put a job that runs on without its batch script back into the queue; return what is lost and Slurm's words when
+        it refuses, nothing when that is done, or nothing is lost, or Slurm does not say."""
+        shown = command(["scontrol", "show", "job", "-o", job_id], self._environ())
+        job = scontrol.fields(shown.out) if shown.code == 0 else {}
+        if not is_orphaned(job, job.get("Restarts", "")):
+            return ""
+        said = command(["scontrol", "requeue", job_id], self._environ(), DEED_S_MAX)
+        self.expect_news()
+        if not said.code or IS_PENDING in said.err:  # somebody else was faster
+            return ""
+        lost = (
+            f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {job_id} runs on for nothing"
+        )
+        return f"{lost}, and cannot be requeued: {_refusal(said, 'scontrol')}"
+
+    def expect_news(self) -> None:
+        """Ask again at the next look: something was done that the queue will tell of."""
+        with self._lock:
+            self._asked_at = float("-inf")
+
+    def cluster_name(self) -> str:
+        """Return the name of this machine's cluster, asked once; empty while Slurm does not say."""
+        if not self._cluster_name:
+            said = command(["scontrol", "show", "config"], self._environ())
+            self._cluster_name = command_output.cluster_name(said.out)
+        return self._cluster_name
+
+    def _told(self, job_id: str) -> QueueJob:
+        known = self._known.get(job_id)
+        if known is None:
+            return QueueJob(job_id, "UNKNOWN", silent=self._silent)
+        heard_s = max(0.0, self._clock_s() - self._answered_at)
+        return replace(known, silent=self._silent, heard_s=round(heard_s, 1))
+
+    def _ask(self, ids: list[str]) -> None:
+        """Ask squeue for jobs, and keep what it says, or why it says nothing."""
+        argv = ["squeue", "-h", "--states=all", "-o", command_output.SQUEUE_FORMAT, "-j", ",".join(ids)]
+        said = command(argv, self._environ())
+        # of a single id that it does not know it says so; of several it lists those that it knows
+        self._silent = (
+            "" if said.code == 0 or command_output.UNKNOWN_ID in said.err else _refusal(said, "squeue")
+        )
+        self._asked, self._asked_at = frozenset(ids), self._clock_s()
+        if not self._silent:
+            found = command_output.squeue(said.out)
+            self._known = {one: found.get(one, QueueJob(one, "FORGOTTEN")) for one in ids}
+            self._answered_at = self._asked_at
+
+
+def _refusal(said: Said, program: str) -> str:
+    """Return why a command has not done what it was asked for, in its last words."""
+    lines = [line.strip() for line in said.err.splitlines() if line.strip()]
+    return said.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {said.code}"
+
+
+def _user_name(uid: int) -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OverflowError):
+        return f"user {uid}"
+
+
+def is_over(job: QueueJob) -> bool:
+    """Tell whether a job will never run again, as far as Slurm says."""
+    return job.stage in (Stage.OVER, Stage.FORGOTTEN)

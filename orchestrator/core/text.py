@@ -1,0 +1,32 @@
+"""Plain words for people: plurals, and what with its fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def counted(number: int, what: str) -> str:
+    """Return `1 host`, or `3 hosts`, for what is told to people."""
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def with_fix(text: str) -> tuple[str, str]:
+    """Return what is wrong, and how to mend it: a command to copy should end where its line ends."""
+    what, _, fix = text.partition("; fix: ")
+    return what, fix
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks as people write them: `0,1,3-7`."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    return ",".join(str(a) if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in runs)
+
+
+def named(ranks: Sequence[int]) -> str:
+    """Return `rank 2`, or `ranks 0,1,3-7`."""
+    return f"rank{'s' if len(ranks) != 1 else ''} {ranks_text(ranks)}"

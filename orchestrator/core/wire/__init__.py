@@ -1,0 +1,1 @@
+"""The wire protocol between agents and supervisor: messages, TLS connections, tokens, the bootstrap of a host."""

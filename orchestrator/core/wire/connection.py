@@ -1,0 +1,194 @@
+"""How do two ends talk? Lines of JSON over TLS: the job's own certificate, pinned, then the job's token.
+
+Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before it is believed in
+anything; whoever is too slow to read is cut off rather than buffered for without bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.core import codec
+from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
+
+SEND_BYTES_MAX = 8 << 20
+"""How much may wait to be sent to one peer before the connection is given up."""
+
+KEPT = "#"
+"""The key beside a message's own fields that numbers a kept report."""
+
+SEQ_MAX = (1 << 63) - 1
+
+RAW = "raw"
+"""The key beside a message's own fields that says how many raw bytes follow its line."""
+
+RAW_BYTES_MAX = 256 << 10
+
+NEXT_S = 0.3
+"""How long one of several addresses may take before the next is tried beside it."""
+
+
+class LineError(ConnectionError):
+    """The peer broke the rules of the line, or went away."""
+
+
+@dataclass(slots=True)
+class Line:
+    """One connection: send and receive messages."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, message: object, seq: int = 0, raw: bytes = b"") -> None:
+        """Queue one message, numbered when it is a kept one, with the raw bytes that belong to it.
+
+        Raises LineError when the peer has stopped reading or the line is closing.
+        """
+        assert len(raw) <= RAW_BYTES_MAX, f"{len(raw)} raw bytes behind one message"
+        transport = self.writer.transport
+        if transport.is_closing():
+            raise LineError("the connection is closed")
+        data = codec.pack_kind(message)
+        if seq:
+            data[KEPT] = seq
+        if raw:
+            data[RAW] = len(raw)
+        self.writer.write(json.dumps(data, separators=(",", ":")).encode() + b"\n" + raw)
+        if transport.get_write_buffer_size() > SEND_BYTES_MAX:
+            self.abort()
+            raise LineError(f"the peer has left more than {SEND_BYTES_MAX} bytes unread")
+
+    async def receive(self, bytes_max: int = LINE_BYTES_MAX) -> tuple[dict[str, Any], bytes]:
+        """Return the next message as plain data, and its raw bytes.
+
+        Raises LineError at the end of the line or on anything but a line.
+        """
+        try:
+            text = await self.reader.readuntil(b"\n")
+            if len(text) > bytes_max:
+                raise LineError(f"the peer sent a line of more than {bytes_max} bytes")
+            data = _message(text)
+            raw_bytes = data.pop(RAW, 0)
+            if type(raw_bytes) is not int or not 0 <= raw_bytes <= RAW_BYTES_MAX:
+                raise LineError("the peer announced raw bytes beyond the limit")
+            return data, await self.reader.readexactly(raw_bytes) if raw_bytes else b""
+        except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as err:
+            raise LineError(f"the connection ended: {err}") from err
+        except LineError:
+            raise
+        except OSError as err:
+            # The reader keeps the error, whose frames would keep the reader and all of its buffers.
+            raise LineError(f"the connection ended: {err}") from err.with_traceback(None)
+
+    def abort(self) -> None:
+        """Close at once, without a word."""
+        self.writer.transport.abort()
+
+
+def _message(text: bytes) -> dict[str, Any]:
+    try:
+        return codec.loads_plain(text)
+    except codec.CodecError as err:
+        raise LineError(f"the peer sent no message: {err}") from err
+
+
+def take_seq(data: dict[str, Any]) -> int:
+    """Take the number of a kept report out of received data, 0 for none. Raises LineError."""
+    seq = data.pop(KEPT, 0)
+    if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
+        raise LineError("the peer numbered its report with what is no such number")
+    return seq
+
+
+def take_message(data: dict[str, Any], classes: Mapping[str, type[Any]]) -> tuple[Any, int]:
+    """Turn received data into one of `classes` and its sequence number (0 for none). Raises LineError."""
+    seq = take_seq(data)
+    try:
+        return codec.unpack_kind(classes, data), seq
+    except codec.CodecError as err:
+        raise LineError(str(err)) from err
+
+
+def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the supervisor's side of TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    return context
+
+
+def client_context(certificate_pem: str) -> ssl.SSLContext:
+    """Return an agent's side of TLS: the job's certificate is the only one in the world it trusts."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = (
+        False  # the address is often a forwarded port; the pinned certificate is the identity
+    )
+    context.load_verify_locations(cadata=certificate_pem)
+    return context
+
+
+def address(text: str) -> tuple[str, int]:
+    """Return what a `host:port` names. Raises ValueError."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, connect_s_max: float) -> Line:
+    """Connect to whichever address answers first, trying the next each time one has not for `NEXT_S`.
+
+    Only the one that is meant can: its certificate is pinned. Raises OSError when none does.
+    """
+    if len(targets) == 1:
+        return await dial(*targets[0], context, connect_s_max)
+    trying: set[asyncio.Task[Line]] = set()
+    left, failed = list(targets), LineError("there is no address to dial")
+    try:
+        while left or trying:
+            if left:
+                trying.add(asyncio.ensure_future(dial(*left.pop(0), context, connect_s_max)))
+            done, trying = await asyncio.wait(
+                trying, timeout=NEXT_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    trying |= done - {task}
+                    return task.result()
+                if not isinstance(error, OSError):
+                    raise error
+                failed = error if isinstance(error, LineError) else LineError(str(error))
+        raise failed
+    finally:
+        for task in trying:
+            task.add_done_callback(_hang_up)
+            task.cancel()
+
+
+def _hang_up(task: asyncio.Task[Line]) -> None:
+    """Drop a connection that came about when another one had been taken."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().abort()
+
+
+async def dial(host: str, port: int, context: ssl.SSLContext, connect_s_max: float) -> Line:
+    """Connect to a supervisor. Raises OSError (LineError among them) within `connect_s_max`."""
+    opening = asyncio.open_connection(
+        host,
+        port,
+        ssl=context,
+        server_hostname="orch",
+        limit=LINE_BYTES_MAX,
+        ssl_handshake_timeout=connect_s_max,
+    )
+    try:
+        reader, writer = await asyncio.wait_for(opening, connect_s_max)
+    except asyncio.TimeoutError as err:
+        raise LineError(f"no answer from {host}:{port} within {connect_s_max:g} s") from err
+    return Line(reader, writer)

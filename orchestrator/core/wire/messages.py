@@ -1,0 +1,498 @@
+"""What do a supervisor and an agent say to each other? Reports go up, orders go down; each names its attempt.
+
+A report here and the brain's event of the same name have the same fields; the supervisor adds when and from whom.
+Kept reports carry a sequence number and are said again until acknowledged; `Hello` and `Beat` are not kept.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+PROTOCOL = 4
+"""Both ends run the same bundle, so another number means a stranger."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSeen:
+    """A rank as its agent sees it at the moment of connecting."""
+
+    rank: int
+    pid: int
+    exited: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message on a new connection. `pending` kept reports follow at once.
+
+    `root` is the job's folder on that host; `ships`: the supervisor does not see it, so logs and checkpoints travel;
+    `gpus` are those that the agent has leased, as CUDA_VISIBLE_DEVICES names them.
+    """
+
+    protocol: int
+    job: str
+    token: str
+    node: str
+    boot: str
+    host: str
+    pid: int
+    running: int
+    ready: int
+    address: str
+    port: int
+    ranks: tuple[RankSeen, ...]
+    pending: int
+    root: str
+    ships: bool
+    gpus: tuple[str, ...]
+
+
+class Doing(enum.Enum):
+    """What a rank does, as its agent sees it."""
+
+    WAITS = "waits"  # for other ranks: in a collective, a barrier, the store, the rendezvous
+    WORKS = "works"  # its stack moves, or it or its children read, write or compute
+    SPINS = "spins"  # burns processor time in one place: a loop, or one long operation
+    SLEEPS = "sleeps"  # in a timed sleep
+    BLOCKED = (
+        "blocked"  # idle in one place that is no wait for other ranks: a lock, a read, a question, a child
+    )
+    STOPPED = "stopped"  # state T or t
+    LEAVING = "leaving"  # has said its last word, and is still there
+    UNSEEN = "unseen"  # a first look, or no way to look
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A collective that a rank entered before its last one in a group; see `Collective`."""
+
+    number: int
+    what: str
+    shape: str
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """The last collective that a rank has entered in one group. `group` is torch's name of it, `label` its purpose;
+    `number` counts the group's collectives from 1; `shape`: `float32[1000]`; `entered_s`: so long ago; `done`: it was
+    carried out, so the rank no longer waits in it; `earlier`: the few before it, in order."""
+
+    group: str
+    label: str
+    ranks: tuple[int, ...]
+    number: int
+    what: str
+    shape: str
+    entered_s: float
+    done: bool = False
+    earlier: tuple[Entered, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
+    steps of its own, the last of them being step `turn` of its optimizer number `optimizer`, 0 the first that it used."""
+
+    step: int
+    optimizer: int
+    turn: int
+    counts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankLook:
+    """What one look has found of a rank.
+
+    `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
+    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
+    cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
+    save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
+    `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
+    which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
+    `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
+    thread was ready to run and had no
+    processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
+    groups whose counts are not those of collectives alone.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    doing: Doing
+    still_s: float
+    where: str
+    why: str
+    certain: bool
+    ends_s: float | None
+    phase: str
+    stack: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    groups: tuple[str, ...]
+    marks: tuple[Mark, ...]
+    lacks: tuple[str, ...]
+    others_act: bool = False
+    starved_s: float = 0.0
+    gpu_use: float | None = None
+    mixed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RankBeat:
+    """One rank's signs of life. `count`: optimizer steps; `state`: letter of /proc; `rate_per_s`: steps a second.
+
+    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 3 of them;
+    `own_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `left`: it has
+    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `marks`: some of its
+    last steps with their counts, in order.
+    """
+
+    rank: int
+    count: int
+    state: str
+    log_bytes: int
+    cpu_s: float
+    rate_per_s: float | None
+    io_bytes: int = 0
+    usual_s: float | None = None
+    own_s: float | None = None
+    left: bool = False
+    groups: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The regular word of an agent; `beat` numbers it, so that its acknowledgement proves fresh contact.
+
+    `scanned`: all checkpoint pieces that were complete when each rank here had made so many steps have been reported;
+    -1 when that is not known (yet).
+    """
+
+    beat: int
+    attempt: int
+    ranks: tuple[RankBeat, ...]
+    scanned: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a rank said as it died."""
+
+    type: str
+    message: str
+    traceback: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An IPv4 address of a host and the interface that has it."""
+
+    ip: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The node is ready; the first one adds its port, and where others might reach it (empty: not asked)."""
+
+    attempt: int
+    address: str
+    port: int
+    addresses: tuple[Address, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """An address of the first node that answered, and the interface of this node that led there."""
+
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """Which of the first node's addresses this node reaches, best first, and how the others failed."""
+
+    attempt: int
+    reached: tuple[Reached, ...]
+    missed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    attempt: int
+    reason: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    attempt: int
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    attempt: int
+    rank: int
+    code: int | None
+    signal: int | None
+    count: int
+    failure: Failure | None
+    oom: bool
+    ordered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    attempt: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The answer to `Look` number `look`; the pages with all stacks are in the node's evidence folder by then."""
+
+    attempt: int
+    look: int
+    ranks: tuple[RankLook, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFound:
+    attempt: int
+    path: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSpoiled:
+    """A checkpoint that was reported is no more, or its rewriting was cut off."""
+
+    attempt: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One file of a checkpoint: its name below `checkpoints/`, its size, time of its last byte, sha256."""
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesFound:
+    """What a host has of a complete checkpoint that must travel; `name` is its name in the checkpoint folder, `count`
+    the optimizer steps of that attempt's processes when it was written. Without pieces: ranks ended before what they
+    wrote here was known to be whole, so it must not be taken for whole without this host's part."""
+
+    attempt: int
+    name: str
+    count: int
+    pieces: tuple[Piece, ...]
+
+
+KeptReport: TypeAlias = (
+    Prepared
+    | PrepareFailed
+    | Probed
+    | Started
+    | Exited
+    | Stopped
+    | Looked
+    | CheckpointFound
+    | CheckpointSpoiled
+    | PiecesFound
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of one of this node's append-only files, from `offset` on; they follow the message raw, see `line`.
+
+    `path` is relative to the job folder, with forward slashes. Not kept: after a break the sizes of `Have` tell where
+    to go on.
+    """
+
+    path: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The last word of an agent that was told to leave. Not kept: whoever does not hear it looks for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Warned:
+    """Slurm has told the processes of this node to end. Not kept: it only makes the supervisor ask Slurm."""
+
+
+Report: TypeAlias = Hello | Beat | Chunk | Left | Warned | KeptReport
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """Everything up to kept report `seq` and beat `beat` has arrived and is on disk."""
+
+    seq: int
+    beat: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make the node ready: environment of its ranks, setup lines, the program, and a port when `wants_port`.
+
+    `own_env`: `env` is added to the agent's own environment and does not replace it. `programs`: the first that the
+    node has becomes the ranks' program. `wants_addresses`: listen on the port until `Start`, so that others can probe
+    it, and say all addresses. `resume`: the pieces of the checkpoint to start from, to be verified here.
+    """
+
+    attempt: int
+    env: dict[str, str]
+    own_env: bool
+    setup: tuple[str, ...]
+    programs: tuple[str, ...]
+    wants_port: bool
+    wants_addresses: bool
+    port: int | None
+    resume: tuple[Piece, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Try to reach the first node at each of these addresses and this port; report `Probed`."""
+
+    attempt: int
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """One rank to start, with the variables that are its own."""
+
+    rank: int
+    local_rank: int
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start ranks: `argv` in the code snapshot. `defaults` are set only where nothing else has set them.
+
+    `finds`: this agent looks for the attempt's checkpoints, if it may; on shared disks one of the gang does.
+    """
+
+    attempt: int
+    argv: tuple[str, ...]
+    defaults: dict[str, str]
+    ranks: tuple[RankStart, ...]
+    finds: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the node's ranks: `signal` (a name, without SIG), after `grace_s` KILL."""
+
+    attempt: int
+    grace_s: float
+    signal: str = "TERM"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """See what every rank of the node is doing, compare it with the look before, and write the evidence down."""
+
+    attempt: int
+    look: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """How long this agent may go without contact before it stops its ranks: `quiet_s` without a step of theirs as well,
+    and `alone_s`, if that is longer, as long as they have made none."""
+
+    attempt: int
+    quiet_s: float
+    alone_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The job is over: go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Have:
+    """How many bytes the supervisor has of each of this node's files (by path relative to the job folder; those not
+    named: none). Said once after each `Hello` of an agent that ships; the agent sends what is beyond."""
+
+    files: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """So many bytes of chunks have been taken in since this connection began."""
+
+    bytes: int
+
+
+Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Look | Fence | Leave | Have | Got
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an agent must lease of its host before it comes up: GPUs, or slots out of `slots_there` (0: as many as
+    the host has cores). All 0: nothing, as on backend local."""
+
+    gpus: int
+    slots: int
+    slots_there: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """All that an agent is told at its start, as JSON on its standard input: nothing of it shows in argv.
+
+    `fence_s`: so long it goes by itself until a `Fence` says another time; None: without end, since it is on the
+    supervisor's own machine. `gpus` are those that its keeper has leased; only the keeper fills them in. `allocated`: it runs in a step of
+    Slurm, which signals all of a job's processes when it takes the nodes away: TERM is not for us then. `node` is empty
+    where one text goes to many nodes, and each knows what it is called.
+    """
+
+    job: str
+    node: str
+    root: str
+    token: str
+    certificate: str
+    address: str
+    heartbeat_s: float
+    fence_s: float | None
+    checkpoint_glob: str
+    checkpoint_keep: int | None
+    finds_checkpoints: bool
+    ships: bool
+    needs: Needs
+    gpus: tuple[str, ...] = ()
+    allocated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A report as plain data; `seq` numbers the kept reports of the agent process `boot`, 0 is a beat or a chunk.
+
+    `raw`: the bytes of a chunk.
+    """
+
+    node: str
+    boot: str
+    seq: int
+    data: dict[str, Any]
+    raw: bytes = b""

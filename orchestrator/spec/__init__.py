@@ -1,0 +1,1 @@
+"""The job file: its fields, their rules, and every fault at once."""

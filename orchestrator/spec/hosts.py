@@ -1,0 +1,199 @@
+"""Which hosts may a job use? The texts of `ssh.hosts` and the lines of `ssh.hosts_file` in, a list of hosts out.
+
+Rules: the order is the user's, who puts first what is to be taken first (numbers in one bracket go upwards); a host is
+never listed twice. A line of the file is `HOST [gpus=8] [slots=16] [address=10.0.0.1] [labels=a100,ib]`, HOST may be a
+range, and `#` begins a comment. With both fields, `ssh.hosts` chooses, and the file describes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.spec.value_types import GPUS_EACH_MAX
+from orchestrator.spec.yaml_document import Fault, did_you_mean, escaped, missing_file, path_in, shown
+
+if TYPE_CHECKING:
+    from orchestrator.spec.model import Ssh
+
+HOSTS_MAX = 4096
+KNOWN_MAX = 65_536
+"""Most hosts that a file describes."""
+SLOTS_MAX = 65_536
+FILE_BYTES_MAX = 4 << 20
+PATH_CHARS_MAX = 300
+NAME_CHARS_MAX = 253
+RANGE_CHARS_MAX = 60
+
+_RANGE = re.compile(r"\[([0-9,-]+)\]")
+_NAME = re.compile(r"[A-Za-z0-9_:][A-Za-z0-9_.:%-]*")
+_LABEL = re.compile(r"[A-Za-z0-9_.+-]+")
+_KEYS = ("gpus", "slots", "address", "labels")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host that may be used. What the user has not said is None or empty; `where` is the place that names it."""
+
+    name: str
+    gpus: int | None = None
+    slots: int | None = None
+    address: str = ""
+    labels: tuple[str, ...] = ()
+    where: str = ""
+
+
+def listed(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[Host, ...], list[Fault]]:
+    """Return the hosts of a job file in `folder`, and what is wrong with them; `where` tells the place of a field.
+
+    Hosts that lack one of `ssh.labels` are left out.
+    """
+    faults: list[Fault] = []
+    known: dict[str, Host] = {}
+    if ssh.hosts_file is not None:
+        path = path_in(folder, ssh.hosts_file)
+        if missing := missing_file(path):
+            return (), [Fault(where("ssh.hosts_file"), missing)]
+        known, faults = read_file(path)
+    chosen = known
+    if ssh.hosts:
+        chosen = {name: known.get(name, Host(name)) for name in _named(ssh.hosts, where("ssh.hosts"), faults)}
+        strangers = [name for name in chosen if name not in known] if ssh.hosts_file is not None else []
+        if strangers and not faults:
+            hint = did_you_mean(strangers[0], known)
+            faults.append(
+                Fault(where("ssh.hosts"), f"{strangers[0]} does not stand in {ssh.hosts_file}{hint}")
+            )
+    wanted = frozenset(ssh.labels)
+    fit = tuple(host for host in chosen.values() if wanted <= frozenset(host.labels))
+    if len(fit) > HOSTS_MAX and not faults:
+        what = f"{len(fit)} hosts, and {HOSTS_MAX} are the most that there may be; choose some by ssh.hosts or ssh.labels"
+        faults.append(Fault(where("ssh.hosts_file"), what))
+    return fit, faults
+
+
+def _named(texts: Sequence[str], where: str, faults: list[Fault]) -> list[str]:
+    names: dict[str, None] = {}
+    for text in texts:
+        try:
+            names |= dict.fromkeys(expand(text))
+            if len(names) > HOSTS_MAX:
+                faults.append(Fault(where, f"names more than {HOSTS_MAX} hosts, the most that there may be"))
+                break
+        except ValueError as err:
+            faults.append(Fault(where, f"{shown(text)} {err}"))
+    return list(names)
+
+
+def expand(text: str) -> list[str]:
+    """Return the names that a text like `gpu[01-08].lab` stands for. Raises ValueError with the end of a sentence."""
+    names = [text]
+    if "[" in text or "]" in text:
+        from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
+
+        if _count(text) > HOSTS_MAX:
+            raise ValueError(f"stands for more than {HOSTS_MAX} hosts")
+        try:
+            names = [str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP)]
+        except NodeSetException as err:
+            raise ValueError("is no range of hosts; write it as gpu[01-08].lab or gpu[1,3-5]") from err
+    for name in names:
+        if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
+            raise ValueError("is no name of a host")
+    return names
+
+
+def _count(text: str) -> int:
+    """Return how many hosts a text stands for, before anybody lists them."""
+    count = 1
+    for found in _RANGE.finditer(text):
+        inner = 0
+        for part in found.group(1).split(","):
+            first, dash, last = part.partition("-")
+            if len(part) > RANGE_CHARS_MAX:
+                return HOSTS_MAX + 1  # Python itself reads no number that long
+            is_range = dash and first.isdigit() and last.isdigit()
+            inner += max(0, int(last) - int(first)) + 1 if is_range else 1
+        count *= inner
+    return count
+
+
+def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
+    """Return the hosts of a file by name, and a fault for each line that is wrong."""
+    shown_path, faults = escaped(str(path), PATH_CHARS_MAX), list[Fault]()
+    try:
+        with path.open("rb") as file:
+            raw = file.read(FILE_BYTES_MAX + 1)
+        rows = raw.decode().splitlines()
+    except (OSError, ValueError) as err:
+        reason = err.strerror if isinstance(err, OSError) else "it is not UTF-8"
+        return {}, [Fault(shown_path, f"cannot be read: {reason}")]
+    if len(raw) > FILE_BYTES_MAX:
+        return {}, [
+            Fault(shown_path, f"is larger than {FILE_BYTES_MAX >> 20} MiB; write ranges such as gpu[01-08]")
+        ]
+    known: dict[str, Host] = {}
+    for number, row in enumerate(rows, 1):
+        words = row.partition("#")[0].split()
+        if not words:
+            continue
+        if len(known) > KNOWN_MAX:
+            faults.append(
+                Fault(f"{shown_path}:{number}", f"more than {KNOWN_MAX} hosts are not read", number)
+            )
+            break
+        where = f"{shown_path}:{number}"
+        try:
+            for host in _of_line(words, where):
+                if host.name in known:
+                    raise ValueError(f"{host.name} stands in {known[host.name].where} already")
+                known[host.name] = host
+        except ValueError as err:
+            faults.append(Fault(where, str(err), number))
+    if not known and not faults:
+        faults.append(Fault(shown_path, "names no host; write one on each line"))
+    return known, faults
+
+
+def _of_line(words: Sequence[str], where: str) -> Iterable[Host]:
+    """Return the hosts of a line. Raises ValueError with a sentence."""
+    try:
+        names = expand(words[0])
+    except ValueError as err:
+        hint = "; leave the user out, and set ssh.user" if "@" in words[0] else ""
+        raise ValueError(f"{shown(words[0])} {err}{hint}") from err
+    said: dict[str, str] = {}
+    for word in words[1:]:
+        key, equals, value = word.partition("=")
+        if not equals or key not in _KEYS:
+            hint = did_you_mean(key, _KEYS) if equals else "; write gpus=8, slots=16, address=… or labels=a,b"
+            raise ValueError(f"{shown(word)} is nothing that a host has{hint}")
+        if key in said:
+            raise ValueError(f"{key} stands there twice")
+        said[key] = value
+    if said.get("address") and len(names) > 1:
+        raise ValueError(f"one address for {len(names)} hosts; give each a line of its own")
+    return [_host(name, said, where) for name in names]
+
+
+def _host(name: str, said: Mapping[str, str], where: str) -> Host:
+    address = said.get("address", "")
+    if "address" in said and not _NAME.fullmatch(address):
+        raise ValueError(f"address={address} is no address")
+    labels = tuple(said["labels"].split(",")) if "labels" in said else ()
+    if not all(_LABEL.fullmatch(label) for label in labels):
+        raise ValueError(f"labels={said['labels']} are no words with commas between them")
+    gpus, slots = _number(said, "gpus", 0, GPUS_EACH_MAX), _number(said, "slots", 1, SLOTS_MAX)
+    return Host(name, gpus, slots, address, labels, where)
+
+
+def _number(said: Mapping[str, str], key: str, low: int, high: int) -> int | None:
+    text = said.get(key)
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:
+        raise ValueError(f"{key}={text} must be a whole number from {low} to {high}")
+    return int(text)

@@ -1,0 +1,144 @@
+"""Reading of a job file: all its faults at once, each at its place and in our words, or the spec that it holds.
+
+What a file may say stands in `spec_model`, what a value may be in `spec_rules`, how YAML is read in `specfile`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic_core import ErrorDetails
+
+from orchestrator.spec import hosts, yaml_document
+from orchestrator.spec.model import JobSpec
+from orchestrator.spec.value_types import PATTERNS, Entry, Part
+from orchestrator.spec.yaml_document import Document, Fault, SpecError, did_you_mean, escaped, shown
+
+__all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "json_schema", "load"]
+
+MUST_BE = {
+    "int": "a whole number",
+    "greater": "a whole number of at least {ge}",
+    "less": "a whole number of at most {le}",
+    "literal": "{expected}",
+    "bool": "true or false",
+    "string": 'text (an empty one is "")',
+    "tuple": "a list",
+    "dict": "a map of names to values",
+    "model": "a section, with its keys indented below it",
+}
+"""What each of pydantic's errors asks for, by the first word of its type."""
+
+OTHER_WORDS = {
+    **dict.fromkeys(("script", "main", "program"), "entrypoint"),
+    **dict.fromkeys(("cmd", "run"), "command"),
+    **dict.fromkeys(("environment", "envs"), "env"),
+    **dict.fromkeys(("num_nodes", "nnodes", "num_machines"), "nodes"),
+    **dict.fromkeys(("gpus", "num_gpus"), "gpus_per_node"),
+    **dict.fromkeys(("nproc_per_node", "ntasks_per_node", "num_processes"), "procs_per_node"),
+    **dict.fromkeys(("timeout", "walltime", "time"), "time_limit"),
+    **dict.fromkeys(("max_restarts", "retries"), "restart.max"),
+}
+"""What people coming from other launchers write, and what it is called here."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecFile:
+    """A job file that was read: `folder` is the file's, `workdir` the code's, both absolute; `hosts` are those of
+    backend ssh."""
+
+    path: Path
+    text: str
+    spec: JobSpec
+    folder: Path
+    workdir: Path
+    hosts: tuple[hosts.Host, ...] = ()
+    document: Document = field(default_factory=Document, repr=False, compare=False)
+
+    def where(self, key: str) -> str:
+        """Return where a dotted key was written, for an error: `job.yaml:14: nodes` or `--set nodes=17`."""
+        return self.document.where(key)
+
+
+def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = None) -> SpecFile:
+    """Read a job file. `overrides` are `key.path=value`, values in YAML. Raises SpecError with all faults at once."""
+    text = yaml_document.read(path)
+    document = yaml_document.compose(text, escaped(str(path)))
+    for argument in overrides:
+        document.override(argument)
+    if backend is not None:
+        document.put("backend", backend, f"--backend {escaped(backend)}")
+    folder, faults = path.absolute().parent, document.faults
+    try:
+        spec = JobSpec.model_validate(document.data, context=folder)
+    except pydantic.ValidationError as err:
+        wrong = [_fault(error, document) for error in err.errors(include_url=False)]
+        raise SpecError([*faults, *wrong]) from err
+    chosen: tuple[hosts.Host, ...] = ()
+    if spec.backend == "ssh":
+        chosen, wrong = hosts.listed(spec.ssh, folder, document.where)
+        faults += wrong
+    if faults:
+        raise SpecError(faults)
+    workdir = yaml_document.path_in(folder, spec.workdir).resolve()
+    return SpecFile(path, text, spec, folder, workdir, chosen, document)
+
+
+def _fault(error: ErrorDetails, document: Document) -> Fault:
+    """Say one of pydantic's errors in our words."""
+    path = [part for part in error["loc"] if part != "[key]"]
+    kind, context = error["type"], error.get("ctx", {})
+    if kind == "value_error":
+        what = str(context["error"])
+    elif kind == "missing":
+        what = "is missing; give the job a name, such as `name: my-job`"
+    elif kind == "extra_forbidden":
+        what = f"is no field{_meant(path)}"
+    elif kind == "string_pattern_mismatch":
+        what = f"must be {PATTERNS[context['pattern']]}"
+    else:
+        what = f"must be {MUST_BE[kind.partition('_')[0]].format(**context)}".replace("'", "")
+    if what.startswith("must be"):
+        words = re.findall("'(.*?)'", context.get("expected", ""))
+        what = f"{what}, not {shown(error['input'])}{did_you_mean(str(error['input']), words)}"
+    return document.fault(_dotted(path), what)
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    """Return `ssh.hosts[0]` for a path of keys and list positions."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _meant(path: Sequence[str | int]) -> str:
+    """Return a guess at the field that an unknown key stands for: a near name beside it, or the same one elsewhere."""
+    word, names = str(path[-1]), list(_names(JobSpec))
+    section = "".join(f"{part}." for part in path[:-1])
+    elsewhere = [name for name in names if name.rpartition(".")[2] == word]
+    if known := OTHER_WORDS.get(word.lower()) or (elsewhere[0] if elsewhere else ""):
+        return f"; did you mean {known}?"
+    beside = [name.removeprefix(section) for name in names if name.startswith(section)]
+    return did_you_mean(word, [name for name in beside if "." not in name], section)
+
+
+def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted names of all fields."""
+    for key, info in part.model_fields.items():
+        yield f"{prefix}{key}"
+        kind = info.annotation
+        if isinstance(kind, type) and issubclass(kind, Part):
+            yield from _names(kind, f"{prefix}{key}.")
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON Schema of a job file, for editors; every field has its description."""
+    schema = JobSpec.model_json_schema()
+    # Pydantic leaves a section's description to its class, where a form or a reference would not look.
+    for name, info in JobSpec.model_fields.items():
+        schema["properties"][name]["description"] = info.description
+    one_entry = [{"required": ["entrypoint"]}, {"required": ["command"]}]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "oneOf": one_entry}

@@ -1,0 +1,336 @@
+"""Kinds of values that a job file may hold: pydantic's own, and readers of what pydantic does not know.
+
+Rules: a value comes as the text that was written. A ValueError is the rest of a sentence that begins with the field;
+one that says "must be" gets the value added. Nothing here reads the disk or knows another field.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias, get_args
+from urllib.parse import urlsplit
+
+import pydantic
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
+
+from orchestrator.spec.yaml_document import shown
+
+DURATION_S_MIN = 0.001
+DURATION_S_MAX = 366 * 86_400.0
+WHOLE_MAX = 10**15
+GPUS_EACH_MAX = 1024
+"""Most GPUs of a node."""
+GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
+
+# What orch must set itself, or ranks would not find each other (the torchrun contract).
+OWNED_NAMES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+    *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
+)
+_NO_SCRIPTS = {
+    r"-.*": "options stand behind it, only -m before",
+    r"python[0-9.]*": "leave python out, or choose one with `python:`",
+    r"torchrun|accelerate|deepspeed|horovodrun|mpirun|mpiexec|srun": "orch takes the place of {}",
+    r"(ba|z|da|k)?sh|.*\.sh": "for a shell script write `command: bash run.sh`",
+}
+_UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,9})?"
+DURATION = f"^(?:{_NUMBER}|{''.join(f'(?:{_NUMBER}{unit})?' for unit in _UNITS_S)})$"
+LINE = r"^\S(?:[^\x00-\x1f\x7f]*\S)?$"
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+HOST = r"^(?:[A-Za-z0-9_.:%]|\[[0-9,-]+\])(?:[A-Za-z0-9_.:%-]|\[[0-9,-]+\])*$"
+USER = r"^[^\s:@/-][^\s:@/]*$"
+INTERFACE = r"^[^\s/]+$"
+URL = r"^https?://[^\s/@]\S*$"
+OPTION = r"^-[^\x00-\x1f\x7f]*\S$"
+
+PATTERNS = {
+    DURATION: "a duration such as 90s, 10m or 1h30m",
+    LINE: "one line of text",
+    NAME: "1 to 63 letters, digits, dots, dashes or underscores, a letter or digit first",
+    VARIABLE: "a name of letters, digits and underscores, no digit first",
+    HOST: "a host such as gpu[01-08].lab, without a user",
+    USER: "a user name",
+    INTERFACE: "an interface such as eth0",
+    URL: "a URL such as https://…",
+    OPTION: "an sbatch option such as --licenses=foo",
+}
+"""What a text of each pattern is called, in faults and in the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a rank runs: a script or module with `args`; or a command, as shell text in `target` or words in `args`."""
+
+    kind: Literal["script", "module", "command"]
+    target: str
+    args: tuple[str, ...] = ()
+
+
+# Sections and fields
+
+
+class Part(BaseModel):
+    """A section of the spec."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _empty_is_unwritten(cls, data: object) -> object:
+        """Take a section, list or map that is left empty as not written; for a number that would be a guess."""
+        if not isinstance(data, Mapping):
+            return data
+        empty = [name for name, info in cls.model_fields.items() if info.default in (None, (), {})]
+        return {name: value for name, value in data.items() if value is not None or name not in empty}
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _is_decimal(cls, value: object, info: ValidationInfo) -> object:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, str) and re.match(r"[+-]?0[0-9]", value) and int in (kind, *get_args(kind)):
+            # YAML 1.1 reads 010 as 8, YAML 1.2 as 10: the user must say which.
+            raise ValueError("must be a whole number without a leading zero, which may mean octal")
+        return value
+
+
+def about(default: object, text: str, **limits: Any) -> Any:
+    """Return a field's default, description and limits; the default is read like a written value."""
+    return Field(default=default, description=text, **limits)
+
+
+def whole(default: int | None, text: str, low: int = 1, high: int = WHOLE_MAX) -> Any:
+    """Return what `about` does for a whole number with its limits."""
+    return about(default, text, ge=low, le=high)
+
+
+def address(url: str) -> str:
+    """Return a webhook's address. Raises ValueError, which repeats nothing of it, for one that cannot be reached."""
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise ValueError("has no host, or a port that is no number")
+    if "@" in parts.netloc:
+        raise ValueError(
+            "has a user or password in it, and none is sent; a command can: notify.command: curl -u … -d @- URL"
+        )
+    return url
+
+
+# Durations
+
+
+def duration(
+    low_s: float = DURATION_S_MIN, high_s: float = DURATION_S_MAX, words: Any = None
+) -> BeforeValidator:
+    """Return the reader of a duration to seconds; a Literal of words may stand in its place, and `off` becomes None."""
+    number, text = Annotated[float, Field(ge=low_s, le=high_s)], Annotated[str, Field(pattern=DURATION)]
+    instead = [word for word in get_args(words) if isinstance(word, str)]
+    span = f" from {duration_text(low_s)} to {duration_text(high_s)}"
+    is_bounded = (low_s, high_s) != (DURATION_S_MIN, DURATION_S_MAX)
+    says = ", or ".join([PATTERNS[DURATION] + span * is_bounded, *instead])
+
+    def read(value: object) -> float | str | None:
+        if isinstance(value, str) and value.lower() in instead:
+            return None if value.lower() == "off" else value.lower()
+        seconds = _seconds(str(value))
+        if not low_s <= seconds <= high_s:
+            raise ValueError(f"must be {says}")
+        return seconds
+
+    schema: Any = number | text if words is None else number | text | words
+    return BeforeValidator(read, json_schema_input_type=schema)
+
+
+def _seconds(text: str) -> float:
+    """Return a duration's seconds, -1 for what is none."""
+    try:
+        return float(text)
+    except ValueError:
+        pairs = re.findall(rf"({_NUMBER})(ms|[dhms])", text) if re.match(DURATION, text) else []
+        return sum(float(number) * _UNITS_S[unit] for number, unit in pairs) if pairs else -1.0
+
+
+def duration_text(seconds: float) -> str:
+    """Return `1h30m` for 5400 seconds."""
+    left_ms = round(seconds * 1000)
+    parts = []
+    for unit, unit_s in _UNITS_S.items():
+        count, left_ms = divmod(left_ms, round(unit_s * 1000))
+        parts += [f"{count}{unit}"] if count else []
+    return "".join(parts) or "0s"
+
+
+# Numbers, names and texts
+
+
+def _count_or_auto(value: object) -> object:
+    # Pydantic would find one fault for each branch of the union.
+    if value == "auto" or (re.fullmatch(r"[1-9][0-9]{0,8}", str(value)) and int(str(value)) <= GPUS_EACH_MAX):
+        return value
+    raise ValueError(f"must be a whole number from 1 to {GPUS_EACH_MAX}, or auto")
+
+
+def _not_owned(name: str) -> str:
+    if name in OWNED_NAMES:
+        fix = "; set rendezvous.port" if name == "MASTER_PORT" else ""
+        raise ValueError(f"cannot be set: orch gives {name} its value on every rank{fix}")
+    if name.startswith("ORCH_"):
+        raise ValueError("cannot be set: names that start with ORCH_ are orch's own")
+    return name
+
+
+def _settings(value: object) -> object:
+    """Take the prefix off NCCL's names. NCCL reads switches as numbers, so true becomes 1."""
+    if not isinstance(value, Mapping):
+        return value
+    switches = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}
+    bare = {
+        str(name).lower().removeprefix("nccl_"): switches.get(str(text).lower(), text)
+        for name, text in value.items()
+    }
+    if len(bare) < len(value):
+        raise ValueError("names one setting twice, in two spellings")
+    return bare
+
+
+def _below(glob: str) -> str:
+    if ".." in glob.split("/"):
+        raise ValueError('must not hold ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
+    return glob
+
+
+def _resume_args(text: str) -> str:
+    if "{path}" not in text:
+        raise ValueError('must be arguments with {path} in them, such as "--resume {path}"')
+    _split(text)
+    return text
+
+
+def _shell_lines(value: object) -> object:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+        return value
+    lines = [line for text in texts for line in text.strip("\n").split("\n")]
+    return lines if any(line.strip() for line in lines) else []
+
+
+# Entries
+
+
+def _entry(value: object) -> Entry:
+    if not isinstance(value, Mapping):
+        return _program(
+            _words(value, 'a script with arguments ("train.py --lr 0.1"), "-m module …", or a list of words')
+        )
+    if list(value) != ["command"]:
+        raise ValueError("must be a text, a list of words, or a map whose only key is `command`")
+    return _command(value["command"])
+
+
+def _command(value: object) -> Entry:
+    if isinstance(value, str) and value.strip():
+        return Entry("command", value.strip())
+    return Entry("command", "", tuple(_words(value, "a shell command, as a text or a list of words")))
+
+
+def _words(value: object, says: str) -> list[str]:
+    """Split a text as a shell would, or take a list's words as they are. Raises ValueError."""
+    words = _split(value) if isinstance(value, str) else value
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f"must be {says}")
+    if not words or not words[0].strip():
+        raise ValueError(f"must be {says}")
+    return list(words)
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as err:
+        raise ValueError("has a quote or backslash that is not closed") from err
+
+
+def _program(words: list[str]) -> Entry:
+    first, rest = words[0], tuple(words[1:])
+    name = first.rsplit("/", 1)[-1]
+    if first == "-m":
+        if not rest or not all(part.isidentifier() for part in rest[0].split(".")):
+            raise ValueError("-m must be followed by a module's dotted name, such as -m pkg.train")
+        if rest[0].endswith(".py"):
+            raise ValueError(f"-m takes a module's name: write -m {rest[0][:-3]}, or {rest[0]} without -m")
+        return Entry("module", rest[0], rest[1:])
+    if first.startswith("../"):
+        raise ValueError("lies outside workdir, and only workdir is copied; set workdir to a folder above it")
+    for pattern, hint in _NO_SCRIPTS.items():
+        if re.fullmatch(pattern, name):
+            raise ValueError(f"starts with {shown(first)}, not with a Python script: {hint.format(name)}")
+    return Entry("script", first, rest)
+
+
+def _listed(value: object) -> object:
+    """Take one text as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+def _host_list(value: object) -> object:
+    """Split `a,b gpu[1,3-5]` at commas and blanks outside of brackets."""
+    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", value) if isinstance(value, str) else value
+
+
+def _bare_signal(value: object) -> object:
+    return value.removeprefix("SIG") if isinstance(value, str) else value
+
+
+# The kinds
+
+Backend: TypeAlias = Literal["local", "ssh", "slurm"]
+Hang: TypeAlias = Literal["restart", "notify", "fail"]
+Desync: TypeAlias = Literal["fail", "notify"]
+HostKeys: TypeAlias = Literal["strict", "accept-new"]
+LimitAction: TypeAlias = Literal["fail", "requeue"]
+Occasion: TypeAlias = Literal[
+    "suspect", "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"
+]
+Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
+# YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` stands a number: the JSON Schema takes what an editor sees.
+Scalar: TypeAlias = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Gpus: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1, le=GPUS_EACH_MAX)] | Literal["auto"], BeforeValidator(_count_or_auto)
+]
+Seconds: TypeAlias = Annotated[float, duration()]
+Pause: TypeAlias = Annotated[float, duration(0.0)]
+Heartbeat: TypeAlias = Annotated[float, duration(0.1, 60.0)]
+NodeSilence: TypeAlias = Annotated[float, duration(5.0)]
+Grace: TypeAlias = Annotated[float, duration(0.0, GRACE_S_MAX)]
+SecondsOrOff: TypeAlias = Annotated[float | None, duration(words=Literal["off", False])]
+SilenceOrOff: TypeAlias = Annotated[
+    float | Literal["auto"] | None, duration(words=Literal["auto", "off", False])
+]
+Line: TypeAlias = Annotated[str, Field(pattern=LINE)]
+Glob: TypeAlias = Annotated[Line, AfterValidator(_below)]
+ResumeArgs: TypeAlias = Annotated[str, AfterValidator(_resume_args)]
+EnvName: TypeAlias = Annotated[str, Field(pattern=VARIABLE), AfterValidator(_not_owned)]
+Nccl: TypeAlias = Annotated[dict[Annotated[str, Field(pattern=VARIABLE)], Scalar], BeforeValidator(_settings)]
+_TEXT_OR_LIST: Any = str | list[Scalar]
+ShellLines: TypeAlias = Annotated[
+    tuple[str, ...], BeforeValidator(_shell_lines, json_schema_input_type=_TEXT_OR_LIST)
+]
+Command: TypeAlias = Annotated[Entry, BeforeValidator(_command, json_schema_input_type=_TEXT_OR_LIST)]
+_ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
+EntryPoint: TypeAlias = Annotated[Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY)]
+_LISTED = BeforeValidator(_listed)
+Lines: TypeAlias = Annotated[tuple[Line, ...], _LISTED]
+Hosts: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], BeforeValidator(_host_list)]
+Options: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=OPTION)], ...], _LISTED]
+Secrets: TypeAlias = Annotated[tuple[EnvName, ...], _LISTED]
+Occasions: TypeAlias = Annotated[tuple[Occasion, ...], _LISTED]
+ExitCodes: TypeAlias = Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], _LISTED]

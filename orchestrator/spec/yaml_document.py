@@ -1,0 +1,291 @@
+"""YAML of a job file as data that knows its lines, and the faults found in it.
+
+Rules: every scalar stays the text that was written, since what it means is its field's affair: that keeps YAML 1.1's
+traps out (`off`, `1:30`, `010`, dates), and only an unquoted nothing, `~` or `null` is None. Nothing here knows a field.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import yaml
+
+from orchestrator.core.errors import UserError
+
+SPEC_BYTES_MAX = 1 << 18
+VALUES_MAX = 10_000
+DEPTH_MAX = 16
+TEXT_CHARS_MAX = 130_000  # Linux takes no argument or variable above 128 KiB
+FAULTS_MAX = 50
+LINE_CHARS_MAX = 1_000
+ECHO_CHARS_MAX = 60
+FOLDER_NAMES_MAX = 5_000
+
+Value: TypeAlias = "str | list[Value] | dict[str, Value] | None"
+
+_NULLS = ("", "~", "null", "Null", "NULL")
+_TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
+_UNFIT = re.compile("[\0\ud800-\udfff]")
+_PLAIN = re.compile(r"[\w.+:/@-]+")
+_KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One mistake of the user: `where` is `job.yaml:7: nodes`, `what` a sentence with its remedy, in one line."""
+
+    where: str
+    what: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
+class SpecError(UserError):
+    """All faults of a job file, those of the file by line, then those of the command line."""
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(sorted(faults, key=lambda fault: fault.line or SPEC_BYTES_MAX))
+        assert self.faults, "an error has a fault"
+        lines = [str(fault) for fault in self.faults[:FAULTS_MAX]]
+        more = len(self.faults) - len(lines)
+        super().__init__("\n".join([*lines, f"and {more} more faults"] if more else lines))
+
+
+class Place(NamedTuple):
+    """Where a key was written: `job.yaml:14`, or without a line `--set nodes=17`."""
+
+    text: str
+    line: int = 0
+    has_key: bool = False
+
+
+@dataclass(slots=True)
+class Document:
+    """A job file as data, the place of each dotted key in it, and the faults that did not stop the reading."""
+
+    origin: str = "job.yaml"
+    data: dict[str, Value] = field(default_factory=dict)
+    places: dict[str, Place] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    def where(self, key: str) -> str:
+        """Return `job.yaml:14: nodes`: the line of the key or its nearest parent, or the argument that set it."""
+        return self.fault(key, "").where
+
+    def fault(self, key: str, what: str) -> Fault:
+        """Return a fault of `key` at its place."""
+        holder = next((one for one in _with_parents(key) if one in self.places), "")
+        text, line, has_key = self.places.get(holder, Place(self.origin))
+        return Fault(text if has_key and holder == key else f"{text}: {escaped(key)}", what, line)
+
+    def override(self, argument: str) -> None:
+        """Put one `key.path=value` of the command line in, its value read as YAML."""
+        key, equals, text = argument.partition("=")
+        key = key.strip()
+        said = argument if key != "notify.url" else f"{key}=…"  # it may bear a token
+        origin = f"--set {escaped(said, ECHO_CHARS_MAX)}"
+        if not equals or not _KEY.fullmatch(key):
+            what = "must be key.path=value, such as nodes=4 or monitor.hang_timeout=5m"
+            self.faults.append(Fault(origin, what))
+            return
+        try:
+            reader = _Reader(text, origin, key)
+        except SpecError as err:
+            self.faults += err.faults
+            return
+        self.faults += reader.faults
+        self.put(key, reader.data, origin)
+        self.places |= reader.places
+
+    def put(self, key: str, value: Value, origin: str) -> None:
+        """Put a value at a dotted key, said to come from `origin`."""
+        *above, last = key.split(".")
+        section, path = self.data, ""
+        for name in above:
+            path = f"{path}.{name}".removeprefix(".")
+            self.places.setdefault(path, Place(origin))
+            inner = section[name] = section.get(name) or {}
+            if not isinstance(inner, dict):
+                self.faults.append(Fault(origin, f"{path} is no section of keys"))
+                return
+            section = inner
+        section[last] = value
+        gone = (f"{key}.", f"{key}[")
+        self.places = {held: place for held, place in self.places.items() if not held.startswith(gone)}
+        self.places[key] = Place(origin, has_key=True)
+
+
+def read(path: Path) -> str:
+    """Return the file's text as it stands. Raises SpecError when it is missing, no file, too large or not UTF-8."""
+    name = escaped(str(path))
+    missing = missing_file(path)
+    if missing:
+        raise SpecError([Fault(name, missing)])
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SPEC_BYTES_MAX + 1)
+    except OSError as err:
+        raise SpecError([Fault(name, f"cannot be read: {err.strerror}")]) from err
+    if len(raw) > SPEC_BYTES_MAX:
+        raise SpecError(
+            [Fault(name, f"is larger than {SPEC_BYTES_MAX >> 10} KiB; a job file is a page of YAML")]
+        )
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as err:
+        line = raw.count(b"\n", 0, err.start) + 1
+        what = f"is not UTF-8 text (byte 0x{raw[err.start]:02x}); save it as UTF-8"
+        raise SpecError([Fault(f"{name}:{line}", what, line)]) from err
+
+
+def compose(text: str, origin: str) -> Document:
+    """Turn a file's text into data. Raises SpecError for what is no YAML, over a limit, or no map of keys."""
+    reader = _Reader(text, origin)
+    if not isinstance(reader.data, dict):
+        what = f"must be a map of keys such as `name: my-job`, not {shown(reader.data)}; `orch init` writes a starter"
+        raise SpecError([Fault(f"{origin}:1", what, 1)])
+    return Document(origin, reader.data, reader.places, reader.faults)
+
+
+class _Reader:
+    """Reads a YAML text, a file's or the value that the command line gives to `key`; raises SpecError if it cannot."""
+
+    def __init__(self, text: str, origin: str, key: str = "") -> None:
+        self.places: dict[str, Place] = {}
+        self.faults: list[Fault] = []
+        self._origin = origin
+        self._is_file = not key
+        self._values = 0
+        node = self._node(text)
+        self.data: Value = None if node is None else self._value(node, key, 1)
+
+    def _node(self, text: str) -> yaml.Node | None:
+        """Return the tree of the text's only document; the base loader takes no scalar for anything but text."""
+        try:
+            loader = yaml.BaseLoader(text)
+        except yaml.reader.ReaderError as err:
+            line = text.count("\n", 0, err.position)
+            raise self._stop(line, f"holds the unprintable character {chr(err.character)!a}") from err
+        try:
+            return loader.get_single_node()
+        except yaml.MarkedYAMLError as err:
+            parts = [(err.context, err.context_mark), (err.problem, err.problem_mark)]
+            words = [f"{text} (line {mark.line + 1})" if mark else text for text, mark in parts if text]
+            mark = err.problem_mark or err.context_mark
+            what = f"is no YAML: {escaped(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
+            raise self._stop(mark.line if mark else 0, what) from err
+        except (ValueError, OverflowError, RecursionError) as err:  # \U99999999, or thousands of brackets
+            raise self._stop(loader.line, "holds an escape or a nesting beyond what can be read") from err
+
+    def _value(self, node: yaml.Node, path: str, depth: int) -> Value:
+        """Return a node as data. What an alias repeats counts each time, so that a bomb meets the limit here."""
+        self._values += 1
+        if self._values > VALUES_MAX or depth > DEPTH_MAX:
+            what = f"holds more than {VALUES_MAX} values, or is nested deeper than {DEPTH_MAX} levels"
+            raise self._stop(node.start_mark.line, what)
+        if node.tag not in _TAGS:
+            self._tell(node, path, f"the tag {shown(node.tag)} is not read; write the value plainly")
+        if isinstance(node, yaml.MappingNode):
+            return self._map(node, path, depth)
+        if isinstance(node, yaml.SequenceNode):
+            items: list[Value] = []
+            for number, item in enumerate(node.value):
+                self.places[f"{path}[{number}]"] = self._place(item.start_mark.line)
+                items.append(self._value(item, f"{path}[{number}]", depth + 1))
+            return items
+        assert isinstance(node, yaml.ScalarNode)
+        if len(node.value) > TEXT_CHARS_MAX or _UNFIT.search(node.value):
+            what = f"has more than {TEXT_CHARS_MAX} characters, or one that no process can be given"
+            self._tell(node, path, what)
+        return None if node.style is None and node.value in _NULLS else str(node.value)
+
+    def _map(self, node: yaml.MappingNode, path: str, depth: int) -> dict[str, Value]:
+        values: dict[str, Value] = {}
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            here = f"{path}.{key}" if path else key
+            if not isinstance(key_node, yaml.ScalarNode) or key == "<<" or _UNFIT.search(key):
+                what = "a key must be a plain word; merge keys (<<) are not read, write them out"
+                self._tell(key_node, path, what)
+            elif key in values:
+                self._tell(key_node, here, f"is written twice, first at {self.places[here].text}")
+            else:
+                self.places[here] = self._place(key_node.start_mark.line)
+                values[key] = self._value(value_node, here, depth + 1)
+        return values
+
+    def _tell(self, node: yaml.Node, key: str, what: str) -> None:
+        text, line, _ = self._place(node.start_mark.line)
+        self.faults.append(Fault(f"{text}: {escaped(key)}" if key else text, what, line))
+
+    def _stop(self, row: int, what: str) -> SpecError:
+        """Return the error of a fault after which nothing more can be read."""
+        text, line, _ = self._place(row)
+        return SpecError([*self.faults, Fault(text, what, line)])
+
+    def _place(self, row: int) -> Place:
+        """Return a place by its row, counted from 0."""
+        return Place(f"{self._origin}:{row + 1}", row + 1) if self._is_file else Place(self._origin)
+
+
+def _with_parents(key: str) -> Iterator[str]:
+    """Yield `ssh.hosts[0]`, `ssh.hosts`, `ssh`."""
+    while key:
+        yield key
+        key = key[: max(key.rfind("."), key.rfind("["), 0)]
+
+
+# Words of faults, and what they look up
+
+
+def escaped(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
+    """Return `text` in one line: unprintable characters as escapes, a long text cut."""
+    cut = text if len(text) <= chars_max else f"{text[:chars_max]}…"
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in cut)
+
+
+def shown(value: object) -> str:
+    """Return how a fault names a value: a plain word bare, other text in quotes, a container by its kind."""
+    if value is None:
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (Mapping, list, tuple)):
+        return "a map" if isinstance(value, Mapping) else "a list"
+    text = escaped(str(value), ECHO_CHARS_MAX)
+    return text if _PLAIN.fullmatch(text) else f'"{text}"'
+
+
+def did_you_mean(word: str, names: Iterable[str], section: str = "") -> str:
+    """Return `; did you mean NAME?` for the nearest of `names`, told with its section; nothing when none is near."""
+    found = difflib.get_close_matches(word[:ECHO_CHARS_MAX], names, n=1)
+    return f"; did you mean {section}{escaped(found[0])}?" if found else ""
+
+
+def path_in(folder: Path, written: str) -> Path:
+    """Return where a file or folder is that a job file in `folder` names."""
+    try:
+        return folder / Path(written.strip()).expanduser()
+    except RuntimeError:  # `~` has no meaning here
+        return folder / written.strip()
+
+
+def missing_file(path: Path) -> str:
+    """Return why there is no file to read at `path`, with the nearest name there is; empty when there is one."""
+    names: list[str] = []
+    with contextlib.suppress(OSError, ValueError):  # too long a name, or a folder that may not be entered
+        if path.is_file():
+            return ""
+        if path.exists():
+            return f"{escaped(str(path))} is {'a folder' if path.is_dir() else 'no regular file'}"
+        names = sorted(entry.name for entry in itertools.islice(path.parent.iterdir(), FOLDER_NAMES_MAX))
+    return f"no file {escaped(path.name)} in {escaped(str(path.parent))}{did_you_mean(path.name, names)}"

@@ -1,0 +1,347 @@
+"""Where does every rank go, and with which settings? Pure: spec and inventory in, a Plan out.
+
+On backend local every node gets its ranks and GPUs here. Over ssh the plan is a pool: hosts in the user's order, and how
+much of them an attempt takes; which of them it is the brain decides, attempt by attempt. On slurm it is a pool whose
+hosts are not known before Slurm has chosen them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.plan import (
+    Plan,
+    PlannedLimits,
+    PlannedNode,
+    PlannedNotify,
+    PlannedPool,
+    PlannedSlurm,
+    PlannedSsh,
+)
+from orchestrator.core.mask import host_alone
+from orchestrator.core.text import counted
+
+if TYPE_CHECKING:
+    from orchestrator.core.jobdir.plan import PlannedPool
+    from orchestrator.spec.model import JobSpec
+from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
+
+if TYPE_CHECKING:
+    from orchestrator.spec.load import JobSpec, SpecFile
+
+FENCE_SHARE = 0.6
+"""The part of `monitor.node_timeout` after which an agent without contact and progress stops its ranks; the
+supervisor waits the whole of it, so that a new attempt never meets the old one."""
+
+RANKS_MAX = 65_536
+"""Most ranks of a job, checked before any is listed."""
+
+BREAK_GRACE_S_MAX = 5.0
+"""TERM to KILL for ranks of a broken gang, which has nothing left to save."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What there is to place a job on.
+
+    Backend local uses `gpus`, those of this machine by index; backend ssh `gpus_each`, how many each of the hosts was
+    found to have (None: nobody was asked). `sbatch` are the options that the submitter has for all of his Slurm jobs.
+    """
+
+    host: str
+    gpus: tuple[int, ...]
+    python: str
+    gpus_each: int | None = None
+    sbatch: tuple[tuple[str, str], ...] = ()
+
+
+def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
+    """Place a job. Raises UserError when the inventory cannot hold it."""
+    spec = file.spec
+    argv, shell = _argv(spec, inventory)
+    over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
+    pool = _pool(file, inventory) if over_ssh or on_slurm else None
+    resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
+    return Plan(
+        id=job_id,
+        name=spec.name,
+        backend=spec.backend,
+        created_at=created_at,
+        nodes=_place(file, inventory, pool),
+        argv=argv,
+        resume_args=resume_args,
+        shell=shell,
+        setup=tuple(spec.setup),
+        env={**_chosen_env(spec), **spec.env},
+        defaults=_defaults(spec),
+        secrets=tuple(spec.secrets),
+        rendezvous_port=spec.rendezvous.port,
+        heartbeat_s=spec.monitor.heartbeat_s,
+        limits=_limits(spec),
+        checkpoint_glob=spec.checkpoint.path,
+        checkpoint_keep=spec.checkpoint.keep,
+        total_steps=spec.total_steps,
+        pool=pool,
+        ssh=ssh_of(spec) if over_ssh else None,
+        slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
+        programs=_programs(spec, inventory) if over_ssh else (),
+        notify=_notify(spec),
+    )
+
+
+def _notify(spec: JobSpec) -> PlannedNotify | None:
+    """Return who is told, None where nobody is named."""
+    told = spec.notify
+    if (told.command is None and told.url is None) or not told.on:
+        return None
+    command = () if told.command is None else tuple(told.command.args) or ("sh", "-c", told.command.target)
+    return PlannedNotify(command, host_alone(told.url) if told.url else None, tuple(told.on))
+
+
+def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
+    """Return a rank's command, and whether its last word is shell text to which arguments are appended."""
+    entry = spec.entry
+    python = spec.python or inventory.python
+    match entry.kind:
+        case "script":
+            return (python, entry.target, *entry.args), False
+        case "module":
+            return (python, "-m", entry.target, *entry.args), False
+        case _:
+            return (tuple(entry.args), False) if entry.args else (("bash", "-c", entry.target), True)
+
+
+def _place(file: SpecFile, inventory: Inventory, pool: PlannedPool | None) -> tuple[PlannedNode, ...]:
+    match file.spec.backend:
+        case "local":
+            return _place_local(file, inventory)
+        case "ssh":
+            assert pool is not None
+            return _place_ssh(file, pool)
+        case "slurm":
+            return ()
+
+
+def _slurm(spec: JobSpec, pool: PlannedPool, inventory: Inventory) -> PlannedSlurm:
+    told = spec.checkpoint.on_preempt
+    return PlannedSlurm(
+        options=options(spec, pool, inventory.sbatch),
+        requeues_at_time_limit=spec.time_limit_action == "requeue",
+        signal=told.signal,
+        grace_s=told.grace,
+    )
+
+
+def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...]:
+    """Make each node a slice of this machine: its GPUs in turn, or CPU ranks."""
+    spec = file.spec
+    per_node = _gpus_per_node(file, inventory)
+    ranks_per_node = per_node or spec.procs_per_node or 1
+    _refuse_too_many(file, ranks_per_node)
+    nodes = []
+    for index in range(spec.nodes):
+        gpus = inventory.gpus[index * per_node : (index + 1) * per_node]
+        ranks = tuple(range(index * ranks_per_node, (index + 1) * ranks_per_node))
+        nodes.append(PlannedNode(f"node-{index}", inventory.host, "127.0.0.1", gpus, ranks))
+    return tuple(nodes)
+
+
+def asks_hosts(file: SpecFile) -> bool:
+    """Tell whether the hosts must be asked how many GPUs they have, since nobody says it."""
+    return file.spec.gpus_per_node == "auto" and any(host.gpus is None for host in file.hosts)
+
+
+def _pool(file: SpecFile, inventory: Inventory) -> PlannedPool:
+    """Return what an attempt takes of the hosts. Raises UserError when nobody says how many GPUs that are."""
+    spec = file.spec
+    gpus = 0 if spec.gpus_per_node is None else spec.gpus_per_node
+    if gpus == "auto":
+        said = sorted({host.gpus for host in file.hosts if host.gpus is not None})
+        found = said[0] if len(said) == 1 and not asks_hosts(file) else inventory.gpus_each
+        if len(said) > 1 and not asks_hosts(file):
+            what = f"the hosts have different numbers of GPUs: {', '.join(map(str, said))}"
+            fix = "set gpus_per_node; hosts with fewer are then left out"
+            raise UserError(what, file.where("gpus_per_node"), fix)
+        gpus = found or 0
+    ranks_each = int(gpus) or spec.procs_per_node or 1
+    _refuse_too_many(file, ranks_each)
+    return PlannedPool(spec.nodes, ranks_each, int(gpus), spec.spares)
+
+
+def _refuse_too_many(file: SpecFile, ranks_each: int) -> None:
+    """Raise UserError for more ranks than a job may have."""
+    count = file.spec.nodes * ranks_each
+    if count > RANKS_MAX:
+        what = f"{count} ranks ({file.spec.nodes} nodes × {ranks_each}), and {RANKS_MAX} are the most that a job may have"
+        raise UserError(what, file.where("nodes"), "lower nodes, gpus_per_node or procs_per_node")
+
+
+def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
+    """List the hosts that an attempt may use, in the user's order; those that are known to be too small are not."""
+    spec, wanted = file.spec, pool.nodes + pool.spares
+    cores = pool.ranks_each if not pool.gpus_each else 0
+    fit = [
+        host
+        for host in file.hosts
+        if (host.gpus is None or host.gpus >= pool.gpus_each) and (host.slots is None or host.slots >= cores)
+    ]
+    if len(fit) < wanted:
+        asked = counted(spec.nodes, "node")
+        asked += f" and {counted(spec.spares, 'spare')}" if spec.spares else ""
+        small = (
+            f", {len(file.hosts) - len(fit)} more have too few GPUs or slots"
+            if len(fit) < len(file.hosts)
+            else ""
+        )
+        labels = f" with the labels {', '.join(spec.ssh.labels)}" if spec.ssh.labels else ""
+        what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
+        fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
+        raise UserError(what, file.where("ssh.hosts"), fix)
+    return tuple(PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit)
+
+
+def ssh_of(spec: JobSpec) -> PlannedSsh:
+    """Return how the spec wants its hosts to be reached."""
+    ssh, limit_mb = spec.ssh, spec.ssh.copy_limit_mb
+    return PlannedSsh(
+        user=ssh.user,
+        port=ssh.port,
+        host_keys=ssh.host_keys,
+        remote_dir=ssh.remote_dir,
+        sync=tuple(ssh.sync),
+        copy_mb_s=None if limit_mb is None else float(limit_mb),
+    )
+
+
+def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
+    """Return what may stand for the ranks' Python on a host, the best first; empty for a command of the user's own."""
+    if spec.entry.kind == "command":
+        return ()
+    return (spec.python,) if spec.python else (inventory.python, "python3")
+
+
+def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
+    """Return how many GPUs each node gets; 0 when its ranks run on the CPU."""
+    spec = file.spec
+    there = len(inventory.gpus)
+    if spec.gpus_per_node is None:
+        return 0
+    if spec.gpus_per_node == "auto":
+        return there // spec.nodes
+    wanted = int(spec.gpus_per_node) * spec.nodes
+    if wanted > there:
+        what = (
+            f"{wanted} GPUs wanted ({spec.nodes} nodes × {spec.gpus_per_node}), {there} found on this machine"
+        )
+        raise UserError(
+            what, file.where("gpus_per_node"), "lower gpus_per_node, or use procs_per_node for CPU ranks"
+        )
+    return int(spec.gpus_per_node)
+
+
+def _limits(spec: JobSpec) -> PlannedLimits:
+    monitor, restart = spec.monitor, spec.restart
+    return PlannedLimits(
+        queue_s=monitor.queue_timeout,
+        start_s=monitor.start_timeout,
+        rendezvous_s=monitor.rendezvous_timeout,
+        first_step_s=monitor.first_step_timeout,
+        hang_s=0.0 if monitor.hang_timeout == "auto" else monitor.hang_timeout,
+        hang_floor_s=monitor.hang_floor,
+        hang_ceiling_s=monitor.hang_ceiling,
+        patience_s=0.0 if monitor.hang_patience == "auto" else monitor.hang_patience,
+        node_silent_s=monitor.node_timeout,
+        fence_s=None if spec.backend == "local" else monitor.node_timeout * FENCE_SHARE,
+        stop_grace_s=monitor.stop_grace,
+        break_grace_s=min(monitor.stop_grace, BREAK_GRACE_S_MAX),
+        restarts=restart.max,
+        backoff_s=restart.backoff,
+        backoff_s_max=restart.backoff_max,
+        never_on_exit_codes=tuple(restart.never_on_exit_codes),
+        time_s=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps that one itself
+        on_hang=monitor.on_hang,
+        on_desync=monitor.on_desync,
+    )
+
+
+def _chosen_env(spec: JobSpec) -> dict[str, str]:
+    """Return the variables that other fields of the spec stand for: what the user chose there is the user's word."""
+    env = {f"NCCL_{name.upper()}": value for name, value in spec.nccl.items()}
+    if spec.rendezvous.interface:
+        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = spec.rendezvous.interface
+    return env
+
+
+TORCH_TRACE = {
+    # The flight recorder on, and as long as it is by default: older releases come with it switched off. Both names.
+    "TORCH_FR_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    # A Python stack for each entry is taken under Python's lock, and dumping them may wait for ever for that lock.
+    "TORCH_INCLUDE_STACK_TRACE": "0",
+    # By default torch's own watchdog aborts a rank after 480 s of a stuck watchdog thread: before a person who asked
+    # only to be notified has looked. The 600 s and 1,800 s of collectives are arguments in the script, not ours to set.
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
+}
+"""What looking into a hang needs of torch in the ranks, and that torch does not end the rank before us."""
+
+
+def _defaults(spec: JobSpec) -> dict[str, str]:
+    """Return the settings that hold only where the user, the setup lines or the machine have not set them."""
+    defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun sets them
+    defaults.update(TORCH_TRACE)
+    if spec.logs.unbuffered:
+        defaults["PYTHONUNBUFFERED"] = "1"
+    if spec.backend == "local":
+        defaults["GLOO_SOCKET_IFNAME"] = defaults["NCCL_SOCKET_IFNAME"] = "lo"
+    return defaults
+
+
+def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Return what sbatch is asked for, one argument each; `chosen` are the submitter's defaults."""
+    slurm = spec.slurm
+    own = {
+        name: value
+        for name in ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude")
+        if (value := getattr(slurm, name)) is not None
+    }
+    own |= {name: value for name, value in (("mem", slurm.mem), ("comment", slurm.comment)) if value}
+    own = {**dict(chosen), **own}
+    return (
+        f"--job-name={spec.name}",
+        f"--nodes={pool.nodes + pool.spares}",
+        "--ntasks-per-node=1",
+        *_cpus(spec, pool),
+        *(
+            [f"--gres={slurm.gres}"]
+            if slurm.gres
+            else [f"--gpus-per-node={pool.gpus_each}"] * bool(pool.gpus_each)
+        ),
+        *([f"--time={_clock(spec.time_limit)}"] if spec.time_limit is not None else ()),
+        f"--signal=B:USR1@{signal_s(spec.checkpoint.on_preempt.grace)}",
+        "--requeue",
+        "--no-kill",
+        "--open-mode=append",
+        *(f"--{name}={value}" for name, value in own.items()),
+        *(["--exclusive"] if slurm.exclusive else ()),
+        *([f"--mail-user={slurm.mail}", "--mail-type=END,FAIL"] if slurm.mail else ()),
+        *slurm.extra,
+    )
+
+
+def _cpus(spec: JobSpec, pool: PlannedPool) -> tuple[str, ...]:
+    """Return the wish for cores: without one Slurm would give all ranks of a node a single core."""
+    each = spec.slurm.cpus_per_task
+    if each is None and (
+        spec.slurm.exclusive or any(one.startswith("--cpus-per-gpu") for one in spec.slurm.extra)
+    ):
+        return ()
+    return (f"--cpus-per-task={pool.ranks_each * (each or 1)}",)
+
+
+def _clock(seconds: float) -> str:
+    minutes = limit_s(seconds) // MINUTE_S
+    days, minutes = divmod(minutes, 24 * 60)
+    return f"{f'{days}-' if days else ''}{minutes // 60:02d}:{minutes % 60:02d}:00"

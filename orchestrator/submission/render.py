@@ -1,0 +1,121 @@
+"""Which scripts will run? Pure: a plan and the templates in, files (name, text, mode) out."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.slurm import sbatch_options
+
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATES = Path(__file__).parents[1] / "templates"
+
+_PATTERN = re.compile(r"%(?:%|\d*[AabJjNnstux])")
+"""What slurmd replaces in the path of a log, the job's folder included (man sbatch, filename pattern)."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedFile:
+    """A file of the job's `scripts/`."""
+
+    name: str
+    text: str
+    mode: int
+
+
+def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
+    """Return the launch script of every node; on Slurm the batch script, and the launch script of any node.
+
+    `python` runs the agents; ranks have their own in the plan. Over SSH and on Slurm it is only the first Python that
+    is tried, since hosts have their own.
+    """
+    command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
+    values: dict[str, object] = {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
+    if plan.slurm is not None:
+        return _for_slurm(plan, job, values)
+    if plan.ssh is not None:
+        template = environment().get_template("host.sh.j2")
+        values |= {"pool": plan.pool, "root": f"{plan.ssh.remote_dir.rstrip('/')}/jobs/{plan.id}"}
+    else:
+        template = environment().get_template("node.sh.j2")
+        values |= {"world_size": plan.world_size, "bundle": str(job.bundle)}
+    return tuple(
+        RenderedFile(name=f"{node.name}.sh", text=template.render(node=node, **values), mode=0o755)
+        for node in plan.nodes
+    )
+
+
+def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[RenderedFile, ...]:
+    """Return what is handed to sbatch, and what srun starts. Raises UserError for a folder that sbatch cannot be told."""
+    assert plan.slurm is not None
+    root = str(job.root)
+    unfit = _unfit_for_slurm(root)
+    if unfit:
+        what = f"the job folder has {unfit} in its path"
+        raise UserError(
+            what,
+            root if root.isprintable() else repr(root),
+            "set ORCH_HOME to a folder without such characters",
+        )
+    options = (*plan.slurm.options, f"--chdir={root}", "--output=logs/slurm.log")
+    env, more = environment(), {**values, "pool": plan.pool, "root": root, "options": options}
+    return tuple(
+        RenderedFile(name=name, text=env.get_template(f"{name}.j2").render(more), mode=0o755)
+        for name in ("slurm.sh", "agent.sh")
+    )
+
+
+def _unfit_for_slurm(root: str) -> str:
+    """Return what is in a path that a job of Slurm cannot write its log to; empty for nothing."""
+    if not root.isprintable():
+        return "a character that sbatch cannot be told"
+    if "\\" in root:
+        return "a backslash, which Slurm takes away,"
+    pattern = _PATTERN.search(root)
+    return f"{pattern.group()}, for which Slurm puts something else," if pattern else ""
+
+
+def systemd_unit(python: str, home: Path, path: str) -> str:
+    """Return the text of a `systemd --user` unit by which the jobs in `home` find a supervisor after a boot."""
+    text = environment().get_template("orch.service.j2")
+    return text.render(
+        {
+            "python": _unit_word(python),
+            "home": _unit_word(f"ORCH_HOME={home}"),
+            "path": _unit_word(f"PATH={path}"),
+        }
+    )
+
+
+def _unit_word(word: str) -> str:
+    """Quote a word for a unit file, where `%` and, in commands, `$` have a meaning (systemd.syntax(7), systemd.service(5))."""
+    return '"' + word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%") + '"'
+
+
+@functools.cache
+def environment() -> jinja2.Environment:
+    """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line,
+    `directive` speaks to sbatch."""
+    import jinja2  # slow to load, and not every process that knows of scripts renders one
+
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    env.filters["q"] = lambda text: shlex.quote(str(text))
+    env.filters["directive"] = sbatch_options.directive
+    env.filters["comment"] = lambda text: _CONTROL.sub(" ", str(text))
+    return env

@@ -1,0 +1,110 @@
+"""Resume of an ended job in its own folder: planned again where its overrides change, then started or queued."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import ownership, requests
+from orchestrator.core.jobdir.durable import replace_bytes, replace_text
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.mask import host_alone
+from orchestrator.spec.load import load
+from orchestrator.submission import credentials, refusals, render
+from orchestrator.submission import sbatch as sbatch_submission
+from orchestrator.submission.submit import _keep_hosts_file, make_plan
+from orchestrator.submission.supervisor_process import start_supervisor
+
+
+@ownership.closed_to_others()
+def resume(
+    job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+) -> None:
+    """Let an ended job, with the plan `old`, go on in its own folder. Raises OrchError, and then changes nothing."""
+    path = str(refusals.existing(job, checkpoint, old.checkpoint_glob)) if checkpoint else ""
+    if old.slurm is not None:
+        _resume_in_queue(job, old, path, overrides, environ)
+        return
+    if overrides:
+        replan(job, old, overrides, environ)
+    requests.ask(job.requests, "resume", path=path)
+    job.ended.unlink(missing_ok=True)
+    job.swept.unlink(missing_ok=True)  # it will be on hosts again
+    start_supervisor(job)
+
+
+def _resume_in_queue(
+    job: JobDir, old: Plan, path: str, overrides: tuple[str, ...], environ: Mapping[str, str]
+) -> None:
+    """Queue an ended job again, under another id of Slurm's. That id is written last: until then the batch script
+    waits, and from then on nothing starts a supervisor in the nodes of the id before."""
+    sbatch_submission.require_commands(environ, job.id)
+    before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
+    private = [job.webhook] if job.webhook.exists() else []
+    files = (job.plan, job.overrides, *private, *sorted(job.scripts.iterdir()))
+    kept = {file: file.read_bytes() for file in files}
+    plans = set(job.root.glob("plan.*.json"))
+    if overrides:
+        replan(job, old, overrides, environ)
+    try:
+        slurm_id = sbatch_submission.submit(job, environ, lambda key: f"{job.spec}: {key}")
+    except BaseException:
+        for file, data in kept.items():
+            replace_bytes(file, data, mode=file.stat().st_mode & 0o777)
+        for new in sorted(set(job.root.glob("plan.*.json")) - plans):
+            new.unlink()
+        raise
+    requests.ask(job.requests, "resume", path=path)
+    job.ended.unlink(missing_ok=True)
+    job.state.unlink(missing_ok=True)  # it tells of the last end; the queue tells how the job is from now on
+    replace_text(job.slurm, json.dumps([*before, slurm_id]))
+
+
+def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    """Plan a job anew from its own spec, with these overrides over those of its submit.
+
+    Its code, id and secrets stay; the old plan is kept beside. Raises OrchError, and then changes nothing.
+    """
+    refusals.refuse_vain(overrides)
+    workdir = f"workdir={json.dumps(str(job.code))}"
+    kept_hosts = [f"ssh.hosts_file={json.dumps(str(job.hosts_file))}"] if job.hosts_file.exists() else []
+    all_overrides = [*_overrides(job), *overrides]
+    file = load(job.spec, overrides=(*_overrides(job), *kept_hosts, *overrides, workdir))
+    kept = {**environ, **dict.fromkeys(old.secrets, "")}
+    new = make_plan(file, kept, old.id, old.created_at)
+    refusals.refuse_missing(file, new, environ)
+    if (new.name, new.secrets, new.backend) != (old.name, old.secrets, old.backend):
+        what = "a job's name, secrets and backend cannot change"
+        raise UserError(what, "--set", "submit it as a new job instead")
+    webhook, kept_webhook = file.spec.notify.url, job.webhook.read_text() if job.webhook.exists() else ""
+    number = len(list(job.root.glob("plan.*.json"))) + 1
+    replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
+    replace_text(job.plan, codec.dumps(new))
+    replace_text(job.overrides, json.dumps(_hosts_alone(all_overrides, webhook)))
+    if webhook and webhook != host_alone(kept_webhook):  # as it stands in the overrides of before
+        replace_text(job.webhook, webhook, mode=credentials.PRIVATE)
+    if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:
+        _keep_hosts_file(job, file)
+    for script in render.render(new, job, sys.executable):
+        replace_text(job.scripts / script.name, script.text, mode=script.mode)
+
+
+def _hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
+    """Return overrides as they are kept: of a webhook's address, which may bear a token, the host alone."""
+    return [text.replace(webhook, host_alone(webhook)) if webhook else text for text in overrides]
+
+
+def _overrides(job: JobDir) -> list[str]:
+    """Return what `--set` and `--backend` changed up to now."""
+    try:
+        return list(codec.loads(tuple[str, ...], job.overrides.read_bytes()))
+    except (OSError, codec.CodecError) as err:
+        what, fix = (
+            f"what the submit had set is missing or damaged: {err}",
+            "write the list of --set texts anew, or []",
+        )
+        raise ClusterError(what, str(job.overrides), fix) from err

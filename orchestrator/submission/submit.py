@@ -1,0 +1,165 @@
+"""Start of a job: its folder is made whole under another name, then moved into place, then handed over.
+
+Rules: everything that can be refused is refused before a folder exists; a private file is private from its first byte;
+nothing secret is in argv, scripts or the journal.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import home, ownership, requests
+from orchestrator.core.jobdir.durable import replace_bytes, replace_text
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.slurm import queue, sbatch_options
+from orchestrator.spec.load import SpecFile, load
+from orchestrator.spec.yaml_document import path_in
+from orchestrator.submission import bundle, credentials, planner, provenance, refusals, render, snapshot
+from orchestrator.submission import sbatch as sbatch_submission
+from orchestrator.submission.inventory import _inventory_of_hosts, inventory
+from orchestrator.submission.planner import Inventory
+from orchestrator.submission.resume import _hosts_alone
+from orchestrator.submission.supervisor_process import start_supervisor
+
+
+def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
+    """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
+    missing = [name for name in file.spec.secrets if name not in environ]
+    if missing:
+        what = f"{', '.join(missing)} named in secrets, and not set in this environment"
+        raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
+    match file.spec.backend:
+        case "local":
+            there = inventory(environ)
+        case "ssh":
+            there = _inventory_of_hosts(file)
+        case "slurm":
+            there = Inventory(
+                socket.gethostname(), (), sys.executable, sbatch=sbatch_options.defaults(environ)
+            )
+    return planner.make(file, there, job_id, wall_s)
+
+
+def rendered(
+    spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
+) -> tuple[render.RenderedFile, ...]:
+    """Return the scripts that a submit would run, for a job that is never made. Raises OrchError."""
+    file = load(spec, overrides=overrides, backend=backend)
+    wall_s = time.time()
+    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    return render.render(made, JobDir(home.home(environ) / "jobs" / made.id), sys.executable)
+
+
+@ownership.closed_to_others()
+def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> JobDir:
+    """Make a job's folder and start its supervisor, or queue it where Slurm will. `overrides` are those that `file` was
+    loaded with, kept for a later resume. Raises OrchError, and then leaves no job behind."""
+    if file.spec.backend == "slurm":
+        sbatch_submission.require_commands(environ, file.where("backend"))
+    folder = home.home(environ)
+    wall_s = time.time()
+    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    refusals.refuse_missing(file, made, environ)
+    code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
+    if made.ssh is not None:
+        from orchestrator.backends.ssh import fanout
+
+        code = snapshot.with_sync(code, made.ssh.sync, file.spec.snapshot.limit_mb, folder)
+        fanout.refuse_locked_keys([node.host for node in made.nodes], made.ssh)
+    job = _fill(folder, file, made, code, environ, overrides)
+    if made.slurm is not None:
+        _enqueue(job, environ, file.where)
+    else:
+        _begin(job)
+    provenance.list_packages(job, made.program)
+    return job
+
+
+def _begin(job: JobDir) -> None:
+    """Start a new job's supervisor. A job that was not begun must not begin later by itself: the next command would
+    start a supervisor for it, beside the job that was submitted in its place."""
+    try:
+        start_supervisor(job)
+    except ClusterError as err:
+        kept = JobDir(job.root.with_name(f".{job.id}"))  # no job any more, and its log can be read
+        job.root.rename(kept.root)
+        raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
+    except KeyboardInterrupt:
+        requests.ask(job.requests, "cancel")  # the supervisor may be at work already
+        raise
+
+
+def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.Where) -> None:
+    """Hand a new job to Slurm. One that Slurm does not take is none: no supervisor has been at work, so nothing in its
+    folder is worth keeping; and what sbatch may have queued after all finds no folder."""
+    try:
+        slurm_id = sbatch_submission.submit(job, environ, where)
+        try:
+            replace_text(job.slurm, json.dumps([slurm_id]))
+        except OSError as err:
+            queue.Queue(lambda: environ).cancel(slurm_id)
+            fix = "free some space or permissions there"
+            raise ClusterError(f"cannot be written: {err.strerror}", str(job.slurm), fix) from err
+    except BaseException:
+        shutil.rmtree(job.root, ignore_errors=True)
+        raise
+
+
+def _fill(
+    folder: Path,
+    file: SpecFile,
+    made: Plan,
+    code: snapshot.Snapshot,
+    environ: Mapping[str, str],
+    overrides: Sequence[str],
+) -> JobDir:
+    """Make the whole folder beside its place, and move it there."""
+    place = JobDir(folder / "jobs" / made.id)
+    draft = JobDir(folder / "jobs" / f".{made.id}")
+    try:
+        draft.root.mkdir(parents=True)
+        home.require_ours(draft)
+        snapshot.take(code, draft.code)
+        if made.ssh is not None:
+            snapshot.pack(code, draft.code, draft.archive)
+            _keep_hosts_file(draft, file)
+        for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
+            path.mkdir()
+        webhook = file.spec.notify.url
+        replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
+        replace_text(draft.overrides, json.dumps(_hosts_alone(overrides, webhook)), durable=False)
+        replace_text(draft.plan, codec.dumps(made), durable=False)
+        for script in render.render(made, place, sys.executable):
+            replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
+        replace_bytes(draft.bundle, bundle.build(folder), durable=False)
+        credentials.fill(draft.secrets, made, environ, webhook)
+        provenance.record(draft, file.workdir)
+        draft.root.rename(place.root)
+    except OSError as err:
+        shutil.rmtree(draft.root, ignore_errors=True)
+        fix = "free some space or permissions there, or set ORCH_HOME to another place"
+        raise ClusterError(
+            f"the job folder cannot be made: {err.strerror}",
+            str(err.filename2 or err.filename or folder),
+            fix,
+        ) from err
+    except BaseException:
+        shutil.rmtree(draft.root, ignore_errors=True)
+        raise
+    return place
+
+
+def _keep_hosts_file(job: JobDir, file: SpecFile) -> None:
+    """Copy the file that names the hosts: a later resume reads it again, wherever the user's has gone."""
+    named = file.spec.ssh.hosts_file
+    if named is not None:
+        shutil.copyfile(path_in(file.folder, named), job.hosts_file)

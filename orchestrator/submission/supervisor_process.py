@@ -1,0 +1,143 @@
+"""Does a job still have its supervisor? One that died is started again, and one that was stopped is let go on.
+
+Rules: whoever types a command does so for all of his jobs, and for nobody else's; in Slurm's allocation the batch script
+does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import home, locks, ownership
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.text import with_fix
+from orchestrator.supervisor.journal import lost_journal
+
+STOPPED_S_MAX = 30.0
+"""How long a supervisor may be stopped (state T) before it is let go on: so long it has written no status."""
+
+BEGIN_S_MAX = 30.0
+"""How long a submit may take from the plan to the supervisor's lock; one that has not by then was cut off."""
+
+
+def revive(job: JobDir) -> str:
+    """Start the supervisor of a job that has none and has not ended, or let it go on if somebody has stopped it; say what
+    was needed, empty if nothing. In Slurm's allocation the batch script does so.
+
+    Raises ClusterError when it does not come up.
+    """
+    if job.ended.exists() or not home.is_ours(job) or home.is_slurm(job):
+        return ""
+    if _is_supervised(job):
+        return _let_go_on(job)
+    from orchestrator.supervisor import guard
+
+    words = guard.last_words(job)
+    start_supervisor(job)
+    return f"had died; a new one has taken over{f' ({words}; see {job.supervisor_log})' if words else ''}"
+
+
+def _let_go_on(job: JobDir) -> str:
+    """Let a supervisor go on that has been stopped here, by a signal, for longer than whoever did so can have meant."""
+    who = locks.holder(job.lock)
+    if who is None or who["host"] != os.uname().nodename:
+        return ""
+    from orchestrator.core.host import procfs
+
+    try:
+        stat = procfs.look(who["pid"])
+        if stat is None or stat.state != "T" or time.time() - job.state.stat().st_mtime < STOPPED_S_MAX:
+            return ""
+        os.kill(who["pid"], signal.SIGCONT)
+    except OSError:
+        return ""  # it has written nothing yet, or has gone meanwhile
+    return "had been stopped, by a signal; it goes on"
+
+
+def _is_supervised(job: JobDir) -> bool:
+    """Tell whether somebody holds the job's lock. A supervisor of another machine is not ours to replace: the agents
+    and ranks of a local job are there."""
+    if not job.lock.exists():
+        return time.time() - job.plan.stat().st_mtime < BEGIN_S_MAX  # its submit is at work
+    if locks.is_held(job.lock):
+        return True
+    who = locks.holder(job.lock)
+    return who is not None and who["host"] != os.uname().nodename
+
+
+SUPERVISOR_ENV = (
+    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
+
+
+SSH_ENV = ("SSH_AUTH_SOCK",)
+"""What a supervisor needs of the environment, and what one that uses SSH needs beside."""
+
+
+START_S_MAX = 30.0
+
+
+@ownership.closed_to_others()
+def start_supervisor(job: JobDir) -> None:
+    """Start the job's supervisor under its guard, detached, and wait until it listens. Raises ClusterError when it does
+    not come up, and UserError for a job that is not this user's alone."""
+    home.require_ours(job)
+    over_ssh = _is_over_ssh(job)
+    names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
+    env = {name: os.environ[name] for name in names if name in os.environ}
+    alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
+    with contextlib.suppress(
+        OSError, codec.CodecError
+    ):  # what is wrong with a damaged plan its supervisor says
+        lost_journal.require_journal(job, codec.loads(Plan, job.plan.read_bytes()))
+    started_ns = time.time_ns()
+    with job.supervisor_log.open("ab") as log:
+        log_start = log.tell()
+        process = subprocess.Popen(
+            [sys.executable, *alone, str(job.bundle), "guard", str(job.root)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, cwd=job.root, start_new_session=True,
+        )  # fmt: skip
+    deadline_s = time.monotonic() + START_S_MAX
+    while time.monotonic() < deadline_s:
+        if _written_since(job.endpoint, started_ns) or process.poll() == 0:
+            return
+        if process.returncode is not None:
+            break
+        time.sleep(0.005)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # one that comes up later would act for a job that is given up
+    process.wait()
+    with job.supervisor_log.open("rb") as log:
+        log.seek(log_start)
+        said = log.read().decode(errors="replace").strip().splitlines()
+    why, fix = with_fix(said[-1] if said else "no word from it")
+    raise ClusterError(
+        f"the supervisor did not come up: {why}", str(job.supervisor_log), fix or "read that file"
+    )
+
+
+def _is_over_ssh(job: JobDir) -> bool:
+    """Tell whether a job uses SSH; what is wrong with a damaged plan its supervisor says."""
+    try:
+        return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "ssh")
+    except (OSError, codec.CodecError, KeyError):
+        return False
+
+
+def _written_since(path: Path, time_ns: int) -> bool:
+    try:
+        return (
+            path.stat().st_mtime_ns >= time_ns - 20_000_000
+        )  # file times come from a clock that ticks every 4-10 ms
+    except OSError:
+        return False

@@ -1,0 +1,1 @@
+"""The supervisor of one job: receives reports, learns, decides, journals, acts."""

@@ -1,0 +1,94 @@
+"""Guard of a job's supervisor: its parent, which starts it again when it dies and does nothing else.
+
+Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not followed; nor is
+one that finds the job folder unfit, since the last line of its log says what must be mended. One that dies again and
+again is given up, in such a line; so is a first one that never came up, since whoever started it waits for that.
+What decides who supervises is the lock in the job folder, so a guard never asks who else starts one.
+In Slurm's allocation the batch script does the same. Loads next to nothing: it lives as long as the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.layout import JobDir
+
+DEATHS_MAX = 5
+DEATHS_S = 60.0
+"""So many deaths within so long are too many."""
+
+PAUSE_S = 0.25
+"""Before the first new start; doubled with each further death that is not `DEATHS_S` ago."""
+
+GIVEN_UP = "given up"
+
+UNFIT = 78
+"""The exit code of a supervisor whose job folder is not fit to work in (EX_CONFIG of sysexits.h)."""
+
+LAST_BYTES = 1024
+
+
+def main(folder: Path) -> int:
+    """Keep the supervisor of the job in `folder` running, started as this guard was; return the exit code."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that submitted the job may close
+    argv = [*sys.orig_argv[:-2], "supervise", str(folder)]
+
+    def run() -> int:
+        return os.waitpid(os.posix_spawn(sys.executable, argv, os.environ), 0)[1]
+
+    return keep(JobDir(folder), run, time.monotonic, time.sleep)
+
+
+def keep(
+    job: JobDir, run: Callable[[], int], clock: Callable[[], float], sleep: Callable[[float], None]
+) -> int:
+    """Call `run`, which returns a wait status, until a supervisor has done its work or too many have died."""
+    deaths: list[float] = []
+    never_up = _up_at(job)
+    while True:
+        code = os.waitstatus_to_exitcode(run())
+        if code == 0 or job.ended.exists() or not job.plan.exists():
+            return 0
+        if code == UNFIT or _up_at(job) == never_up:
+            return 1
+        never_up = -1
+        deaths = [at_s for at_s in [*deaths, clock()] if clock() - at_s < DEATHS_S]
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        if len(deaths) >= DEATHS_MAX:
+            _say(f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s: {GIVEN_UP}")
+            return 1
+        _say(f"the supervisor {how}: another is started")
+        sleep(PAUSE_S * 2.0 ** (len(deaths) - 1))
+
+
+def last_words(job: JobDir) -> str:
+    """Return the line in which a guard gave up, if that is the last of the supervisor's log; empty if not."""
+    try:
+        with os.fdopen(ownership.open_regular(job.supervisor_log), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return lines[-1].partition(" guard: ")[2] if lines and lines[-1].endswith(GIVEN_UP) else ""
+
+
+def _up_at(job: JobDir) -> int:
+    """Return when the file was last touched by which a supervisor says that it has come up, in ns; 0 for never."""
+    try:
+        return job.endpoint.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _say(words: str) -> None:
+    """Write a line to the supervisor's log, which is standard error; a full disk does not end a guard."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    with contextlib.suppress(OSError):
+        print(f"{at} guard: {words}", file=sys.stderr, flush=True)

@@ -1,0 +1,90 @@
+"""The queue of a job home: jobs that want the same hosts are served in the order of their submits.
+
+Rules: leases keep jobs apart, but do not order them: a job of many hosts would wait for as long as smaller ones come. A
+ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts; the job's supervisor holds a lock
+on it until the job has its hosts. One that is not locked is that of a dead supervisor, and counts for nothing; so does
+another user's, whose lock cannot be seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from orchestrator.core.jobdir import locks
+from orchestrator.core.jobdir.layout import JobDir
+
+TICKETS_MAX = 10_000
+"""More than this in one queue are not looked at."""
+
+TICKET_BYTES_MAX = 4096 * 256
+
+TAKE_S_MAX = 1.0
+"""How long to wait for the job's own ticket: others hold it for an instant, to see whether it is held."""
+
+LOOK_S = 1.0
+"""How often a job that waits looks who is before it."""
+
+
+class Queue:
+    """The queue as the supervisor of one job sees it: it draws its ticket when it first looks."""
+
+    def __init__(self, job: JobDir, hosts: Iterable[str], created_at: float) -> None:
+        self._path = job.root.parent.parent / "queue" / f"{int(created_at * 1e9):020d}-{job.id}"
+        self._hosts = frozenset(hosts)
+        self._fd: int | None = None
+        self._ahead: tuple[str, ...] = ()
+        self._due_s = float("-inf")
+
+    def ahead(self, now_s: float) -> tuple[str, ...]:
+        """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most `LOOK_S`
+        ago. A queue that cannot be kept holds no job up."""
+        if now_s >= self._due_s:
+            self._due_s = now_s + LOOK_S
+            try:
+                self._fd = self._take() if self._fd is None else self._fd
+                self._ahead = tuple(self._before())
+            except OSError as err:
+                print(f"no place in the queue: {err}", flush=True)
+        return self._ahead
+
+    def leave(self) -> None:
+        """Give the place up: the job has its hosts, or needs none any more."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+            os.close(self._fd)
+            self._fd = None
+
+    def _take(self) -> int:
+        """Draw the job's ticket, or take its old one again."""
+        self._path.parent.mkdir(mode=0o755, exist_ok=True)
+        fd = locks.open_file(self._path)
+        try:
+            if not locks.take(fd, TAKE_S_MAX):
+                raise BlockingIOError(errno.EAGAIN, "another process holds the job's ticket", str(self._path))
+            os.ftruncate(fd, 0)
+            os.write(fd, "\n".join(sorted(self._hosts)).encode())
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _before(self) -> list[str]:
+        paths = sorted(path for path in self._path.parent.iterdir() if path.name[:20].isdigit())[:TICKETS_MAX]
+        earlier = [path for path in paths if path.name < self._path.name]
+        return [path.name.partition("-")[2] for path in earlier if self._hosts & _held(path)]
+
+
+def _held(path: Path) -> frozenset[str]:
+    """Return the hosts that a ticket names; none when it has been given up, or its supervisor is dead."""
+    try:
+        if not locks.is_held(path):
+            return frozenset()
+        with path.open("rb") as file:
+            return frozenset(file.read(TICKET_BYTES_MAX).decode(errors="replace").split("\n"))
+    except (FileNotFoundError, PermissionError):
+        return frozenset()  # given up meanwhile; or another user's

@@ -1,0 +1,1 @@
+"""The journal of a job, and what is rebuilt from it."""

@@ -1,0 +1,106 @@
+"""The facts file of a job folder: its record at one place of the journal, so that only what follows is replayed.
+
+Rules: the supervisor alone writes it, whole and durably, and never of more than is on disk of the journal. It saves time
+and adds what beats have told since the journal's last line; without it the journal is replayed from the beginning. So a
+file that is damaged, of another version of orch, or does not fit its journal is passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.core import codec
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.durable import replace_bytes
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.version import VERSION
+from orchestrator.supervisor.journal import journal_file
+from orchestrator.supervisor.journal.job_record import Record
+
+HEAD_BYTES_MAX = 1000
+BODY_BYTES_MAX = 256 << 20
+"""A larger file is not read: it would not fit into memory."""
+
+MARK_BYTES = 4096
+"""So much of the journal before its place tells whether it is the same journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The first line. `offset`: the journal's place, in bytes; the sums are CRC-32s: of the journal's bytes before that,
+    and of the second line."""
+
+    version: str
+    offset: int
+    journal_sum: int
+    body_sum: int
+
+
+def read(job: JobDir) -> Record:
+    """Return all that a job's journal comes to. Raises JournalError, naming the line, when it is damaged."""
+    record, offset = _kept(job) or (Record(), 0)
+    with journal_file.replayed(job.journal):
+        for entry in journal_file.read(job.journal, offset, record.last_n):
+            record.learn(entry)
+    return record
+
+
+def place(job: JobDir) -> int:
+    """Return how long the journal was, in bytes, when the facts were put down; 0 where that is not known."""
+    try:
+        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
+            return codec.loads(_Head, file.readline(HEAD_BYTES_MAX)).offset
+    except (OSError, codec.CodecError):
+        return 0
+
+
+def write(job: JobDir, record: Record, offset: int) -> None:
+    """Put down the record of a journal up to byte `offset`, which is on disk. Raises OSError."""
+    mark = _mark(job.journal, offset)
+    if mark is None:  # somebody has cut the journal, or it is away
+        return
+    body = packed(record).encode()
+    head = _Head(VERSION, offset, mark, zlib.crc32(body))
+    replace_bytes(job.facts, codec.dumps(head).encode() + b"\n" + body)
+
+
+def _kept(job: JobDir) -> tuple[Record, int] | None:
+    """Return the record that was put down and its place in the journal, None where there is none to rely on."""
+    try:
+        with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
+            head = codec.loads(_Head, file.readline(HEAD_BYTES_MAX))
+            if head.version != VERSION or head.journal_sum != _mark(job.journal, head.offset):
+                return None
+            body = file.read(BODY_BYTES_MAX)
+        if zlib.crc32(body) != head.body_sum:
+            return None
+        return unpacked(body), head.offset
+    except (OSError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def packed(record: Record) -> str:
+    """Return the record as one line of JSON."""
+    return codec.dumps(record)
+
+
+def unpacked(text: str | bytes) -> Record:
+    """Return the record that was packed. Raises CodecError."""
+    record = codec.loads(Record, text)
+    past, attempt = record.facts.past, record.facts.attempt
+    if past and attempt is not None and past[-1].number == attempt.number:
+        # One and the same: it has ended, and what comes may still tell of it.
+        record.facts.attempt = past[-1].attempt
+    return record
+
+
+def _mark(path: Path, offset: int) -> int | None:
+    """Return the sum of the bytes before `offset`; None where no line ends there."""
+    begin = max(0, offset - MARK_BYTES)
+    with os.fdopen(ownership.open_regular(path), "rb") as file:
+        block = os.pread(file.fileno(), offset - begin, begin)
+    is_end = len(block) == offset - begin and block[-1:] in (b"\n", b"")
+    return zlib.crc32(block) if is_end else None

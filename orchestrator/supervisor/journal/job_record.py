@@ -1,0 +1,168 @@
+"""Record of a job: all that its journal comes to, entry by entry. The facts, the story of each attempt, what was received.
+
+Pure, and plain data: it can be written down at one place of the journal and taken up from there, see `factsfile`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from orchestrator.brain.fold_events import fold
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts
+from orchestrator.supervisor.journal.journal_file import Entry, Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What was said of an attempt while it ran: a notice, or that one was withdrawn."""
+
+    what: str
+    kind: str
+    text: str
+    wall_s: float
+
+
+@dataclass(slots=True)
+class AttemptStory:
+    """One attempt as the post-mortem tells it. Times are seconds since 1970, steps are the job's.
+
+    `queued_s`: how long after it the job waited in the queue for other nodes.
+    """
+
+    attempt: int
+    why: str
+    began_wall_s: float
+    base_step: int
+    resumed_from: str | None
+    ended_wall_s: float | None = None
+    first_step_at: float | None = None
+    running_at: float | None = None
+    last_step: int | None = None
+    verdict: d.Verdict | None = None
+    judged_at: float | None = None
+    requeued_at: float | None = None
+    queued_s: float | None = None
+    notices: list[str] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    job_end: str | None = None
+    ended_why: str | None = None
+
+    @property
+    def restart_at(self) -> float | None:
+        """When the attempt got going (job clock): its first step, or its ranks' start when it makes no steps."""
+        return self.first_step_at if self.first_step_at is not None else self.running_at
+
+
+@dataclass(slots=True)
+class Record:
+    """What a journal comes to.
+
+    `beaten_at`: see `Brain`; `stopped`: the last attempt that each node said to be over; `requeue`: was decided, and no
+    allocation has begun since; `received`: the last kept report of each agent process, by its `boot`; `last_n`: the number
+    of the last entry.
+    """
+
+    facts: Facts = field(default_factory=Facts)
+    attempts: list[AttemptStory] = field(default_factory=list)
+    beaten_at: dict[str, float] = field(default_factory=dict)
+    stopped: dict[str, int] = field(default_factory=dict)
+    requeue: d.Requeue | None = None
+    received: dict[str, int] = field(default_factory=dict)
+    last_n: int = 0
+    latest: Stamp | None = None
+
+    def learn(self, entry: Entry) -> None:
+        """Take in the next entry of the journal."""
+        self._note(entry)
+        _tell(self.attempts, entry)
+        fold(self.facts, entry.news)
+        # Of beats that come together the facts may know all before the first is entered: one counts for what it says.
+        if not isinstance(entry.news, e.Beat) or any(rank.count for rank in entry.news.ranks):
+            self.keep_up(entry.news.at)
+        ends = isinstance(entry.news, (e.Stopped, e.Exited, d.Judge, d.EndJob))
+        if ends and (attempt := self._current()) is not None:
+            attempt.ended_wall_s = entry.wall_s
+
+    def keep_up(self, at: float) -> None:
+        """Take the attempt's start and steps from the facts, as they are `at` (job clock)."""
+        attempt, current = self._current(), self.facts.attempt
+        if attempt is None or current is None:
+            return
+        attempt.running_at = current.running_at
+        attempt.base_step = current.base_step  # known better once the script is seen to have begun anew
+        made = max((rank.count for rank in self.facts.ranks.values()), default=0)
+        if made:
+            attempt.last_step = attempt.base_step + made
+            if attempt.first_step_at is None:
+                attempt.first_step_at = at
+
+    @property
+    def is_first_step(self) -> bool:
+        """Tell whether a first step is known of an attempt whose journal tells of none: its moment is to be told."""
+        attempt = self._current()
+        if attempt is None or attempt.first_step_at is not None:
+            return False
+        return any(rank.count for rank in self.facts.ranks.values())
+
+    def _current(self) -> AttemptStory | None:
+        """Return the story of the attempt that the facts are of."""
+        current = self.facts.attempt
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and current is not None and last.attempt == current.number else None
+
+    def _note(self, entry: Entry) -> None:
+        news = entry.news
+        self.last_n = entry.n
+        if self.latest is None or news.at >= self.latest.at:  # beats are written late
+            self.latest = Stamp(news.at, entry.wall_s, entry.mono_s, entry.machine)
+        match news:
+            case e.Beat(node=node):
+                self.beaten_at.pop(node, None)
+            case e.Stopped(node=node, attempt=attempt):
+                self.stopped[node] = attempt
+            case d.Requeue():
+                self.requeue = news
+            case e.AllocationBegan():
+                self.requeue = None
+            case _:
+                pass
+        if entry.seq:
+            self.received[entry.boot] = entry.seq
+
+
+def _tell(attempts: list[AttemptStory], entry: Entry) -> None:
+    """Begin the story of an attempt, or go on with the last."""
+    news = entry.news
+    if isinstance(news, d.BeginAttempt):
+        base, path = (news.resume.step or 0, news.resume.path) if news.resume else (0, None)
+        attempts.append(AttemptStory(news.attempt, news.why, entry.wall_s, base, path))
+    elif attempts:
+        _add(attempts[-1], entry)
+
+
+def _add(attempt: AttemptStory, entry: Entry) -> None:
+    """Keep the verdict, what was said meanwhile, and how it ended."""
+    match entry.news:
+        case d.Judge(at=at, verdict=verdict):
+            attempt.verdict, attempt.judged_at = verdict, at
+        case d.Notice(verdict=verdict):
+            attempt.notices.append(verdict.summary)
+            text = verdict.culprit or verdict.summary
+            attempt.told.append(Told("noticed", verdict.kind.value, text, entry.wall_s))
+        case d.Withdraw(why=why):
+            attempt.told.append(Told("withdrawn", "", why, entry.wall_s))
+        case d.Remark(why=why):
+            attempt.remarks.append(why)
+        case d.Finish(why=why):
+            attempt.ended_why = why
+        case d.Requeue(at=at):
+            attempt.requeued_at = at
+        case e.AllocationBegan(at=at) if attempt.requeued_at is not None:
+            attempt.queued_s = at - attempt.requeued_at
+        case d.EndJob(end=end):
+            attempt.job_end = end.value
+        case _:
+            return

@@ -1,0 +1,165 @@
+"""What does a supervisor know, and what of it is on disk? The brain, and the journal that it can be rebuilt from.
+
+Rules: whatever the brain learns is journaled, beats in a fold; a kept report that is on disk is known by its number;
+what the journal comes to is written down now and then, so that the next supervisor need not read all of it. While the disk is full the brain goes on learning and decides nothing; what it had decided when that began is done when
+it is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from orchestrator.brain.brain import Brain
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import Facts, News
+from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import iso
+from orchestrator.supervisor.journal import facts_file
+from orchestrator.supervisor.journal.journal_file import JobClock, Journal
+
+FACTS_S = 10.0
+"""How often the facts are written down."""
+
+FACTS_SHARE_MAX = 0.01
+"""How much of the time that may take: the more there is to write, the more seldom."""
+
+OWED_BYTES_MAX = 16 << 20
+"""How much is learned while the disk is full; past it nobody is listened to until there is room."""
+
+
+class Memory:
+    """The brain of one job, as the journal has left it, and the journal."""
+
+    def __init__(self, job: JobDir, machine: str) -> None:
+        """Learn what the journal comes to. `machine` names this boot of this machine."""
+        self._job = job
+        self._record = facts_file.read(job)
+        self._brain = Brain(self._record.facts, self._record.beaten_at)
+        self._held: list[d.Decision] = []  # decided, and not on disk yet
+        self._wake_s = 0.0
+        self._full_since: float | None = None
+        self._waited_s = 0.0
+        self._clock = JobClock(machine, self._record.latest)
+        self._journal = Journal(job.journal, machine, self._record.last_n)
+        self._safe = dict(self._record.received)  # the last kept report of each agent process that is on disk
+        self._facts_due_s = 0.0  # by the monotonic clock
+
+    @property
+    def facts(self) -> Facts:
+        """All that is known."""
+        return self._brain.facts
+
+    @property
+    def stopped(self) -> dict[str, int]:
+        """The last attempt that each node said to be over."""
+        return self._record.stopped
+
+    @property
+    def requeue(self) -> d.Requeue | None:
+        """What was decided, and no allocation has begun since."""
+        return self._record.requeue
+
+    def now_s(self) -> float:
+        """Return the job clock."""
+        return self._clock.now_s()
+
+    def learn(self, news: News) -> None:
+        """Journal and learn. Beats are learned at once and journaled in a fold, see `Brain.beats_before`."""
+        if not isinstance(news, e.Beat):
+            self._write(news)
+            return
+        self._brain.learn(news)
+        if self._record.is_first_step:
+            for beat in self._brain.beats():
+                self._record.learn(self._journal.write(beat))
+
+    def learn_kept(self, news: list[e.Event], boot: str, seq: int) -> None:
+        """Journal and learn what a kept report of an agent process says, with its number."""
+        self._record.received[boot] = seq
+        for one in news:
+            self._write(one, boot, seq)
+
+    def _write(self, news: News, boot: str = "", seq: int = 0) -> None:
+        for beat in self._brain.beats_before(news):
+            self._record.learn(self._journal.write(beat))
+        self._record.learn(self._journal.write(news, boot, seq))
+
+    def has(self, boot: str, seq: int) -> bool:
+        """Tell whether a kept report was learned before: it may be said again after a broken line."""
+        return seq <= self._record.received.get(boot, 0)
+
+    def acked(self, boot: str) -> int:
+        """Return the number of the last kept report of an agent process that is on disk."""
+        return self._safe.get(boot, 0)
+
+    def decide(self) -> tuple[list[d.Decision], float]:
+        """Return what is to be done, journaled and on disk; and the job clock at which to ask again.
+
+        While the disk is full that is nothing; nor is it when there is room again, see `waited`.
+        """
+        if self.is_full:
+            return [], self.now_s() + (0.0 if self.sync() else full_disk.RETRY_S)
+        if not self._held:
+            self._held, self._wake_s = self._brain.decide(self.now_s())
+            for decision in self._held:
+                self.learn(decision)
+        if not self.sync():
+            return [], self.now_s() + full_disk.RETRY_S
+        decisions, self._held = self._held, []
+        return decisions, self._wake_s
+
+    @property
+    def is_full(self) -> bool:
+        """Tell whether something waits for room on the disk."""
+        return self._journal.is_full
+
+    def sync(self) -> bool:
+        """Make all that is known durable; False while the disk is full."""
+        is_done = self._journal.sync()
+        while not is_done and self._journal.owed_bytes > OWED_BYTES_MAX:
+            time.sleep(full_disk.RETRY_S)
+            is_done = self._journal.sync()
+        if is_done:
+            self._safe = dict(self._record.received)
+            if time.monotonic() >= self._facts_due_s:
+                self._write_facts()
+        self._note(is_done)
+        return is_done
+
+    def waited(self, worth_s: float) -> bool:
+        """Tell once that there is room again on a disk that was full for longer than that."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s > worth_s
+
+    def _note(self, has_room: bool) -> None:
+        """Print when the disk is full, and when it is not any more."""
+        began_s = self._full_since
+        if not has_room and began_s is None:
+            self._full_since = time.monotonic()
+            print(
+                f"{iso(time.time())} the disk is full: the journal waits, and so do all decisions", flush=True
+            )
+        elif has_room and began_s is not None:
+            self._full_since, self._waited_s = None, time.monotonic() - began_s
+            print(
+                f"{iso(time.time())} there is room on the disk again after {self._waited_s:.0f} s", flush=True
+            )
+
+    def close(self) -> None:
+        """Give the journal back."""
+        if self._journal.sync():
+            self._write_facts()
+        self._journal.close()
+
+    def _write_facts(self) -> None:
+        """Write down what the journal on disk comes to, and what beats have told since its last line."""
+        began_s = time.monotonic()
+        self._record.latest = self._clock.stamp()
+        self._record.keep_up(self._record.facts.heard_at)
+        with contextlib.suppress(OSError):  # the journal knows all that matters
+            facts_file.write(self._job, self._record, self._journal.safe_bytes)
+        ended_s = time.monotonic()
+        self._facts_due_s = ended_s + max(FACTS_S, (ended_s - began_s) / FACTS_SHARE_MAX)

@@ -1,0 +1,162 @@
+"""Traces of a job whose journal is lost: what its folder shows of it, and a journal that tells of that alone.
+
+Rules: a supervisor never begins from nothing where something was done before: it would write over checkpoints and append
+to old logs. The journal that is made here has one attempt, the latest that has left anything; its nodes are stopped like
+those of any other before the next begins. What there was of the old journal is kept beside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+from orchestrator.core import codec
+from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir.durable import sync_folder
+from orchestrator.core.jobdir.layout import JobDir, attempt_of
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.requests import number_of
+from orchestrator.core.text import counted
+from orchestrator.supervisor.journal import facts_file, planned
+from orchestrator.supervisor.journal.journal_file import Journal, JournalError
+
+_UNKNOWN = "what happened up to attempt"
+_ATTEMPT = re.compile(rb'"attempt":\s?(\d{1,9})\b')
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """What is known without the journal. `how`: what has become of it; `checkpoints`: oldest first."""
+
+    how: str
+    attempt: int
+    checkpoints: tuple[str, ...]
+
+
+def lost(job: JobDir, plan: Plan) -> Traces | None:
+    """Return what is left of a job whose journal is gone, empty or cut; None for one that has it, or has done nothing."""
+    how = _lack(job)
+    if not how:
+        return None
+    traces = Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
+    own = [name for name in traces.checkpoints if not name.startswith("/")]  # elsewhere may be others'
+    return traces if traces.attempt or own or job.ended.exists() else None
+
+
+def require_journal(job: JobDir, plan: Plan) -> None:
+    """Raise JournalError where `lost` finds anything."""
+    if traces := lost(job, plan):
+        raise refusal(job, traces)
+
+
+def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
+    """Return the same also of a job whose journal cannot be read to its end, or tells only of traces and of no
+    checkpoint: without the user's word it would begin from nothing."""
+    found = lost(job, plan)
+    if found is not None:
+        return found
+    try:
+        record = facts_file.read(job)
+        begun = record.attempts[-1].why if record.attempts else ""
+        if record.facts.checkpoint is not None or not begun.startswith(_UNKNOWN):
+            return None
+        how = "the journal was lost, and no attempt has begun since"
+    except JournalError as err:
+        how = f"{err.where}: {err.what}"
+    return Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
+
+
+def refusal(job: JobDir, traces: Traces) -> JournalError:
+    """Say why the job cannot go on by itself, what is known of it, and the way on."""
+    newest = f" (the newest: {traces.checkpoints[-1]})" if traces.checkpoints else ""
+    left = f"attempts up to {traces.attempt}, and {counted(len(traces.checkpoints), 'checkpoint')}{newest}"
+    what = f"{traces.how}; the folder shows {left}; to begin from nothing would write over that"
+    on = f"restore the file from a backup, or orch resume {job.id} --from CHECKPOINT goes on as attempt {_latest(traces) + 1}"
+    stop = "" if job.ended.exists() else f"; orch cancel {job.id} stops what may still run"
+    return JournalError(what, str(job.journal), on + stop)
+
+
+def rewrite(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> None:
+    """Put a journal in place that tells of the traces, durably. Only for who holds the job's lock.
+
+    `is_over`: it tells of an end, which a resume may follow; else of an attempt that runs, which a cancel may stop.
+    """
+    part = job.journal.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    journal = Journal(part, planned.machine(), 0)
+    for news in _news(job, plan, traces, is_over=is_over):
+        journal.write(news)
+    journal.close()
+    if job.journal.exists():
+        number = len(list(job.root.glob("journal.*.damaged"))) + 1
+        job.journal.replace(job.root / f"journal.{number}.damaged")
+    part.replace(job.journal)
+    job.facts.unlink(missing_ok=True)  # they know of a longer one
+    sync_folder(job.root)
+
+
+def _lack(job: JobDir) -> str:
+    """Return what the journal lacks; empty for nothing. A torn last line, which a crash leaves, counts for nothing."""
+    known_bytes = facts_file.place(job)  # read first, since a journal that is written grows
+    try:
+        with os.fdopen(ownership.open_regular(job.journal), "rb") as file:
+            if not file.readline().endswith(b"\n"):
+                return "the journal is empty"
+            size_bytes = os.fstat(file.fileno()).st_size
+    except FileNotFoundError:
+        return "the journal is gone"
+    is_cut = size_bytes < known_bytes
+    return (
+        f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {known_bytes}"
+        if is_cut
+        else ""
+    )
+
+
+def _news(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> Iterator[News]:
+    at, number = max(0.0, time.time() - plan.created_at), _latest(traces)
+    why = f"{_UNKNOWN} {number} is not known: {traces.how}"
+    yield planned.planned(plan, at)
+    asked = max((number_of(path) for path in job.requests.glob("*.json")), default=0)
+    yield e.RestartAsked(at, asked)  # what was asked up to now has been done, or is forgotten
+    yield d.BeginAttempt(at, why, number, None)
+    for node in plan.nodes:  # it may run on any of them
+        yield d.Start(at, why, number, node.name, "", 0, "", None)
+    if is_over:
+        yield d.Finish(at, why, number)
+        yield d.EndJob(at, why, number, d.JobEnd.FAILED)
+
+
+def _latest(traces: Traces) -> int:
+    return max(1, traces.attempt)
+
+
+def _attempts(job: JobDir) -> Iterator[int]:
+    """Yield the attempts that have left anything: folders, the last status, and what there is of the journal."""
+    for pattern in ("logs/attempt-*", "evidence/attempt-*", "nodes/*/attempt-*"):
+        yield from (number for path in job.root.glob(pattern) if (number := attempt_of(path)) is not None)
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with os.fdopen(ownership.open_regular(job.state), "rb") as file:
+            known = codec.loads_plain(file.read())
+        yield int(known["attempt"]) if known["started_at"] is not None else 0
+    for path in (job.journal, job.facts):
+        with contextlib.suppress(OSError), os.fdopen(ownership.open_regular(path), "rb") as file:
+            yield from (int(number) for line in file for number in _ATTEMPT.findall(line))
+
+
+def _checkpoints(job: JobDir, plan: Plan) -> tuple[str, ...]:
+    found = CheckpointWatch(job.checkpoints, plan.checkpoint_glob).listed()
+    return tuple(_name(job, path) for path, shape in sorted(found.items(), key=lambda item: item[1].mtime_ns))
+
+
+def _name(job: JobDir, path: Path) -> str:
+    return os.path.relpath(path, job.checkpoints) if path.is_relative_to(job.checkpoints) else str(path)

@@ -1,0 +1,234 @@
+"""The supervisor's port up to the greeting: however many knock, an agent gets in, and memory and descriptors last.
+
+Rules: a connection counts from accept on. What is silent costs a descriptor and no more: TLS begins with the first byte,
+since from then on a connection costs up to a megabyte; so many may do so at once and in each second. Whoever is one too
+many puts out the oldest of the address that has most, see `Crowd`. A flood is told in a line with a count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
+from orchestrator.core.wire import connection
+from orchestrator.core.wire.accepting import Acceptor, Crowd
+
+FIRST_BYTE_S_MAX = 3.0
+"""How long a new connection may say nothing; an agent begins TLS at once."""
+
+HELLO_S_MAX = 10.0
+"""How long one may take for TLS, and to say who it is."""
+
+SILENT_MAX = 256
+"""How many may be silent at once."""
+
+STRANGERS_MAX = 64
+"""How many may be in TLS, or not have said who they are, at once."""
+
+TLS_PER_S_MAX = 200
+"""How many may begin TLS in a second: each takes a millisecond of a processor."""
+
+TLS_PER_S_OF_ONE_MAX = 100
+"""How many of them from one address."""
+
+BACKLOG = 1024
+
+TLS_HANDSHAKE = b"\x16"
+"""The first byte of TLS (RFC 8446, 5.1: a record of type handshake)."""
+
+FLOOD_MIN = 20
+"""Fewer strangers who are turned away are not worth a line."""
+
+TELL_S_MIN, TELL_S_MAX = 5.0, 3600.0
+"""How long those who are turned away are counted before it is told: twice as long each time, until fewer come."""
+
+Meet = Callable[[connection.Line, Callable[[], None]], Awaitable[None]]
+"""What gets a connection once TLS stands, and a function to call when it is no stranger any more."""
+
+
+class Door:
+    """Listens, and hands on to `meet` those who got as far as TLS."""
+
+    def __init__(self, listener: socket.socket, context: ssl.SSLContext, meet: Meet) -> None:
+        """There must be a running loop."""
+        self._context = context
+        self._meet = meet
+        self._loop = asyncio.get_running_loop()
+        self._silent: Crowd[socket.socket] = Crowd(SILENT_MAX)
+        self._strangers: Crowd[asyncio.Task[None]] = Crowd(STRANGERS_MAX)
+        self._timers: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._pace = _Pace()
+        self._turned_away = _Tally(self._loop, listener.getsockname()[1])
+        self._acceptor = Acceptor(listener, self._wait, self._turned_away.add_failure)
+
+    def close(self) -> None:
+        """Give the port up and cut off all who are not known yet."""
+        self._acceptor.close()
+        self._turned_away.close()
+        for sock in self._silent.everyone():
+            self._forget(sock)
+            sock.close()
+        for task in self._strangers.everyone():
+            task.cancel()
+
+    @property
+    def waiting(self) -> int:
+        """How many are not known yet."""
+        return len(self._silent) + len(self._strangers)
+
+    # Silent
+
+    def _wait(self, sock: socket.socket, address: str) -> None:
+        """Wait for the first byte of a new connection."""
+        self._timers[sock] = self._loop.call_later(FIRST_BYTE_S_MAX, self._put_out, sock, "said nothing")
+        self._loop.add_reader(sock, self._begin, sock, address)
+        out = self._silent.add(sock, address)
+        if out is not None:
+            self._put_out(out, "too many at once")
+
+    def _put_out(self, sock: socket.socket, why: str) -> None:
+        address = self._forget(sock)
+        sock.close()
+        self._turned_away.add(why, address)
+
+    def _forget(self, sock: socket.socket) -> str:
+        self._loop.remove_reader(sock)
+        self._timers.pop(sock).cancel()
+        return self._silent.remove(sock)
+
+    # Strangers
+
+    def _begin(self, sock: socket.socket, address: str) -> None:
+        """A connection says its first byte, or is gone."""
+        try:
+            first = sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            first = b""
+        if first != TLS_HANDSHAKE:
+            self._put_out(sock, "no TLS")
+        elif not self._pace.allows(address, time.monotonic()):
+            self._put_out(sock, "too many in a second")
+        else:
+            self._forget(sock)
+            self._let_in(sock, address)
+
+    def _let_in(self, sock: socket.socket, address: str) -> None:
+        task = self._loop.create_task(self._welcome(sock))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        # One that is cancelled before it has begun would leave its socket open; for the others this is nothing new.
+        task.add_done_callback(lambda _: sock.close())
+        out = self._strangers.add(task, address)
+        if out is not None:
+            self._turned_away.add("too many at once", self._strangers.remove(out))
+            out.cancel()
+
+    async def _welcome(self, sock: socket.socket) -> None:
+        """Go through TLS with a stranger, and hand it on."""
+        task = asyncio.current_task()
+        assert task is not None
+        deadline = self._loop.call_later(HELLO_S_MAX, task.cancel)
+
+        def known() -> None:
+            deadline.cancel()
+            self._strangers.remove(task)
+
+        try:
+            one = await self._secured(sock)
+            if one is not None:
+                await self._meet(one, known)
+        except asyncio.CancelledError:
+            pass  # put out, or the loop ends; kept with the task, it would keep what `_secured` lets go of
+        finally:
+            deadline.cancel()
+            if task in self._strangers:
+                self._turned_away.add("none of ours", self._strangers.remove(task))
+
+    async def _secured(self, sock: socket.socket) -> connection.Line | None:
+        """Return the connection with TLS; None when the other side cannot."""
+        reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await self._loop.connect_accepted_socket(
+                lambda: protocol, sock, ssl=self._context, ssl_handshake_timeout=HELLO_S_MAX
+            )
+        except (OSError, asyncio.CancelledError) as err:
+            # The error holds the frames of asyncio in which it was raised, these hold the error, and in between are
+            # 256 KiB of buffers: until a full collection, which in a large process hardly ever comes.
+            traceback.clear_frames(err.__traceback__)
+            if isinstance(err, OSError):
+                return None
+            raise
+        return connection.Line(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))
+
+
+class _Pace:
+    """How many have begun TLS in this second, all together and from each address."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._counts: Counter[str] = Counter()
+
+    def allows(self, address: str, now_s: float) -> bool:
+        """Tell whether another one may begin, and count it if so."""
+        if int(now_s) != self._second:
+            self._second = int(now_s)
+            self._counts.clear()
+        if self._counts.total() >= TLS_PER_S_MAX or self._counts[address] >= TLS_PER_S_OF_ONE_MAX:
+            return False
+        self._counts[address] += 1
+        return True
+
+
+class _Tally:
+    """Those who were turned away: counted, and told from time to time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, port: int) -> None:
+        self._loop = loop
+        self._port = port
+        self._counts: Counter[str] = Counter()
+        self._latest = ""
+        self._failed = ""
+        self._span_s = TELL_S_MIN
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, why: str, address: str) -> None:
+        """Count one."""
+        self._counts[why] += 1
+        self._latest = address
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._span_s, self._tell)
+
+    def add_failure(self, why: str) -> None:
+        """Count one that could not be taken, which may have been an agent: that is told however few they are."""
+        self._failed = why
+        self.add(why, "")
+
+    def close(self) -> None:
+        """Count no more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _tell(self) -> None:
+        count = self._counts.total()
+        if count >= FLOOD_MIN or self._failed:
+            why = ", ".join(f"{number} {why}" for why, number in sorted(self._counts.items()))
+            source = f", the last from {self._latest}" if self._latest else ""
+            text = (
+                f"port {self._port}: {count} connections turned away in {self._span_s:.0f} s ({why}){source}"
+            )
+            print(text, flush=True)
+            self._span_s = min(self._span_s * 2, TELL_S_MAX)
+        else:
+            self._span_s = TELL_S_MIN
+        self._counts.clear()
+        self._failed, self._timer = "", None

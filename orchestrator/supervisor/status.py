@@ -1,0 +1,245 @@
+"""How is a job? Pure: the plan and the brain's facts in, one object of `orch status --json` out.
+
+The supervisor writes it into the status file twice a second, and readers find it there (`statefile`). Times of day are
+UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from orchestrator.brain.diagnosis import stragglers, suspects
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
+from orchestrator.brain.scheduling import fence, placement
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.status_file import ENDED, iso
+
+__all__ = ["ENDED", "Moment", "iso", "reason", "state", "status"]
+
+Json: TypeAlias = dict[str, Any]
+
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+MISSING_SHOWN = 4
+"""How many of the nodes that are waited for are named."""
+
+_PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Now, on both clocks, so that job clock readings become times of day and ages."""
+
+    job_s: float
+    wall_s: float
+
+    def iso(self, at_s: float | None) -> str | None:
+        """Return the time of day of a job clock reading."""
+        return None if at_s is None else iso(self.wall_s - (self.job_s - at_s))
+
+    def age_s(self, at_s: float) -> float:
+        """Return how long ago a job clock reading was."""
+        return round(max(0.0, self.job_s - at_s), 1)
+
+
+def state(facts: Facts) -> str:
+    """Return the job's state as the contract names it."""
+    if facts.end is not None:
+        return facts.end.value
+    attempt = facts.attempt
+    if attempt is None:
+        waits = facts.queue is not None and not facts.allocation
+        return "QUEUED" if facts.ahead or waits else "STARTING"
+    if facts.want is Want.CANCEL:
+        return "STOPPING"
+    if facts.requeued_at is not None:
+        return "QUEUED"
+    if attempt.phase is Phase.STOP:
+        return "RESTARTING" if attempt.verdict is not None and attempt.verdict.retry else "STOPPING"
+    if attempt.running_at is not None:
+        return "RUNNING"
+    if placement.is_queued(facts) and attempt.number == facts.resumed_after + 1:
+        return "QUEUED"
+    return "STARTING" if attempt.number == facts.resumed_after + 1 else "RESTARTING"
+
+
+def status(
+    plan: Plan, facts: Facts, now: Moment, rates: Mapping[int, float], reasons: Mapping[str, str] = NOTHING
+) -> Json:
+    """Return the job as `orch status --json` shows it.
+
+    `rates`: steps a second of each rank that has any; `reasons`: why there is no way to a node.
+    """
+    attempt = facts.attempt
+    number = attempt.number if attempt else 0
+    alive = [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
+    pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
+    return {
+        "id": plan.id,
+        "name": plan.name,
+        "backend": plan.backend,
+        "state": state(facts),
+        "attempt": max(number, 1),
+        "restarts": max(0, number - 1),
+        "step": facts.step,
+        "steps_per_s": round(min(pace), 3) if pace else None,
+        "total_steps": plan.total_steps,
+        "world_size": plan.world_size,
+        "reason": reason(facts),
+        "suspicion": (suspects.text(facts, now.job_s) if facts.end is None else "") or None,
+        "stragglers": _stragglers(facts),
+        "created_at": iso(plan.created_at),
+        "started_at": now.iso(facts.run_began_at),
+        "ended_at": now.iso(facts.ended_at),
+        "checkpoint": _checkpoint(facts.checkpoint),
+        "nodes": [_node(plan, facts, node, now, reasons) for node in facts.nodes.values()],
+        "ranks": [_rank(facts, rank, now, rates) for rank in facts.ranks.values()],
+        "travels": [],
+        "written_at": iso(now.wall_s),
+    }
+
+
+def reason(facts: Facts) -> str:
+    """Return in one line why the job is in its state; empty when there is nothing to explain."""
+    attempt = facts.attempt
+    if facts.end is not None:
+        return facts.end_why
+    if facts.want is Want.CANCEL:
+        return f"{facts.cancelled}; its ranks are being stopped"
+    if facts.requeued_at is not None:
+        return f"waiting in the queue for nodes again; {facts.requeued}"
+    if attempt is None:
+        return _queue(facts)
+    if attempt.verdict is not None:
+        return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}"
+    if facts.coming and attempt.phase is Phase.STOP:
+        return f"waiting for {', '.join(sorted(facts.coming)[:MISSING_SHOWN])} to come home"
+    if placement.is_queued(facts):
+        return _queue(facts)
+    if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
+        last = facts.past[-1].verdict
+        return f"restarting after {last.kind.value}: {last.summary}"
+    missing = [
+        f"{node.name} ({placement.note(node) or node.link.value})"
+        for node in facts.gang or facts.nodes.values()
+        if node.link is not Link.UP and (attempt.placed_at is not None or node.link is not Link.ABSENT)
+    ]
+    if attempt.running_at is None and missing:
+        more = len(missing) - MISSING_SHOWN
+        return f"waiting for {', '.join(missing[:MISSING_SHOWN])}{f' and {more} more' if more > 0 else ''}"
+    stopped = [str(rank.rank) for rank in facts.ranks.values() if rank.state in ("T", "Z")]
+    return f"rank {', '.join(stopped)} stands still (state T or Z)" if stopped else ""
+
+
+def _fence(facts: Facts, attempt: AttemptFacts) -> str:
+    """Say for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
+    silent = [
+        node.name
+        for node in facts.every_node()
+        if node.link is not Link.UP and not node.is_clear(attempt.number)
+    ]
+    if attempt.phase is not Phase.STOP or not silent or facts.limits is None or facts.broken_at() is None:
+        return ""
+    if facts.limits.fence_s is None:
+        return f"; until no rank is left on {', '.join(silent[:MISSING_SHOWN])}, none is started"
+    limit_s = max(fence.silent_s(facts, node) for node in facts.every_node() if node.name in silent)
+    return f"; until ranks left on {', '.join(silent[:MISSING_SHOWN])} have surely ended, up to {limit_s:g} s, none is started"
+
+
+def verdict(given: d.Verdict, judged_at: float) -> Json:
+    """Return a verdict as `orch why --json` and notifications tell it; `judged_at` is the job clock."""
+    return {
+        "kind": given.kind.value,
+        "ranks": list(given.ranks),
+        "node": given.node,
+        "step": given.step,
+        "summary": given.summary,
+        "culprit": given.culprit,
+        "waiting": given.waiting,
+        "evidence": list(given.evidence),
+        "detected_s": round(max(0.0, judged_at - given.since_s), 3),
+    }
+
+
+def _queue(facts: Facts) -> str:
+    """Say what a job that has no hosts waits for."""
+    if facts.ahead:
+        more = len(facts.ahead) - MISSING_SHOWN
+        first = ", ".join(facts.ahead[:MISSING_SHOWN])
+        return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, which came first"
+    busy = [f"{node.name} ({node.busy})" for node in facts.nodes.values() if node.busy]
+    more = len(busy) - MISSING_SHOWN
+    first = ", ".join(busy[:MISSING_SHOWN])
+    return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
+
+
+def _stragglers(facts: Facts) -> list[Json]:
+    """Return the ranks of a running attempt whose own work holds up their peers, the slowest first."""
+    attempt = facts.attempt
+    if facts.end is not None or attempt is None or attempt.phase is not Phase.RUN:
+        return []
+    return [
+        {
+            "rank": rank.rank,
+            "node": rank.node,
+            "factor": round(rank.slow.factor, 2),
+            "own_s": round(rank.slow.own_s, 4),
+            "peers_s": round(rank.slow.peers_s, 4),
+            "since_step": attempt.base_step + rank.slow.step,
+        }
+        for rank in stragglers.found(facts)
+        if rank.slow is not None
+    ]
+
+
+def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:
+    return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
+
+
+def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Moment, reasons: Mapping[str, str]) -> Json:
+    host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
+    # A supervisor gives every node a fresh start; what an agent never said is not "seen".
+    seen = now.age_s(node.contact_at) if node.contact_at and node.boot else None
+    return {
+        "name": node.name,
+        "host": host,
+        "state": _node_state(node, ended=facts.end is not None),
+        "seen_s": seen,
+        "role": "placed" if node.ranks else "spare" if node.link is Link.UP else "idle",
+        "ranks": list(node.ranks),
+        "note": placement.note(node) or reasons.get(node.name, ""),
+    }
+
+
+def _node_state(node: NodeFacts, *, ended: bool) -> str:
+    link: str = node.link.value
+    if node.link is Link.UP:
+        return link
+    if node.excluded:
+        return "excluded"
+    if ended:
+        return "left" if node.boot else link
+    return "busy" if node.busy and node.link is Link.ABSENT else link
+
+
+def _rank(facts: Facts, rank: RankFacts, now: Moment, rates: Mapping[int, float]) -> Json:
+    base = facts.attempt.base_step if facts.attempt else 0
+    local = next((node.ranks.index(rank.rank) for node in facts.gang if rank.rank in node.ranks), 0)
+    alive = rank.life is Life.ALIVE
+    shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.life.value
+    code = rank.code if rank.signal is None else -rank.signal
+    return {
+        "rank": rank.rank,
+        "local_rank": local,
+        "node": rank.node,
+        "pid": rank.pid or None,
+        "state": shown,
+        "step": base + rank.count if rank.count else None,
+        "steps_per_s": round(rates[rank.rank], 3) if alive and rank.rank in rates else None,
+        "beat_s": now.age_s(rank.beat_at) if alive else None,
+        "exit": code,
+    }

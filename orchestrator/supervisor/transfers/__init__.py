@@ -1,0 +1,1 @@
+"""Logs and checkpoints between hosts and the job folder."""

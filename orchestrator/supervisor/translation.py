@@ -1,0 +1,255 @@
+"""How do the brain's words and the wire's words map onto each other? Translation only, with the plan at hand.
+
+The brain knows neither plan nor wire: what it calls `Start` becomes an order with commands and environments here, and
+what an agent reports becomes an event of the same name here, with secrets masked before anything is remembered.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core import codec
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.jobdir import rank_env
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.rank_env import Gang
+from orchestrator.core.mask import Mask, of_secrets
+from orchestrator.core.slurm import step_env
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.messages import Said
+from orchestrator.core.wire.tokens import is_token
+
+T = TypeVar("T")
+
+_EVENTS: dict[str, type[Any]] = {
+    cls.__name__: cls
+    for cls in (
+        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Looked, e.CheckpointFound,
+        e.CheckpointSpoiled,
+    )
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """What only the job's own processes may know: the token, the submitter's environment, the secrets, the webhook's
+    address."""
+
+    token: str
+    certificate: str
+    outer: dict[str, str]
+    secrets: dict[str, str]
+    webhook: str = ""
+
+    @property
+    def mask(self) -> Mask:
+        """What hides the secrets in all that is journaled, told or shown."""
+        return of_secrets(self.secrets.values(), self.webhook)
+
+
+def private(job: JobDir) -> Private:
+    """Read the job's private files. Raises ClusterError when one is missing or damaged."""
+    _read_private(job.secrets / "key.pem", _pem)
+    return Private(
+        token=_read_private(job.secrets / "token", _token),
+        certificate=_read_private(job.secrets / "certificate.pem", _pem),
+        outer=_read_private(job.secrets / "environment.json", _texts),
+        secrets=_read_private(job.secrets / "secrets.json", _texts),
+        webhook=_read_private(job.webhook, str) if job.webhook.exists() else "",
+    )
+
+
+def _read_private(path: Path, parse: Callable[[str], T]) -> T:
+    fix = "a job cannot go on without its secrets: submit it again; its checkpoints stay where they are"
+    try:
+        return parse(path.read_text())
+    except OSError as err:
+        raise ClusterError(f"cannot be read: {err.strerror}", str(path), fix) from err
+    except ValueError as err:
+        raise ClusterError("is damaged or was written in part", str(path), fix) from err
+
+
+def _token(text: str) -> str:
+    if not is_token(text.strip()):
+        raise ValueError("not the form of a token")
+    return text.strip()
+
+
+def _pem(text: str) -> str:
+    if not re.fullmatch(r"-----BEGIN ([A-Z ]+)-----\n.+\n-----END \1-----\n?", text, re.DOTALL):
+        raise ValueError("not the form of a PEM file")
+    return text
+
+
+def _texts(text: str) -> dict[str, str]:
+    known = json.loads(text)
+    if not isinstance(known, dict):
+        raise ValueError("no object")
+    return {str(name): str(value) for name, value in known.items()}
+
+
+# What agents say
+
+
+def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
+    """Return a greeting as the brain's event."""
+    ranks = tuple(e.RankSeen(seen.rank, seen.pid, seen.exited) for seen in hello.ranks)
+    address = hello.address or _address(plan, hello.node) or "127.0.0.1"
+    return e.AgentUp(at, hello.node, hello.boot, hello.running, hello.ready, address, hello.port, ranks)
+
+
+def beat(node: str, said: m.Beat, at: float) -> e.Beat:
+    """Return a heartbeat as the brain's event."""
+    ranks = tuple(
+        e.RankBeat(
+            r.rank, r.count, r.state, r.log_bytes, r.cpu_s, r.io_bytes, r.usual_s, r.own_s, r.left, r.groups,
+            tuple(e.Mark(mark.step, mark.optimizer, mark.turn, mark.counts) for mark in r.marks),
+        )
+        for r in said.ranks
+    )  # fmt: skip
+    return e.Beat(at, node, said.attempt, ranks)
+
+
+def event(plan: Plan, said: Said, mask: Mask, at: float) -> Any:
+    """Return a kept report as the brain's event of the same name. Raises CodecError when it cannot be read."""
+    data = {**mask.of_data(said.data), "at": at, "node": said.node}
+    told = codec.unpack_kind(_EVENTS, data)
+    return _offered(plan, told) if isinstance(told, e.Prepared) else told
+
+
+def _offered(plan: Plan, told: e.Prepared) -> e.Prepared:
+    """Return the news with the addresses that may be used: the one that the user gave, else those of the interface
+    that he chose, else all; where none was asked for, the node's address in the plan."""
+    given, chosen = _address(plan, told.node), plan.env.get("GLOO_SOCKET_IFNAME", "")
+    if not told.addresses:
+        return dataclasses.replace(told, address=told.address or given or "127.0.0.1")
+    if given:
+        interface = next((one.interface for one in told.addresses if one.ip == given), "")
+        return dataclasses.replace(told, addresses=(e.Address(given, interface),))
+    fitting = tuple(one for one in told.addresses if one.interface == chosen)
+    return dataclasses.replace(told, addresses=fitting or told.addresses)
+
+
+def _address(plan: Plan, node: str) -> str:
+    """Return where a node is; a node that the plan has dropped meets nobody any more."""
+    return next((planned.address for planned in plan.nodes if planned.name == node), "")
+
+
+# What agents are told
+
+
+def agent_config(plan: Plan, job: JobDir, private: Private, node: str, address: str) -> m.AgentConfig:
+    """Return all that a node's agent is told at its start. On shared disks one agent looks for checkpoints.
+
+    Over SSH `root` begins with the folder that the spec names, such as `~/.orch`, which the host itself resolves.
+    """
+    pool, ssh = plan.pool, plan.ssh
+    slots = next((planned.slots for planned in plan.nodes if planned.name == node), 0)
+    return m.AgentConfig(
+        job=plan.id,
+        node=node,
+        root=f"{ssh.remote_dir.rstrip('/')}/jobs/{plan.id}" if ssh else str(job.root),
+        token=private.token,
+        certificate=private.certificate,
+        address=address,
+        heartbeat_s=plan.heartbeat_s,
+        fence_s=plan.limits.fence_s,
+        checkpoint_glob=plan.checkpoint_glob,
+        checkpoint_keep=plan.checkpoint_keep,
+        finds_checkpoints=ssh is not None or plan.slurm is not None or node == plan.nodes[0].name,
+        ships=ssh is not None,
+        needs=_needs(pool.gpus_each, pool.ranks_each, slots) if pool and ssh else m.Needs(0, 0, 0),
+        allocated=plan.slurm is not None,
+    )
+
+
+def _needs(gpus: int, ranks: int, slots_there: int) -> m.Needs:
+    return m.Needs(gpus, 0, 0) if gpus else m.Needs(0, ranks, slots_there)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node stands in the gang of the current attempt, and the job's folder as it sees it."""
+
+    gang: Gang
+    node: str
+    job: JobDir
+
+    @property
+    def index(self) -> int:
+        return next(index for index, (name, _) in enumerate(self.gang) if name == self.node)
+
+    def seats(self) -> list[rank_env.Seat]:
+        """Return the seats of the node's ranks, in order."""
+        index, nodes = self.index, len(self.gang)
+        ranks = self.gang[index][1]
+        return [
+            rank_env.Seat(rank, self.node, index, nodes, local, len(ranks))
+            for local, rank in enumerate(ranks)
+        ]
+
+
+def prepare(
+    plan: Plan, decision: d.Prepare, private: Private, place: Place, resume: Sequence[m.Piece]
+) -> m.Prepare:
+    """Return the order to make a node ready; `resume` are the pieces of the checkpoint that was sent there."""
+    gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
+    first = place.index == 0
+    return m.Prepare(
+        attempt=decision.attempt,
+        env=rank_env.node_env(plan, gpus, _outer(plan, private), private.secrets),
+        own_env=plan.ssh is not None or plan.slurm is not None,
+        setup=plan.setup,
+        programs=plan.programs or (plan.program,),
+        wants_port=first,
+        wants_addresses=first and plan.pool is not None and len(place.gang) > 1,
+        port=plan.rendezvous_port,
+        resume=tuple(resume),
+    )
+
+
+def _outer(plan: Plan, private: Private) -> dict[str, str]:
+    """Return the submitter's environment, for nodes of Slurm without what Slurm itself has set there."""
+    if plan.slurm is None:
+        return private.outer
+    return {name: value for name, value in private.outer.items() if name not in step_env.OF_THE_NODE}
+
+
+def start(plan: Plan, decision: d.Start, place: Place, resume_from: str) -> m.Start:
+    """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
+    meet = (decision.address, decision.port)
+    ranks = tuple(
+        m.RankStart(
+            seat.rank,
+            seat.local_rank,
+            {
+                **(step_env.of_a_rank(seat.rank, seat.local_rank, place.gang) if plan.slurm else {}),
+                **rank_env.rank_env(plan, place.job, seat, decision.attempt, meet, resume_from),
+            },
+        )
+        for seat in place.seats()
+    )
+    defaults = {**_interface(decision), **plan.defaults}
+    finds = plan.slurm is None or place.index == 0  # the disk is shared, and the first node is never a spare
+    return m.Start(decision.attempt, rank_env.arguments(plan, resume_from), defaults, ranks, finds)
+
+
+def stop(plan: Plan, decision: d.Stop) -> m.Stop:
+    """Return the order to stop a node's ranks."""
+    signal = plan.slurm.signal if plan.slurm is not None and decision.saves else "TERM"
+    return m.Stop(decision.attempt, decision.grace_s, signal)
+
+
+def _interface(decision: d.Start) -> Mapping[str, str]:
+    """Return what makes gloo and NCCL use the way that was probed; NCCL takes a bare name for a prefix."""
+    name = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}

@@ -1,0 +1,1 @@
+"""How results look: JSON objects in, lines out. Pure."""

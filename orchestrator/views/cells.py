@@ -1,0 +1,122 @@
+"""Lines and columns of a terminal: cells with styles, durations, sizes, lists of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from orchestrator.core.invisible_characters import harmless
+from orchestrator.views.status import NAMES_SHOWN_MAX
+
+Json: TypeAlias = Mapping[str, Any]
+
+
+STYLES = {
+    "QUEUED": "yellow",
+    "STARTING": "cyan",
+    "RUNNING": "green",
+    "RESTARTING": "yellow",
+    "STOPPING": "yellow",
+    "SUCCEEDED": "bold green",
+    "FAILED": "bold red",
+    "CANCELLED": "magenta",
+}
+"""The colour of each job state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A piece of text and the style it has on a terminal."""
+
+    text: str
+    style: str = ""
+
+
+Line: TypeAlias = tuple[Cell, ...]
+
+
+def line(*parts: str | Cell) -> Line:
+    """Return a line of pieces, made harmless for a terminal."""
+    cells = (part if isinstance(part, Cell) else Cell(part) for part in parts)
+    return tuple(Cell(harmless(cell.text), cell.style) for cell in cells)
+
+
+def plain(lines: Iterable[Line]) -> str:
+    """Return lines as plain text."""
+    return "".join("".join(cell.text for cell in one).rstrip() + "\n" for one in lines)
+
+
+def duration(seconds: float | None) -> str:
+    """Return seconds as people say them: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
+    if seconds is None:
+        return "-"
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def span(seconds: float) -> str:
+    """Return a short time in a sentence: 3.1 s, 9 s, 42 s; longer ones as `duration` has them."""
+    if seconds >= 59.5:
+        return duration(seconds)
+    return f"{seconds:.1f}".removesuffix(".0") + " s" if seconds < 9.95 else f"{seconds:.0f} s"
+
+
+def columns(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
+    """Return a table: columns as wide as their widest cell, two spaces between."""
+    widths = [max([len(head), *(len(row[i].text) for row in rows)]) + 2 for i, head in enumerate(heads)]
+    widths[-1] = 0  # nothing stands behind the last, and blanks there could wrap a terminal's line
+    table = [[Cell(head, "bold") for head in heads], *rows]
+    return [
+        line(*(Cell(cell.text.ljust(width), cell.style) for cell, width in zip(row, widths, strict=True)))
+        for row in table
+    ]
+
+
+def short(text: str, folder: str) -> str:
+    """Return a text in which the code and the checkpoints of a job's folder are named without the folder."""
+    return text.replace(f"{folder}/code/", "").replace(f"{folder}/checkpoints/", "") if folder else text
+
+
+def named(names: Sequence[str]) -> str:
+    """Return names as people list them: the first few, and how many more."""
+    more = len(names) - NAMES_SHOWN_MAX
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def spans(numbers: Sequence[int]) -> str:
+    """Return whole numbers with those in a row as `0-3`; a dash for none."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
+
+
+def or_dash(value: object) -> str:
+    """Return a value as a table shows it."""
+    return "-" if value is None else str(value)
+
+
+def cut(text: str, chars_max: int | None) -> str:
+    """Return at most so many characters of a text, the last an ellipsis when there are more."""
+    return text if chars_max is None or len(text) <= chars_max else f"{text[: chars_max - 1]}…"
+
+
+def size(size_bytes: float) -> str:
+    """Return bytes as people say them, in powers of 1,000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"

@@ -1,0 +1,209 @@
+"""How do log lines look? Identical lines of several ranks as one, each under its rank's name, and harmless.
+
+Nothing here prints or asks what the terminal is: the caller says so once, in `style_of`. A log is what a program on
+another machine wrote, so escape sequences in it are not obeyed, except colours where colours are shown.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from orchestrator.client.log_reader import LogLine, LogQuery
+from orchestrator.core.invisible_characters import visible
+from orchestrator.core.mask import Mask
+
+FOLD_WINDOW_NS = 500_000_000
+FAR_WINDOW_NS = 2_500_000_000
+"""How long a line waits for others like it; over SSH each host's come in lots, a second or two after they were written."""
+
+FOLD_LINES_MAX = 10_000
+FOLD_CHARS_MAX = 8 << 20
+PREFIX_RANGES_MAX = 4
+
+_RANK_COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
+"""ANSI foreground colours a rank can have; red is left to errors."""
+_BOLD, _DIM = 1, 2
+_RESET = "\x1b[0m"
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_SGR = r"\x1b\[[0-9;:]*m"
+# ECMA-48: CSI sequences; strings (DCS, SOS, OSC, PM, APC) that are closed; then any other escape; then lone controls.
+# A string that is never closed loses its opener only, or it would hide the rest of the line.
+_HARMFUL = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]"
+    r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
+)
+_HARMFUL_OR_COLOUR = re.compile(f"({_SGR})|{_HARMFUL.pattern}")
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """A line and the ranks, rising, that printed it at about the same time; none for a node's line."""
+
+    line: LogLine
+    ranks: tuple[int, ...]
+
+
+class Folding:
+    """Folds identical lines of several ranks into one while they stream by.
+
+    A line joins the earliest waiting one of the same text and attempt that comes after everything its rank has said,
+    so no rank's lines change places. What waits is bounded by `FOLD_LINES_MAX` and `FOLD_CHARS_MAX`.
+    """
+
+    def __init__(self, window_ns: int = FOLD_WINDOW_NS) -> None:
+        self._window_ns = window_ns
+        self._waiting: deque[tuple[LogLine, list[int]]] = deque()
+        self._first = 0  # number of the first waiting line; numbers only rise
+        self._chars = 0
+        self._by_text: dict[str, list[int]] = {}
+        self._last_of_rank: dict[int, int] = {}
+        self._attempt = 0
+
+    def add(self, line: LogLine) -> Iterator[Folded]:
+        """Take one line; yield what it pushes out of a full or ended wait. Exhaust it before the next call."""
+        if line.attempt != self._attempt:
+            yield from self.rest()
+            self._attempt = line.attempt
+        if not self._joins(line):
+            self._wait(line)
+        while len(self._waiting) > FOLD_LINES_MAX or self._chars > FOLD_CHARS_MAX:
+            yield self._release()
+
+    def ready(self, now_ns: int) -> Iterator[Folded]:
+        """Yield what has waited for the window, by the time of the first of its lines."""
+        while self._waiting and self._waiting[0][0].time_ns + self._window_ns <= now_ns:
+            yield self._release()
+
+    def rest(self) -> Iterator[Folded]:
+        """Yield all that waits."""
+        while self._waiting:
+            yield self._release()
+        self._last_of_rank.clear()
+
+    def _joins(self, line: LogLine) -> bool:
+        numbers = self._by_text.get(line.text) if line.rank is not None else None
+        if not numbers or line.rank is None:
+            return False
+        at = bisect_left(numbers, self._last_of_rank.get(line.rank, -1) + 1)
+        if at == len(numbers):
+            return False
+        self._waiting[numbers[at] - self._first][1].append(line.rank)
+        self._last_of_rank[line.rank] = numbers[at]
+        return True
+
+    def _wait(self, line: LogLine) -> None:
+        number = self._first + len(self._waiting)
+        self._chars += len(line.text)
+        if line.rank is None:
+            self._waiting.append((line, []))
+            return
+        self._waiting.append((line, [line.rank]))
+        self._by_text.setdefault(line.text, []).append(number)
+        self._last_of_rank[line.rank] = number
+
+    def _release(self) -> Folded:
+        line, ranks = self._waiting.popleft()
+        self._first += 1
+        self._chars -= len(line.text)
+        if ranks:
+            numbers = self._by_text[line.text]
+            del numbers[0]
+            if not numbers:
+                del self._by_text[line.text]
+        return Folded(line, tuple(sorted(ranks)))
+
+
+def fold(lines: Iterable[LogLine], window_ns: int = FOLD_WINDOW_NS) -> Iterator[Folded]:
+    """Fold identical lines of several ranks that lie within `window_ns` of each other into one."""
+    folding = Folding(window_ns)
+    for line in lines:
+        yield from folding.ready(line.time_ns)
+        yield from folding.add(line)
+    yield from folding.rest()
+
+
+@dataclass(frozen=True, slots=True)
+class LogStyle:
+    """What the output can take: colours, whether lines say whose they are, and whether a person looks at it as it is."""
+
+    colour: bool
+    prefix: bool
+    terminal: bool = False
+
+
+def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> LogStyle:
+    """Return the style for an output. One rank alone, into a file or a pipe, is that rank's bare text.
+
+    Sources: no-color.org (`NO_COLOR` set and not empty); `TERM=dumb` knows no escapes.
+    """
+    colour = terminal and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+    alone = len(set(query.ranks)) == 1 and not query.nodes
+    return LogStyle(colour=colour, prefix=terminal or not alone, terminal=terminal)
+
+
+class LogView:
+    """Turns folded lines into text, in order; it remembers the attempt to draw a divider when that changes."""
+
+    def __init__(self, style: LogStyle, mask: Mask) -> None:
+        self._style = style
+        self._mask = mask
+        self._attempt: int | None = None
+
+    def lines(self, folded: Folded) -> list[str]:
+        """Return the lines to print, without newlines: the log's line, after a divider where an attempt begins."""
+        line = folded.line
+        # Twice: stripping escapes can join the parts of a secret, and can break one that has escapes of its own.
+        text = self._mask.apply(clean(self._mask.apply(line.text), colour=self._style.colour))
+        if self._style.terminal:
+            text = visible(text)
+        if not self._style.prefix:
+            return [text]
+        text = f"{self._prefix(folded)} {text}"
+        before, self._attempt = self._attempt, line.attempt
+        if before is None or before == line.attempt:
+            return [text]
+        return [self._painted(f"── attempt {line.attempt} ──", _BOLD), text]
+
+    def _prefix(self, folded: Folded) -> str:
+        line, ranks = folded.line, folded.ranks
+        if line.rank is None:
+            return self._painted(f"[{clean(line.node or '', colour=False)}]", _DIM)
+        if len(ranks) > 1:
+            return self._painted(f"[ranks {_few(rank_ranges(ranks))} ×{len(ranks)}]", _BOLD)
+        return self._painted(f"[rank {line.rank}]", _RANK_COLOURS[line.rank % len(_RANK_COLOURS)])
+
+    def _painted(self, text: str, code: int) -> str:
+        return f"\x1b[{code}m{text}{_RESET}" if self._style.colour else text
+
+
+def clean(text: str, *, colour: bool) -> str:
+    """Return `text` without control characters and escape sequences; tabs stay, with `colour` colours (SGR) too."""
+    if _CONTROL.search(text) is None:
+        return text
+    if not colour:
+        return _HARMFUL.sub("", text)
+    kept = _HARMFUL_OR_COLOUR.sub(lambda found: found.group(1) or "", text)
+    return kept + _RESET if "\x1b" in kept else kept
+
+
+def rank_ranges(ranks: Iterable[int]) -> str:
+    """Write ranks as ranges: `0-2,5` for 0, 1, 2 and 5."""
+    ranges: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if ranges and ranges[-1][1] == rank - 1:
+            ranges[-1][1] = rank
+        else:
+            ranges.append([rank, rank])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
+
+
+def _few(ranges: str) -> str:
+    """Shorten ranges that would fill the line."""
+    parts = ranges.split(",")
+    return ranges if len(parts) <= PREFIX_RANGES_MAX else ",".join([*parts[:PREFIX_RANGES_MAX], "…"])

@@ -1,0 +1,362 @@
+"""How does a post-mortem look? On one screen: what failed before in a line each, the last failure in full, what to do.
+
+Pure: the object of `orch why --json` in, lines out. The end stands last, since that is what a terminal still shows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
+from orchestrator.core.text import with_fix
+from orchestrator.views.cells import STYLES, Cell, Json, Line, cut, duration, line, named, short, span
+from orchestrator.views.status import reason_lines
+
+EARLIER_MAX = 6
+"""How many lines of earlier attempts are shown; the first of them and the latest."""
+
+EVIDENCE_LINES_MAX = 16
+EVIDENCE_HEAD_LINES = 2
+"""Of longer evidence so many lines of its beginning are shown; a traceback's end matters most."""
+
+HINT_ATTEMPTS = 3
+"""So many attempts must end after the same steps of their own before the script is suspected to start anew."""
+
+LINE_CHARS_MAX = 300
+SENTENCE_CHARS_MAX = 1000
+"""A line of a traceback may be cut; evidence of one line is written for people, with commands to copy."""
+
+SHORT_CHARS_MAX = 60
+"""Evidence of fewer characters shares its line with other such, as `/proc state · GPU use`."""
+
+FOLDS_MAX = 16
+"""How many groups of ranks with equal frames are shown as evidence."""
+
+REMARKS_MAX = 4
+"""How many remarks on ranks are shown of an attempt."""
+
+_PAD = "  "
+_RANKS = re.compile(r" \(ranks? [0-9, ]+\)")
+_MARKS = re.compile(r"[ ^~]+")
+_FOLD = re.compile(r"ranks? [0-9]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Attempts in a row that went the same way."""
+
+    attempts: tuple[Json, ...]
+
+    @property
+    def name(self) -> str:
+        """Their numbers."""
+        first, last = self.attempts[0]["attempt"], self.attempts[-1]["attempt"]
+        return f"attempt {first}" if first == last else f"attempts {first} to {last}"
+
+
+def post_mortem(why: Json) -> list[Line]:
+    """Return what `orch why` shows."""
+    folder, attempts = why.get("dir", ""), why["attempts"]
+    judged = [number for number, attempt in enumerate(attempts) if attempt["verdict"]]
+    last = judged[-1] if judged else 0
+    state = Cell(why["state"], STYLES.get(why["state"], ""))
+    lines = [line(Cell(why["id"], "bold"), _PAD, state)]
+    last_words = attempts[last]["verdict"]["summary"] if judged else None
+    if why["reason"] and not (last_words and why["reason"].endswith(last_words)):
+        lines += reason_lines(why)
+    body = [*_earlier(attempts[:last], folder)] if judged else []
+    for attempt in attempts[last:]:
+        body += ((), *_attempt(attempt, folder, why["state"]))
+    if why.get("suspicion"):
+        body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
+    return [*lines, *body, *_hint(attempts), *_next(why)]
+
+
+def _earlier(attempts: Sequence[Json], folder: str) -> Iterator[Line]:
+    """Yield a line for each run of attempts that ended alike."""
+    runs = [_Run(tuple(run)) for _, run in itertools.groupby(attempts, key=_likeness)]
+    hidden = len(runs) - EARLIER_MAX
+    if runs:
+        yield ()
+    for number, run in enumerate(runs):
+        if hidden > 0 and number == 1:
+            yield line(Cell(f"… {hidden} more, all in --json …", "dim"))
+        if hidden <= 0 or number == 0 or number > hidden:
+            yield line(Cell(run.name, "bold"), _PAD, short(_in_short(run), folder))
+
+
+def _likeness(attempt: Json) -> tuple[str, str]:
+    verdict = attempt["verdict"]
+    return (verdict["kind"], verdict["summary"]) if verdict else ("", "")
+
+
+def _in_short(run: _Run) -> str:
+    first, verdict = run.attempts[0], run.attempts[0]["verdict"]
+    if verdict is None:
+        return _course(first, "")
+    steps = [step for one in run.attempts if (step := _step(one)) is not None]
+    at = f" at {_span(steps[0], steps[-1])}" if steps else ""
+    cost = _cost(first) if len(run.attempts) == 1 else _costs(run)
+    what = verdict.get("culprit") or with_fix(_summary(verdict))[0]
+    return f"{verdict['kind']}{at}{cost}: {what}"
+
+
+def _step(attempt: Json) -> int | None:
+    """Return the step at which an attempt met its end; one whose nodes are taken away goes on for some after that is known."""
+    step: int | None = attempt["verdict"].get("step")
+    last: int | None = attempt.get("last_step")
+    if attempt["verdict"]["kind"] in ("preempted", "time_limit") and step is not None and last is not None:
+        return max(step, last)
+    return step
+
+
+def _costs(run: _Run) -> str:
+    took_s = [one["restart_s"] for one in run.attempts if one["restart_s"] is not None]
+    return f", restarted in {duration(min(took_s))} to {duration(max(took_s))}" if took_s else ""
+
+
+def _cost(attempt: Json) -> str:
+    """Say what a restart cost: time, and steps that were made twice."""
+    if attempt["restart_s"] is None:
+        return ""
+    again = attempt.get("repeated_steps")
+    repeated = f", {again:,} step{'s' if again != 1 else ''} repeated" if again else ""
+    waited_s = attempt.get("queued_s")
+    queued = f" ({duration(waited_s)} of it in the queue)" if waited_s else ""
+    took = (span if _has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
+    return f", restarted in {took}{queued}{repeated}"
+
+
+def _has_culprit(verdict: Json | None) -> bool:
+    """Tell whether a verdict says who waits for whom, and is shown in labelled lines."""
+    return verdict is not None and bool(verdict.get("culprit") or verdict.get("waiting"))
+
+
+def _when(began: str, ended: str | None) -> str:
+    """Say when, in UTC; the day of the end only where it is another one."""
+    day, time = began[:10], began[11:19]
+    if ended is None:
+        return f"since {day} {time} UTC"
+    until = ended[11:19] if ended[:10] == day else f"{ended[:10]} {ended[11:19]}"
+    return f"{day} {time} to {until} UTC"
+
+
+def _course(attempt: Json, state: str) -> str:
+    """Say what became of an attempt that has no verdict; a job that was cancelled may have gone on since."""
+    if attempt["ended_at"] is None:
+        return "waits for nodes" if state == "QUEUED" else "goes on"
+    if attempt.get("job_end") == "CANCELLED":
+        return "was stopped by a cancel"
+    if attempt.get("job_end") == "FAILED" and attempt.get("ended_why"):
+        return f"ended: {attempt['ended_why']}"
+    asked = attempt.get("ended_why") == RESTART_ASKED
+    return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
+
+
+def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
+    """Yield an attempt in full."""
+    name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
+    if verdict is None:
+        yield line(name, f"{_PAD}{_course(attempt, state)}{_steps(attempt)}")
+    elif _has_culprit(verdict):
+        yield from _with_culprit(attempt, folder)
+    else:
+        at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
+        found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
+        yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
+        yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
+    source = short(attempt["resumed_from"] or "the beginning", folder)
+    yield line(f"{_PAD}from {source}, {_when(attempt['started_at'], attempt['ended_at'])}")
+    for told in attempt.get("told", ()):
+        kind = f"{told['kind']}: " if told["kind"] else ""
+        what = f"{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}"
+        yield line(f"{_PAD}{what}")
+    yield from _remarks(attempt.get("remarks", ()))
+    if verdict is not None and not _has_culprit(verdict):
+        for piece in _folded(verdict["evidence"]):
+            if piece == _RANKS.sub("", verdict["summary"]):
+                continue  # it stands above
+            yield from _piece(short(piece, folder))
+
+
+def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
+    """Yield what was said of single ranks that harmed nothing, such as that one is slow."""
+    yield from (line(_PAD, Cell(one, "yellow")) for one in remarks[:REMARKS_MAX])
+    if len(remarks) > REMARKS_MAX:
+        yield line(Cell(f"{_PAD}… {len(remarks) - REMARKS_MAX} more, all in --json …", "dim"))
+
+
+def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
+    """Yield a verdict that says who waits for whom: the head, then culprit, waiting and evidence, a label each."""
+    verdict = attempt["verdict"]
+    at = f" at step {verdict['step']:,}" if verdict.get("step") is not None else ""
+    since = "it began" if verdict["kind"] == "desync" else "the last step" if at else "the last sign of life"
+    found = f", found {span(verdict['detected_s'])} after {since}{_cost(attempt)}"
+    yield line(
+        Cell(f"attempt {attempt['attempt']}", "bold"),
+        _PAD,
+        " ",
+        Cell(f"{verdict['kind']}{at}", "bold red"),
+        found,
+    )
+    if verdict["kind"] not in ("hang", "desync"):
+        yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
+    for label in ("culprit", "waiting"):
+        if verdict.get(label):
+            yield _labelled(label, short(verdict[label], folder), "red" if label == "culprit" else "")
+    pieces = [short(one, folder) for one in verdict["evidence"]]
+    brief = [one for one in pieces if _is_brief(one)]
+    if brief:
+        yield _labelled("evidence", " · ".join(brief))
+    longer = [one for one in pieces if not _is_brief(one)]
+    for number, piece in enumerate(longer[:FOLDS_MAX]):
+        label = "" if brief or number else "evidence"
+        rows = [one for one in piece.rstrip().splitlines() if not _MARKS.fullmatch(one)]
+        yield from (_labelled(label if not row else "", one, "dim") for row, one in enumerate(rows))
+    if len(longer) > FOLDS_MAX:
+        yield _labelled("", f"… {len(longer) - FOLDS_MAX} more, all in --json …", "dim")
+
+
+def _is_brief(piece: str) -> bool:
+    """Tell whether a piece of evidence may share its line: it is short, or a list of such already."""
+    if "\n" in piece or _FOLD.match(piece):
+        return False
+    return " · " in piece or len(piece) <= SHORT_CHARS_MAX
+
+
+def _labelled(label: str, text: str, style: str = "") -> Line:
+    return line(f"{_PAD}{label:<10}", Cell(cut(text, SENTENCE_CHARS_MAX), style))
+
+
+def _summary(verdict: Json) -> str:
+    """Return what went wrong, less a piece of evidence at its end: that stands below."""
+    text = str(verdict["summary"])
+    return next(
+        (
+            text[: -len(end)]
+            for one in verdict["evidence"]
+            for end in (f"; {one}", f": {one}")
+            if text.endswith(end)
+        ),
+        text,
+    )
+
+
+def _folded(evidence: Sequence[str]) -> list[str]:
+    """Return evidence in which lines that say the same of several hosts are one: `node1, node2: lease: …`."""
+    hosts: dict[str, list[str]] = {}
+    for piece in evidence:
+        host, colon, said = piece.partition(": ")
+        one_word = colon and "\n" not in piece and not any(map(str.isspace, host))
+        hosts.setdefault(said if one_word else piece, []).extend([host] if one_word else [])
+    return [f"{named(names)}: {text}" if names else text for text, names in hosts.items()]
+
+
+def _steps(attempt: Json) -> str:
+    if attempt["last_step"] is None:
+        return ""
+    return f", {_span(attempt['first_step'], attempt['last_step'])}"
+
+
+def _span(first: int, last: int) -> str:
+    return f"step {first:,}" if first == last else f"steps {first:,} to {last:,}"
+
+
+def _piece(evidence: str) -> Iterator[Line]:
+    """Yield one piece of evidence; the lines that only underline the line above are left out."""
+    text = [one for one in evidence.rstrip().splitlines() if not _MARKS.fullmatch(one)]
+    if len(text) == 1:
+        what, fix = with_fix(text[0])
+        yield line(f"{_PAD}{cut(what, SENTENCE_CHARS_MAX)}")
+        if fix:
+            yield line(f"{_PAD}  fix: {cut(fix, SENTENCE_CHARS_MAX)}")
+        return
+    hidden = len(text) - EVIDENCE_LINES_MAX
+    if hidden > 0:
+        tail = text[EVIDENCE_HEAD_LINES + hidden + 1 :]
+        text = [*text[:EVIDENCE_HEAD_LINES], f"  … {hidden + 1} lines, all in --json …", *tail]
+    for one in text:
+        yield line(Cell(f"{_PAD}{cut(one, LINE_CHARS_MAX)}", "dim"))
+
+
+def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
+    """Yield a word on a script that seems to start anew each time: its attempts die after as many steps of their own,
+    which look like later and later steps of the job."""
+    judged = [one for one in attempts if one["verdict"] and one["verdict"].get("step") and one["first_step"]]
+    latest = judged[-HINT_ATTEMPTS:]
+    own = {one["verdict"]["step"] - one["first_step"] + 1 for one in latest}
+    ends = {one["verdict"]["step"] for one in latest}
+    if (
+        len(latest) == len(ends) == HINT_ATTEMPTS
+        and len(own) == 1
+        and all(one["resumed_from"] for one in latest[1:])
+    ):
+        steps = f"{own.pop():,} steps"
+        yield ()
+        yield line(
+            Cell(
+                f"each attempt failed after {steps} of its own: does the script read ORCH_RESUME_FROM?",
+                "yellow",
+            )
+        )
+
+
+def _next(why: Json) -> Iterator[Line]:
+    """Yield what is safe and what can be done now, as commands to copy."""
+    rows = [*_look_closer(why), *_go_on(why)]
+    if not rows:
+        return
+    yield ()
+    if why["state"] != "SUCCEEDED" and why["attempts"]:
+        yield line(_saved(why))
+    for label, command in rows:
+        yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
+
+
+def _saved(why: Json) -> str:
+    """Say where the next attempt would start, and what it would have to make again."""
+    saved = why.get("checkpoint")
+    if not saved:
+        return "there is no checkpoint: a restart begins at the beginning"
+    path, step = short(saved["path"], why.get("dir", "")), saved["step"]
+    if step is None:
+        return f"a restart begins at {path}"
+    made = [one["last_step"] for one in why["attempts"] if one["last_step"] is not None]
+    after = made[-1] - step if made else 0
+    lost = f"; {after:,} step{'s' if after != 1 else ''} after it would be made again" if after > 0 else ""
+    return f"a restart begins at step {step:,} ({path}){lost}"
+
+
+def _look_closer(why: Json) -> Iterator[tuple[str, str]]:
+    judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
+    if not judged:
+        return
+    number, verdict = judged[-1]["attempt"], judged[-1]["verdict"]
+    of = f"--attempt {number}"
+    if verdict["ranks"]:
+        yield "look", f"orch logs {why['id']} --rank {verdict['ranks'][0]} {of}"
+    elif verdict["node"]:
+        yield "look", f"orch logs {why['id']} --node {verdict['node']} {of}"
+    elif verdict["kind"] == "launch":
+        yield "look", f"orch status {why['id']}"  # no host printed anything
+    elif verdict["kind"] not in ("time_limit", "preempted"):
+        yield "look", f"orch logs {why['id']} {of}"
+    if (verdict["kind"] in ("hang", "desync") or _has_culprit(verdict)) and why.get("dir"):
+        yield "stacks", f"ls {why['dir']}/evidence/attempt-{number:03d}"
+
+
+def _go_on(why: Json) -> Iterator[tuple[str, str]]:
+    match why["state"]:
+        case "SUCCEEDED":
+            return
+        case "FAILED" | "CANCELLED":
+            yield "go on", f"orch resume {why['id']}"
+        case _:
+            if why.get("suspicion"):
+                yield "stacks", f"orch stacks {why['id']}"
+                yield "restart", f"orch restart {why['id']}"
+            yield "watch", f"orch status --watch {why['id']}"
+            yield "stop", f"orch cancel {why['id']}"

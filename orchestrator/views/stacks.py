@@ -1,0 +1,128 @@
+"""How do the stacks of many ranks look? Folded: ranks with equal frames stand together, the user's frames first.
+
+Pure: the object of `orch stacks --json` in, lines out. The largest group comes first and the odd ones last, since the
+end is what a terminal still shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from orchestrator.brain.diagnosis import stack_groups
+from orchestrator.core.text import counted, ranks_text
+from orchestrator.core.text import named as text_named
+from orchestrator.views.cells import STYLES, Cell, Json, Line, cut, line, named, span
+
+FRAMES_MAX = 12
+"""How many frames of the user's code, and how many of what it called, are shown."""
+
+LINE_CHARS_MAX = 300
+LACKS_MAX = 8
+
+_PAD = "  "
+_WORDS = {
+    "waits": "waiting for other ranks",
+    "works": "working",
+    "spins": "spinning in one place",
+    "sleeps": "sleeping",
+    "blocked": "blocked",
+    "stopped": "stopped",
+    "leaving": "has said its last word, and is still there",
+    "unseen": "",
+}
+_STYLES = {"works": "green", "waits": "", "unseen": ""}
+
+
+def stacks(taken: Json, only: Sequence[int] = ()) -> list[Line]:
+    """Return what `orch stacks` shows; `only`: of these ranks."""
+    ranks = [rank for rank in taken["ranks"] if not only or rank["rank"] in only]
+    state = Cell(taken["state"], STYLES.get(taken["state"], ""))
+    step = f"  step {taken['step']:,}" if taken["step"] is not None else ""
+    twice = f", twice, {span(taken['apart_s'])} apart" if taken["looks"] > 1 else ""
+    lines = [
+        line(Cell(taken["id"], "bold"), _PAD, state, f"  attempt {taken['attempt']}{step}"),
+        line(f"{counted(len(ranks), 'rank')} looked at{twice}; nothing was changed"),
+    ]
+    for group in folded(ranks):
+        lines += [(), *_group(group)]
+    tail = [*_lacks(ranks), *_unanswered(taken["unanswered"])]
+    return [*lines, *([(), *tail] if tail else []), (), line(f"pages  {taken['pages']}")]
+
+
+def folded(ranks: Sequence[Json]) -> list[list[Json]]:
+    """Return the ranks in groups that do the same in the same frames: large groups first, then by their first rank."""
+    groups: dict[tuple[object, ...], list[Json]] = {}
+    for rank in ranks:
+        alike = (tuple(rank["stack"]), rank["doing"], rank["where"], rank["state"] in ("T", "t", "Z"))
+        groups.setdefault(alike, []).append(rank)
+    return sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
+
+
+def _group(group: Sequence[Json]) -> Iterator[Line]:
+    first = group[0]
+    name = text_named([rank["rank"] for rank in group])
+    on = named(list(dict.fromkeys(rank["node"] for rank in group)))
+    still_s = min(rank["still_s"] for rank in group)
+    still = f" for {span(still_s)}" if still_s and first["doing"] != "works" else ""
+    doing = f"{_WORDS.get(first['doing'], first['doing'])}{still}"
+    reasons = list(dict.fromkeys(rank["why"] for rank in group if rank["why"]))
+    more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
+    why = f"{': ' if doing else ''}{cut(reasons[0], LINE_CHARS_MAX)}{more}" if reasons else ""
+    sure = " (it cannot go on by itself)" if all(rank["certain"] for rank in group) else ""
+    colon = ": " if doing or why else ""
+    style = _STYLES.get(first["doing"], "yellow")
+    yield line(Cell(name, "bold"), f" on {on}{colon}", Cell(f"{doing}{why}{sure}", style), _gpu_use(group))
+    yield from _frames(first)
+    yield from _collectives(group)
+
+
+def _gpu_use(group: Sequence[Json]) -> str:
+    """Say how busy the group's GPUs are, as far as that is known."""
+    shares = sorted(rank["gpu_use"] for rank in group if rank["gpu_use"] is not None)
+    if not shares:
+        return ""
+    least, most = f"{shares[0]:.0%}", f"{shares[-1]:.0%}"
+    return f", GPU {most} busy" if least == most else f", GPUs {least} to {most} busy"
+
+
+def _frames(rank: Json) -> Iterator[Line]:
+    """Yield the user's innermost frame and its callers, then what it has called."""
+    where = rank["where"]
+    inside, callers = stack_groups.split(where, rank["stack"])
+    for number, frame in enumerate(callers[:FRAMES_MAX]):
+        yield line(
+            f"{_PAD}{cut(frame, LINE_CHARS_MAX)}" if number or not where else Cell(f"{_PAD}{frame}", "bold")
+        )
+    if len(callers) > FRAMES_MAX:
+        yield line(Cell(f"{_PAD}… {len(callers) - FRAMES_MAX} more: --json shows all", "dim"))
+    if inside:
+        shown = " < ".join(inside[:FRAMES_MAX]) + (" < …" if len(inside) > FRAMES_MAX else "")
+        yield line(Cell(cut(f"{_PAD}inside: {shown}", LINE_CHARS_MAX), "dim"))
+
+
+def _collectives(group: Sequence[Json]) -> Iterator[Line]:
+    """Yield the last collective of each of the ranks' groups, those who are in the same one together."""
+    told: dict[str, list[int]] = {}
+    for rank in group:
+        for one in rank["collectives"]:
+            label = f" ({one['label']})" if one["label"] else ""
+            shape = f" of {one['shape']}" if one["shape"] else ""
+            told.setdefault(f"{one['what']} #{one['number']:,}{label}{shape}", []).append(rank["rank"])
+    for text, ranks in told.items():
+        whose = "" if len(ranks) == len(group) else f", ranks {ranks_text(ranks)}"
+        yield line(Cell(f"{_PAD}last collective entered: {text}{whose}", "dim"))
+
+
+def _lacks(ranks: Sequence[Json]) -> Iterator[Line]:
+    """Yield what could not be looked at, and why."""
+    told: dict[str, list[int]] = {}
+    for rank in ranks:
+        for lack in rank["lacks"]:
+            told.setdefault(lack, []).append(rank["rank"])
+    for lack, who in list(told.items())[:LACKS_MAX]:
+        whose = "" if len(who) == len(ranks) else f" (ranks {ranks_text(who)})"
+        yield line(Cell(f"not seen: {cut(lack, LINE_CHARS_MAX)}{whose}", "dim"))
+
+
+def _unanswered(nodes: Sequence[str]) -> list[Line]:
+    return [line(Cell(f"no answer from {named(nodes)}", "bold red"))] if nodes else []

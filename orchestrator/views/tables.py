@@ -1,0 +1,95 @@
+"""How do many jobs look, checkpoints, and the findings of a preflight? As tables and lines of text, like a status.
+
+Pure: JSON objects of the contract in, lines out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from orchestrator.views.cells import STYLES, Cell, Json, Line, columns, cut, line, named, or_dash, size
+from orchestrator.views.status import reason, without_notes
+
+REASON_CHARS_MIN = 20
+
+
+def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
+    """Return a table of jobs, a line each; in lines of `chars_max` the reasons get what is left, else all they need.
+
+    Where little is left there is no column for the time of the submit, which the id has as well.
+    """
+    left = chars_max and chars_max - sum(_JOB_CHARS) - max([len(one["id"]) + 2 for one in statuses])
+    has_time = left is None or left >= REASON_CHARS_MIN
+    if left is not None:
+        left = max(REASON_CHARS_MIN, left if has_time else left + _JOB_CHARS[-1])
+    heads = ("JOB", "STATE", "ATTEMPT", "STEP", "SUBMITTED (UTC)", "REASON")
+    keep = [head for head in heads if has_time or not head.startswith("SUBMITTED")]
+    rows = [dict(zip(heads, _job_row(one, left), strict=True)) for one in statuses]
+    return columns([[row[head] for head in keep] for row in rows], keep)
+
+
+def _job_row(one: Json, reason_chars: int | None) -> list[Cell]:
+    return [
+        Cell(one["id"]),
+        Cell(one["state"], STYLES.get(one["state"], "")),
+        Cell(str(one["attempt"])),
+        Cell(or_dash(one["step"])),
+        Cell((one["created_at"] or "-")[:19].replace("T", " ")),
+        Cell(cut(without_notes(reason(one), one["nodes"]), reason_chars)),
+    ]
+
+
+_JOB_CHARS = (12, 9, 8, 21)
+"""How wide the columns between a job's id and its reason are."""
+
+
+def checkpoints(listed: Sequence[Json]) -> list[Line]:
+    """Return a table of checkpoints, the one a restart would start from marked."""
+    if not listed:
+        return [line("no checkpoints yet")]
+    return columns(
+        [_checkpoint_row(one) for one in listed], ("", "STEP", "SIZE", "WRITTEN (UTC)", "STATE", "PATH")
+    )
+
+
+def _checkpoint_row(one: Json) -> list[Cell]:
+    state = "complete" if one["complete"] else "not proven complete"
+    if one["whole"] is not None:
+        state = f"{state}, {'whole' if one['whole'] else 'not whole'}"
+    style = "red" if one["whole"] is False else ("" if one["complete"] else "yellow")
+    return [
+        Cell("→" if one["resume"] else ""),
+        Cell(or_dash(one["step"])),
+        Cell(size(one["bytes"])),
+        Cell(one["written_at"][:19].replace("T", " ")),
+        Cell(state, style),
+        Cell(one["path"]),
+    ]
+
+
+def findings(found: Sequence[Json]) -> list[Line]:
+    """Return what a preflight found, a line each, faults with their fix; what is wrong alike with several hosts once."""
+    lines: list[Line] = []
+    for one, text in _folded(found):
+        mark = Cell("ok    ", "green") if one["ok"] else Cell("fault ", "bold red")
+        lines.append(line(mark, f"{one['what']:<8} {text}"))
+        if one["fix"]:
+            lines.append(line(f"               fix: {one['fix']}"))
+    return lines
+
+
+def _folded(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:
+    """Yield findings with their texts; faults that say the same of several hosts are one that names them all."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    firsts: list[tuple[Json, str, list[str]]] = []
+    for one in found:
+        host, _, said = one["found"].partition(": ")
+        if one["ok"] or not said or " " in host:
+            firsts.append((one, one["found"], []))
+            continue
+        names = alike.setdefault((one["what"], said, one["fix"]), [])
+        names.append(host)
+        if len(names) == 1:
+            firsts.append((one, said, names))
+    for one, said, names in firsts:
+        yield one, f"{named(names)}: {said}" if names else said
