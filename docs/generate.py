@@ -20,7 +20,7 @@ import click
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.diagnosis.suspicion import SIGNS
 from orchestrator.brain.model.facts import Facts
-from orchestrator.cli.app import cli
+from orchestrator.cli.group import cli
 from orchestrator.spec import load
 from orchestrator.spec.value_types import PATTERNS, WHOLE_MAX
 from orchestrator.spec.yaml_document import shown

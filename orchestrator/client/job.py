@@ -348,10 +348,10 @@ class Job:
 
     def mask(self) -> Mask:
         """Return what hides the job's secrets in anything that is shown. Raises ClusterError when they are damaged."""
-        from orchestrator.core import mask
+        from orchestrator.client import secret_mask
 
         try:
-            return mask.of_job(self.folder)
+            return secret_mask.of_job(self.folder)
         except ValueError as err:
             what = "the secrets are damaged, so nothing could be masked"
             raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err

@@ -17,8 +17,8 @@ from dataclasses import asdict, replace
 from pathlib import PurePath
 from typing import Any, TypeAlias
 
-from orchestrator.client import slurm_close
-from orchestrator.core import codec, mask
+from orchestrator.client import secret_mask, slurm_close
+from orchestrator.core import codec
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, ownership, requests, status_file
@@ -314,7 +314,7 @@ def batch_lines(job: JobDir) -> list[str]:
             begin = max(0, os.fstat(file.fileno()).st_size - WORDS_BYTES_MAX)
             file.seek(begin)
             text = file.read(WORDS_BYTES_MAX).decode(errors="replace")
-        lines = mask.of_job(job).apply(text).splitlines()
+        lines = secret_mask.of_job(job).apply(text).splitlines()
     except OSError:
         return []
     except ValueError:

@@ -13,10 +13,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any, AnyStr
 from urllib.parse import quote, quote_plus, urlsplit
 
-from orchestrator.core import codec
-from orchestrator.core.jobdir import ownership
-from orchestrator.core.jobdir.layout import JobDir
-
 SECRET_CHARS_MIN = 4
 CUT_CHARS_MIN = 200
 """From this length on a text may be a piece of a longer one. No limit of what nodes report is lower."""
@@ -102,19 +98,6 @@ def host_alone(url: str) -> str:
     parts = urlsplit(url)
     behind = url.partition("://")[2][len(parts.netloc) :]
     return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if behind.strip("/") else url
-
-
-def of_job(job: JobDir) -> Mask:
-    """Return the mask of a job's secrets; of another user's job, which cannot be read, an empty one. Raises ValueError
-    when they are damaged."""
-    try:
-        kept = codec.loads_plain(ownership.read_regular(job.secrets / "secrets.json"))
-        webhook = ownership.read_regular(job.webhook).decode() if job.webhook.exists() else ""
-    except (FileNotFoundError, PermissionError):
-        return Mask(())
-    except OSError as err:
-        raise ValueError(f"they cannot be read: {err.strerror}") from err
-    return of_secrets(map(str, kept.values()), webhook)
 
 
 def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:

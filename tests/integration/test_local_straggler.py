@@ -7,7 +7,7 @@ import json
 from click.testing import CliRunner
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.cli.app import cli
+from orchestrator.cli.group import cli
 from tests.support.local import Desk, Sight, wait_until
 from tests.support.torch_script import WITHOUT_DYNAMO
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import app
+from orchestrator.cli import app, group
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir.home import jobs as jobs_of
 from orchestrator.core.jobdir.layout import JobDir
@@ -155,7 +155,7 @@ def test_what_is_printed_for_programs_is_one_json_value(orch: Type, words: str) 
 
 
 def test_every_verb_and_option_explains_itself_in_whole_sentences() -> None:
-    for name, verb in app.cli.commands.items():
+    for name, verb in group.cli.commands.items():
         assert verb.help and verb.help.splitlines()[0].endswith("."), name
         for param in verb.params:
             text = getattr(param, "help", None)
@@ -196,7 +196,7 @@ def test_clean_deletes_only_the_job_that_was_named(orch: Type, home: Path) -> No
     ]
 
 
-@pytest.mark.parametrize(("answer", "code"), [("n\n", 0), ("", app.INTERRUPTED)])
+@pytest.mark.parametrize(("answer", "code"), [("n\n", 0), ("", group.INTERRUPTED)])
 def test_clean_asks_before_it_deletes(
     orch: Type, home: Path, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_job_whose_hosts_could_not_be_cleaned_is_kept(orch: Type, home: Path) 
     job.archive.touch()  # so it was on hosts
     job.plan.write_text("{")  # and on which is not known
     said = orch("clean", "--older-than", "0s", "--yes")
-    assert (said.code, job.root.exists()) == (app.CLUSTER_CANNOT, True)
+    assert (said.code, job.root.exists()) == (group.CLUSTER_CANNOT, True)
     assert f"kept, since not all that they left could be cleaned away: {job.id}" in said.err
 
 
@@ -226,7 +226,7 @@ def test_a_clean_that_could_not_clean_says_what_is_left_and_why(
         job.root.chmod(0o555)
         said = orch(*words.split())
         job.root.chmod(0o755)
-    assert said.code == app.CLUSTER_CANNOT
+    assert said.code == group.CLUSTER_CANNOT
     assert f"cannot be deleted: {job.root / 'nodes'}: Permission denied" in said.err and "fix: " in said.err
     assert job.root.exists()
 
@@ -238,7 +238,7 @@ def test_a_job_that_is_not_over_is_not_cleaned(orch: Type, home: Path) -> None:
 
 def test_following_a_job_ends_with_the_exit_code_of_its_end(home: Path) -> None:
     done, broken = (Job(folder) for folder in jobs_of(home))
-    assert (app._follow(done), app._follow(broken)) == (0, app.JOB_FAILED)
+    assert (group._follow(done), group._follow(broken)) == (0, group.JOB_FAILED)
 
 
 def _broken(home: Path) -> JobDir:
@@ -308,7 +308,7 @@ VOCABULARY = ["submit", "status", "logs", "why", "cancel", "resume", "checkpoint
 def test_no_words_make_a_traceback(orch: Type) -> None:
     rng = random.Random(8)
     for _ in range(FUZZ_RUNS):
-        verb = rng.choice(list(app.cli.commands)) if rng.random() < 0.8 else rng.choice(VOCABULARY)
+        verb = rng.choice(list(group.cli.commands)) if rng.random() < 0.8 else rng.choice(VOCABULARY)
         words = [verb, *rng.choices(VOCABULARY, k=rng.randint(0, 4))]
         if _starts_something(words):
             continue
@@ -336,7 +336,7 @@ def test_words_of_the_user_cannot_command_the_terminal(orch: Type, words: str) -
 STREAMS = [
     ("schema >&-", 3), ("status >/dev/full", 3), ("status --json >&-", 3), ("logs -f >/dev/full", 3), ("--help >&-", 3),
     ("status --nosuch >&-", 2), ("status nosuch 2>/dev/full", 2), ("why 2>&-", 0), ("why >&- 2>&-", 3), ("logs <&-", 0),
-    ("clean --older-than 0s <&-", app.INTERRUPTED), ("schema | true", 0),
+    ("clean --older-than 0s <&-", group.INTERRUPTED), ("schema | true", 0),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from orchestrator import brain
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Life, Link, News, Phase
-from orchestrator.cli.app import INTERRUPTED, JOB_FAILED, cli
+from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, cli
 from orchestrator.client import post_mortem
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file

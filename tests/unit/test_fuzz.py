@@ -19,7 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.cli import app
+from orchestrator.cli import group
 from orchestrator.spec.model import JobSpec
 from tests.support import folders, jobs, verbs
 
@@ -89,12 +89,12 @@ def _option(option: click.Option, text: st.SearchStrategy[str]) -> st.SearchStra
     return st.tuples(flags, text).map(list)
 
 
-VERBS = tuple(sorted(app.cli.commands))
+VERBS = tuple(sorted(group.cli.commands))
 
 
 @pytest.mark.slow
 def test_whatever_the_arguments_are_every_verb_ends_with_a_sentence(template: Path) -> None:
-    @given(st.sampled_from(VERBS).flatmap(lambda name: _words(name, app.cli.commands[name])))
+    @given(st.sampled_from(VERBS).flatmap(lambda name: _words(name, group.cli.commands[name])))
     @settings(QUIET, max_examples=WORDS_MAX)
     def tried(words: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.rank import hook
-from orchestrator.core import mask
+from orchestrator.client import secret_mask
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.mask import CUT_CHARS_MIN, HIDDEN, LEFT_OUT, Mask
 
@@ -50,7 +50,7 @@ def test_a_place_to_cut_is_beside_a_secret(at: int) -> None:
 
 def test_secrets_that_cannot_be_read_are_no_reason_to_show_them(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    assert mask.of_job(job).apply("x") == "x"  # another user's
+    assert secret_mask.of_job(job).apply("x") == "x"  # another user's
     (job.secrets / "secrets.json").mkdir(parents=True)
     with pytest.raises(ValueError, match="cannot be read"):
-        mask.of_job(job)
+        secret_mask.of_job(job)

@@ -23,10 +23,9 @@ from pathlib import Path
 from orchestrator.agent.evidence import classify, sample
 from orchestrator.agent.evidence.classify import Earlier, Word
 from orchestrator.agent.probes import gpu_use, python_stacks, stack_frames
-from orchestrator.agent.probes.python_stacks import STACK_SIGNAL
 from orchestrator.agent.rank import flight_recorder
 from orchestrator.agent.rank.hook import RING_STEPS
-from orchestrator.agent.rank.processes import NodeRanks, RankProcess
+from orchestrator.agent.rank.processes import STACK_SIGNAL, NodeRanks, RankProcess
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import rank_name
 from orchestrator.core.wire import messages as m

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.agent.probes import kernel_wait, open_files, python_stacks, source_line, stack_frames
+from orchestrator.agent.probes import kernel_wait, open_files, source_line, stack_frames
 from orchestrator.agent.probes.kernel_wait import NO_WAIT, Wait
 from orchestrator.agent.probes.python_stacks import RankStack
 from orchestrator.agent.probes.stack_frames import Frame, Thread
-from orchestrator.agent.rank import io_counter
+from orchestrator.agent.rank import io_counter, processes
 from orchestrator.core.host import procfs
 
 TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO})
@@ -36,7 +36,7 @@ EVERYBODYS = frozenset(
         signal.SIGCHLD,
         32,
         33,
-        python_stacks.STACK_SIGNAL,
+        processes.STACK_SIGNAL,
     }
 )
 """Signals that Python, torch, the hook and glibc (the first two of real time) catch in every process, and such as come
@@ -256,7 +256,7 @@ def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
         chosen = chosen if main is None else one
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
-        if main is None and one.state not in "TtZX" and procfs.catches(one.pid, python_stacks.STACK_SIGNAL):
+        if main is None and one.state not in "TtZX" and procfs.catches(one.pid, processes.STACK_SIGNAL):
             return one  # a Python that was not to be asked, and no shell
         child = kernel_wait.wait_of(one.pid, one.pid).child
         below = [other for other in left if _is_program_of(one.pid, other) and child in (other.pid, 0, None)]

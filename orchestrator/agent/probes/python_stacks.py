@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,9 +21,6 @@ from orchestrator.agent.probes import kernel_wait
 from orchestrator.agent.rank.hook import SOCKET_FILE, STACKS_FILE, STACKS_MEMFD
 from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
-
-STACK_SIGNAL = signal.SIGRTMIN + 6
-"""Asks a process for its stack. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time one."""
 
 PROCESSES_MAX = 256
 TEXT_BYTES_MAX = 1 << 20

@@ -14,11 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.probes import python_stacks
 from orchestrator.agent.rank import error_file, last_traceback, spawn, step_counter
 from orchestrator.agent.rank.error_file import forget_errors
 from orchestrator.agent.rank.flight_recorder import OwnWork, Window
-from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
+from orchestrator.agent.rank.hook import (
+    ERROR_FILE,
+    RANK_DIR_ENV,
+    SOCKET_ENV,
+    STACK_SIGNAL_ENV,
+)
 from orchestrator.agent.rank.io_counter import Traffic
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
@@ -126,7 +130,7 @@ class NodeRanks:
         trace = str(self.job.evidence(self.attempt) / "torch-trace-of-rank-")  # torch appends the number
         kept = dict.fromkeys(TRACE_FILE_ENVS, trace)
         env = {SOCKET_ENV: "1", **kept, **order.defaults, **base, **rank.env, RANK_DIR_ENV: str(folder)}
-        env[STACK_SIGNAL_ENV] = str(int(python_stacks.STACK_SIGNAL))
+        env[STACK_SIGNAL_ENV] = str(int(STACK_SIGNAL))
         env["PYTHONPATH"] = os.pathsep.join(part for part in (hook_folder, env.get("PYTHONPATH", "")) if part)
         log = self.job.rank_log(self.attempt, rank.rank)
         pid = spawn.start(spawn.Program(order.argv, env, self.job.code, log))
@@ -323,3 +327,7 @@ def _failure(process: RankProcess, exit_code: int) -> m.Failure | None:
     if where and error.function:
         where = f"{where} {error.function}"
     return m.Failure(error.type, error.message, error.traceback, where)
+
+
+STACK_SIGNAL = signal.SIGRTMIN + 6
+"""Asks a process for its stack. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time one."""

@@ -1,0 +1,162 @@
+"""The command group `orch`: options that several verbs take, exit codes, and how a job is found, followed and printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from orchestrator.cli import terminal
+from orchestrator.cli.params import JobName, Verbs
+from orchestrator.client.job import Job
+from orchestrator.core.errors import OrchError, UserError
+from orchestrator.core.jobdir import home
+from orchestrator.core.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from orchestrator.client.remote_files import Account
+
+JOB_FAILED = 1
+CLUSTER_CANNOT = 3
+INTERRUPTED = 130
+
+JOB = click.argument("job", required=False, type=JobName())
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+FOLLOW = click.option(
+    "--follow", is_flag=True, help="Show logs and state until the job ends; its success is the exit code."
+)
+SET = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change a field of the spec, such as nodes=2 or restart.max=5; repeatable.",
+)
+BACKEND = click.option(
+    "--backend", metavar="BACKEND", help="Run on local, ssh or slurm, whatever the spec says."
+)
+SPEC = click.argument("spec", type=click.Path(path_type=Path))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(VERSION, prog_name="orch")
+def cli() -> None:
+    """Run one PyTorch training job on many machines, and keep it running.
+
+    JOB is a job's id or name; left out, it is the latest job.
+    """
+
+
+def find_job(wanted: str | None) -> Job:
+    """Return the job of this id or name, the latest one for None. Raises UserError when there is none."""
+    return Job(home.find(home.home(os.environ), wanted))
+
+
+def all_jobs() -> list[Job]:
+    """Return the jobs in the job home, oldest first."""
+    return [Job(folder) for folder in home.jobs(home.home(os.environ))]
+
+
+def own_jobs() -> list[Job]:
+    """Return this user's jobs, and tell of each of them whose folder is not safe to work in."""
+    found = []
+    for job in all_jobs():
+        if home.is_ours(job.folder):
+            try:
+                home.require_ours(job.folder)
+                found.append(job)
+            except UserError as err:
+                terminal.complain(str(err))
+    return found
+
+
+def all_statuses() -> list[dict[str, Any]]:
+    """Return the statuses of all jobs, and tell of each whose folder is damaged."""
+    left = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
+    if left:
+        from orchestrator.client import slurm_status
+
+        slurm_status.look_ahead(left)
+    statuses = []
+    for job in all_jobs():
+        try:
+            statuses.append(status_now(job))
+        except OrchError as err:
+            terminal.complain(str(err))
+    return statuses
+
+
+def status_now(job: Job) -> dict[str, Any]:
+    """Return a job's status after Slurm's word on it was heeded; what fails of that is told, and is no reason for none."""
+    apply_slurm_end(job)
+    return job.last_status()
+
+
+def apply_slurm_end(job: Job) -> None:
+    """Close a job that Slurm has ended: what asks for what came of a job must not find it half open."""
+    if job.folder.ended.exists() or not job.is_slurm:
+        return
+    try:
+        job.look_after()
+    except (OrchError, OSError) as err:
+        terminal.complain(str(err))
+
+
+def report_leftovers(left: Mapping[str, Account]) -> int:
+    """Tell what was left, and return the exit code that goes with it."""
+    from orchestrator.views import cells
+
+    jobs_of: dict[str, list[str]] = {}
+    for job_id, account in left.items():
+        for text in account.lines():
+            jobs_of.setdefault(text, []).append(job_id)
+    for text, names in jobs_of.items():
+        terminal.complain(f"{cells.named(names)}: {text}")
+    return 0 if all(account.is_whole for account in left.values()) else CLUSTER_CANNOT
+
+
+def print_json(data: Any, in_one_line: bool = False) -> None:
+    """Print JSON: indented on a terminal, in one line elsewhere or when asked for."""
+    click.echo(json.dumps(data, indent=2 if sys.stdout.isatty() and not in_one_line else None))
+
+
+def watch(job: Job, *, as_json: bool) -> int:
+    """Show a job's status until it ends, and return the exit code."""
+    from orchestrator.cli import live
+
+    try:
+        live.changes(job) if as_json else live.watch(job)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def follow_job(job: Job, *, as_json: bool = False) -> int:
+    """Show a job's logs and states until it ends, and return the exit code: its success."""
+    from orchestrator.cli import live
+    from orchestrator.client import log_reader
+    from orchestrator.views import logs as log_view
+    from orchestrator.views import status as status_view
+
+    style = log_view.style_of(log_reader.LogQuery(), terminal=terminal.is_terminal(), environ=os.environ)
+    try:
+        status = live.changes(job) if as_json else live.everything(job, style)
+    except KeyboardInterrupt:
+        terminal.say(
+            f"\ndetached: {job.id} goes on\n  back    orch logs -f {job.id}\n          orch status --watch {job.id}"
+            f"\n  stop    orch cancel {job.id}",
+            err=True,
+        )
+        return INTERRUPTED
+    if not as_json:
+        terminal.write([status_view.headline(status), *status_view.reason_lines(status)])
+    if status["state"] == "SUCCEEDED":
+        return 0
+    terminal.say(f"see why: orch why {job.id}", err=True)
+    return JOB_FAILED

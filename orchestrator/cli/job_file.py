@@ -1,0 +1,95 @@
+"""Verbs for a job file: init, schema, check, render."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli import terminal
+from orchestrator.cli.group import (
+    AS_JSON,
+    BACKEND,
+    SET,
+    SPEC,
+    print_json,
+)
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir import home
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command()
+@SPEC
+@BACKEND
+@SET
+@AS_JSON
+def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Look whether a job could run, and start nothing.
+
+    Looks at the spec, the code, the space, the interpreter with its torch, the script's syntax, and the network; over SSH at every host.
+    """
+    from orchestrator.client import preflight
+    from orchestrator.views import tables
+
+    findings = preflight.check(spec, backend, overrides, os.environ)
+    if as_json:
+        print_json([finding.as_json() for finding in findings])
+    else:
+        terminal.write(tables.findings([finding.as_json() for finding in findings]))
+    return max((finding.exit_code for finding in findings), default=0)
+
+
+@click.command()
+@SPEC
+@BACKEND
+@SET
+def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
+    """Print the scripts that would run; touches nothing."""
+    from orchestrator.submission import submit as submission
+
+    for file in submission.rendered(spec, backend, overrides, os.environ):
+        click.echo(f"# ─── {file.name}\n{file.text}")
+    return 0
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
+@click.option("--systemd", is_flag=True, help="Print a user unit that takes up your jobs after a boot.")
+def init(file: Path, systemd: bool) -> int:
+    """Write a job file to start from (job.yaml)."""
+    from orchestrator.submission import render
+    from orchestrator.submission.render import TEMPLATES
+
+    if systemd:
+        click.echo(render.systemd_unit(sys.executable, home.home(os.environ), os.environ.get("PATH", "")))
+        return 0
+    text = (TEMPLATES / "job.yaml.j2").read_text()
+    try:
+        with file.open("x") as out:
+            out.write(text)
+    except FileExistsError:
+        raise UserError(
+            "there is such a file already", str(file), "name another: orch init other.yaml"
+        ) from None
+    except OSError as err:
+        raise UserError(
+            f"cannot be written: {err.strerror}", str(file), "name a place you can write to"
+        ) from err
+    terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
+    return 0
+
+
+@click.command()
+def schema() -> int:
+    """Print the JSON Schema of job files, for editors."""
+    from orchestrator.spec.load import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))
+    return 0

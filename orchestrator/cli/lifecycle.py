@@ -1,0 +1,130 @@
+"""Verbs that begin and end a job: submit, cancel, restart, resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli import terminal
+from orchestrator.cli.group import (
+    AS_JSON,
+    BACKEND,
+    FOLLOW,
+    INTERRUPTED,
+    JOB,
+    SET,
+    SPEC,
+    find_job,
+    follow_job,
+    print_json,
+)
+from orchestrator.client.job import Job
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.text import with_fix
+
+if TYPE_CHECKING:
+    pass
+
+CANCEL_S_MAX = 120.0
+"""How long `orch cancel` waits beside the grace that ranks have."""
+
+
+@click.command()
+@SPEC
+@BACKEND
+@SET
+@FOLLOW
+@AS_JSON
+def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: bool, as_json: bool) -> int:
+    """Submit the job that a job file describes.
+
+    Its code is copied: files can be edited as soon as this returns. With --json --follow every change of its status is one more line of JSON, and logs are not shown.
+    """
+    from orchestrator.client.job import submit as submit_job
+
+    job = submit_job(spec, backend=backend, overrides=overrides)
+    if as_json:
+        state = job.status()["state"]
+        print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
+    else:
+        terminal.say(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
+        if job.slurm_id:
+            _print_queue(job)
+    if follow:
+        return follow_job(job, as_json=as_json)
+    if not as_json:
+        terminal.say(f"  watch   orch logs -f {job.id}\n  stop    orch cancel {job.id}")
+    return 0
+
+
+def _print_queue(job: Job) -> None:
+    """Print Slurm's id of a new job, and what would keep it from ever starting, where Slurm knows that at once."""
+    told = job.last_status().get("queue") or {"said": ""}
+    what, fix = with_fix(told["said"])
+    terminal.say(f"  queue   {what if fix else f'Slurm job {job.slurm_id}'}")
+    if fix:
+        terminal.say(f"          fix: {fix}")
+
+
+@click.command()
+@JOB
+@click.option("--wait/--no-wait", default=True, help="Wait until it has stopped (the default).")
+def cancel(job: str | None, wait: bool) -> int:
+    """Stop a job for good.
+
+    Its ranks get TERM, and when monitor.stop_grace is over, KILL.
+    """
+    found = find_job(job)
+    found.cancel()
+    if not wait:
+        terminal.say(f"{found.id} is being stopped")
+        return 0
+    terminal.say(f"stopping {found.id} …", err=True)
+    try:
+        state = found.wait(CANCEL_S_MAX + found.plan().limits.stop_grace_s)["state"]
+    except TimeoutError as err:
+        fix = "`orch status` shows which node holds it up; what was asked stays asked"
+        raise ClusterError(str(err), found.id, fix) from err
+    except KeyboardInterrupt:
+        terminal.say(f"\n{found.id} is still being stopped: that goes on without you", err=True)
+        return INTERRUPTED
+    late = "" if state == "CANCELLED" else ": it ended before it could be stopped"
+    terminal.say(f"{found.id} {state}{late}")
+    return 0
+
+
+@click.command()
+@JOB
+def restart(job: str | None) -> int:
+    """End the present attempt of a running job, and begin the next one from the newest checkpoint.
+
+    Ranks get TERM, and when monitor.stop_grace is over, KILL. It costs no restart budget.
+    """
+    found = find_job(job)
+    before = found.restart()
+    newest = before["checkpoint"]
+    source = newest["path"] if newest else "the beginning: there is no checkpoint yet"
+    terminal.say(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
+    return 0
+
+
+@click.command()
+@JOB
+@click.option(
+    "--from", "checkpoint", metavar="CHECKPOINT", default="", help="Start from this one, not the newest."
+)
+@SET
+@FOLLOW
+def resume(job: str | None, checkpoint: str, overrides: tuple[str, ...], follow: bool) -> int:
+    """Let an ended job go on from its newest checkpoint.
+
+    It goes on in its own folder, with the code of its submit. A job that has succeeded goes on only with --set or --from: by itself it would find nothing left to do.
+    """
+    found = find_job(job)
+    found.resume(checkpoint, overrides)
+    terminal.say(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
+    if found.slurm_id:
+        _print_queue(found)
+    return follow_job(found) if follow else 0

@@ -1,0 +1,248 @@
+"""Verbs that show a job: status, logs, why, stacks, checkpoints."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli import terminal
+from orchestrator.cli.group import (
+    AS_JSON,
+    CLUSTER_CANNOT,
+    INTERRUPTED,
+    JOB,
+    all_statuses,
+    apply_slurm_end,
+    find_job,
+    print_json,
+    status_now,
+)
+from orchestrator.cli.params import Ago, Count, Pattern
+from orchestrator.client.job import Job
+from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir import home
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Iterator
+
+    from orchestrator.client.log_reader import LogQuery
+
+
+@click.command()
+@JOB
+@click.option("--all", "show_all", is_flag=True, help="All jobs, a line each.")
+@click.option("--watch", is_flag=True, help="Keep showing it until the job ends.")
+@AS_JSON
+def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
+    """Show how a job is doing, node by node and rank by rank."""
+    from orchestrator.views import status as status_view
+    from orchestrator.views import tables
+
+    if show_all and (job or watch):
+        raise UserError("--all shows all jobs, once", "--all", "leave out JOB and --watch, or --all")
+    place = home.home(os.environ)
+    statuses = all_statuses() if show_all else []
+    folder = None if show_all else home.find(place, job) if job else home.latest(place)
+    if folder is not None:
+        if watch:
+            return watch(Job(folder), as_json=as_json)
+        statuses = [status_now(Job(folder))]
+    if as_json:
+        print_json(statuses)
+    elif not statuses:
+        terminal.say(f"no jobs yet in {place}; submit one: orch submit job.yaml")
+    else:
+        terminal.write(tables.jobs(statuses, terminal.width()) if show_all else status_view.job(statuses[0]))
+    return 0
+
+
+@click.command()
+@JOB
+@click.option(
+    "--rank", "ranks", multiple=True, type=Count(0), metavar="N", help="Only this rank; repeatable."
+)
+@click.option(
+    "--node",
+    "nodes",
+    multiple=True,
+    metavar="NAME",
+    help="What this node's ranks, agent and setup lines printed; repeatable.",
+)
+@click.option("--attempt", type=Count(1), metavar="N", help="Only this attempt.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Go on with new lines, across restarts, until the job ends."
+)
+@click.option("--tail", type=Count(0), metavar="N", help="Only the last so many lines.")
+@click.option("--since", type=Ago(), help="Only lines of the last 90s, 10m, 2h.")
+@click.option("--grep", type=Pattern(), help="Only lines in which this regular expression is found.")
+def logs(
+    job: str | None,
+    ranks: tuple[int, ...],
+    nodes: tuple[str, ...],
+    attempt: int | None,
+    follow: bool,
+    tail: int | None,
+    since: float | None,
+    grep: re.Pattern[str] | None,
+) -> int:
+    """Show what ranks printed, merged by time.
+
+    Of the newest attempt that printed anything; with --tail, --since or --grep of earlier ones too.
+    """
+    from orchestrator.cli import live as following
+    from orchestrator.client import log_reader as reading
+    from orchestrator.views import logs as log_view
+
+    found = find_job(job)
+    ranks = _ranks_wanted(found, ranks, nodes, attempt)
+    there = reading.attempts(found.folder)
+    if attempt is not None and attempt not in there:
+        fix = f"it has {there[0]} to {there[-1]}" if there else "it has none yet"
+        raise UserError(f"{found.id} has no logs of attempt {attempt}", "--attempt", fix)
+    query = reading.LogQuery(ranks, nodes, attempt, tail, since, grep)
+    style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
+    if follow:
+        try:
+            following.logs(found, query, style)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+    else:
+        _print_logs(found, query)
+    if not ranks and not reading.has_rank_lines(found.folder):
+        _print_nodes_logs(found, query)
+    return 0
+
+
+def _print_nodes_logs(job: Job, query: LogQuery) -> None:
+    """Print what the nodes did in a job whose ranks have not printed anything."""
+    from dataclasses import replace
+
+    there = iter(_printed(job, replace(query, nodes=tuple(job.node_names()))))
+    first = next(there, None)
+    if first is None:
+        if job.is_slurm and _print_batch_log(job):
+            return
+        told = f"orch status {job.id}" if not job.folder.ended.exists() else f"orch why {job.id}"
+        terminal.say(f"no rank has printed anything, and no node has said what it did; see {told}", err=True)
+        return
+    terminal.say("no rank has printed anything; this is what the nodes did:", err=True)
+    click.echo(first)
+    for text in there:
+        click.echo(text)
+
+
+def _print_batch_log(job: Job) -> bool:
+    """Print what a job's batch script has said, if anything; a job whose supervisor never came up has told it there."""
+    from orchestrator.client import slurm_status
+
+    lines = slurm_status.batch_lines(job.folder)
+    if lines:
+        terminal.say(
+            f"no rank has printed anything; this is what its batch script said ({job.folder.batch_log}):",
+            err=True,
+        )
+    for line in lines:
+        terminal.say(line)
+    return bool(lines)
+
+
+def _print_logs(job: Job, query: LogQuery) -> None:
+    for text in _printed(job, query):
+        click.echo(text)
+
+
+def _printed(job: Job, query: LogQuery) -> Iterator[str]:
+    from orchestrator.views import logs as log_view
+
+    style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
+    view = log_view.LogView(style, job.mask())
+    for folded in log_view.fold(job.logs(query)):
+        yield from view.lines(folded)
+
+
+@click.command()
+@JOB
+@AS_JSON
+def why(job: str | None, as_json: bool) -> int:
+    """Tell what went wrong, who is to blame, and what was lost.
+
+    Each attempt has its verdict; the last one that failed is shown with all its evidence.
+    """
+    from orchestrator.views import post_mortem
+
+    found = find_job(job)
+    apply_slurm_end(found)
+    told = found.why()
+    if as_json:
+        print_json(told)
+    else:
+        terminal.write(post_mortem.post_mortem(told))
+    return 0
+
+
+@click.command()
+@JOB
+@click.option(
+    "--rank", "ranks", multiple=True, type=Count(0), metavar="N", help="Only this rank; repeatable."
+)
+@AS_JSON
+def stacks(job: str | None, ranks: tuple[int, ...], as_json: bool) -> int:
+    """Show what every rank of a running job is doing right now.
+
+    Looks twice, and changes nothing: stacks by faulthandler's signal, the kernel's view, and the collectives that ranks are in. Ranks with equal frames stand together; the pages with all threads are in the job's evidence folder.
+    """
+    from orchestrator.views import stacks as stack_view
+
+    found = find_job(job)
+    _ranks_wanted(found, ranks, (), None)
+    taken = found.stacks()
+    if as_json:
+        shown = [rank for rank in taken["ranks"] if not ranks or rank["rank"] in ranks]
+        print_json({**taken, "ranks": shown})
+    else:
+        terminal.write(stack_view.stacks(taken, ranks))
+    return CLUSTER_CANNOT if taken["unanswered"] else 0
+
+
+@click.command()
+@JOB
+@click.option("--verify", is_flag=True, help="Look into each file for what its format demands.")
+@AS_JSON
+def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
+    """List a job's checkpoints, oldest first.
+
+    The arrow marks the one that a restart would begin from.
+    """
+    from orchestrator.client import collect
+    from orchestrator.views import tables
+
+    listed = collect.checkpoints(find_job(job), verify=verify)
+    if as_json:
+        print_json(listed)
+    else:
+        terminal.write(tables.checkpoints(listed))
+    return 0
+
+
+def _ranks_wanted(
+    job: Job, ranks: tuple[int, ...], nodes: tuple[str, ...], attempt: int | None
+) -> tuple[int, ...]:
+    """Return the ranks that `--rank` and `--node` mean. Raises UserError for one that the job does not have."""
+    if not ranks and not nodes:
+        return ()
+    plan = job.plan()
+    names = job.node_names()
+    for name in nodes:
+        if name not in names:
+            raise UserError(f"{job.id} has no node {name!r}", "--node", f"it has: {', '.join(names[:20])}")
+    for rank in ranks:
+        if rank >= plan.world_size:
+            raise UserError(
+                f"{job.id} has no rank {rank}", "--rank", f"its ranks are 0 to {plan.world_size - 1}"
+            )
+    return tuple(ranks) or tuple(
+        rank for name, there in job.ranks_of(attempt).items() if name in nodes for rank in there
+    )
