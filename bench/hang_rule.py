@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 
 JOBS = 10_000
 BEAT_S = 1.0
@@ -43,7 +44,7 @@ class Pause:
 
     lasts_s: float
     ranks: tuple[int, ...]
-    doing: e.Doing
+    doing: observations.Doing
     phase: str
     seen: float
     why: str = ""
@@ -119,7 +120,11 @@ class _Job:
 
     def beat(self, pause: Pause | None) -> None:
         usual = statistics.median(self.recent_s[-128:]) if len(self.recent_s) >= 3 else None
-        busy = pause.ranks if pause is not None and pause.doing in (e.Doing.WORKS, e.Doing.SPINS) else ()
+        busy = (
+            pause.ranks
+            if pause is not None and pause.doing in (observations.Doing.WORKS, observations.Doing.SPINS)
+            else ()
+        )
         ranks = tuple(
             e.RankBeat(
                 rank, self.count, "R" if rank in busy else "S", self.count, self.now_s if rank in busy else 0.0,
@@ -137,23 +142,23 @@ class _Job:
             self.looked_s = self.now_s
             self.hear(e.Looked(0.0, "n0", 1, look.look, found))
 
-    def _found(self, rank: int, pause: Pause) -> e.RankLook:
+    def _found(self, rank: int, pause: Pause) -> observations.RankLook:
         first = rank not in self.still_since
         busy = rank in pause.ranks
-        moved = busy and pause.doing is e.Doing.WORKS and self.rng.random() < pause.seen
+        moved = busy and pause.doing is observations.Doing.WORKS and self.rng.random() < pause.seen
         if first or moved:
             self.still_since[rank] = self.now_s
-        doing = e.Doing.WAITS
+        doing = observations.Doing.WAITS
         if busy:
-            doing = e.Doing.WORKS if moved else pause.doing
-            doing = e.Doing.SPINS if doing is e.Doing.WORKS and not moved else doing
+            doing = observations.Doing.WORKS if moved else pause.doing
+            doing = observations.Doing.SPINS if doing is observations.Doing.WORKS and not moved else doing
         if first:
-            doing = e.Doing.UNSEEN
+            doing = observations.Doing.UNSEEN
         number = 10 + self.count * 3 + (0 if busy and len(pause.ranks) < RANKS else 1)
-        entered = e.Collective(
+        entered = observations.Collective(
             "0", "default group", tuple(range(RANKS)), number, "all_reduce", "float32[8]", 1.0
         )
-        return e.RankLook(
+        return observations.RankLook(
             rank, 100 + rank, "S", doing, self.now_s - self.still_since[rank], "train.py:9 step", pause.why if busy else "",
             busy and pause.why == "proved", None, pause.phase if busy else "train", ("train.py:9 step",), (entered,), (), (),
             (),
@@ -194,7 +199,9 @@ def make(number: int) -> Plan:
 
 
 def _first(rng: random.Random, seen: float) -> Pause:
-    return Pause(rng.choice((2.0, 10.0, 40.0, 120.0)), tuple(range(RANKS)), e.Doing.WORKS, "import", seen)
+    return Pause(
+        rng.choice((2.0, 10.0, 40.0, 120.0)), tuple(range(RANKS)), observations.Doing.WORKS, "import", seen
+    )
 
 
 def _step(rng: random.Random, times: str, usual_s: float, special: bool, seen: float) -> Pause:
@@ -222,22 +229,24 @@ def _step(rng: random.Random, times: str, usual_s: float, special: bool, seen: f
 def _pause(rng: random.Random, lasts_s: float, ranks: tuple[int, ...], phase: str, seen: float) -> Pause:
     """A pause in which work shows, or now and then none does."""
     still = rng.random() < STILL_WORK
-    return Pause(lasts_s, ranks, e.Doing.BLOCKED if still else e.Doing.WORKS, phase, seen)
+    return Pause(
+        lasts_s, ranks, observations.Doing.BLOCKED if still else observations.Doing.WORKS, phase, seen
+    )
 
 
 def _hang(rng: random.Random, kind: str) -> Pause:
     odd = (rng.randrange(RANKS),)
     match kind:
         case "proved":
-            return Pause(HANG_S_MAX, odd, e.Doing.BLOCKED, "train", 0.0, "proved")
+            return Pause(HANG_S_MAX, odd, observations.Doing.BLOCKED, "train", 0.0, "proved")
         case "one rank stands":
-            return Pause(HANG_S_MAX, odd, e.Doing.BLOCKED, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Doing.BLOCKED, "train", 0.0)
         case "never entered":
-            return Pause(HANG_S_MAX, odd, e.Doing.WAITS, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Doing.WAITS, "train", 0.0)
         case "network":
-            return Pause(HANG_S_MAX, (), e.Doing.WAITS, "train", 0.0)
+            return Pause(HANG_S_MAX, (), observations.Doing.WAITS, "train", 0.0)
         case _:
-            return Pause(HANG_S_MAX, odd, e.Doing.SPINS, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Doing.SPINS, "train", 0.0)
 
 
 def play(number: int) -> Outcome:

@@ -22,7 +22,7 @@ from pathlib import Path
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
-from orchestrator.core import codec
+from orchestrator.core import codec, observations
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor import status as status_object
@@ -93,8 +93,8 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
         yield d.Look(at, "no step for long", attempt, f"node-{node}", look)
     for node in range(NODES):
         ranks = tuple(
-            e.RankLook(
-                rank, 1000 + rank, "R", e.Doing.WORKS, 0.0, FRAMES[0], "computes", False, None, "evaluate", FRAMES,
+            observations.RankLook(
+                rank, 1000 + rank, "R", observations.Doing.WORKS, 0.0, FRAMES[0], "computes", False, None, "evaluate", FRAMES,
                 (), (), (), (), gpu_use=0.9,
             )
             for rank in range(PER_NODE * node, PER_NODE * (node + 1))
@@ -104,7 +104,7 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
 
 def crash(attempt: int, at: float, count: int) -> Iterator[News]:
     """One rank crashes, all others are stopped."""
-    failure = e.Failure("RuntimeError", "NCCL error", "Traceback\n" * 20, "train.py:10 step")
+    failure = observations.Failure("RuntimeError", "NCCL error", "Traceback\n" * 20, "train.py:10 step")
     verdict = d.Verdict(
         d.Kind.CRASH, (1,), "node-0", "rank 1: NCCL error", ("evidence",), "crash", count, at, True
     )

@@ -28,6 +28,7 @@ from orchestrator.agent.prepare import Preparation
 from orchestrator.agent.rank import spawn
 from orchestrator.agent.rank.processes import NodeRanks, Want, install_hook
 from orchestrator.agent.supervisor_link import Contact
+from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.slurm import step_env
@@ -151,7 +152,7 @@ class Agent:
 
     def _hello(self, pending: int) -> m.Hello:
         ranks, ready = self._ranks, self._preparation.ready
-        seen = tuple(m.RankSeen(p.rank, p.pid, p.exited) for p in ranks.processes) if ranks else ()
+        seen = tuple(observations.RankSeen(p.rank, p.pid, p.exited) for p in ranks.processes) if ranks else ()
         self._beat_due = 0.0
         self._wake.set()
         self._shipper.hold()

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from orchestrator.agent import rendezvous_probe, setup_script
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
+from orchestrator.core import observations
 from orchestrator.core.host import interfaces
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
@@ -151,7 +152,7 @@ class Preparation:
         self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order))
         self._report(self.ready)
 
-    def _listen(self, held: socket.socket | None, order: m.Prepare) -> tuple[m.Address, ...]:
+    def _listen(self, held: socket.socket | None, order: m.Prepare) -> tuple[observations.Address, ...]:
         """Answer on the port until the ranks start, where others are to probe it; return where they might reach it."""
         if held is None:
             return ()

@@ -14,8 +14,8 @@ import secrets
 import socket
 
 from orchestrator.core.host.interfaces import addresses
+from orchestrator.core.observations import Reached
 from orchestrator.core.wire.accepting import Acceptor, Crowd
-from orchestrator.core.wire.messages import Reached
 
 PROBE_S_MAX = 3.0
 """How long one address may take to answer; all are tried at once."""

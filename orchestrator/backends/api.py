@@ -8,19 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from orchestrator.core.observations import Trouble
+
 if TYPE_CHECKING:
     from orchestrator.core.end_cause import Cause
     from orchestrator.core.wire.messages import AgentConfig, Piece
 
 Stir = Callable[[], None]
-
-
-class Trouble(enum.Enum):
-    """Whether a launch that failed is worth trying again; the values are those of the brain's event."""
-
-    PASSING = "passing"
-    LASTING = "lasting"
-    BUSY = "busy"
 
 
 class LaunchError(Exception):

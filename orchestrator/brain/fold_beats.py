@@ -10,6 +10,7 @@ from typing import cast
 from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts
+from orchestrator.core import observations
 
 
 def take(rank: RankFacts, beat: e.RankBeat, at: float, watched_at: float) -> None:
@@ -70,7 +71,7 @@ def folded_beat(facts: Facts, node: str, at: float) -> e.Beat:
     return e.Beat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 
 
-def entered_another(facts: Facts, rank: RankFacts, look: e.RankLook) -> bool:
+def entered_another(facts: Facts, rank: RankFacts, look: observations.RankLook) -> bool:
     """Tell whether a rank has entered another collective since the look before, in the present silence: those that
     were entered before it say nothing."""
     attempt = cast(AttemptFacts, facts.attempt)

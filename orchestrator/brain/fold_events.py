@@ -24,6 +24,7 @@ from orchestrator.brain.model.facts import (
     Want,
 )
 from orchestrator.brain.scheduling import allocation, checkpoints
+from orchestrator.core import observations
 
 
 def fold(facts: Facts, news: News) -> None:
@@ -138,14 +139,14 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     if node is None or node.link is Link.UP:
         return
     node.link = Link.ABSENT
-    if news.trouble is e.Trouble.BUSY:
+    if news.trouble is observations.Trouble.BUSY:
         node.busy, node.busy_at = news.reason, news.at
         _queued(facts, news.at)
         return
     node.busy = ""
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
-    if news.trouble is e.Trouble.LASTING:
+    if news.trouble is observations.Trouble.LASTING:
         node.excluded = node.launch_reason
 
 

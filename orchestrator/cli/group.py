@@ -126,7 +126,7 @@ def print_json(data: Any, in_one_line: bool = False) -> None:
     click.echo(json.dumps(data, indent=2 if sys.stdout.isatty() and not in_one_line else None))
 
 
-def watch(job: Job, *, as_json: bool) -> int:
+def watch_job(job: Job, *, as_json: bool) -> int:
     """Show a job's status until it ends, and return the exit code."""
     from orchestrator.cli import live
 

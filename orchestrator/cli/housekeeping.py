@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.group import (
-    JOB,
-    apply_slurm_end,
-    find_job,
-    own_jobs,
-    report_leftovers,
-)
+from orchestrator.cli.group import JOB, apply_slurm_end, find_job, own_jobs, report_leftovers
 from orchestrator.cli.params import Ago
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import harmless

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.group import (
-    AS_JSON,
-    BACKEND,
-    SET,
-    SPEC,
-    print_json,
-)
+from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir import home
 

@@ -18,6 +18,7 @@ from orchestrator.cli.group import (
     find_job,
     print_json,
     status_now,
+    watch_job,
 )
 from orchestrator.cli.params import Ago, Count, Pattern
 from orchestrator.client.job import Job
@@ -48,7 +49,7 @@ def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     folder = None if show_all else home.find(place, job) if job else home.latest(place)
     if folder is not None:
         if watch:
-            return watch(Job(folder), as_json=as_json)
+            return watch_job(Job(folder), as_json=as_json)
         statuses = [status_now(Job(folder))]
     if as_json:
         print_json(statuses)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
@@ -29,6 +29,7 @@ from orchestrator.core.jobdir import home, ownership, shipped_files
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire.tokens import is_token
 from orchestrator.supervisor.journal import journal_file, lost_journal
 

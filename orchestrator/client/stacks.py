@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.layout import JobDir
@@ -51,7 +52,9 @@ def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Jso
     nobody answers."""
     _refuse_if_nothing_runs(status)
     answers, looks, began_s = _look(job, answer_s_max), 1, time.monotonic()
-    if any(rank.doing is e.Doing.UNSEEN and rank.pid for one in answers.looked for rank in one.ranks):
+    if any(
+        rank.doing is observations.Doing.UNSEEN and rank.pid for one in answers.looked for rank in one.ranks
+    ):
         time.sleep(APART_S)
         answers, looks = _look(job, answer_s_max), 2
     apart_s = round(time.monotonic() - began_s, 1) if looks > 1 else None
@@ -139,7 +142,7 @@ def _silence(
     )
 
 
-def rank_json(rank: e.RankLook, node: str) -> Json:
+def rank_json(rank: observations.RankLook, node: str) -> Json:
     """Return what a look has found of a rank, as `orch stacks --json` prints it."""
     return {
         "rank": rank.rank,

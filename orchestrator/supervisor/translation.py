@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core import codec
+from orchestrator.core import codec, observations
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.layout import JobDir
@@ -102,20 +102,28 @@ def _texts(text: str) -> dict[str, str]:
 
 def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     """Return a greeting as the brain's event."""
-    ranks = tuple(e.RankSeen(seen.rank, seen.pid, seen.exited) for seen in hello.ranks)
     address = hello.address or _address(plan, hello.node) or "127.0.0.1"
-    return e.AgentUp(at, hello.node, hello.boot, hello.running, hello.ready, address, hello.port, ranks)
+    return e.AgentUp(at, hello.node, hello.boot, hello.running, hello.ready, address, hello.port, hello.ranks)
 
 
 def beat(node: str, said: m.Beat, at: float) -> e.Beat:
     """Return a heartbeat as the brain's event."""
     ranks = tuple(
         e.RankBeat(
-            r.rank, r.count, r.state, r.log_bytes, r.cpu_s, r.io_bytes, r.usual_s, r.own_s, r.left, r.groups,
-            tuple(e.Mark(mark.step, mark.optimizer, mark.turn, mark.counts) for mark in r.marks),
+            rank=r.rank,
+            count=r.count,
+            state=r.state,
+            log_bytes=r.log_bytes,
+            cpu_s=r.cpu_s,
+            io_bytes=r.io_bytes,
+            usual_s=r.usual_s,
+            own_s=r.own_s,
+            left=r.left,
+            groups=r.groups,
+            marks=r.marks,
         )
         for r in said.ranks
-    )  # fmt: skip
+    )
     return e.Beat(at, node, said.attempt, ranks)
 
 
@@ -134,7 +142,7 @@ def _offered(plan: Plan, told: e.Prepared) -> e.Prepared:
         return dataclasses.replace(told, address=told.address or given or "127.0.0.1")
     if given:
         interface = next((one.interface for one in told.addresses if one.ip == given), "")
-        return dataclasses.replace(told, addresses=(e.Address(given, interface),))
+        return dataclasses.replace(told, addresses=(observations.Address(given, interface),))
     fitting = tuple(one for one in told.addresses if one.interface == chosen)
     return dataclasses.replace(told, addresses=fitting or told.addresses)
 

@@ -17,10 +17,11 @@ import paramiko
 import pytest
 from paramiko.pkey import PublicBlob
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import keys
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
+from orchestrator.core.observations import Trouble
 from tests.support.sshd import LOOPBACK, WAIT_S, Desk, Sshd, make_key, needs_sshd, public
 
 pytestmark = needs_sshd

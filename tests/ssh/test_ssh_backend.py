@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Trouble
+from orchestrator.backends.api import Copied, Copy, Direction, LaunchError
 from orchestrator.backends.ssh.backend import SshBackend
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.spec.load import JobSpec, SpecFile

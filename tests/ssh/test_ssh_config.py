@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import ssh_config
 from orchestrator.backends.ssh.connect.ssh_config import resolve
+from orchestrator.core.observations import Trouble
 from tests.support.sshd import needs_sshd
 
 

@@ -15,11 +15,12 @@ import paramiko
 import pytest
 from paramiko.common import AUTH_FAILED, AUTH_SUCCESSFUL, OPEN_SUCCEEDED
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import auth, dial
 from orchestrator.backends.ssh.connect import connection as connections
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
+from orchestrator.core.observations import Trouble
 from tests.support.sshd import (
     LOOPBACK,
     WAIT_S,

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.known_hosts import HostKey, Policy, check, known_kinds
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
+from orchestrator.core.observations import Trouble
 from tests.support.sshd import fingerprint, make_key, needs_sshd, public
 
 pytestmark = needs_sshd

@@ -6,9 +6,9 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.backends.api import Trouble
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps
 from orchestrator.backends.ssh.connect.ssh_config import resolve
+from orchestrator.core.observations import Trouble
 from tests.support.sshd import (
     LOOPBACK,
     WAIT_S,

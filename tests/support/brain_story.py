@@ -8,12 +8,13 @@ from typing import Any, TypeVar
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 
 D = TypeVar("D")
 LIMITS = e.Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
 IP = "10.0.0.9"
-OWN = e.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
-VICTIM = e.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")
+OWN = observations.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
+VICTIM = observations.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")
 
 
 class Story:
@@ -86,13 +87,15 @@ class Story:
         )
 
     def prepared(self, node: int, attempt: int = 1, *ips: str) -> e.Prepared:
-        addresses = tuple(e.Address(ip, f"eth-{ip}") for ip in ips)
+        addresses = tuple(observations.Address(ip, f"eth-{ip}") for ip in ips)
         return e.Prepared(0.0, f"n{node}", attempt, "10.0.0.1", 5000 + attempt, addresses)
 
     def probed(self, node: int, *ips: str, attempt: int = 1, missed: tuple[str, ...] = ()) -> e.Probed:
-        return e.Probed(0.0, f"n{node}", attempt, tuple(e.Reached(ip, f"via-{ip}") for ip in ips), missed)
+        return e.Probed(
+            0.0, f"n{node}", attempt, tuple(observations.Reached(ip, f"via-{ip}") for ip in ips), missed
+        )
 
-    def refused(self, node: int, trouble: e.Trouble, reason: str = "no") -> e.LaunchFailed:
+    def refused(self, node: int, trouble: observations.Trouble, reason: str = "no") -> e.LaunchFailed:
         return e.LaunchFailed(0.0, f"n{node}", "stage", reason, trouble)
 
     def run_on(self, *nodes: int, attempt: int = 1) -> None:
@@ -110,7 +113,7 @@ class Story:
         self.hear(*(e.Started(0.0, f"n{node}", attempt, (100 + node,)) for node in nodes))
 
     def exited(
-        self, rank: int, code: int | None = 1, failure: e.Failure | None = OWN, *, attempt: int = 1,
+        self, rank: int, code: int | None = 1, failure: observations.Failure | None = OWN, *, attempt: int = 1,
         signal: int | None = None, ordered: bool = False, count: int = 0, oom: bool = False,
     ) -> e.Exited:  # fmt: skip
         return e.Exited(0.0, f"n{rank}", attempt, rank, code, signal, count, failure, oom, ordered)
@@ -118,7 +121,7 @@ class Story:
     def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.Beat:
         return e.Beat(0.0, f"n{node}", attempt, (e.RankBeat(node, count, state, 0, 0.0),))
 
-    def looked(self, *looks: e.RankLook, attempt: int = 1) -> list[e.Looked]:
+    def looked(self, *looks: observations.RankLook, attempt: int = 1) -> list[e.Looked]:
         """Return the answers to the last look, one a node."""
         known = self.brain.facts.attempt
         number = known.look if known is not None else 0
@@ -161,11 +164,13 @@ def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
     return not any(isinstance(decision, kind) for decision in decisions)
 
 
-def look(rank: int, doing: e.Doing = e.Doing.UNSEEN, **more: Any) -> e.RankLook:
+def look(
+    rank: int, doing: observations.Doing = observations.Doing.UNSEEN, **more: Any
+) -> observations.RankLook:
     """Return what a look has found of a rank, with plain values for what is not said."""
     plain: dict[str, Any] = {
         "rank": rank, "pid": 100 + rank, "state": "S", "doing": doing, "still_s": 0.0, "where": "", "why": "",
         "certain": False, "ends_s": None, "phase": "", "stack": (), "collectives": (), "groups": (), "marks": (),
         "lacks": (),
     }  # fmt: skip
-    return e.RankLook(**{**plain, **more})
+    return observations.RankLook(**{**plain, **more})

@@ -7,10 +7,11 @@ from typing import Any
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from tests.support.brain_story import Story, look, only
 
 WAITS, WORKS, SPINS, BLOCKED, SLEEPS = (
-    e.Doing.WAITS, e.Doing.WORKS, e.Doing.SPINS, e.Doing.BLOCKED, e.Doing.SLEEPS,
+    observations.Doing.WAITS, observations.Doing.WORKS, observations.Doing.SPINS, observations.Doing.BLOCKED, observations.Doing.SLEEPS,
 )  # fmt: skip
 ALL = (0, 1, 2, 3)
 
@@ -35,16 +36,16 @@ def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Beat:
 
 def entered(
     rank: int, number: int, what: str = "all_reduce", shape: str = "float32[10]", members: tuple[int, ...] = ALL,
-    group: str = "0", where: str = "train.py:9 step", doing: e.Doing = WAITS, entered_s: float = 5.0, **more: object,
-) -> e.RankLook:  # fmt: skip
+    group: str = "0", where: str = "train.py:9 step", doing: observations.Doing = WAITS, entered_s: float = 5.0, **more: object,
+) -> observations.RankLook:  # fmt: skip
     """Return the look of a rank that has entered so many collectives of a group."""
-    one = e.Collective(
+    one = observations.Collective(
         group, "default group" if group == "0" else "", members, number, what, shape, entered_s
     )
     return look(rank, doing, where=where, stack=(where,), collectives=(one,), **more)
 
 
-def silence(story: Story, *found: e.RankLook, for_s: float = 9.0) -> list[d.Decision]:
+def silence(story: Story, *found: observations.RankLook, for_s: float = 9.0) -> list[d.Decision]:
     """Let nothing be heard for a while but what looks find, always the same."""
     first_s: float | None = None
     began = len(story.said)
@@ -63,13 +64,13 @@ def silence(story: Story, *found: e.RankLook, for_s: float = 9.0) -> list[d.Deci
     return story.said[began:]
 
 
-def stood(one: e.RankLook, stood_s: float) -> e.RankLook:
+def stood(one: observations.RankLook, stood_s: float) -> observations.RankLook:
     if one.doing is WORKS:
         return one
     if not stood_s:  # a first look cannot tell
-        return dataclasses.replace(one, doing=e.Doing.UNSEEN, certain=False)
+        return dataclasses.replace(one, doing=observations.Doing.UNSEEN, certain=False)
     return dataclasses.replace(one, still_s=stood_s)
 
 
-def judged(story: Story, *found: e.RankLook, for_s: float = 9.0) -> d.Verdict:
+def judged(story: Story, *found: observations.RankLook, for_s: float = 9.0) -> d.Verdict:
     return only(silence(story, *found, for_s=for_s), d.Judge).verdict

@@ -10,6 +10,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.client import post_mortem
+from orchestrator.core import observations
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
@@ -111,7 +112,7 @@ def crash(attempt: int, at: float, count: int, step: int, evidence: str = "") ->
         f'    ~~~~~^^^^^^\n  File "{ROOT}/code/train.py", line 10, in inner\n    raise RuntimeError("loss is NaN")\n'
         "RuntimeError: loss is NaN\n"
     )
-    failure = e.Failure("RuntimeError", "loss is NaN", traceback, where)
+    failure = observations.Failure("RuntimeError", "loss is NaN", traceback, where)
     verdict = d.Verdict(
         d.Kind.CRASH, (1,), "node-0", f"rank 1 on node-0: RuntimeError: loss is NaN at {where}",
         ("rank 1 on node-0 (pid 5001) exited with code 1", traceback), "crash", step, at, True,

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from orchestrator.agent.evidence.inspector import Eyes
 from orchestrator.agent.rank.processes import NodeRanks, install_hook
+from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 from tests.support import torch_window
@@ -82,7 +83,7 @@ class Watch:
             assert time.monotonic() < deadline_s, f"it is {comm.read_text()!r} still"
             time.sleep(0.01)
 
-    def look(self) -> dict[int, m.RankLook]:
+    def look(self) -> dict[int, observations.RankLook]:
         """Take one look at all ranks."""
         self.count += 1
         self.eyes.begin(self.count)
@@ -91,7 +92,7 @@ class Watch:
         assert (looked.attempt, looked.look) == (1, self.count)
         return {one.rank: one for one in looked.ranks}
 
-    def until(self, seen: Callable[[m.RankLook], bool], rank: int = 0) -> m.RankLook:
+    def until(self, seen: Callable[[observations.RankLook], bool], rank: int = 0) -> observations.RankLook:
         """Look again and again until one rank is seen so."""
         deadline_s = time.monotonic() + LOOKS_S_MAX
         while True:
@@ -101,7 +102,9 @@ class Watch:
             assert time.monotonic() < deadline_s, f"{found}\n{self.page(rank)}\n{self.logs()}"
             time.sleep(BETWEEN_S)
 
-    def until_doing(self, doing: m.Doing, rank: int = 0, certain: bool = False) -> m.RankLook:
+    def until_doing(
+        self, doing: observations.Doing, rank: int = 0, certain: bool = False
+    ) -> observations.RankLook:
         """Look until a rank does that, for certain if so asked."""
         return self.until(lambda one: one.doing is doing and one.certain >= certain, rank)
 
@@ -133,7 +136,9 @@ STILL_S = 2.5
 """Nothing has moved for so long in what `stood` returns: three looks or so."""
 
 
-def stood(folder: Path, cases: Mapping[str, str], still_s: float = STILL_S) -> dict[str, m.RankLook]:
+def stood(
+    folder: Path, cases: Mapping[str, str], still_s: float = STILL_S
+) -> dict[str, observations.RankLook]:
     """Run each case as a rank of one job, all side by side, and return by name what is found of it once it has stood, for
     `still_s`, or worked, for a while."""
     names = list(cases)
@@ -143,11 +148,11 @@ def stood(folder: Path, cases: Mapping[str, str], still_s: float = STILL_S) -> d
     try:
         watch.await_ready()
         until_s = time.monotonic() + LOOKS_S_MAX
-        seen: dict[int, m.RankLook] = {}
+        seen: dict[int, observations.RankLook] = {}
         worked: Counter[int] = Counter()
         while time.monotonic() < until_s:
             for rank, found in watch.look().items():
-                worked[rank] += found.doing is m.Doing.WORKS
+                worked[rank] += found.doing is observations.Doing.WORKS
                 if found.still_s > still_s or worked[rank] > 1:
                     seen.setdefault(rank, found)
             if len(seen) == len(cases):

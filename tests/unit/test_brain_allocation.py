@@ -8,6 +8,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Want
 from orchestrator.brain.scheduling import allocation
+from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
 from orchestrator.supervisor import shutdown, status
 from orchestrator.supervisor.journal.journal_file import Entry
@@ -105,11 +106,11 @@ def test_a_crash_is_judged_at_once_in_a_queue_too() -> None:
 
 def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -> None:
     job = Story(hosts=2, queue=e.Queue(True, 30.0), restarts_max=1)
-    job.hear(job.up(0), job.refused(1, e.Trouble.LASTING, "no python"))
+    job.hear(job.up(0), job.refused(1, observations.Trouble.LASTING, "no python"))
     assert only(job.said, d.Requeue).avoid == {"n1": "stage: no python"}
     job.said.clear()
     job.lent("7.1", 0, 2)
-    job.hear(job.up(0, boot="b"), job.refused(2, e.Trouble.LASTING, "no python"))
+    job.hear(job.up(0, boot="b"), job.refused(2, observations.Trouble.LASTING, "no python"))
     assert none_of(job.said, d.Requeue)
     assert "is spent" in only(job.said, d.EndJob).why
 
@@ -122,7 +123,7 @@ def test_a_lost_node_without_a_spare_costs_one_restart_together_with_the_way_to_
     job.hear(e.AgentSilent(0.0, "n1"), e.AgentGone(0.0, "n1", "srun: node failure"))
     assert only(job.wait(allocation.TERM_S + 1.0), d.Judge).verdict.node == "n1"
     job.hear(job.stopped(0))
-    job.hear(job.refused(1, e.Trouble.LASTING, "srun: not in this allocation"))
+    job.hear(job.refused(1, observations.Trouble.LASTING, "srun: not in this allocation"))
     job.wait(job.limits.node_silent_s_max + 5.0)  # until its ranks must be gone
     assert none_of(job.said, d.Requeue) != is_requeued
     assert none_of(job.said, d.EndJob) == is_requeued

@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from tests.support.brain_story import Story, look, none_of, only
 
 GROUP = "00c0ffee"
@@ -30,7 +31,9 @@ def train(
         story.now_s += 1.0
         steps = range(begin, min(begin + EVERY_BEAT_STEPS, last + 1), 2)
         for rank in range(ranks):
-            marks = tuple(e.Mark(step, 0, step, tuple(counts(rank, step) for _ in groups)) for step in steps)
+            marks = tuple(
+                observations.Mark(step, 0, step, tuple(counts(rank, step) for _ in groups)) for step in steps
+            )
             beat = e.RankBeat(rank, steps[-1], "S", 0, 0.0, groups=groups, marks=marks)
             said += story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
     return said
@@ -41,11 +44,13 @@ def looked(story: Story, began: int = 0, odd: int = 2, mixed: tuple[str, ...] = 
     number = story.brain.facts.attempt.look  # type: ignore[union-attr]
     said = []
     for rank in range(len(story.brain.facts.ranks)):
-        marks = (e.Mark(began, 0, began, (0,)),) if began and rank == odd else ()
-        last = e.Collective("0", "default group", (0, 1, 2, 3), 90 + rank, "all_reduce", "float32[1000]", 0.1)
+        marks = (observations.Mark(began, 0, began, (0,)),) if began and rank == odd else ()
+        last = observations.Collective(
+            "0", "default group", (0, 1, 2, 3), 90 + rank, "all_reduce", "float32[1000]", 0.1
+        )
         found = look(
             rank,
-            e.Doing.WORKS,
+            observations.Doing.WORKS,
             marks=marks,
             mixed=mixed if rank == 0 else (),
             collectives=(last,),
@@ -148,7 +153,7 @@ def test_only_members_of_a_group_are_compared() -> None:
         story.now_s += 1.0
         for rank in range(4):
             marks = tuple(
-                e.Mark(step, 0, step, (3 * step, (rank // 2 + 1) * step))
+                observations.Mark(step, 0, step, (3 * step, (rank // 2 + 1) * step))
                 for step in range(begin, begin + 8, 2)
             )
             beat = e.RankBeat(rank, begin + 6, "S", 0, 0.0, groups=(GROUP, f"part{rank // 2}"), marks=marks)

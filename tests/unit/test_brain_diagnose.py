@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from tests.support.brain_story import VICTIM, Story, none_of, only
 
 
@@ -48,13 +49,15 @@ def test_sigkill_beside_the_oom_killer_is_oom() -> None:
 
 def test_a_syntax_error_before_the_first_step_is_not_tried_again() -> None:
     story = _running()
-    story.hear(story.exited(0, failure=e.Failure("SyntaxError", "invalid syntax", "", "train.py:3")))
+    story.hear(
+        story.exited(0, failure=observations.Failure("SyntaxError", "invalid syntax", "", "train.py:3"))
+    )
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
 def test_an_exit_code_without_an_exception_comes_with_the_last_words_of_the_log() -> None:
     story = _running()
-    said = e.Failure("", "train.py: error: unrecognized arguments: --stepz 4", "", "")
+    said = observations.Failure("", "train.py: error: unrecognized arguments: --stepz 4", "", "")
     verdict = only(story.hear(story.exited(0, 2, failure=said)), d.Judge).verdict
     assert verdict.summary == "rank 0 on n0: exited with code 2"
     assert verdict.evidence[-1] == f"its log ends with: {said.message}"
@@ -62,7 +65,9 @@ def test_an_exit_code_without_an_exception_comes_with_the_last_words_of_the_log(
 
 def test_a_taken_port_before_the_first_step_is_a_rendezvous_failure() -> None:
     story = _running()
-    failure = e.Failure("DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", "")
+    failure = observations.Failure(
+        "DistNetworkError", "The server socket has failed to listen: EADDRINUSE", "", ""
+    )
     assert only(story.hear(story.exited(0, failure=failure)), d.Judge).verdict.kind is d.Kind.RENDEZVOUS
 
 
@@ -125,7 +130,7 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
     story = _running()
     story.hear(e.AgentGone(0.0, "n1", "killed"), story.stopped(0))
     for _ in range(6):
-        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host", e.Trouble.PASSING))
+        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host", observations.Trouble.PASSING))
         story.wait(30.0)
     assert story.brain.facts.end is None and len([x for x in story.said if isinstance(x, d.Launch)]) >= 4
 
@@ -133,7 +138,7 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
 def test_an_agent_that_never_started_ends_the_job() -> None:
     story = Story(1)
     for _ in range(3):
-        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", e.Trouble.PASSING))
+        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", observations.Trouble.PASSING))
         story.wait(5.0)
     assert only(story.said, d.EndJob).end is d.JobEnd.FAILED
 

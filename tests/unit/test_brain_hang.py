@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from tests.support.brain_story import Story, look, none_of, only
 from tests.support.hang_story import (
     ALL,
@@ -131,11 +131,11 @@ def test_a_sleep_longer_than_patience_is_a_proof_and_a_shorter_one_is_not() -> N
 def test_who_waits_in_the_store_or_for_one_rank_may_yet_be_let_go_and_is_named_only() -> None:
     others = [entered(rank, 7) for rank in (0, 1, 3)]
     store = look(2, WAITS, why="in the store", where="train.py:40 sync", stack=("train.py:40 sync",),
-                 collectives=(e.Collective("0", "default group", ALL, 6, "barrier", "", 30.0),))  # fmt: skip
+                 collectives=(observations.Collective("0", "default group", ALL, 6, "barrier", "", 30.0),))  # fmt: skip
     for where in (store, replace(store, why="in recv"), replace(store, collectives=())):
         story = gang_of()
         assert none_of(silence(story, *others, where, for_s=400.0), d.Judge)
-    barrier = e.Collective("1", "pair", (2, 3), 1, "barrier", "", 4.0)
+    barrier = observations.Collective("1", "pair", (2, 3), 1, "barrier", "", 4.0)
     both = replace(store, why="in barrier", collectives=(barrier, *store.collectives))
     verdict = judged(gang_of(), *others, both)
     assert verdict.ranks == (2,)
@@ -211,24 +211,24 @@ def test_a_rank_that_ended_well_while_others_wait_for_it_has_left_too_early() ->
 def test_victims_of_one_group_are_not_the_culprits_of_another() -> None:
     """Ranks 0 and 1 wait for 2 in one group, 2 waits for 3 in another, and 3 reads for ever."""
     both = (0, 1, 2)
-    other = e.Collective("1", "pair", (2, 3), 5, "all_gather", "", 4.0)
+    other = observations.Collective("1", "pair", (2, 3), 5, "all_gather", "", 4.0)
     two = look(
         2,
         WAITS,
         where="t.py:5 b",
-        collectives=(e.Collective("2", "", both, 8, "all_reduce", "", 40.0), other),
+        collectives=(observations.Collective("2", "", both, 8, "all_reduce", "", 40.0), other),
     )
     three = look(3, BLOCKED, where="t.py:7 c", why="waits for a debugger to attach", certain=True,
-                 collectives=(e.Collective("1", "pair", (2, 3), 4, "all_gather", "", 60.0),))  # fmt: skip
+                 collectives=(observations.Collective("1", "pair", (2, 3), 4, "all_gather", "", 60.0),))  # fmt: skip
     first = [entered(rank, 9, members=both, group="2") for rank in (0, 1)]
     assert judged(gang_of(), *first, two, three).ranks == (3,)
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups_are_both_shown() -> None:
-    def _crossed(rank: int, mine: str, other: str) -> e.RankLook:
-        entered = e.Collective(mine, mine, ALL, 5, "all_reduce", "", 4.0)
+    def _crossed(rank: int, mine: str, other: str) -> observations.RankLook:
+        entered = observations.Collective(mine, mine, ALL, 5, "all_reduce", "", 4.0)
         return look(rank, WAITS, where=f"t.py:{rank} f", collectives=(
-            entered, e.Collective(other, other, ALL, 4, "all_reduce", "", 60.0)))  # fmt: skip
+            entered, observations.Collective(other, other, ALL, 4, "all_reduce", "", 60.0)))  # fmt: skip
 
     verdict = judged(
         gang_of(), _crossed(0, "a", "b"), _crossed(1, "a", "b"), _crossed(2, "b", "a"), _crossed(3, "b", "a")
@@ -238,7 +238,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_both_shown() -> None:
 
 
 def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
-    held = entered(2, 6, doing=e.Doing.STOPPED, state="t", why="held by a debugger")
+    held = entered(2, 6, doing=observations.Doing.STOPPED, state="t", why="held by a debugger")
     story = gang_of()
     story.hear(beat(2, 9, "t"))
     assert none_of(silence(story, entered(0, 7), entered(1, 7), held, entered(3, 7), for_s=290.0), d.Judge)
@@ -259,7 +259,7 @@ def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
     ],
 )
 def test_patience_is_five_minutes_where_a_rank_is_blocked_and_twice_that_where_it_is_busy(
-    doing: e.Doing, more: dict[str, Any], patience_s: float
+    doing: observations.Doing, more: dict[str, Any], patience_s: float
 ) -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
     odd = entered(2, 6, doing=doing, where="train.py:50 odd", **more)

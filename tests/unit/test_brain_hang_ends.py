@@ -9,7 +9,7 @@ import pytest
 from orchestrator.brain.diagnosis import stack_groups
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.core import text
+from orchestrator.core import observations, text
 from tests.support.brain_story import Story, look, none_of, only
 from tests.support.hang_story import (
     ALL,
@@ -37,7 +37,7 @@ def test_a_pause_of_3_s_in_state_t_is_no_hang_and_one_of_6_s_is() -> None:
     story.hear(beat(0, 9, "T"))
     story.now_s += 3.0
     assert {type(decision) for decision in story.hear(beat(0, 9, "T"))} == {d.Look}
-    answers = story.looked(look(0, e.Doing.STOPPED, state="T"), look(1, WAITS))
+    answers = story.looked(look(0, observations.Doing.STOPPED, state="T"), look(1, WAITS))
     assert none_of(story.hear(*answers), d.Judge)
     story.now_s += 3.0
     verdict = only(story.hear(beat(0, 9, "T")), d.Judge).verdict
@@ -51,7 +51,7 @@ def test_all_ranks_that_were_stopped_together_are_named() -> None:
     story.hear(beat(2, 9, "T"))
     story.now_s += 3.0
     story.hear(beat(3, 9, "T"), beat(2, 9, "T"), beat(1, 9, "T"))
-    stopped = [look(rank, e.Doing.STOPPED, state="T") for rank in (1, 2, 3)]
+    stopped = [look(rank, observations.Doing.STOPPED, state="T") for rank in (1, 2, 3)]
     story.hear(*story.looked(look(0, WAITS), *stopped))
     story.now_s += 2.0
     verdict = only(story.hear(beat(1, 9, "T")), d.Judge).verdict
@@ -63,7 +63,7 @@ def test_what_others_wait_in_is_known_before_a_stopped_rank_is_judged() -> None:
     looks = []
     for _ in range(5):
         looks += [one for one in story.hear(beat(0, 9, "T")) if isinstance(one, d.Look)]
-        story.hear(*story.looked(look(0, e.Doing.STOPPED, state="T"), look(1, WAITS)))
+        story.hear(*story.looked(look(0, observations.Doing.STOPPED, state="T"), look(1, WAITS)))
         story.now_s += 1.0
     assert [one.look for one in looks if one.node == "n1"] == [1, 2]
     assert only(story.hear(beat(0, 9, "T")), d.Judge).verdict.ranks == (0,)
@@ -95,11 +95,15 @@ def _left(here_s: float, busy: bool = False) -> Story:
 
 def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_7_s() -> None:
     early = _left(6.0)
-    assert none_of(early.hear(*early.looked(look(0, e.Doing.LEAVING, certain=True))), d.Judge)
+    assert none_of(early.hear(*early.looked(look(0, observations.Doing.LEAVING, certain=True))), d.Judge)
     story = _left(7.0)
     assert not none_of(story.said, d.Look)
-    assert none_of(story.hear(*story.looked(look(0, e.Doing.LEAVING, why="in read() of a pipe"))), d.Judge)
-    verdict = only(story.hear(*story.looked(look(0, e.Doing.LEAVING, certain=True))), d.Judge).verdict
+    assert none_of(
+        story.hear(*story.looked(look(0, observations.Doing.LEAVING, why="in read() of a pipe"))), d.Judge
+    )
+    verdict = only(
+        story.hear(*story.looked(look(0, observations.Doing.LEAVING, certain=True))), d.Judge
+    ).verdict
     assert verdict.summary == "rank 0 on n0 said its last word 7 s ago and never left"
 
 
@@ -132,7 +136,7 @@ def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> 
 def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -> None:
     came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1)]
     late = look(2, WORKS, phase="import", stack=AT)
-    unseen = look(3, e.Doing.UNSEEN, why="it did not answer")
+    unseen = look(3, observations.Doing.UNSEEN, why="it did not answer")
     story = gang_of(steps=0, rendezvous_s_max=100.0)
     assert none_of(silence(story, *came, late, unseen, for_s=130.0), d.Judge)
     seen = look(3, WAITS, phase="rendezvous", stack=AT)
@@ -141,7 +145,7 @@ def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -
 
 def test_a_rank_that_shows_no_stack_is_not_waited_for_without_end() -> None:
     came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1, 2)]
-    unseen = look(3, e.Doing.UNSEEN, why="it did not answer")
+    unseen = look(3, observations.Doing.UNSEEN, why="it did not answer")
     verdict = judged(gang_of(steps=0, rendezvous_s_max=100.0), *came, unseen, for_s=150.0)
     assert verdict.ranks == (3,) and "it did not answer" in verdict.culprit
 

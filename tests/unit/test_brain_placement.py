@@ -5,9 +5,10 @@ from __future__ import annotations
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.scheduling import placement
+from orchestrator.core import observations
 from tests.support.brain_story import Story, names, none_of, only
 
-BUSY, LASTING, PASSING = e.Trouble.BUSY, e.Trouble.LASTING, e.Trouble.PASSING
+BUSY, LASTING, PASSING = observations.Trouble.BUSY, observations.Trouble.LASTING, observations.Trouble.PASSING
 
 
 def _places(decisions: list[d.Decision]) -> list[str]:

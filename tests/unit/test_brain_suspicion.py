@@ -10,9 +10,10 @@ import pytest
 from orchestrator.brain.diagnosis import inspections, suspects, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from tests.support.brain_story import Story, look, none_of
 
-WAITS = e.Doing.WAITS
+WAITS = observations.Doing.WAITS
 
 
 def _auto(nodes: int = 2, **limits: object) -> Story:
@@ -142,7 +143,7 @@ def test_whoever_has_just_come_to_stand_is_looked_at_again_soon() -> None:
     for _ in range(200):
         if _looks(story.wait(0.5)):
             times.append(story.now_s)
-            doing, still_s = (e.Doing.WORKS, 0.0) if len(times) < 6 else (WAITS, 0.0)
+            doing, still_s = (observations.Doing.WORKS, 0.0) if len(times) < 6 else (WAITS, 0.0)
             story.hear(*story.looked(look(0, doing, still_s=still_s), look(1, WAITS, still_s=50.0)))
     assert times[5] - times[4] == pytest.approx(30.0, abs=0.6) and times[6] - times[5] == pytest.approx(
         2.0, abs=0.6
@@ -193,7 +194,9 @@ def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothin
         (d.Look, "n1"),
     ]
     assert story.brain.facts.look_answered == 1
-    assert not story.hear(*story.looked(look(0, WAITS, still_s=99.0), look(1, e.Doing.BLOCKED, certain=True)))
+    assert not story.hear(
+        *story.looked(look(0, WAITS, still_s=99.0), look(1, observations.Doing.BLOCKED, certain=True))
+    )
     assert not story.hear(_beat(0, 10), _beat(1, 10))
 
 
@@ -217,12 +220,12 @@ def test_what_is_suspected_is_said_in_one_line() -> None:
     story.hear(_beat(1, 9, usual_s=0.3))
     story.wait(10.0)
     assert suspects.text(story.brain.facts, story.now_s) == "no step for 12 s (usual: 0.3 s): looking"
-    asleep = look(1, e.Doing.SLEEPS, where="train.py:7 load", why="in sleep(), 9 s to go")
+    asleep = look(1, observations.Doing.SLEEPS, where="train.py:7 load", why="in sleep(), 9 s to go")
     story.hear(*story.looked(look(0, WAITS, why="in all_reduce"), asleep))
     assert suspects.text(story.brain.facts, story.now_s).endswith(
         ": rank 1 on n1: in sleep(), 9 s to go, train.py:7 load; rank 0 in all_reduce"
     )
-    works = look(1, e.Doing.WORKS, where="train.py:7 load", why="its stack moves")
+    works = look(1, observations.Doing.WORKS, where="train.py:7 load", why="its stack moves")
     story.hear(*story.looked(look(0, WAITS), works))
     assert ": rank 1 on n1: its stack moves, train.py:7 load; rank 0 " in suspects.text(
         story.brain.facts, story.now_s
@@ -241,7 +244,7 @@ def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is
         for looked in range(looks_taken):
             while none_of(story.wait(0.5), d.Look):
                 pass
-            stood = look(1, e.Doing.BLOCKED, where=where, why="in read()", still_s=3.0 * looked)
+            stood = look(1, observations.Doing.BLOCKED, where=where, why="in read()", still_s=3.0 * looked)
             story.hear(*story.looked(look(0, WAITS, why="in all_reduce", still_s=3.0 * looked), stood))
             assert looked or none_of(story.said, d.Suspect), "one look is not enough"
         told.append([one for one in story.said if isinstance(one, d.Suspect)])

@@ -238,7 +238,7 @@ def test_a_job_that_is_not_over_is_not_cleaned(orch: Type, home: Path) -> None:
 
 def test_following_a_job_ends_with_the_exit_code_of_its_end(home: Path) -> None:
     done, broken = (Job(folder) for folder in jobs_of(home))
-    assert (group._follow(done), group._follow(broken)) == (0, group.JOB_FAILED)
+    assert (group.follow_job(done), group.follow_job(broken)) == (0, group.JOB_FAILED)
 
 
 def _broken(home: Path) -> JobDir:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Link
+from orchestrator.core import observations
 from orchestrator.supervisor import shutdown
 from tests.support.brain_story import Story
 
@@ -59,6 +60,9 @@ def test_an_agent_that_was_told_to_leave_is_waited_for_until_it_says_that_it_doe
 
 
 def test_an_agent_that_could_not_be_reached_again_may_still_be_there() -> None:
-    silent, failed = e.AgentSilent(0.0, "n0"), e.LaunchFailed(0.0, "n0", "connect", "no", e.Trouble.PASSING)
+    silent, failed = (
+        e.AgentSilent(0.0, "n0"),
+        e.LaunchFailed(0.0, "n0", "connect", "no", observations.Trouble.PASSING),
+    )
     assert _left(silent, failed) == ("n0",)
     assert _left(silent, failed, e.AgentGone(0.0, "n0", "the host was restarted")) == ()

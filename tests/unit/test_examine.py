@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.probes.stack_frames import Frame, is_in_users_code
-from orchestrator.core.wire.messages import Doing
+from orchestrator.core.observations import Doing
 from tests.support.watch import SAY_READY, watching
 
 GO = SAY_READY.replace("\n", "; ").removesuffix("; ") + "\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.wire.messages import Doing
+from orchestrator.core.observations import Doing
 from tests.support.watch import SAY_READY, stood, watching
 
 pytestmark = [

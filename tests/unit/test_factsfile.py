@@ -13,16 +13,17 @@ from hypothesis import strategies as st
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor.journal import facts_file, journal_file
 from orchestrator.supervisor.journal.job_record import Record
 from orchestrator.supervisor.journal.journal_file import Journal, JournalError, read_only
 from tests.support import jobs
 
-_LOOK = e.RankLook(
-    0, 7, "S", e.Doing.WAITS, 3.0, "train.py:8 step", "in all_reduce", False, None, "train", ("a:1 f",),
-    (e.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(e.Entered(2, "x", ""),)),),
-    ("0",), (e.Mark(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
+_LOOK = observations.RankLook(
+    0, 7, "S", observations.Doing.WAITS, 3.0, "train.py:8 step", "in all_reduce", False, None, "train", ("a:1 f",),
+    (observations.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(observations.Entered(2, "x", ""),)),),
+    ("0",), (observations.Mark(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
 )  # fmt: skip
 TALE: tuple[News, ...] = (
     *jobs.crashed_once(),

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.agent.rank import flight_recorder
 from orchestrator.agent.rank.flight_recorder import Entry, Flight, Window
 from orchestrator.agent.rank.step_counter import Group, StepEnd
-from orchestrator.core.wire import messages as m
+from orchestrator.core import observations
 
 STEP_NS = 1_000_000_000
 
@@ -35,9 +35,9 @@ def test_the_last_collective_of_each_group_is_told_the_latest_first() -> None:
     found = Flight(entries=flight_recorder._entries(trace({**GLOO, "collective_seq_id": 9654}, GLOO, NCCL)))
     groups = (Group("3", "fsdp", (1, 3), 0),)
     assert found.collectives(groups, 4, 16_000_000_000) == (
-        m.Collective("3", "fsdp", (1, 3), 12, "_all_gather_base", "bfloat16[4,1] and 2 more", 7.0, True),
-        m.Collective("0", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0, False,
-                     (m.Entered(9654, "all_reduce", "float32[1000]"),)),
+        observations.Collective("3", "fsdp", (1, 3), 12, "_all_gather_base", "bfloat16[4,1] and 2 more", 7.0, True),
+        observations.Collective("0", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0, False,
+                     (observations.Entered(9654, "all_reduce", "float32[1000]"),)),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core import observations
 from orchestrator.core.jobdir import full_disk
 from orchestrator.supervisor.journal.journal_file import JobClock, Journal, JournalError, Stamp, read
 from tests.support import fake_host
@@ -20,7 +21,7 @@ NEWS: tuple[News, ...] = (
     e.SupervisorStarted(0.0, 1),
     e.Prepared(1.0, "node-0", 1, "127.0.0.1", 20_000, ()),
     d.BeginAttempt(2.0, "submitted", 1, d.Checkpoint("/a", None)),
-    e.Exited(3.0, "node-0", 1, 0, None, 9, 5, e.Failure("E", "m", "t", "w"), False, False),
+    e.Exited(3.0, "node-0", 1, 0, None, 9, 5, observations.Failure("E", "m", "t", "w"), False, False),
     e.Beat(4.0, "node-0", 1, (e.RankBeat(0, 5, "S", 10, 0.5, seen=e.Seen(1.0, 2.0, 3.0, 4.0)),)),
 )
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.conversation import Clocks
 from orchestrator.backends.ssh.launch import Code, Kit, Landed, land, reach
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.messages import Needs
 from tests.support import fake_host, jobs

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.backends.api import Trouble
 from orchestrator.backends.ssh.launch import Code, land
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.observations import Trouble
 from tests.support import fake_host, jobs
 from tests.support.fake_host import FakeHost
 

@@ -17,12 +17,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import conversation
 from orchestrator.backends.ssh.conversation import Clocks
 from orchestrator.backends.ssh.launch import Code, Kit, Landed, Launch, land
 from orchestrator.backends.ssh.session import Unwanted
 from orchestrator.core import codec
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire import bootstrap as w
 from tests.support import fake_host
 

@@ -18,6 +18,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
 from orchestrator.client import stacks
 from orchestrator.client.job import Job
+from orchestrator.core import observations
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor.journal.journal_file import Journal, read, tail
@@ -28,29 +29,31 @@ from tests.support import folders, golden, jobs
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 WAIT_S_MAX = 20.0
-GROUP = e.Collective("default_pg", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0)
+GROUP = observations.Collective(
+    "default_pg", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0
+)
 WAITS = ("c10d_logger.py:81 wrapper", "train.py:97 train_step", "train.py:120 main")
 READS = ("dataset.py:31 read", "train.py:88 load_batch", "train.py:120 main")
 
 Answer = Callable[[int, int], list[News]]
 
 
-def _look(rank: int, doing: e.Doing, **more: Any) -> e.RankLook:
+def _look(rank: int, doing: observations.Doing, **more: Any) -> observations.RankLook:
     plain: dict[str, Any] = {
         "rank": rank, "pid": 5000 + rank, "state": "S", "doing": doing, "still_s": 3.04, "where": "train.py:97 train_step",
         "why": "in all_reduce #9,655 (default group)", "certain": False, "ends_s": None, "phase": "train", "stack": WAITS,
         "collectives": (GROUP,), "groups": (), "marks": (), "lacks": ("py-spy is not installed: no native frames",),
     }  # fmt: skip
-    return e.RankLook(**{**plain, **more})
+    return observations.RankLook(**{**plain, **more})
 
 
 READER = _look(
-    2, e.Doing.BLOCKED, where="train.py:88 load_batch", why="in read() of data/shard-17.bin, a FIFO that nobody writes",
+    2, observations.Doing.BLOCKED, where="train.py:88 load_batch", why="in read() of data/shard-17.bin, a FIFO that nobody writes",
     certain=True, stack=READS, collectives=(),
 )  # fmt: skip
 
 
-def _looked(look: int, *nodes: int, doing: e.Doing = e.Doing.WAITS) -> list[News]:
+def _looked(look: int, *nodes: int, doing: observations.Doing = observations.Doing.WAITS) -> list[News]:
     """Both nodes were asked for a look, and these have answered."""
     told: list[News] = [d.Look(20.0, "somebody asked", 1, f"node-{n}", look) for n in (0, 1)]
     ranks = {0: (_look(0, doing), _look(1, doing)), 1: (READER, _look(3, doing))}
@@ -107,7 +110,7 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
     job = folders.make(tmp_path, RUNNING)
 
     def answer(number: int, n: int) -> list[News]:
-        seen = e.Doing.UNSEEN if n == 1 else e.Doing.WAITS
+        seen = observations.Doing.UNSEEN if n == 1 else observations.Doing.WAITS
         return [e.LookAsked(20.0, number), *_looked(n, 0, 1, doing=seen)]
 
     with _supervised(job, answer) as asked:
@@ -182,7 +185,10 @@ def test_a_line_of_the_journal_that_is_still_being_written_is_read_later(tmp_pat
 
 
 def _taken() -> dict[str, Any]:
-    ranks: list[e.RankLook] = [*(_look(rank, e.Doing.WAITS) for rank in (0, 1, 3, 4, 5, 6, 7)), READER]
+    ranks: list[observations.RankLook] = [
+        *(_look(rank, observations.Doing.WAITS) for rank in (0, 1, 3, 4, 5, 6, 7)),
+        READER,
+    ]
     nodes = {rank: f"gpu{rank // 4:02d}" for rank in range(8)}
     return {
         "id": jobs.ID, "name": "gpt", "state": "RUNNING", "attempt": 1, "step": 1204, "dir": jobs.ROOT, "looks": 2,
@@ -197,7 +203,7 @@ def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
 
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
-    look = _look(0, e.Doing.WORKS, where="train.py:3 <module>", stack=deep)
+    look = _look(0, observations.Doing.WORKS, where="train.py:3 <module>", stack=deep)
     assert stack_groups.frames(look) == ("train.py:3 <module>", *deep)
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
     assert "\n  train.py:3 <module>\n  inside: lazy.py:0 load < lazy.py:1 load" in text
@@ -205,7 +211,7 @@ def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it(
 
 def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     where = f"{READS[1]} (DataLoader of the main thread)"
-    assert stack_groups.frames(_look(0, e.Doing.WORKS, where=where, stack=READS)) == (
+    assert stack_groups.frames(_look(0, observations.Doing.WORKS, where=where, stack=READS)) == (
         where,
         READS[0],
         READS[2],
@@ -218,13 +224,17 @@ def test_only_the_wanted_ranks_are_shown() -> None:
 
 
 def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
-    works = _look(0, e.Doing.WORKS, why="", where="", stack=(), collectives=(), lacks=(), still_s=0.0)
+    works = _look(
+        0, observations.Doing.WORKS, why="", where="", stack=(), collectives=(), lacks=(), still_s=0.0
+    )
     taken = {**_taken(), "ranks": [stacks.rank_json(works, "gpu00")]}
     assert "rank 0 on gpu00: working\n" in cells.plain(stack_view.stacks(taken))
 
 
 def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
-    one, other = (_look(rank, e.Doing.WAITS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05)))
+    one, other = (
+        _look(rank, observations.Doing.WAITS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05))
+    )
     alike = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(one, "gpu00")]}
     assert ", GPU 100% busy\n" in cells.plain(stack_view.stacks(alike))
     both = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(other, "gpu00")]}

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.agent import rendezvous_probe
 from orchestrator.agent.rendezvous_probe import Listener, listen, probe
 from orchestrator.core.host import interfaces
-from orchestrator.core.wire.messages import Address, Reached
+from orchestrator.core.observations import Address, Reached
 
 TOKEN = "of the job"
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import retry_schedule
+from orchestrator.core.observations import Trouble
 from tests.support.fake_session import CONFIG, REST_S_MAX, World
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from orchestrator.core.jobdir import job_locks, locks, requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -25,7 +26,9 @@ from tests.unit.test_notify import Hook
 from tests.unit.test_notify import hook as hook
 
 LOG = "logs/attempt-001/rank-00000.log"
-CRASH = m.Exited(1, 0, 1, None, 6, m.Failure("OSError", f"no access with {SECRET}", "", ""), False, False)
+CRASH = m.Exited(
+    1, 0, 1, None, 6, observations.Failure("OSError", f"no access with {SECRET}", "", ""), False, False
+)
 
 
 def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tmp_path: Path) -> None:

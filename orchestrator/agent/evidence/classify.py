@@ -14,7 +14,7 @@ from orchestrator.agent.evidence import describe, resource_use, stuck_proof
 from orchestrator.agent.evidence.sample import SideThread, Sight
 from orchestrator.agent.probes import kernel_wait, stack_frames
 from orchestrator.agent.probes.kernel_wait import Wait
-from orchestrator.core.wire import messages as m
+from orchestrator.core import observations
 
 BURNS_SHARE = 0.5
 """A thread that was on a processor, or wanted one, for more of the time than this computes."""
@@ -48,10 +48,10 @@ class Word:
 
     left: bool = False
     gil_held: bool | None = None
-    collectives: tuple[m.Collective, ...] = ()
+    collectives: tuple[observations.Collective, ...] = ()
     on_device: bool = False
     groups: tuple[str, ...] = ()
-    marks: tuple[m.Mark, ...] = ()
+    marks: tuple[observations.Mark, ...] = ()
     mixed: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     gpu_use: float | None = None
@@ -74,12 +74,12 @@ class Earlier:
 class Finding:
     """What a rank does, and the words for it; `certain`: see `messages.RankLook`."""
 
-    doing: m.Doing
+    doing: observations.Doing
     why: str
     certain: bool = False
 
 
-def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLook, Earlier]:
+def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[observations.RankLook, Earlier]:
     """Return what a look has found of a rank, and what the next look will compare with."""
     now_s = sight.after.at_s
     moved = _movement(sight, word, earlier) if earlier is not None else ""
@@ -88,7 +88,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
     if earlier is not None and not moved:
         since_s, since_queue_s, ends_at_s = earlier.since_s, earlier.since_queue_s, earlier.ends_at_s
     found = _found(sight, word, earlier, moved)
-    look = m.RankLook(
+    look = observations.RankLook(
         rank=sight.rank,
         pid=sight.pid,
         state=sight.state,
@@ -97,7 +97,9 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[m.RankLo
         where=stack_frames.place(sight.stack),
         why=found.why,
         certain=found.certain,
-        ends_s=sight.wait.ends_s if found.doing in (m.Doing.SLEEPS, m.Doing.BLOCKED) else None,
+        ends_s=sight.wait.ends_s
+        if found.doing in (observations.Doing.SLEEPS, observations.Doing.BLOCKED)
+        else None,
         phase="exit" if word.left else stack_frames.phase(sight.stack),
         stack=texts(sight.stack),
         collectives=word.collectives,
@@ -120,18 +122,18 @@ def texts(stack: tuple[stack_frames.Frame, ...]) -> tuple[str, ...]:
 def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str) -> Finding:
     if sight.state in "Tt":
         why = "stopped (state T)" if sight.state == "T" else "held by a debugger (state t)"
-        return Finding(m.Doing.STOPPED, why)
+        return Finding(observations.Doing.STOPPED, why)
     if sight.state in "ZX":
-        return Finding(m.Doing.BLOCKED, f"ended (state {sight.state}), and not gone", certain=True)
+        return Finding(observations.Doing.BLOCKED, f"ended (state {sight.state}), and not gone", certain=True)
     if word.left:
         words = f"has said its last word, and is still there, {describe.in_words(sight)}"
         stands = earlier is not None and not moved and earlier.word.left
         is_stuck = sight.wait.call in ("futex", "pause") and sight.wait.for_ever and not sight.wait.is_shared
-        return Finding(m.Doing.LEAVING, words, certain=stands and is_stuck)
+        return Finding(observations.Doing.LEAVING, words, certain=stands and is_stuck)
     if earlier is None:
-        return Finding(m.Doing.UNSEEN, describe.in_words(sight))
+        return Finding(observations.Doing.UNSEEN, describe.in_words(sight))
     if moved:
-        return Finding(m.Doing.WORKS, moved)
+        return Finding(observations.Doing.WORKS, moved)
     return _still(sight, word, earlier)
 
 
@@ -235,25 +237,25 @@ def _still(sight: Sight, word: Word, earlier: Earlier) -> Finding:
         return _burning(sight, word)
     found = stuck_proof.proof(sight, earlier.sight, word.on_device)
     if found:
-        doing = m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED
+        doing = observations.Doing.SLEEPS if sight.wait.asleep else observations.Doing.BLOCKED
         return Finding(doing, found, certain=True)
     awaited = _awaited(sight)
     if resource_use.beside_share(sight, earlier.sight) > BURNS_SHARE and not (
         awaited and stack_frames.is_collective(sight.stack)
     ):
-        return Finding(m.Doing.SPINS, "its native threads compute")
+        return Finding(observations.Doing.SPINS, "its native threads compute")
     burning = [
         c for c in sight.children if resource_use.child_share(sight, earlier.sight, c.pid) > BURNS_SHARE
     ]
     if burning:
         where = stack_frames.place(burning[0].frames)
-        return Finding(m.Doing.SPINS, f"its child {burning[0].pid} computes at one place, {where}")
+        return Finding(observations.Doing.SPINS, f"its child {burning[0].pid} computes at one place, {where}")
     if awaited:
-        return Finding(m.Doing.WAITS, f"in {awaited}")
+        return Finding(observations.Doing.WAITS, f"in {awaited}")
     if _awaits_device(sight, word):
-        return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
+        return Finding(observations.Doing.WAITS, "waits for its GPU, which has collectives to run")
     if sight.main is None and sight.wait.lack:
-        return Finding(m.Doing.UNSEEN, sight.why_no_stack)
+        return Finding(observations.Doing.UNSEEN, sight.why_no_stack)
     return _idle(sight, earlier)
 
 
@@ -262,7 +264,7 @@ def _idle(sight: Sight, earlier: Earlier) -> Finding:
     again = earlier.ends_at_s is not None and sight.after.at_s > earlier.ends_at_s + RENEWED_S
     shown = replace(sight, wait=replace(sight.wait, ends_s=None)) if again and sight.wait.asleep else sight
     words = f"{describe.in_words(shown)}{', again and again' if again else ''}"
-    return Finding(m.Doing.SLEEPS if sight.wait.asleep else m.Doing.BLOCKED, words)
+    return Finding(observations.Doing.SLEEPS if sight.wait.asleep else observations.Doing.BLOCKED, words)
 
 
 def _awaited(sight: Sight) -> str:
@@ -280,17 +282,17 @@ def _awaited(sight: Sight) -> str:
 def _burning(sight: Sight, word: Word) -> Finding:
     """Say what a rank is in whose thread computes and moves nowhere."""
     if sight.main is None:
-        return Finding(m.Doing.UNSEEN, f"computes; {sight.why_no_stack}")
+        return Finding(observations.Doing.UNSEEN, f"computes; {sight.why_no_stack}")
     awaited = stack_frames.awaits_ranks(sight.stack, "")
     if awaited and stack_frames.is_collective(sight.stack):
-        return Finding(m.Doing.WAITS, f"in {awaited}")
+        return Finding(observations.Doing.WAITS, f"in {awaited}")
     if _awaits_device(sight, word):
-        return Finding(m.Doing.WAITS, "waits for its GPU, which has collectives to run")
+        return Finding(observations.Doing.WAITS, "waits for its GPU, which has collectives to run")
     if word.gil_held:
-        return Finding(m.Doing.SPINS, "in C code that keeps Python's lock (the GIL)")
+        return Finding(observations.Doing.SPINS, "in C code that keeps Python's lock (the GIL)")
     if sight.gpu and stack_frames.awaits_device(sight.stack, sight.line):
-        return Finding(m.Doing.SPINS, "waits for its GPU")
-    return Finding(m.Doing.SPINS, "computes at one place")
+        return Finding(observations.Doing.SPINS, "waits for its GPU")
+    return Finding(observations.Doing.SPINS, "computes at one place")
 
 
 def _awaits_device(sight: Sight, word: Word) -> bool:

@@ -26,6 +26,7 @@ from orchestrator.agent.probes import gpu_use, python_stacks, stack_frames
 from orchestrator.agent.rank import flight_recorder
 from orchestrator.agent.rank.hook import RING_STEPS
 from orchestrator.agent.rank.processes import STACK_SIGNAL, NodeRanks, RankProcess
+from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import rank_name
 from orchestrator.core.wire import messages as m
@@ -71,7 +72,7 @@ class _Asking:
     asked: python_stacks.Asked
     flight: flight_recorder.Asked
     found: list[python_stacks.RankStack] | None = None
-    look: m.RankLook | None = None
+    look: observations.RankLook | None = None
 
 
 @dataclass(slots=True)
@@ -286,7 +287,7 @@ def _shortened(trace: bytes, bytes_max: int) -> bytes:
     return json.dumps({**known, "entries": entries[left_out:], "entries_left_out": left_out}).encode()
 
 
-def _page_of(look: m.RankLook, found: list[python_stacks.RankStack], threads: str) -> str:
+def _page_of(look: observations.RankLook, found: list[python_stacks.RankStack], threads: str) -> str:
     place = f", {look.where}" if look.where else ""
     head = (
         f"{time.strftime('%H:%M:%S')} {look.doing.value}, still for {look.still_s:g} s: {look.why}{place}\n"
@@ -299,11 +300,13 @@ def _page_of(look: m.RankLook, found: list[python_stacks.RankStack], threads: st
     return head + lacks + "\n" + "\n".join(bodies) + beside + "\n"
 
 
-def _gone(rank: int) -> m.RankLook:
-    return m.RankLook(rank, 0, "X", m.Doing.UNSEEN, 0.0, "", "gone", False, None, "", (), (), (), (), ())
+def _gone(rank: int) -> observations.RankLook:
+    return observations.RankLook(
+        rank, 0, "X", observations.Doing.UNSEEN, 0.0, "", "gone", False, None, "", (), (), (), (), ()
+    )
 
 
-def _plain(asking: _Asking) -> m.RankLook:
+def _plain(asking: _Asking) -> observations.RankLook:
     """Describe a rank that could not be looked at in time by its stacks alone."""
     process = asking.watched.process
     found = asking.found or python_stacks.last_answer(asking.asked)
@@ -312,18 +315,18 @@ def _plain(asking: _Asking) -> m.RankLook:
     first = found[0]
     main = stack_frames.own_stack(first.text)
     stack = main.frames if main is not None else ()
-    return m.RankLook(
-        process.rank, first.pid, first.state, m.Doing.UNSEEN, 0.0, stack_frames.place(stack), _TOO_LONG, False, None,
+    return observations.RankLook(
+        process.rank, first.pid, first.state, observations.Doing.UNSEEN, 0.0, stack_frames.place(stack), _TOO_LONG, False, None,
         stack_frames.phase(stack), classify.texts(stack), (), (), (), (_TOO_LONG,),
     )  # fmt: skip
 
 
-def _unanswered(process: RankProcess) -> m.RankLook:
+def _unanswered(process: RankProcess) -> observations.RankLook:
     """Describe a rank with which the look before is not yet through."""
     stat = procfs.look(process.pid)
     if stat is None:
         return _gone(process.rank)
-    return m.RankLook(
-        process.rank, process.pid, stat.state, m.Doing.UNSEEN, 0.0, "", _TOO_LONG, False, None, "", (), (), (), (),
+    return observations.RankLook(
+        process.rank, process.pid, stat.state, observations.Doing.UNSEEN, 0.0, "", _TOO_LONG, False, None, "", (), (), (), (),
         (_TOO_LONG,),
     )  # fmt: skip

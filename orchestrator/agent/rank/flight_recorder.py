@@ -26,8 +26,8 @@ from typing import Any
 
 from orchestrator.agent.rank.hook import SOCKET_FILE
 from orchestrator.agent.rank.step_counter import Beats, Group, StepEnd
+from orchestrator.core import observations
 from orchestrator.core.host import procfs
-from orchestrator.core.wire import messages as m
 
 CALL_S_MAX = 1.0
 ANSWER_BYTES_MAX = 4 << 20  # 2,000 entries, which is what torch keeps, have 1 MB
@@ -94,7 +94,9 @@ class Flight:
     lack: str = ""
     took_s: float = 0.0
 
-    def collectives(self, groups: Sequence[Group], world_size: int, now_ns: int) -> tuple[m.Collective, ...]:
+    def collectives(
+        self, groups: Sequence[Group], world_size: int, now_ns: int
+    ) -> tuple[observations.Collective, ...]:
         """Return the last collective entered in each group, the latest first.
 
         A group's ranks are known once a step was made; before, only those of the default group.
@@ -109,8 +111,10 @@ class Flight:
             everybody = tuple(range(world_size)) if last.label == "default group" else ()
             ranks = members.get(last.group, everybody)
             ago_s = max(0.0, (now_ns - last.created_ns) / 1e9)
-            earlier = tuple(m.Entered(one.number, one.what, one.shape) for one in before[-EARLIER_MAX:])
-            one = m.Collective(
+            earlier = tuple(
+                observations.Entered(one.number, one.what, one.shape) for one in before[-EARLIER_MAX:]
+            )
+            one = observations.Collective(
                 last.group, last.label, ranks, last.number, last.what, last.shape, ago_s, last.done, earlier
             )
             found.append(one)

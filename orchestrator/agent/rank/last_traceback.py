@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from orchestrator.core.wire.messages import Failure
+from orchestrator.core.observations import Failure
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000

@@ -17,13 +17,9 @@ from pathlib import Path
 from orchestrator.agent.rank import error_file, last_traceback, spawn, step_counter
 from orchestrator.agent.rank.error_file import forget_errors
 from orchestrator.agent.rank.flight_recorder import OwnWork, Window
-from orchestrator.agent.rank.hook import (
-    ERROR_FILE,
-    RANK_DIR_ENV,
-    SOCKET_ENV,
-    STACK_SIGNAL_ENV,
-)
+from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
 from orchestrator.agent.rank.io_counter import Traffic
+from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_bytes
@@ -308,7 +304,7 @@ def _oom_kills() -> int:
     return 0
 
 
-def _failure(process: RankProcess, exit_code: int) -> m.Failure | None:
+def _failure(process: RankProcess, exit_code: int) -> observations.Failure | None:
     """Return what the rank said as it died: the hook's word, or the last traceback in its log, or the last line there.
 
     A script may have caught and logged exceptions, or its workers died of theirs: neither killed a rank that a signal
@@ -326,7 +322,7 @@ def _failure(process: RankProcess, exit_code: int) -> m.Failure | None:
     where = f"{error.file}:{error.line}" if error.file else ""
     if where and error.function:
         where = f"{where} {error.function}"
-    return m.Failure(error.type, error.message, error.traceback, where)
+    return observations.Failure(error.type, error.message, error.traceback, where)
 
 
 STACK_SIGNAL = signal.SIGRTMIN + 6

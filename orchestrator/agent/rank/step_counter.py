@@ -34,8 +34,7 @@ from orchestrator.agent.rank.hook import (
     STEP_WORD,
     THREAD_WORD,
 )
-from orchestrator.core import codec
-from orchestrator.core.wire import messages as m
+from orchestrator.core import codec, observations
 
 RATE_STEPS_MAX = 32
 RATE_WINDOW_NS = 10_000_000_000
@@ -181,7 +180,7 @@ class Beats:
             self._groups, self._generation = found, generation
         return self._groups
 
-    def marks(self, since: int, last: int) -> tuple[m.Mark, ...]:
+    def marks(self, since: int, last: int) -> tuple[observations.Mark, ...]:
         """Return some marks of the steps after `since` up to `last`, at most 4, at steps that other ranks choose too.
 
         Their optimizer's turns are multiples of a power of two, the largest that has two of them there: ranks that are
@@ -196,7 +195,7 @@ class Beats:
             chosen, stride = fewer, 2 * stride
         return self._marks([step for _, step in chosen[-MARKS_MAX:]])
 
-    def history(self) -> tuple[m.Mark, ...]:
+    def history(self) -> tuple[observations.Mark, ...]:
         """Return the last steps at which a count grew by another number than at the same optimizer's step before, 64
         at most.
 
@@ -204,7 +203,7 @@ class Beats:
         """
         last = self.read().step
         marks = self._marks(range(max(1, last - RING_STEPS + 2), last + 1))  # the oldest is being overwritten
-        odd: set[m.Mark] = set()
+        odd: set[observations.Mark] = set()
         for number in {mark.optimizer for mark in marks}:
             own = [mark for mark in marks if mark.optimizer == number]
             grown = [
@@ -231,14 +230,14 @@ class Beats:
         self._words.release()
         self._map.close()
 
-    def _marks(self, steps: Iterable[int]) -> tuple[m.Mark, ...]:
+    def _marks(self, steps: Iterable[int]) -> tuple[observations.Mark, ...]:
         """Return the marks of those of the steps at which all of the present groups were counted."""
         columns = [group.column for group in self.groups()]
         if not columns:
             return ()
         rows = ((step, self._row(step)) for step in steps)
         return tuple(
-            m.Mark(step, row[-1] % OPTIMIZERS_MAX, row[-1] // OPTIMIZERS_MAX, counts)
+            observations.Mark(step, row[-1] % OPTIMIZERS_MAX, row[-1] // OPTIMIZERS_MAX, counts)
             for step, row in rows
             if row[-1] and (counts := _counts(row, columns)) is not None
         )

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
 from orchestrator.backends.slurm import end_causes
 from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
 from orchestrator.backends.slurm.srun_step import Fate, Step
@@ -25,6 +25,7 @@ from orchestrator.core.host.procfs import Proc
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.observations import Trouble
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire.messages import AgentConfig
 

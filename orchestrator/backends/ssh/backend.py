@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import paramiko
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir, Trouble
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
 from orchestrator.backends.ssh.connect import ssh_config
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps, Taken
 from orchestrator.backends.ssh.connect.known_hosts import Policy
@@ -27,6 +27,7 @@ from orchestrator.backends.ssh.launch import Code, Kit, Launch, land, reach
 from orchestrator.backends.ssh.session import Means, Seen, Session, Turns
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire.messages import AgentConfig
 
 FANOUT = 32

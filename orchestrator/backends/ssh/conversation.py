@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.core import codec
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire import bootstrap as w
 
 SHELL_S_MAX = 20.0

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.plan import PlannedSsh
+from orchestrator.core.observations import Trouble
 
 if TYPE_CHECKING:
     from orchestrator.backends.ssh.connect.connection import Connection

@@ -15,10 +15,11 @@ from dataclasses import replace
 
 import paramiko
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.port_forward import Flow, admit
 from orchestrator.backends.ssh.retry_schedule import Pace
 from orchestrator.backends.ssh.session import Means, Seen, Session, Unwanted
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire.messages import AgentConfig
 
 ANSWER_S_MAX = 5.0

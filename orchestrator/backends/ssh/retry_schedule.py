@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.backends.api import Trouble
+from orchestrator.core.observations import Trouble
 
 BACKOFF_S = 0.5
 BACKOFF_S_MAX = 10.0

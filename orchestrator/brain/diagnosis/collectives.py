@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from orchestrator.brain.model.events import Collective, Doing, RankLook
+from orchestrator.core.observations import Collective, Doing, RankLook
 from orchestrator.core.text import named
 
 NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")

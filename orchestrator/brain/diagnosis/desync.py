@@ -17,11 +17,11 @@ from dataclasses import dataclass
 
 from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
 from orchestrator.brain.model.deadlines import Watch
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts, Series, Tally
 from orchestrator.brain.model.verdicts import verdict
+from orchestrator.core import observations
 
 AGREED_MIN = 3
 """At so many steps the counts of all members must have been equal, and then unequal at as many later ones."""
@@ -72,7 +72,7 @@ def decide(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
 
 
 def note(
-    facts: Facts, rank: RankFacts, groups: tuple[str, ...], marks: tuple[e.Mark, ...], at: float
+    facts: Facts, rank: RankFacts, groups: tuple[str, ...], marks: tuple[observations.Mark, ...], at: float
 ) -> None:
     """Remember how many collectives of each group a rank had run at some of its steps."""
     for mark in marks:

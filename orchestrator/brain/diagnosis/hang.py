@@ -14,10 +14,10 @@ from orchestrator.brain.diagnosis import collectives, hang_report, inspections, 
 from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown, Whole
 from orchestrator.brain.model.deadlines import Watch
 from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.events import Doing
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, Phase, RankFacts
 from orchestrator.brain.model.verdicts import verdict
 from orchestrator.core import text
+from orchestrator.core.observations import Doing
 from orchestrator.core.text import named
 
 STOPPED_S_MAX = 5.0

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from orchestrator.brain.diagnosis import collectives, inspections, stack_groups
 from orchestrator.brain.diagnosis.collectives import Mismatch
-from orchestrator.brain.model.events import Doing, RankLook
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts
 from orchestrator.core import text
+from orchestrator.core.observations import Doing, RankLook
 from orchestrator.core.text import named
 
 CULPRITS_SHOWN = 4

@@ -11,8 +11,8 @@ from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Watch
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.events import Doing, RankLook
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, Link, Phase, RankFacts
+from orchestrator.core.observations import Doing, RankLook
 
 LOOK_S_MAX = 6.0
 """How long one waits for the nodes' answers to a look."""

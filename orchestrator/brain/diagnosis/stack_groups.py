@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from orchestrator.brain.model.events import RankLook
+from orchestrator.core.observations import RankLook
 from orchestrator.core.text import named
 
 LINES_MAX = 12

@@ -9,8 +9,8 @@ from orchestrator.brain.diagnosis import collectives, hang, hang_report, inspect
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Watch
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.events import Doing
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, Link, Phase
+from orchestrator.core.observations import Doing
 
 BRIEF_S = 2.0
 """A process that is held by a debugger, or is a zombie, for less than this is not told of."""

@@ -12,8 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.brain.model.events import Doing, RankBeat, RankLook
+from orchestrator.brain.model.events import RankBeat
 from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts
+from orchestrator.core.observations import Doing, RankLook
 
 START_SUSPECT_S = 30.0
 """How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""

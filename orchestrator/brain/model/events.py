@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.end_cause import Cause
-
-
-class Trouble(enum.Enum):
-    """Whether a launch that failed is worth trying again."""
-
-    PASSING = "passing"  # no answer, a broken line: again, a few times
-    LASTING = "lasting"  # a wrong key, no Python: not before a person has mended it
-    BUSY = "busy"  # others use the host: again, for as long as it takes
+from orchestrator.core.observations import Address, Failure, Mark, RankLook, RankSeen, Reached, Trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,25 +75,6 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """What a rank said as it died: the exception of the hook's error file, or the last lines of its log."""
-
-    type: str
-    message: str
-    traceback: str
-    where: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankSeen:
-    """A rank as its agent sees it at the moment of connecting."""
-
-    rank: int
-    pid: int
-    exited: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Seen:
     """When (job clock) a rank last gave a sign, made a step, changed its state, was heard of, was busy, said its last
     word, and gave a sign that is more than processor time; `pause_s`: the longest time between two of its steps."""
@@ -114,95 +87,6 @@ class Seen:
     left_at: float = 0.0
     pause_s: float = 0.0
     told_at: float = 0.0
-
-
-class Doing(enum.Enum):
-    """What a rank does, as its agent sees it."""
-
-    WAITS = "waits"  # for other ranks: in a collective, a barrier, the store, the rendezvous
-    WORKS = "works"  # its stack moves, or it or its children read, write or compute
-    SPINS = "spins"  # burns processor time in one place: a loop, or one long operation
-    SLEEPS = "sleeps"  # in a timed sleep
-    BLOCKED = (
-        "blocked"  # idle in one place that is no wait for other ranks: a lock, a read, a question, a child
-    )
-    STOPPED = "stopped"  # state T or t
-    LEAVING = "leaving"  # has said its last word, and is still there
-    UNSEEN = "unseen"  # a first look, or no way to look
-
-
-@dataclass(frozen=True, slots=True)
-class Entered:
-    """A collective that a rank entered before its last one in a group; see `Collective`."""
-
-    number: int
-    what: str
-    shape: str
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """The last collective that a rank has entered in one group. `group` is torch's name of it, `label` its purpose;
-    `number` counts the group's collectives from 1; `shape`: `float32[1000]`; `entered_s`: so long ago; `done`: it was
-    carried out, so the rank no longer waits in it; `earlier`: the few before it, in order."""
-
-    group: str
-    label: str
-    ranks: tuple[int, ...]
-    number: int
-    what: str
-    shape: str
-    entered_s: float
-    done: bool = False
-    earlier: tuple[Entered, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
-    steps of its own, the last of them being step `turn` of its optimizer number `optimizer`, 0 the first that it used."""
-
-    step: int
-    optimizer: int
-    turn: int
-    counts: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RankLook:
-    """What one look has found of a rank.
-
-    `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
-    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
-    cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
-    save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
-    `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
-    which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
-    `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
-    thread was ready to run and had no
-    processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
-    groups whose counts are not those of collectives alone.
-    """
-
-    rank: int
-    pid: int
-    state: str
-    doing: Doing
-    still_s: float
-    where: str
-    why: str
-    certain: bool
-    ends_s: float | None
-    phase: str
-    stack: tuple[str, ...]
-    collectives: tuple[Collective, ...]
-    groups: tuple[str, ...]
-    marks: tuple[Mark, ...]
-    lacks: tuple[str, ...]
-    others_act: bool = False
-    starved_s: float = 0.0
-    gpu_use: float | None = None
-    mixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,14 +188,6 @@ class QueueSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
-    """An IPv4 address of a host and the interface that has it."""
-
-    ip: str
-    interface: str
-
-
-@dataclass(frozen=True, slots=True)
 class Prepared:
     """A node is set up for an attempt; the first node adds where the others will meet, or might (`addresses`)."""
 
@@ -321,14 +197,6 @@ class Prepared:
     address: str
     port: int
     addresses: tuple[Address, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reached:
-    """An address of the first node that answered, and the interface of this node that led there."""
-
-    address: str
-    interface: str
 
 
 @dataclass(frozen=True, slots=True)

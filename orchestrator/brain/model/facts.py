@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
 
 LAUNCH_FAILURES_MAX = 3
@@ -88,7 +89,7 @@ class NodeFacts:
     excluded: str = ""  # what a person must mend before it can be used
     busy: str = ""  # who uses it, when it was last asked
     busy_at: float = 0.0
-    addresses: tuple[e.Address, ...] = ()
+    addresses: tuple[observations.Address, ...] = ()
     fence_s: float = (
         0.0  # the longest that its agent may go by itself, of all that it was ever told; see `fence`
     )
@@ -96,7 +97,7 @@ class NodeFacts:
     fence_lost: bool = False  # a line broke since it was told
     ordered_probe: int = 0
     probed: int = 0
-    reached: tuple[e.Reached, ...] = ()
+    reached: tuple[observations.Reached, ...] = ()
     missed: tuple[str, ...] = ()
 
     @property
@@ -151,7 +152,7 @@ class RankFacts:
     signal: int | None = None
     died_at: float = 0.0
     ordered: bool = False
-    failure: e.Failure | None = None
+    failure: observations.Failure | None = None
     oom: bool = False
     io_bytes: int = 0
     usual_s: float | None = None
@@ -164,7 +165,7 @@ class RankFacts:
     collective_at: float = 0.0  # when a look found that it had entered another collective
     groups: tuple[str, ...] = field(default=(), compare=False)  # as the counts of them, see `desync`
     slow: Slow | None = field(default=None, compare=False)  # its own work takes longer than that of its peers
-    look: e.RankLook | None = None  # what the last look has found, and when
+    look: observations.RankLook | None = None  # what the last look has found, and when
     looked_at: float = 0.0
     longer_at: float = 0.0  # when a look last found it in something that may take long
 

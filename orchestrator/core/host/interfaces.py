@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.core.host import procfs
-from orchestrator.core.wire.messages import Address
+from orchestrator.core.observations import Address
 
 ADDRESSES_MAX = 256
 

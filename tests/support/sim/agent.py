@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 
 from . import counts, network
 from .stance import Eyes
@@ -89,7 +90,9 @@ class Agent:
         if not self.alive or self.line is not None or not self.host.reaches_boss():
             return
         line = self.line = Line(self, self.world.boss)
-        seen = tuple(e.RankSeen(rank.number, rank.pid, not rank.alive) for rank in self.host.processes)
+        seen = tuple(
+            observations.RankSeen(rank.number, rank.pid, not rank.alive) for rank in self.host.processes
+        )
         up = e.AgentUp(
             0.0, self.host.name, self.boot, self.running, self.ready, self.address, self.port, seen
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.brain.model.events import Doing, Failure
+from orchestrator.core.observations import Doing, Failure
 
 from .counts import Counted, fall_out_of_step
 from .night import OUT_OF_STEP, Fault, Harm, Naming

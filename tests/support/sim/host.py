@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 
 from .agent import Agent
 from .gang import SYNTAX, Rank
@@ -59,14 +60,16 @@ class Host:
         if night.hosts is not None:
             self.world.after(rng.uniform(0.05, 3.0), self._land, boss)
         elif self.index == 0 and self.launches <= night.launch_fails:
-            failed = e.LaunchFailed(0.0, self.name, "start", "no python3 there", e.Trouble.PASSING)
+            failed = e.LaunchFailed(0.0, self.name, "start", "no python3 there", observations.Trouble.PASSING)
             self.world.after(rng.uniform(0.05, 3.0), boss.hear_alive, failed)
         elif self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             pass
         elif self.up:
             self.world.after(rng.uniform(0.05, 3.0), self._boot)
         elif rng.random() < 0.7:
-            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host", e.Trouble.PASSING)
+            failed = e.LaunchFailed(
+                0.0, self.name, "connect", "no route to host", observations.Trouble.PASSING
+            )
             self.world.after(rng.uniform(1.0, 3.0), boss.hear_alive, failed)
 
     def _land(self, boss: Boss) -> None:
@@ -75,14 +78,18 @@ class Host:
         assert hosts is not None
         if self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             if self.launches <= night.launch_fails:
-                boss.hear_alive(e.LaunchFailed(0.0, self.name, "python", "it broke off", e.Trouble.PASSING))
+                boss.hear_alive(
+                    e.LaunchFailed(0.0, self.name, "python", "it broke off", observations.Trouble.PASSING)
+                )
         elif not (self.up and self.reaches_boss()) or (self.world.slurm and not self.world.slurm.has(self)):
-            failed = e.LaunchFailed(0.0, self.name, "connect", "no route to host", e.Trouble.PASSING)
+            failed = e.LaunchFailed(
+                0.0, self.name, "connect", "no route to host", observations.Trouble.PASSING
+            )
             patience_s = self.world.rng.choice((5.0, 5.0, 12.0))
             self.world.after(self.world.rng.uniform(0.0, patience_s), boss.hear_alive, failed)
         elif self.refuses:
             failed = e.LaunchFailed(
-                0.0, self.name, "host key", f"{self.name}'s key is new", e.Trouble.LASTING
+                0.0, self.name, "host key", f"{self.name}'s key is new", observations.Trouble.LASTING
             )
             boss.hear_alive(failed)
         elif (
@@ -90,7 +97,9 @@ class Host:
             and not self.keeper
             and hosts.is_busy(self.index, self.world.now, self.world.now)
         ):
-            boss.hear_alive(e.LaunchFailed(0.0, self.name, "lease", "gpu-0 is held by job-7", e.Trouble.BUSY))
+            boss.hear_alive(
+                e.LaunchFailed(0.0, self.name, "lease", "gpu-0 is held by job-7", observations.Trouble.BUSY)
+            )
         else:
             self._boot()
 
@@ -159,7 +168,7 @@ class Host:
         return tuple(rank.pid for rank in self.processes)
 
     def exited(
-        self, rank: Rank, code: int | None, signal: int | None, failure: e.Failure | None, oom: bool, ordered: bool
+        self, rank: Rank, code: int | None, signal: int | None, failure: observations.Failure | None, oom: bool, ordered: bool
     ) -> None:  # fmt: skip
         if self.agent is not None:
             gang = rank.gang

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model import events as e
+from orchestrator.core import observations
 
 from .pool import BRIDGE
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
     from .host import Host
 
 
-def addresses(host: Host) -> tuple[e.Address, ...]:
+def addresses(host: Host) -> tuple[observations.Address, ...]:
     """Return what a host tells of its addresses: all of them, good or not."""
     hosts = host.world.night.hosts
     assert hosts is not None
-    mine = [e.Address(_ip(net, host), f"eth-{net}") for net in hosts.networks(host.index)]
-    bridge = [e.Address(BRIDGE, "docker0")] if hosts.bridge else []
+    mine = [observations.Address(_ip(net, host), f"eth-{net}") for net in hosts.networks(host.index)]
+    bridge = [observations.Address(BRIDGE, "docker0")] if hosts.bridge else []
     return tuple(bridge + mine if host.index % 2 else mine + bridge)
 
 
-def probe(host: Host, order: d.Probe) -> tuple[tuple[e.Reached, ...], tuple[str, ...]]:
+def probe(host: Host, order: d.Probe) -> tuple[tuple[observations.Reached, ...], tuple[str, ...]]:
     """Return which addresses lead from a host to the one that listens on the port, and how the others failed."""
     reached, missed = [], []
     for address in order.addresses:
         net = _net_to(host, address, order.port)
         if net:
-            reached.append(e.Reached(address, f"eth-{net}"))
+            reached.append(observations.Reached(address, f"eth-{net}"))
         else:
             missed.append(f"{address}: {'another host answers' if address == BRIDGE else 'no answer'}")
     return tuple(reached), tuple(missed)

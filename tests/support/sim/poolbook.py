@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
+from orchestrator.core import observations
 
 if TYPE_CHECKING:
     from .host import Host
@@ -62,7 +63,7 @@ class PoolBook:
         self.placed_first_s: float | None = None
         self.placed: dict[str, tuple[int, ...]] = {}
         self.last: tuple[str, ...] = ()
-        self.probed: dict[str, list[e.Reached]] = {}
+        self.probed: dict[str, list[observations.Reached]] = {}
         self.started = self.stopping = False
         self.since: dict[str, float] = {}
 
@@ -136,12 +137,12 @@ class PoolBook:
         self.launched.pop(news.node, None)
         self.busy.discard(news.node)
         match news.trouble:
-            case e.Trouble.BUSY:
+            case observations.Trouble.BUSY:
                 self.busy.add(news.node)
                 self.queued_s = self.world.clock
-            case e.Trouble.LASTING:
+            case observations.Trouble.LASTING:
                 self.barred[news.node] = "refused"
-            case e.Trouble.PASSING:
+            case observations.Trouble.PASSING:
                 self.fails[news.node] = self.fails.get(news.node, 0) + 1
 
     def _decided(self, news: News) -> None:

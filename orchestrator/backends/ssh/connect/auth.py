@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import paramiko
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.keys import AgentKey, Found, find, ssh_add
 from orchestrator.backends.ssh.connect.ssh_config import Target
+from orchestrator.core.observations import Trouble
 
 AUTH_S_MAX = 30.0
 OFFERS_MAX = 64

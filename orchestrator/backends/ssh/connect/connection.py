@@ -18,13 +18,14 @@ from typing import TypeVar
 
 import paramiko
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import known_hosts
 from orchestrator.backends.ssh.connect.auth import authenticate
 from orchestrator.backends.ssh.connect.dial import CONNECT_S_MAX, Proxy, dial, shake_hands, where
 from orchestrator.backends.ssh.connect.known_hosts import HostKey, Policy
 from orchestrator.backends.ssh.connect.remote_command import Remote
 from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
+from orchestrator.core.observations import Trouble
 
 __all__ = ["Connection", "Jumps", "Remote"]
 

@@ -12,8 +12,9 @@ import time
 import paramiko
 from paramiko.ssh_exception import IncompatiblePeer
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.ssh_config import Target
+from orchestrator.core.observations import Trouble
 
 CONNECT_S_MAX = 10.0
 HANDSHAKE_S_MAX = 15.0

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.ssh_config import DEFAULT_PORT, Target, fits, home
+from orchestrator.core.observations import Trouble
 
 Policy = Literal["strict", "accept-new"]
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import paramiko
 
-from orchestrator.backends.api import LaunchError, Trouble
+from orchestrator.backends.api import LaunchError
+from orchestrator.core.observations import Trouble
 
 ASK_S_MAX = 10.0
 JUMPS_MAX = 8

@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Stir, Trouble
+from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Stir
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
 from orchestrator.backends.ssh.copy.copy_task import Broken, Failed, GivenUp, Load, Unfit, fits, mark
 from orchestrator.core.jobdir.durable import sync_folder
+from orchestrator.core.observations import Trouble
 from orchestrator.core.wire.messages import Piece
 
 COPIES_MAX = 4
