@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
 import secrets as random_secrets
 from collections.abc import Mapping
@@ -11,7 +13,6 @@ from orchestrator.core.jobdir import rank_env
 from orchestrator.core.jobdir.durable import replace_bytes, sync_folder
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire.tokens import TOKEN_BYTES
-from orchestrator.submission import certificate
 
 PRIVATE = 0o600
 
@@ -21,7 +22,7 @@ def fill(folder: Path, made: Plan, environ: Mapping[str, str], webhook: str | No
     `webhook`: its address."""
     folder.mkdir(mode=0o700)
     kept = {name: environ[name] for name in made.secrets}
-    public, key = certificate.new()
+    public, key = new_certificate()
     files = {
         "secrets.json": json.dumps(kept).encode(),
         "environment.json": json.dumps(rank_env.outer_env(environ, made.secrets)).encode(
@@ -35,3 +36,38 @@ def fill(folder: Path, made: Plan, environ: Mapping[str, str], webhook: str | No
     for name, data in files.items():
         replace_bytes(folder / name, data, mode=PRIVATE)
     sync_folder(folder.parent)
+
+
+CERTIFICATE_YEARS = 20
+
+
+def new_certificate() -> tuple[bytes, bytes]:
+    """Return a new self-signed certificate and its key, PEM. It is valid long before now, since clocks differ."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "orch")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    span = datetime.timedelta(days=365 * CERTIFICATE_YEARS)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - span)
+        .not_valid_after(now + span)
+        .add_extension(
+            x509.SubjectAlternativeName(
+                [x509.DNSName("orch"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+            ),
+            False,
+        )
+        .sign(key, hashes.SHA256())
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return made.public_bytes(serialization.Encoding.PEM), private

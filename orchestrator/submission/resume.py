@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
@@ -16,7 +16,7 @@ from orchestrator.core.mask import host_alone
 from orchestrator.spec.load import load
 from orchestrator.submission import credentials, refusals, render
 from orchestrator.submission import sbatch as sbatch_submission
-from orchestrator.submission.submit import _keep_hosts_file, make_plan
+from orchestrator.submission.submit import hosts_alone, keep_hosts_file, make_plan
 from orchestrator.submission.supervisor_process import start_supervisor
 
 
@@ -84,18 +84,13 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     number = len(list(job.root.glob("plan.*.json"))) + 1
     replace_text(job.root / f"plan.{number}.json", codec.dumps(old))
     replace_text(job.plan, codec.dumps(new))
-    replace_text(job.overrides, json.dumps(_hosts_alone(all_overrides, webhook)))
+    replace_text(job.overrides, json.dumps(hosts_alone(all_overrides, webhook)))
     if webhook and webhook != host_alone(kept_webhook):  # as it stands in the overrides of before
         replace_text(job.webhook, webhook, mode=credentials.PRIVATE)
     if file.spec.ssh.hosts_file not in (None, str(job.hosts_file)) and new.ssh is not None:
-        _keep_hosts_file(job, file)
+        keep_hosts_file(job, file)
     for script in render.render(new, job, sys.executable):
         replace_text(job.scripts / script.name, script.text, mode=script.mode)
-
-
-def _hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
-    """Return overrides as they are kept: of a webhook's address, which may bear a token, the host alone."""
-    return [text.replace(webhook, host_alone(webhook)) if webhook else text for text in overrides]
 
 
 def _overrides(job: JobDir) -> list[str]:

@@ -20,6 +20,7 @@ from orchestrator.core.jobdir import home, ownership, requests
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.mask import host_alone
 from orchestrator.core.slurm import queue, sbatch_options
 from orchestrator.spec.load import SpecFile, load
 from orchestrator.spec.yaml_document import path_in
@@ -27,7 +28,6 @@ from orchestrator.submission import bundle, credentials, planner, provenance, re
 from orchestrator.submission import sbatch as sbatch_submission
 from orchestrator.submission.inventory import _inventory_of_hosts, inventory
 from orchestrator.submission.planner import Inventory
-from orchestrator.submission.resume import _hosts_alone
 from orchestrator.submission.supervisor_process import start_supervisor
 
 
@@ -131,12 +131,12 @@ def _fill(
         snapshot.take(code, draft.code)
         if made.ssh is not None:
             snapshot.pack(code, draft.code, draft.archive)
-            _keep_hosts_file(draft, file)
+            keep_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
             path.mkdir()
         webhook = file.spec.notify.url
         replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
-        replace_text(draft.overrides, json.dumps(_hosts_alone(overrides, webhook)), durable=False)
+        replace_text(draft.overrides, json.dumps(hosts_alone(overrides, webhook)), durable=False)
         replace_text(draft.plan, codec.dumps(made), durable=False)
         for script in render.render(made, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
@@ -158,8 +158,13 @@ def _fill(
     return place
 
 
-def _keep_hosts_file(job: JobDir, file: SpecFile) -> None:
+def keep_hosts_file(job: JobDir, file: SpecFile) -> None:
     """Copy the file that names the hosts: a later resume reads it again, wherever the user's has gone."""
     named = file.spec.ssh.hosts_file
     if named is not None:
         shutil.copyfile(path_in(file.folder, named), job.hosts_file)
+
+
+def hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
+    """Return overrides as they are kept: of a webhook's address, which may bear a token, the host alone."""
+    return [text.replace(webhook, host_alone(webhook)) if webhook else text for text in overrides]

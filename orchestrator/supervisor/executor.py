@@ -11,7 +11,6 @@ from orchestrator.backends.api import Backend, LaunchError
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, Link
-from orchestrator.core import observations
 from orchestrator.core.jobdir import full_disk, rank_env
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -194,6 +193,4 @@ class Deeds:
     def _failed(self, node: str, err: LaunchError, now_s: float) -> e.Event:
         is_busy = err.trouble is Trouble.BUSY  # then waiting is the remedy, and this job does it by itself
         reason = f"{err.reason}; fix: {err.fix}" if err.fix and not is_busy else err.reason
-        return e.LaunchFailed(
-            now_s, node, err.stage, self._mask.apply(reason), observations.Trouble(err.trouble.value)
-        )
+        return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(reason), err.trouble)

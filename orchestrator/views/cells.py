@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from orchestrator.core.invisible_characters import harmless
-from orchestrator.views.status import NAMES_SHOWN_MAX
 
 Json: TypeAlias = Mapping[str, Any]
 
@@ -23,6 +22,8 @@ STYLES = {
     "CANCELLED": "magenta",
 }
 """The colour of each job state."""
+
+NAMES_SHOWN_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _WORRYING = ("stopped", "zombie", "dead", "silent", "absent", "failed", "exclude
 RANKS_SHOWN_MAX = 64
 HOSTS_SHOWN_MAX = 64
 NOTES_SHOWN_MAX = 16
-NAMES_SHOWN_MAX = TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
+TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
 
 
 # One job

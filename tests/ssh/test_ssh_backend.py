@@ -26,7 +26,7 @@ from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import bundle, planner, render
-from orchestrator.submission.certificate import new as _certificate
+from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor import agent_connections
 from tests.support.sshd import Desk, Sshd, free_port, needs_sshd
 
@@ -220,7 +220,7 @@ def _job(root: Path, plan: Plan) -> JobDir:
     job = JobDir(root)
     for folder in (job.scripts, job.code, job.secrets, job.checkpoints):
         folder.mkdir(parents=True)
-    certificate, key = _certificate()
+    certificate, key = new_certificate()
     (job.secrets / "certificate.pem").write_bytes(certificate)
     (job.secrets / "key.pem").write_bytes(key)
     (job.secrets / "token").write_text(TOKEN)

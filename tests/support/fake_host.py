@@ -26,7 +26,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSsh
 from orchestrator.core.wire.messages import AgentConfig, Needs
 from orchestrator.submission import bundle
-from orchestrator.submission.certificate import new as _certificate
+from orchestrator.submission.credentials import new_certificate
 from orchestrator.submission.render import render
 from tests.support import jobs
 
@@ -34,7 +34,7 @@ GONE_S_MAX = 20.0
 POLL_S = 0.02
 BUNDLE = bundle.build()
 FILES = {"train.py": b"print(1)\n", "pkg/deep/mod.py": b"x" * 50_000}
-CERTIFICATE = _certificate()[0].decode()
+CERTIFICATE = new_certificate()[0].decode()
 
 
 class Process:

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.connection import Line
-from orchestrator.submission.certificate import new as _certificate
+from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import Greeted, Links, Up, Word
 
 ANSWER_S_MAX = 20.0
@@ -54,7 +54,7 @@ class Place:
 
 def play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:
     """Let `act` meet a supervisor's links."""
-    certificate, key = _certificate()
+    certificate, key = new_certificate()
     (folder / "certificate.pem").write_bytes(certificate)
     (folder / "key.pem").write_bytes(key)
 

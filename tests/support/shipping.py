@@ -17,7 +17,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Said
-from orchestrator.submission.certificate import new as _certificate
+from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor.agent_connections import Down, Links, Up
 from orchestrator.supervisor.transfers.log_receiver import Intake
 
@@ -184,7 +184,7 @@ def prepare(attempt: int) -> m.Prepare:
 
 def play(folder: Path, act: Callable[[Home, Callable[..., Host]], Awaitable[None]]) -> None:
     """Let `act` meet a home, and a maker of hosts; afterwards no agent is left."""
-    certificate, key = _certificate()
+    certificate, key = new_certificate()
     (folder / "certificate.pem").write_bytes(certificate)
     (folder / "key.pem").write_bytes(key)
     hosts: list[Host] = []

@@ -1,7 +1,7 @@
 """Do the imports point one way, is the brain pure, is what travels standard library only, and is it readable?
 
-Everything is read from the sources by AST, so that an import inside a function counts like one at the top. Imports
-under `if TYPE_CHECKING` do not run and do not count.
+Everything is read from the sources by AST, so that an import inside a function counts like one at the top, and one
+for type checkers like any other.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import ast
 import enum
 import functools
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,60 +19,39 @@ import pytest
 
 from orchestrator.submission import bundle
 
-PACKAGE = Path(bundle.__file__).parent
+PACKAGE = bundle.PACKAGE
 ROOT = PACKAGE.parent
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 410
 FUNCTION_LINES_MAX = 60
 
 LAYERS = (
-    ("version", "errors", "characters"),
-    ("wire",),
-    ("brain",),
-    ("node",),
-    ("specfile", "spec_rules", "sbatch", "spec_model", "hosts", "spec"),
-    ("plan", "planning", "render", "bundle", "home"),
-    (
-        "journal",
-        "record",
-        "factsfile",
-        "joblock",
-        "requests",
-        "asked",
-        "tickets",
-        "door",
-        "links",
-        "orders",
-        "snapshot",
-        "provenance",
-        "credentials",
-        "certificate",
-    ),
-    ("statefile", "story", "postmortem"),
-    ("backends", "slurm"),
-    (
-        "versions",
-        "shelf",
-        "carry",
-        "intake",
-        "ferry",
-        "deeds",
-        "ending",
-        "memory",
-        "salvage",
-        "stay",
-        "notify",
-    ),
-    ("guard", "supervise", "fleet", "refusals", "submission"),
-    ("__main__",),
-    ("logcut", "logs", "closing", "queued", "looks", "revival", "job"),
-    ("leftovers", "collect", "preflight"),
-    ("show", "whyview", "stackview", "listview", "terminal", "logview", "follow"),
-    ("params", "cli"),
+    "core",
+    *("core.jobdir", "core.wire", "core.host", "core.slurm"),
+    *("agent.rank", "agent.probes", "agent.outputs", "agent.evidence", "agent", "agent.bootstrap"),
+    *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),
+    *("brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
+    *("supervisor.journal", "supervisor.transfers", "supervisor"),
+    *("spec", "submission", "client", "views", "cli"),
+    "",
 )
-"""Who may import whom: a module or subpackage only its own layer and earlier ones, and never in a circle."""
+"""The rooms; a room imports its own files and rooms that stand earlier here. The last one is the package's own files."""
 
-ISLANDS = {"brain": {"brain"}, "wire": {"wire"}, "node": {"node", "wire"}}
-"""The subpackages that travel alone, with all of ours that they may import."""
+ISLANDS = {
+    "core": {"core"},
+    "agent": {"agent", "core"},
+    "backends": {"backends", "core"},
+    "brain": {"brain", "core"},
+    "spec": {"spec", "core"},
+}
+"""The outer rooms that import no other but these."""
+
+BRAIN_NEEDS = {"orchestrator.core.observations", "orchestrator.core.end_cause", "orchestrator.core.text"}
+"""All that the brain imports of core, as pure as itself."""
+
+ROOM_FILES_MAX = 12
+
+KEPT_WITH_THEIR_KIN = {"orchestrator.core.host.gpus"}
+"""Modules of core that one room alone imports: they lie beside what they belong to."""
 
 IMPURE = {
     "asyncio", "concurrent", "ctypes", "datetime", "glob", "importlib", "inspect", "io", "locale", "logging",
@@ -84,11 +64,11 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 """Built-in functions that do input or output, or whose result differs from process to process."""
 
 LONG_FILES = {
-    "orchestrator/brain/events.py": "one list of all that the brain can hear",
-    "orchestrator/brain/facts.py": "one list of all that the brain knows",
-    "orchestrator/cli.py": "one function for each verb",
-    "orchestrator/node/hook.py": "one file is what is copied into every rank",
-    "orchestrator/wire/messages.py": "one list of all that supervisor and agents say",
+    "orchestrator/brain/model/events.py": "one list of all that the brain can hear",
+    "orchestrator/brain/model/facts.py": "one list of all that the brain knows",
+    "orchestrator/cli/app.py": "one function for each verb",
+    "orchestrator/agent/rank/hook.py": "one file is what is copied into every rank",
+    "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
     "tests/support/sim/ledger.py": "the books of one night",
     "tests/support/sim/night.py": "one list of all that may happen in a night",
     "tests/support/sim/mutations.py": "one list of all mutations, each with its night",
@@ -100,7 +80,10 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """Functions of more than `FUNCTION_LINES_MAX` lines, and why."""
 
 
-NAMES_SAY_ALL = ("orchestrator.brain.decisions.BeginAttempt", "orchestrator.brain.decisions.EndJob")
+NAMES_SAY_ALL = (
+    "orchestrator.brain.model.decisions.BeginAttempt",
+    "orchestrator.brain.model.decisions.EndJob",
+)
 """Public classes without a docstring."""
 
 
@@ -114,7 +97,7 @@ class When(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One imported name, dotted in full, such as `orchestrator.brain.facts.Link`."""
+    """One imported name, dotted in full, such as `orchestrator.brain.model.facts.Link`."""
 
     name: str
     when: When
@@ -174,15 +157,25 @@ def _module_of(name: str) -> str | None:
     return name if name in MODULES else outer if outer in MODULES else None
 
 
-def _ours(module: str) -> list[tuple[str, Import]]:
-    """Return our modules that `module` imports when it runs."""
-    running = [one for one in _imports(module) if one.when is not When.NEVER]
-    return [(ours, one) for one in running if (ours := _module_of(one.name)) is not None and ours != module]
+def _ours(module: str, *, typed: bool = False) -> list[tuple[str, Import]]:
+    """Return our modules that `module` imports when it runs; with `typed` also those for type checkers."""
+    seen = [one for one in _imports(module) if typed or one.when is not When.NEVER]
+    return [(ours, one) for one in seen if (ours := _module_of(one.name)) is not None and ours != module]
 
 
-def _part(module: str) -> str:
-    """Return the subpackage of a module, or its own name when it lies at the top."""
-    return module.split(".")[1] if "." in module else module
+def _room(module: str) -> str:
+    """Return the longest entry of LAYERS that a module lies in."""
+    is_package = MODULES[module].name == "__init__.py"
+    inner = f"{module}.x" if is_package and module != "orchestrator" else module
+    inner = inner.removeprefix("orchestrator").removeprefix(".").rpartition(".")[0]
+    return max(
+        (room for room in LAYERS if inner == room or inner.startswith(f"{room}.")), key=len, default=""
+    )
+
+
+def _outer(module: str) -> str:
+    """Return the outermost room of a module."""
+    return _room(module).partition(".")[0]
 
 
 def _at(module: str, one: Import) -> str:
@@ -203,35 +196,60 @@ def _closure(starts: list[str]) -> list[str]:
     return sorted(found)
 
 
-TRAVELLERS = [m for m in MODULES if _part(m) in ("brain", "wire", "node")] + [
-    "orchestrator.supervise",
-    "orchestrator.__main__",
-]
+TRAVELLERS = [m for m in MODULES if _outer(m) in bundle.TRAVELS] + ["orchestrator.__main__"]
 
 
-def test_every_module_has_a_layer() -> None:
-    placed = [part for layer in LAYERS for part in layer]
-    assert sorted(placed) == sorted({_part(module) for module in MODULES} - {"orchestrator"})
+def test_every_module_lies_in_a_room() -> None:
+    assert [module for module in MODULES if not _room(module)] == ["orchestrator", "orchestrator.__main__"]
 
 
-def test_imports_point_from_later_layers_to_earlier_ones() -> None:
-    depth = {part: number for number, layer in enumerate(LAYERS) for part in layer} | {"orchestrator": -1}
+def test_rooms_import_only_rooms_below() -> None:
+    depth = {room: number for number, room in enumerate(LAYERS)}
     wrong = [
         _at(module, one)
         for module in MODULES
-        if module != "orchestrator"  # the package's own file offers later ones, when they are asked for
-        for ours, one in _ours(module)
-        if depth[_part(ours)] > depth[_part(module)]
+        for ours, one in _ours(module, typed=True)
+        if ours != "orchestrator" and depth[_room(ours)] > depth[_room(module)]
     ]
     assert wrong == []
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    left = {module: {ours for ours, _ in _ours(module)} for module in MODULES}
+    left = {module: {ours for ours, _ in _ours(module, typed=True)} for module in MODULES}
     while free := [module for module, wants in left.items() if not wants & left.keys()]:
         for module in free:
             del left[module]
     assert left == {}, "these import each other, or what does"
+
+
+def test_a_room_has_no_more_files_than_one_sees_at_a_glance() -> None:
+    files = Counter(
+        path.parent for path in MODULES.values() if path.name not in ("__init__.py", "__main__.py")
+    )
+    assert {
+        str(room.relative_to(ROOT)): count for room, count in files.items() if count > ROOM_FILES_MAX
+    } == {}
+
+
+def test_a_rooms_own_file_says_what_lies_in_it_and_loads_nothing() -> None:
+    faces = [
+        m
+        for m, path in MODULES.items()
+        if path.name == "__init__.py" and m not in ("orchestrator", "orchestrator.cli")
+    ]
+    assert [
+        m for m in faces if len(_tree(MODULES[m]).body) != 1 or not ast.get_docstring(_tree(MODULES[m]))
+    ] == []
+
+
+def test_what_lies_in_core_is_shared_by_two_rooms() -> None:
+    users: dict[str, set[str]] = {module: set() for module in MODULES if _outer(module) == "core"}
+    for module in MODULES:
+        for ours, _ in _ours(module, typed=True):
+            if ours in users:
+                users[ours].add(_outer(module))
+    lonely = {m for m, rooms in users.items() if len(rooms) < 2 and MODULES[m].name != "__init__.py"}
+    assert lonely == KEPT_WITH_THEIR_KIN
 
 
 @pytest.mark.parametrize("island", ISLANDS)
@@ -239,16 +257,20 @@ def test_an_island_imports_only_its_own(island: str) -> None:
     wrong = [
         _at(module, one)
         for module in MODULES
-        if _part(module) == island
-        for ours, one in _ours(module)
-        if _part(ours) not in ISLANDS[island]
+        if _outer(module) == island
+        for ours, one in _ours(module, typed=True)
+        if _outer(ours) not in ISLANDS[island]
     ]
     assert wrong == []
 
 
 def test_nobody_imports_the_command_line() -> None:
     assert [
-        _at(module, one) for module in MODULES for ours, one in _ours(module) if _part(ours) == "cli"
+        _at(module, one)
+        for module in MODULES
+        if _outer(module) != "cli"
+        for ours, one in _ours(module, typed=True)
+        if _outer(ours) == "cli"
     ] == []
 
 
@@ -288,21 +310,28 @@ def test_nobody_loads_the_way_to_hosts_before_it_is_needed() -> None:
 def _is_of_the_rank(module: str, one: Import) -> bool:
     """The hook runs inside a rank: there it may use the rank's torch, and call another sitecustomize before it."""
     top = one.name.split(".")[0]
-    return module == "orchestrator.node.hook" and (
+    return module == "orchestrator.agent.rank.hook" and (
         top == "sitecustomize" or (top == "torch" and one.when is When.IN_CALL)
     )
 
 
-def test_the_bundle_holds_what_travels_and_nothing_else() -> None:
+def test_the_bundle_holds_the_rooms_that_travel_and_nothing_else() -> None:
     held = {name for name in bundle.contents() if name != "__main__.py"}
-    assert held == {str(MODULES[module].relative_to(ROOT)) for module in _closure(TRAVELLERS)}
+    whole = {str(MODULES[module].relative_to(ROOT)) for module in ("orchestrator", *TRAVELLERS)}
+    assert held == whole
+    assert {str(MODULES[module].relative_to(ROOT)) for module in _closure(TRAVELLERS)} <= held
+
+
+def test_the_brain_needs_three_modules_of_core() -> None:
+    needed = {ours for m in MODULES if _outer(m) == "brain" for ours, _ in _ours(m, typed=True)}
+    assert {m for m in needed if _outer(m) == "core"} == BRAIN_NEEDS
 
 
 def test_the_brain_has_no_clock_no_disk_no_network_no_chance_and_no_environment() -> None:
     wrong = [
         _at(module, one)
         for module in MODULES
-        if _part(module) == "brain"
+        if _outer(module) == "brain" or module in BRAIN_NEEDS
         for one in _imports(module)
         if one.name.split(".")[0] in IMPURE
     ]
@@ -313,7 +342,7 @@ def test_the_brain_calls_no_function_that_reads_or_writes() -> None:
     wrong = [
         f"{MODULES[module].relative_to(ROOT)}:{node.lineno} calls {node.func.id}"
         for module in MODULES
-        if _part(module) == "brain"
+        if _outer(module) == "brain" or module in BRAIN_NEEDS
         for node in ast.walk(_tree(MODULES[module]))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS
     ]
@@ -340,7 +369,7 @@ def test_public_functions_and_classes_have_a_docstring() -> None:
     words = {
         node.name
         for module in ("events", "decisions")
-        for node in _tree(MODULES[f"orchestrator.brain.{module}"]).body
+        for node in _tree(MODULES[f"orchestrator.brain.model.{module}"]).body
         if isinstance(node, ast.ClassDef) and ast.get_docstring(node)
     }
     wrong = [
@@ -348,7 +377,7 @@ def test_public_functions_and_classes_have_a_docstring() -> None:
         for module in MODULES
         for name in _undocumented(module)
         if f"{module}.{name}" not in NAMES_SAY_ALL
-        and not (module == "orchestrator.wire.messages" and name in words)
+        and not (module == "orchestrator.core.wire.messages" and name in words)
     ]
     assert wrong == []
 

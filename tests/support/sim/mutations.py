@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import pkgutil
 import sys
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
+
+from orchestrator import brain
 
 from .clean import check_clean, clean_night
 from .clean_desync import CASES as DESYNC_CASES
@@ -48,58 +51,58 @@ MUTATIONS = (
     Mutation("fence wait too short", "brain._is_clear", "fence.silent_s(facts, node)", "fence.silent_s(facts, node) * 0.4"),
     Mutation("longer times of agents are not waited for", "fence.silent_s", "max(1.0, held_s / limits.fence_s)", "1.0"),
     Mutation("time alone is not waited for", "fence.silent_s", "max(node.fence_s, node.alone_s)", "node.fence_s"),
-    Mutation("what an agent was told ends with its line", "fold._line_broke", "node.fence_lost = True", "node.fence_s = node.alone_s = 0.0"),
+    Mutation("what an agent was told ends with its line", "fold_events._line_broke", "node.fence_lost = True", "node.fence_s = node.alone_s = 0.0"),
     Mutation("fence wait without proof of a break", "brain._is_clear", "return False\n    last", "broken_at = 0.0\n    last"),
     Mutation("an absent agent is taken for a clear node", "brain._is_clear", "if node.link is Link.UP:\n        return False", "if node.link is not Link.UP:\n        return True"),
     Mutation("a connected node is taken for clear", "brain._is_clear", "return False\n    broken", "return True\n    broken"),
-    Mutation("budget off by one", "policy._anywhere", "spent > facts.limits.restarts_max", "spent > facts.limits.restarts_max + 1"),
-    Mutation("restart.max 0 restarts after progress", "policy._anywhere", "facts.limits.restarts_max == 0", "False"),
-    Mutation("progress costs nothing ever", "decided.file_attempt", "facts.spent += 0 if progressed or attempt.is_free else 1", "pass"),
+    Mutation("budget off by one", "restart_policy._anywhere", "spent > facts.limits.restarts_max", "spent > facts.limits.restarts_max + 1"),
+    Mutation("restart.max 0 restarts after progress", "restart_policy._anywhere", "facts.limits.restarts_max == 0", "False"),
+    Mutation("progress costs nothing ever", "fold_decisions.file_attempt", "facts.spent += 0 if progressed or attempt.is_free else 1", "pass"),
     Mutation("every step counts as progress", "facts.Facts.progressed", "> self.best_step", "> 0"),
-    Mutation("retry is ignored", "policy._anywhere", "if not verdict.retry:", "if False:"),
-    Mutation("a cancel is forgotten at the end", "policy._anywhere", "facts.want is Want.CANCEL:", "False:"),
-    Mutation("resume from where the attempt began", "policy._anywhere", "attempt.judged_at + wait_s, facts.checkpoint", "attempt.judged_at + wait_s, attempt.resume"),
-    Mutation("a stale checkpoint is adopted", "fold._checkpoint_found", "if _is_current(facts, news.node, news.attempt) or left:", "if facts.attempt is not None:"),
+    Mutation("retry is ignored", "restart_policy._anywhere", "if not verdict.retry:", "if False:"),
+    Mutation("a cancel is forgotten at the end", "restart_policy._anywhere", "facts.want is Want.CANCEL:", "False:"),
+    Mutation("resume from where the attempt began", "restart_policy._anywhere", "attempt.judged_at + wait_s, facts.checkpoint", "attempt.judged_at + wait_s, attempt.resume"),
+    Mutation("a stale checkpoint is adopted", "fold_events._checkpoint_found", "if _is_current(facts, news.node, news.attempt) or left:", "if facts.attempt is not None:"),
     Mutation("a new checkpoint must be twice as far", "checkpoints._offer", "step < (facts.checkpoint.step or 0)", "step < 2 * (facts.checkpoint.step or 0)"),
     Mutation("checkpoint steps forget their base", "checkpoints.found", "attempt.base_step + news.count", "news.count"),
     Mutation("a spoiled checkpoint is used", "checkpoints._forget", "facts.checkpoint.path == path", "False"),
-    Mutation("the user's checkpoint is ignored", "fold._resume_asked", "if news.path:", "if False:"),
-    Mutation("a resume keeps the spent budget", "fold._resume_asked", "facts.spent = 0", "facts.spent = facts.spent"),
-    Mutation("orders are not void when a line breaks", "fold._line_broke", "node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0", "pass"),
-    Mutation("stops are forgotten after a reconnect", "fold._line_broke", "node.ordered_start = node.ordered_stop = node.ordered_probe = 0", "node.ordered_start = node.ordered_probe = 0"),
+    Mutation("the user's checkpoint is ignored", "fold_events._resume_asked", "if news.path:", "if False:"),
+    Mutation("a resume keeps the spent budget", "fold_events._resume_asked", "facts.spent = 0", "facts.spent = facts.spent"),
+    Mutation("orders are not void when a line breaks", "fold_events._line_broke", "node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0", "pass"),
+    Mutation("stops are forgotten after a reconnect", "fold_events._line_broke", "node.ordered_start = node.ordered_stop = node.ordered_probe = 0", "node.ordered_start = node.ordered_probe = 0"),
     Mutation("a start before all are ready", "brain._is_ready", "if any(", "if all("),
-    Mutation("ranks meet at the last node", "meeting.meeting", "first, *others = facts.gang", "*others, first = facts.gang"),
+    Mutation("ranks meet at the last node", "rendezvous.meeting", "first, *others = facts.gang", "*others, first = facts.gang"),
     Mutation("who has left early is not named", "diagnose._crash", "blamed = left if", "blamed = blamed if"),
     Mutation("a victim is taken for the culprit", "diagnose.looks_like_victim", "return bool(_VICTIM_TYPES.search(rank.failure.type) and _VICTIM.search(text))", "return False"),
     Mutation("a silent node is no suspect", "diagnose._crashed", "quiet = [", "quiet = [] and ["),
-    Mutation("no grace after a supervisor's death", "fold._supervisor_started", "node.contact_at = news.at", "pass"),
+    Mutation("no grace after a supervisor's death", "fold_events._supervisor_started", "node.contact_at = news.at", "pass"),
     Mutation("progress does not speak for a silent node", "diagnose._silent_too_long", "max(node.contact_at, facts.stepped_at)", "node.contact_at"),
-    Mutation("log lines speak for a silent node", "diagnose._silent_too_long", "facts.stepped_at", "watch.now_s"),
+    Mutation("log lines speak for a silent node", "diagnose._silent_too_long", "facts.stepped_at", "deadlines.now_s"),
     Mutation("silence is for ever", "diagnose._node_lost", "_silent_too_long(facts, node, watch)", "False"),
-    Mutation("a new agent hides its dead ranks", "fold._agent_up", "if node.boot and node.boot != news.boot:", "if False:"),
-    Mutation("a gone agent hides its dead ranks", "fold._agent_gone", "_lost(facts, node, news.evidence, news.at)", "pass"),
+    Mutation("a new agent hides its dead ranks", "fold_events._agent_up", "if node.boot and node.boot != news.boot:", "if False:"),
+    Mutation("a gone agent hides its dead ranks", "fold_events._agent_gone", "_lost(facts, node, news.evidence, news.at)", "pass"),
     Mutation("fenced ranks count as done", "facts.RankFacts.ended_well", "not self.ordered and self.code == 0", "(self.ordered or self.code == 0)"),
     Mutation("one done rank is the whole job", "facts.Facts.done", "all(", "any("),
     Mutation("why is empty", "brain._launches", 'f"attempt {attempt.number} needs {node.name}"', '""'),
-    Mutation("a start has no deadline", "diagnose._start_took_too_long", "not watch.passed(since_s + facts.limits.start_s_max)", "watch.now_s < since_s + facts.limits.start_s_max"),
+    Mutation("a start has no deadline", "diagnose._start_took_too_long", "not watch.passed(since_s + facts.limits.start_s_max)", "deadlines.now_s < since_s + facts.limits.start_s_max"),
     Mutation("a start never takes too long", "diagnose._start_took_too_long", "attempt.running_at is not None", "True"),
     Mutation("hangs are not seen", "hang.stands_still", "silence_s is None", "True"),
     Mutation("a stopped rank is not seen", "hang._stands_still", '("T", STOPPED_S_MAX,', '("Z", STOPPED_S_MAX,'),
     Mutation("a short pause is a hang", "hang.STOPPED_S_MAX", "", "0.0"),
-    Mutation("no back-off deadline", "brain._follow", "not watch.passed(not_before_s)", "watch.now_s < not_before_s"),
+    Mutation("no back-off deadline", "brain._follow", "not watch.passed(not_before_s)", "deadlines.now_s < not_before_s"),
     Mutation("no time limit", "diagnose._out_of_time", "limits.time_s_max is None", "True"),
-    Mutation("the same failure is never recognised", "recognise._same_point", "return as_far or past.failed_step == verdict.step", "return False"),
+    Mutation("the same failure is never recognised", "repeated_failure._same_point", "return as_far or past.failed_step == verdict.step", "return False"),
     Mutation("unreachable nodes are waited for without end", "brain.UNREACHED_S_MAX", "", "1e9"),
     Mutation("a launch that is not heard of is not repeated", "placement.is_due", "return watch.passed(node.launched_at + LAUNCH_S_MAX)", "return False"),
     Mutation("stacks are taken again and again", "brain._judge_hang", "attempt.look_at is None or attempt.look_at < verdict.since_s", "True"),
     Mutation("the facts hold a wish", "brain._drive", "if attempt.phase is Phase.RUN:", "facts.spent += attempt.phase is Phase.RUN\n    if attempt.phase is Phase.RUN:"),
-    Mutation("a folded beat is stamped anew", "pulse.folded_beat", "rank.sign_at, rank.step_at,", "at, rank.step_at,"),
+    Mutation("a folded beat is stamped anew", "fold_beats.folded_beat", "rank.sign_at, rank.step_at,", "at, rank.step_at,"),
     Mutation("beats that were written down never reach the journal", "brain.Brain.__init__", "else beaten_at", "else {}"),
     Mutation("a script is always believed to resume", "checkpoints._anew", "if known is None", "if True"),
     Mutation("a script that overwrites one name is suspected", "checkpoints._anew", "(numbered or not overwritten)", "True"),
     Mutation("a rewritten checkpoint is progress", "facts.Facts.progressed", "attempt.checkpointed and attempt.anew is None", "attempt.checkpointed"),
-    Mutation("a host that hangs is never told from its script", "recognise._may_be_the_hosts", "and on_one", "and False"),
-    Mutation("coming equally far is never recognised", "recognise._equally_far", "return bool(count)", "return False"),
+    Mutation("a host that hangs is never told from its script", "repeated_failure._may_be_the_hosts", "and on_one", "and False"),
+    Mutation("coming equally far is never recognised", "repeated_failure._equally_far", "return bool(count)", "return False"),
     Mutation("names do not tell steps", "checkpoints._named", "return near[-1] if near else None", "return None"),
     Mutation("any number in a name is its step", "checkpoints._named", "if abs(number - about) <= NEAR_STEPS", ""),
     Mutation("busy hosts are not asked again", "placement._said_busy", "not watch.passed(asked_again_s(facts))", "True"),
@@ -123,24 +126,24 @@ MUTATIONS = (
     Mutation("hosts that have not answered are no matter", "placement.verdict", "launching and not watch.passed(max(launching) + LAUNCH_S_MAX)", "False"),
     Mutation("too few hosts are waited for without end", "placement.verdict", "usable >= pool.nodes or (", "True or ("),
     Mutation("a slow host is relied on", "placement._is_coming", "min(patience_s, LAUNCH_S_MAX)", "LAUNCH_S_MAX"),
-    Mutation("launches in vain are never forgotten", "decided._begin_attempt", "node.launch_failures = 0", "pass"),
+    Mutation("launches in vain are never forgotten", "fold_decisions._begin_attempt", "node.launch_failures = 0", "pass"),
     Mutation("waiting for hosts is starting", "diagnose._start_took_too_long", " or placement.is_queued(facts)", ""),
     Mutation("the end of waiting is the beginning of time", "diagnose._start_took_too_long", "max(attempt.watched_at, attempt.queued_at)", "attempt.watched_at"),
-    Mutation("waiting for hosts is running", "decided._begin_attempt", "facts.ranks = unplaced(facts.pool)", "facts.ranks = unplaced(facts.pool)\n        facts.run_began_at = facts.run_began_at or news.at"),
-    Mutation("ranks meet where some can come", "meeting.meeting", "if all(interface", "if any(interface"),
+    Mutation("waiting for hosts is running", "fold_decisions._begin_attempt", "facts.ranks = unplaced(facts.pool)", "facts.ranks = unplaced(facts.pool)\n        facts.run_began_at = facts.run_began_at or news.at"),
+    Mutation("ranks meet where some can come", "rendezvous.meeting", "if all(interface", "if any(interface"),
     Mutation("ranks meet over any interface", "brain._starts", 'place.interfaces.get(node.name, "")', '""'),
-    Mutation("ranks start before all have probed", "meeting.are_probed", "all(node.probed == attempt.number for node in others)", "True"),
-    Mutation("who cannot meet is tried again", "decided._note_missing", "verdict.signature.startswith(APART)", "False"),
+    Mutation("ranks start before all have probed", "rendezvous.are_probed", "all(node.probed == attempt.number for node in others)", "True"),
+    Mutation("who cannot meet is tried again", "fold_decisions._note_missing", "verdict.signature.startswith(APART)", "False"),
     Mutation("the first node is never the one apart", "diagnose._is_alone", "(len(others) > 1 or again)", "False"),
-    Mutation("who accused the one apart is not forgiven", "decided._exclude_apart", 'facts.nodes[accuser.node].excluded = ""', "pass"),
-    Mutation("an unfit host is tried again", "decided._note_missing", "elif node.trouble and others:", "elif False:"),
-    Mutation("no checkpoint on its way is waited for", "policy.waits_for_checkpoint", "bool(sending)", "False"),
-    Mutation("checkpoints on their way are waited for without end", "policy.CARRY_S_MAX", "", "1e9"),
-    Mutation("a lost host's checkpoint is waited for", "policy._may_send", "return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)", "return True"),
-    Mutation("what does not arrive spoils what is at home", "fold._checkpoint_spoiled", "facts.coming.pop(news.path, None) is None", "facts.coming.pop(news.path, None) is None or True"),
-    Mutation("a checkpoint counts before it is home", "fold._checkpoint_coming", "facts.coming[news.path] = news.node", "facts.coming[news.path] = news.node\n        facts.checkpoint = d.Checkpoint(news.path, facts.step)"),
-    Mutation("one look is enough", "looks.LOOKS_MIN", "", "1"),
-    Mutation("ranks are looked at once", "looks._why_silence", "if made and not", "if made or not"),
+    Mutation("who accused the one apart is not forgiven", "fold_decisions._exclude_apart", 'facts.nodes[accuser.node].excluded = ""', "pass"),
+    Mutation("an unfit host is tried again", "fold_decisions._note_missing", "elif node.trouble and others:", "elif False:"),
+    Mutation("no checkpoint on its way is waited for", "restart_policy.waits_for_checkpoint", "bool(sending)", "False"),
+    Mutation("checkpoints on their way are waited for without end", "restart_policy.CARRY_S_MAX", "", "1e9"),
+    Mutation("a lost host's checkpoint is waited for", "restart_policy._may_send", "return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)", "return True"),
+    Mutation("what does not arrive spoils what is at home", "fold_events._checkpoint_spoiled", "facts.coming.pop(news.path, None) is None", "facts.coming.pop(news.path, None) is None or True"),
+    Mutation("a checkpoint counts before it is home", "fold_events._checkpoint_coming", "facts.coming[news.path] = news.node", "facts.coming[news.path] = news.node\n        facts.checkpoint = d.Checkpoint(news.path, facts.step)"),
+    Mutation("one look is enough", "inspections.LOOKS_MIN", "", "1"),
+    Mutation("ranks are looked at once", "inspections._why_silence", "if made and not", "if made or not"),
     Mutation("no rank is let be", "suspicion.PATIENCE_S", "", "5.0"),
     Mutation("patience is for ever", "hang._is_over", "return True", "return False"),
     Mutation("phases are no matter", "suspicion.PATIENCE_LONGER", "", "1.0"),
@@ -162,12 +165,12 @@ MUTATIONS = (
     Mutation("a cut between ranks is a hang at once", "hang._is_proof", "case Whole() | Unknown():\n            return False", "case Whole() | Unknown():\n            return True"),
     Mutation("a thread beside may enter nothing", "hang._is_proof", "look.others_act", "False"),
     Mutation("what was told of a suspect is told again", "suspects.decide", "named_at >= since_s or", "False or"),
-    Mutation("what only patience saw is given up at once", "recognise.recognise", "if verdict.patience_s and not attempt.patient:", "if False:"),
+    Mutation("what only patience saw is given up at once", "repeated_failure.recognise", "if verdict.patience_s and not attempt.patient:", "if False:"),
     Mutation("a restart that is asked for costs budget", "facts.AttemptFacts.is_free", "self.restart_asked", "False"),
     Mutation("a restart that is asked for is none", "brain._close", "if attempt.restart_asked:", "if False:"),
-    Mutation("a restart that is asked for ends the job", "policy._anywhere", "if verdict is None and attempt.restart_asked:", "if False:"),
+    Mutation("a restart that is asked for ends the job", "restart_policy._anywhere", "if verdict is None and attempt.restart_asked:", "if False:"),
     Mutation("a last word is no word", "hang._never_left", "if not rank.left:", "if True:"),
-    Mutation("a hang is said again and again", "brain._judge_hang", "if attempt.noticed is None:", "if attempt.noticed is None or watch.now_s > attempt.noticed_at + 5.0:"),
+    Mutation("a hang is said again and again", "brain._judge_hang", "if attempt.noticed is None:", "if attempt.noticed is None or deadlines.now_s > attempt.noticed_at + 5.0:"),
     Mutation("what was said of a hang stands for ever", "brain._withdraw", "if not hung or", "if True or"),
     Mutation("ranks out of step are not seen", "desync.find", "agreed < AGREED_MIN", "True"),
     Mutation("the odd one is taken for the one in step", "desync._odd", "if counts[rank] != most", "if counts[rank] == most"),
@@ -177,22 +180,22 @@ MUTATIONS = (
     Mutation("what ranks send to single others is a desync", "desync.find", "if series.key in facts.mixed:", "if False:"),
     Mutation("a desync is said again and again", "desync.decide", "or attempt.desynced is not None", ""),
     Mutation("no look says where a desync began", "desync._changes", "if rank.look is None:", "if True:"),
-    Mutation("a desync waits for looks without end", "looks.LOOK_S_MAX", "", "1e9"),
-    Mutation("a new supervisor compares with what it has not seen", "fold._supervisor_started", "desync.forget(facts)", "pass"),
-    Mutation("what was written out of step is used", "decided._judge", "checkpoints.distrust(facts, attempt)", "pass"),
+    Mutation("a desync waits for looks without end", "inspections.LOOK_S_MAX", "", "1e9"),
+    Mutation("a new supervisor compares with what it has not seen", "fold_events._supervisor_started", "desync.forget(facts)", "pass"),
+    Mutation("what was written out of step is used", "fold_decisions._judge", "checkpoints.distrust(facts, attempt)", "pass"),
     Mutation("what was written out of step is used if it comes late", "checkpoints._offer", "if _is_out_of_step(facts, attempt, checkpoint):", "if False:"),
     Mutation("a desync is tried again", "desync._verdict", "retry=False", "retry=True"),
     Mutation("preemption costs budget", "facts.AttemptFacts.is_free", "self.is_taken or ", ""),
-    Mutation("a preempted job begins where it began before", "policy._anywhere", "attempt.judged_at, facts.checkpoint", "attempt.judged_at, attempt.resume"),
+    Mutation("a preempted job begins where it began before", "restart_policy._anywhere", "attempt.judged_at, facts.checkpoint", "attempt.judged_at, attempt.resume"),
     Mutation("the end of an allocation is overheard", "allocation.ending", "facts.ending = news", "pass"),
     Mutation("what was said of an old allocation counts", "allocation.began", "facts.ending = facts.requeued_at = facts.over = None", "facts.requeued_at = facts.over = None"),
-    Mutation("a job does not rest in the queue", "decided._requeue", "facts.requeued_at, facts.requeued = news.at, news.why", "facts.requeued = news.why"),
+    Mutation("a job does not rest in the queue", "fold_decisions._requeue", "facts.requeued_at, facts.requeued = news.at, news.why", "facts.requeued = news.why"),
     Mutation("a job rests for ever", "allocation.began", "facts.ending = facts.requeued_at = facts.over = None", "facts.ending = facts.over = None"),
     Mutation("a job stays in what ends", "allocation.why_leave", "if facts.ending is not None:", "if False:"),
     Mutation("a job stays where too few nodes can be used", "allocation.why_leave", "attempt.verdict.signature.endswith(PLACEMENT)", "False"),
     Mutation("a job that has come back leaves again", "allocation.why_leave", "or attempt.gone_at is not None", ""),
     Mutation("too few nodes end the job", "placement._verdict", "facts.queue is not None", "False"),
-    Mutation("too few nodes twice are no progress", "recognise.recognise", " and not verdict.signature.endswith(PLACEMENT)", ""),
+    Mutation("too few nodes twice are no progress", "repeated_failure.recognise", " and not verdict.signature.endswith(PLACEMENT)", ""),
     Mutation("the time limit always leads back", "allocation.verdict", "goes_on = facts.queue.requeues_at_time_limit or", "goes_on = True or"),
     Mutation("a lost first node is not noticed", "allocation.began", "attempt.taken = ", "_ = "),
     Mutation("a new allocation proves that the old one is clear", "allocation.began", "attempt.gone_at = news.at", "attempt.gone_at = news.at\n        for node in facts.every_node():\n            node.clear = attempt.number"),
@@ -208,7 +211,7 @@ MUTATIONS = (
     Mutation("ranks are not told to save themselves", "allocation.saves", "attempt.is_taken", "False"),
     Mutation("a lost gang is told to save itself", "allocation.saves", " and attempt.gone_at is None", ""),
     Mutation("the grace is that of any stop", "allocation.grace_s", "facts.queue.grace_s if attempt.is_taken else plain_s", "plain_s"),
-    Mutation("a lost node without a spare costs two restarts", "policy.after", "not leave and allocation.is_short(facts, attempt)", "False"),
+    Mutation("a lost node without a spare costs two restarts", "restart_policy.after", "not leave and allocation.is_short(facts, attempt)", "False"),
     Mutation("a cancel from outside is a failure", "allocation._cancelled", "facts.want = Want.CANCEL", "pass"),
     Mutation("the end of an allocation is not the job's", "allocation.ended", "facts.over = news", "pass"),
     Mutation("a stale word ends the job", "allocation.ended", " or any(node.link is Link.UP for node in facts.nodes.values())", ""),
@@ -217,7 +220,7 @@ MUTATIONS = (
     Mutation("stays without progress go on for ever", "allocation.STAYS_MAX", "", "1000"),
     Mutation("no node is avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", "if False:"),
     Mutation("good nodes are avoided", "allocation.avoid", "if reason := node.excluded or lost or launch:", 'if reason := node.excluded or lost or launch or "it was ours":'),
-    Mutation("whom nobody reaches in a queue is tried again", "decided._note_missing", "elsewhere = others or facts.queue is not None", "elsewhere = others"),
+    Mutation("whom nobody reaches in a queue is tried again", "fold_decisions._note_missing", "elsewhere = others or facts.queue is not None", "elsewhere = others"),
 )  # fmt: skip
 
 KILLERS = {
@@ -399,11 +402,18 @@ KILLERS = {
 """The night that notices each mutation."""
 
 
+_MODULES = {
+    found.name.rpartition(".")[2]: found.name
+    for found in pkgutil.walk_packages(brain.__path__, "orchestrator.brain.")
+}
+"""The brain's modules by their last names, which differ."""
+
+
 @contextlib.contextmanager
 def mutated(mutation: Mutation) -> Iterator[None]:
     """Run the block with the mutation in place. Raises AssertionError when the code has moved on from it."""
     module_name, _, path = mutation.where.partition(".")
-    module = importlib.import_module(f"orchestrator.brain.{module_name}")
+    module = importlib.import_module(_MODULES[module_name])
     if not mutation.old:
         plain = getattr(module, path)
         setattr(module, path, type(plain)(mutation.new))

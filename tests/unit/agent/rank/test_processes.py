@@ -1,0 +1,93 @@
+"""Ranks as real processes: what they are told, how they are stopped, and that none outlives its agent."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.rank import processes as ranks_module
+from orchestrator.core.jobdir.layout import JobDir
+from tests.support import fake_host
+
+pytestmark = pytest.mark.slow
+
+WAIT_S_MAX = 30.0
+
+# An agent in short, in a process of its own: what it stops is all that descends from it.
+AGENT = """
+import json, os, sys, time
+from pathlib import Path
+from orchestrator.node import spawn
+from orchestrator.node.ranks import NodeRanks
+from orchestrator.wire import messages as m
+from orchestrator.wire.paths import JobDir
+
+root, script, grace_s = sys.argv[1:]
+job = JobDir(Path(root))
+spawn.adopt_orphans()
+start = m.RankStart(0, 0, {"RANK": "0"})
+order = m.Start(1, ("/bin/sh", "-c", script), {"RANK": "default", "MINE": "default", "ORCHS": "default"}, (start,))
+ranks = NodeRanks(1, job, "node-0")
+ranks.begin()
+ranks.start(order, (start,), {**os.environ, "RANK": "mine", "MINE": "mine"})
+print(ranks.processes[0].pid, flush=True)
+while "up" not in job.rank_log(1, 0).read_text():
+    time.sleep(0.01)
+sys.stdin.readline()
+began_s = time.monotonic()
+ranks.stop(float(grace_s), "asked")
+while not ranks.push(set()):
+    pid, status = os.waitpid(-1, os.WNOHANG)
+    if (process := ranks.of_pid(pid)) is not None:
+        ranks.ended(process, status)
+    time.sleep(0.01)
+print(json.dumps([ranks.processes[0].exit_code, time.monotonic() - began_s]))
+"""
+
+
+def _agent(folder: Path, script: str, grace_s: float = 0.0) -> tuple[subprocess.Popen[str], int]:
+    """Start an agent with one rank; return it, and the rank's pid."""
+    JobDir(folder).code.mkdir()
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(folder), script, str(grace_s)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(ranks_module.__file__).parents[3],
+    )  # fmt: skip
+    assert agent.stdout is not None
+    return agent, int(agent.stdout.readline())
+
+
+def _stopped(folder: Path, script: str, grace_s: float) -> tuple[int, float, str]:
+    """Stop a rank; return its exit code, how long that took, and what the rank printed."""
+    agent, _ = _agent(folder, script, grace_s)
+    out, _ = agent.communicate("stop\n", WAIT_S_MAX)
+    code, took_s = json.loads(out)
+    return code, took_s, JobDir(folder).rank_log(1, 0).read_text()
+
+
+def test_a_rank_that_ignores_term_is_killed_after_its_grace(tmp_path: Path) -> None:
+    code, took_s, _ = _stopped(tmp_path, "trap '' TERM; echo up; while :; do sleep 0.05; done", 0.3)
+    assert code == -9 and took_s >= 0.3
+
+
+def test_term_and_the_grace_after_it_are_for_all_of_a_ranks_group(tmp_path: Path) -> None:
+    saves = "trap 'sleep 0.2; echo saved; exit' TERM; echo up; while :; do sleep 0.05; done"
+    code, took_s, log = _stopped(tmp_path, f'sh -c "{saves}"; true', 2.0)
+    assert code == -15 and log.endswith("saved\n")
+    assert 0.2 <= took_s < 2.0
+
+
+def test_the_users_word_wins_over_a_default_and_the_contract_over_both(tmp_path: Path) -> None:
+    _, _, log = _stopped(tmp_path, 'echo "$RANK $MINE $ORCHS ${PYTHONPATH%%:*}"; echo up', 0.0)
+    assert log == f"0 mine default {JobDir(tmp_path).node('node-0')}/hook\nup\n"
+
+
+def test_a_rank_does_not_outlive_its_agent(tmp_path: Path) -> None:
+    agent, rank = _agent(tmp_path, "echo up; sleep 600")
+    fake_host.wait_for(lambda: "up" in JobDir(tmp_path).rank_log(1, 0).read_text(), "the rank")
+    agent.kill()
+    agent.communicate(timeout=WAIT_S_MAX)
+    fake_host.wait_gone([rank])

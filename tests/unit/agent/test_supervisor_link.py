@@ -1,0 +1,114 @@
+"""An agent's line to its supervisor: what proves contact, and what is said again. Real lines, and no process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.agent.supervisor_link import Contact
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.messages import Said
+from orchestrator.submission.credentials import new_certificate
+from orchestrator.supervisor.agent_connections import Down, Links, Up, Word
+from tests.support import fake_host
+
+ANSWER_S_MAX = 20.0
+TOKEN = "right token"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A contact, and the links that it dials."""
+
+    contact: Contact
+    links: Links
+
+    async def hear(self) -> Word:
+        return await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
+
+    async def greeted(self) -> list[int]:
+        """Wait until the agent is up; return the numbers of the reports that came before that word."""
+        numbers = []
+        while not isinstance(word := await self.hear(), Up):
+            numbers += [word.seq] if isinstance(word, Said) else []
+        return numbers
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + ANSWER_S_MAX
+        while not condition():
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.001)
+
+
+def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
+    """Let `act` meet a contact that keeps dialling, by the endpoint in its node's own folder."""
+    certificate, key = new_certificate()
+    (folder / "certificate.pem").write_bytes(certificate)
+    (folder / "key.pem").write_bytes(key)
+    config = fake_host.config(root=str(folder), token=TOKEN, certificate=certificate.decode())
+
+    def hello(pending: int) -> m.Hello:
+        return m.Hello(
+            m.PROTOCOL, config.job, TOKEN, "node-0", "boot", "host", 7, 0, 0, "", 0, (), pending, str(folder), False, ()
+        )  # fmt: skip
+
+    async def play() -> None:
+        links = Links(config.job, TOKEN, ("node-0",))
+        context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
+        port = await links.listen(context, "127.0.0.1", 0)
+        own = JobDir(folder).node("node-0")
+        own.mkdir(parents=True)
+        (own / "endpoint").write_text(f"127.0.0.1:{port}\n")
+        JobDir(folder).endpoint.write_text("127.0.0.1:9")  # as the submit machine has it
+        contact = Contact(config, hello, lambda order: None)
+        keeping = asyncio.create_task(contact.keep())
+        try:
+            await act(Pair(contact, links))
+        finally:
+            keeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeping
+            contact.close()
+            await links.close()
+
+    asyncio.run(play())
+
+
+def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_path: Path) -> None:
+    async def act(pair: Pair) -> None:
+        contact = pair.contact
+        await pair.greeted()
+        before_s = contact.proved_at
+        contact.beat(1, (), -1)
+        sent_s = time.monotonic()
+        assert isinstance(await pair.hear(), Said)
+        assert contact.proved_at == before_s, "that it arrived is not known yet"
+        pair.links.send("node-0", m.Ack(0, 1))
+        await pair.until(lambda: contact.proved_at > before_s)
+        assert contact.proved_at <= sent_s
+
+    _play(tmp_path, act)
+
+
+def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Path) -> None:
+    async def act(pair: Pair) -> None:
+        await pair.greeted()
+        pair.contact.report(m.Stopped(1, "asked"))
+        assert isinstance(await pair.hear(), Said)
+        for _ in range(2):
+            pair.links.drop("node-0")
+            assert await pair.hear() == Down("node-0")
+            assert await pair.greeted() == [1]
+        pair.links.send("node-0", m.Ack(1, 0))
+        await pair.until(lambda: not pair.contact.owes)
+        pair.links.drop("node-0")
+        assert await pair.hear() == Down("node-0")
+        assert await pair.greeted() == []
+
+    _play(tmp_path, act)

@@ -1,0 +1,120 @@
+"""Does a full disk cost nothing but time, and is everything else still an error?"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.jobdir import full_disk
+from tests.support.fake_disk import FakeDisk
+
+PRINTS = """
+import os, sys
+from orchestrator.wire import room
+
+room.print_patiently()
+print("said", 1)
+print("and to whom it may concern", file=sys.stderr)
+if os.fork() == 0:
+    raise SystemExit(3)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 3
+full = os.dup(1)
+os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT, 0o644), 1)
+print("said", 2)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_full_disk_refuses_is_printed_before_the_next_line_and_no_exit_code_tells_of_it(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "log"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PRINTS, str(log)],
+            stdout=full, stderr=full, timeout=30, cwd=Path(full_disk.__file__).parents[3],
+        )  # fmt: skip
+    assert done.returncode == 0
+    assert log.read_text() == "said 1\nsaid 2\n"
+
+
+def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
+    disk: FakeDisk, tmp_path: Path
+) -> None:
+    path = tmp_path / "log"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    log = full_disk.Log(fd)
+    disk.room_bytes = 4
+    assert log.write(b"one line\n") == 9
+    assert path.read_bytes() == b"one "
+    log.write(b"x" * full_disk.KEPT_BYTES_MAX)
+    log.write(b"two\n")
+    disk.room_bytes = None
+    log.flush()
+    os.close(fd)
+    assert path.read_bytes() == b"one line\ntwo\n"
+
+
+def test_an_error_that_no_room_would_mend_is_raised() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    log = full_disk.Log(writing)
+    with pytest.raises(BrokenPipeError):
+        log.write(b"word\n")
+    log.flush()
+    os.close(writing)
+
+
+def test_a_deed_is_tried_until_there_is_room_and_other_errors_are_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(full_disk, "RETRY_S", 0.0)
+    refusals = [errno.ENOSPC, errno.EDQUOT]
+
+    def deed() -> str:
+        if refusals:
+            raise OSError(refusals.pop(), "no room")
+        return "done"
+
+    assert full_disk.wait_for(deed) == "done"
+    refusals.append(errno.EACCES)
+    with pytest.raises(OSError, match="no room"):
+        full_disk.wait_for(deed)
+
+
+@pytest.mark.parametrize(
+    ("free", "inodes", "full"), [(1000, 9, False), (1, 9, True), (1000, 0, True), (None, 0, False)]
+)
+def test_a_disk_without_bytes_or_inodes_is_used_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int | None, inodes: int, full: bool
+) -> None:
+    if free is None:
+        assert not full_disk.is_used_up(tmp_path / "nowhere")
+        return
+    told = (4096, 4096, 5000, free, free, 100, inodes, inodes, 0, 255)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(told))
+    assert full_disk.is_used_up(tmp_path) is full
+
+
+def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    patience = full_disk.Patience()
+    for number in (errno.EMFILE, errno.ENFILE):
+        with patience:
+            raise OSError(number, os.strerror(number))
+    assert capsys.readouterr().out == f"some work waits, see `ulimit -n`: {os.strerror(errno.EMFILE)}\n"
+    with patience:
+        pass
+    with pytest.raises(OSError, match="Input/output"), patience:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+@pytest.mark.slow
+def test_what_no_encoding_has_is_printed_all_the_same(tmp_path: Path) -> None:
+    program = "from orchestrator.wire import room; room.print_patiently(); print('a\\ud800b')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60.0)
+    assert (done.returncode, done.stdout) == (0, b"a\\ud800b\n"), done.stderr

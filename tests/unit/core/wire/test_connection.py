@@ -1,0 +1,376 @@
+"""Who gets through to a supervisor, and what happens to those who break the rules of the line?"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core import codec
+from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
+from orchestrator.core.wire import connection
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.connection import Line, LineError
+from orchestrator.core.wire.messages import Said
+from orchestrator.submission.credentials import new_certificate
+from orchestrator.supervisor import agent_connections as links_module
+from orchestrator.supervisor import listener
+from orchestrator.supervisor.agent_connections import HELLO_BYTES_MAX, Down, Greeted, Links, Stir, Up, Word
+from tests.support.listening import ANSWER_S_MAX, HELLO, TOKEN, Place, play
+
+
+async def _is_cut_off(one: Line) -> bool:
+    with pytest.raises(LineError):
+        await asyncio.wait_for(one.receive(), ANSWER_S_MAX)
+    return True
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"token": "wrong token"}, {"token": "\ud800"}, {"job": "job-2"}, {"node": "node-9"}, {"protocol": 0}],
+    ids=["token", "surrogate", "job", "node", "protocol"],
+)
+def test_a_stranger_is_cut_off_and_leaves_no_word(tmp_path: Path, change: dict[str, object]) -> None:
+    async def act(place: Place) -> None:
+        stranger = await place.greet(dataclasses.replace(HELLO, **change))  # type: ignore[arg-type]
+        assert await _is_cut_off(stranger)
+        assert place.links.inbox.empty()
+        assert not place.links.connected("node-0")
+
+    play(tmp_path, act)
+
+
+def _hello(field: str, value: str) -> bytes:
+    """Return a greeting with one field put as raw JSON."""
+    before = json.dumps(codec.pack(HELLO)[field])
+    return codec.dumps_kind(HELLO).replace(f'"{field}":{before}', f'"{field}":{value}').encode() + b"\n"
+
+
+NONSENSE = {
+    "no json": b"no json\n",
+    "no object": b"[]\n",
+    "unknown": b'{"kind":"Ghost"}\n',
+    "no kind": b'{"kind":[]}\n',
+    "deep": b"[" * 100_000 + b"\n",
+    "deep object": b'{"kind":' * 50_000 + b"\n",
+    "no text": b"\xff\xfe{}\n",
+    "number": b'{"kind":"Hello","#":Infinity}\n',
+    "raw": b'{"kind":"Hello","raw":NaN}\n',
+    "too long": b"x" * (LINE_BYTES_MAX + 10),
+}
+"""What is no message at all."""
+
+GREETINGS = {
+    "pending": _hello("pending", "Infinity"),
+    "pid": _hello("pid", "-1e999"),
+    "port": _hello("port", "9" * 4000),
+    "running": _hello("running", "1.5"),
+    "ranks": _hello("ranks", "[" * 900 + "]" * 900),
+    "token": _hello("token", "[]"),
+    "gpus": _hello("gpus", json.dumps(["x" * HELLO_BYTES_MAX])),
+}
+"""What is a greeting but for one field."""
+
+
+@pytest.mark.parametrize("said", [*NONSENSE.values(), *GREETINGS.values()], ids=[*NONSENSE, *GREETINGS])
+def test_a_stranger_who_talks_nonsense_is_cut_off(
+    tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(place: Place) -> None:
+        stranger = await place.dial()
+        stranger.writer.write(said)
+        assert await _is_cut_off(stranger)
+        assert place.links.inbox.empty()
+
+    play(tmp_path, act)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        *NONSENSE.values(),
+        *(
+            b'{"kind":"Stopped","attempt":1,"how":"x","#":%s}\n' % seq
+            for seq in (b"[]", b"-1", b"1.0", b"1e999")
+        ),
+    ],
+    ids=[*NONSENSE, "no number", "negative", "fraction", "infinite"],
+)
+def test_one_of_our_own_who_talks_nonsense_is_cut_off_or_passed_on_as_data(
+    tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        agent.writer.write(said)
+        agent.writer.close()
+        words = [word async for word in _until_down(place)]
+        assert all(isinstance(word, Said) and word.seq == 0 for word in words)
+
+    play(tmp_path, act)
+    assert not caplog.records
+
+
+async def _until_down(place: Place) -> AsyncIterator[Word]:
+    while (word := await place.hear()) != Down("node-0"):
+        yield word
+
+
+def test_a_stranger_who_says_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HELLO_S_MAX", 0.2)
+
+    async def act(place: Place) -> None:
+        assert await _is_cut_off(await place.dial())
+
+    play(tmp_path, act)
+
+
+def test_an_agent_talks_to_nobody_but_its_own_supervisor(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        other, _ = new_certificate()
+        with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
+            await connection.dial(
+                "127.0.0.1", place.port, connection.client_context(other.decode()), ANSWER_S_MAX
+            )
+
+    play(tmp_path, act)
+
+
+def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.dial()
+        agent.send(dataclasses.replace(HELLO, pending=2))
+        agent.send(m.Started(1, (5,)), 3)
+        agent.send(m.Stopped(1, "asked"), 4)
+        agent.send(m.Beat(1, 1, (), -1))
+        heard = [await place.hear(greetings=True) for _ in range(5)]
+        assert [type(word) for word in heard] == [Greeted, Said, Said, Up, Said]
+        assert [word.seq for word in heard if isinstance(word, Said)] == [3, 4, 0]
+        assert place.links.boot("node-0") == "boot"
+
+    play(tmp_path, act)
+
+
+def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        agent.send(m.Left())
+        assert await place.hear() == Down("node-0", left=True)
+        assert not place.links.connected("node-0")
+
+    play(tmp_path, act)
+
+
+def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        old = await place.agent()
+        new = await place.greet(dataclasses.replace(HELLO, boot="second"))
+        assert await _is_cut_off(old)
+        up = await place.hear()
+        assert isinstance(up, Up)
+        assert up.hello.boot == "second"
+        assert place.links.send("node-0", m.Leave())
+        assert await new.receive() == ({"kind": "Leave"}, b"")
+        new.abort()
+        assert await place.hear() == Down("node-0")
+        assert not place.links.send("node-0", m.Leave())
+        assert place.links.inbox.empty()
+
+    play(tmp_path, act)
+
+
+def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        agent.writer.write(b"x" * (LINE_BYTES_MAX + 10))
+        assert await place.hear() == Down("node-0")
+
+    play(tmp_path, act)
+
+
+def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        raws = [b"", b"\n", b'{"kind":"Beat"}\n', bytes(range(256)) * 1024]
+        for offset, raw in enumerate(raws):
+            agent.send(m.Chunk("logs/x", offset), raw=raw)
+        agent.send(m.Stopped(1, "asked"), 1)
+        heard = [await place.hear() for _ in range(5)]
+        assert [word.raw for word in heard if isinstance(word, Said)] == [*raws, b""]
+        assert [word.data for word in heard if isinstance(word, Said)] == [
+            *({"kind": "Chunk", "path": "logs/x", "offset": offset} for offset in range(4)),
+            {"kind": "Stopped", "attempt": 1, "how": "asked"},
+        ]
+
+    play(tmp_path, act)
+
+
+@pytest.mark.parametrize("announced", [connection.RAW_BYTES_MAX + 1, -1, "7", 1.0, True, None])
+def test_more_raw_bytes_than_the_limit_end_the_connection(tmp_path: Path, announced: object) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        data = {"kind": "Chunk", "path": "logs/x", "offset": 0, connection.RAW: announced}
+        agent.writer.write(json.dumps(data).encode() + b"\n")
+        assert await place.hear() == Down("node-0")
+
+    play(tmp_path, act)
+
+
+def test_a_line_that_ends_within_raw_bytes_delivers_none_of_them(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        agent.writer.write(b'{"kind":"Chunk","path":"logs/x","offset":0,"raw":10}\nonly')
+        agent.writer.close()
+        assert await place.hear() == Down("node-0")
+
+    play(tmp_path, act)
+
+
+def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
+    kept: list[Links] = []
+
+    async def act(place: Place) -> None:
+        kept.append(place.links)
+        thread = threading.Thread(target=place.links.stir)
+        thread.start()
+        assert await place.hear() == Stir()
+        thread.join(ANSWER_S_MAX)
+
+    play(tmp_path, act)
+    kept[0].stir()  # the loop is closed by now
+    Links("job-1", TOKEN, ()).stir()
+
+
+def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        place.links.drop("node-0")
+        place.links.drop("node-1")
+        assert await place.hear() == Down("node-0")
+        assert await _is_cut_off(agent)
+
+    play(tmp_path, act)
+
+
+def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SEND_BYTES_MAX", 10_000)
+
+    async def act(place: Place) -> None:
+        agent = await place.agent()
+        agent.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        order = m.Prepare(1, {"A": "x" * 500_000}, False, (), (), False, False, None, ())
+        sent = [place.links.send("node-0", order) for _ in range(40)]
+        assert sent[0]
+        assert not sent[-1]
+
+    play(tmp_path, act)
+
+
+def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        other = Links("job-1", TOKEN, ("node-0",))
+        context = connection.server_context(tmp_path / "certificate.pem", tmp_path / "key.pem")
+        port = await other.listen(context, "127.0.0.1", place.port)
+        assert port != place.port
+        await other.close()
+
+    play(tmp_path, act)
+
+
+def test_nobody_at_home_is_an_oserror() -> None:
+    certificate, _ = new_certificate()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(
+                connection.dial("127.0.0.1", port, connection.client_context(certificate.decode()), 1.0)
+            )
+
+
+def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    strangers: list[Line] = []
+
+    async def act(place: Place) -> None:
+        for _ in range(3):
+            strangers.append(await place.dial())
+        assert place.links._door is not None
+        while place.links._door.waiting < len(
+            strangers
+        ):  # the other side's end of TLS may take a moment longer
+            await asyncio.sleep(0.001)
+
+    play(tmp_path, act)
+    assert not caplog.records
+
+
+async def _greeted(place: Place) -> Line:
+    """Return the agent's side of a line whose greeting has been heard."""
+    one = await place.greet()
+    while not any(isinstance(word, Up) for word in await place.links.hear(ANSWER_S_MAX)):
+        pass
+    return one
+
+
+def test_beats_wait_for_one_another_and_for_no_other_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "BEATS_GATHER_S", ANSWER_S_MAX)
+
+    async def act(place: Place) -> None:
+        one = await _greeted(place)
+        start_s = time.monotonic()
+        for beat in range(3):
+            one.send(m.Beat(beat, 0, (), -1))
+        one.send(m.Left())
+        words = await place.links.hear(ANSWER_S_MAX)
+        assert [type(word).__name__ for word in words] == ["Said", "Said", "Said", "Down"]
+        assert time.monotonic() - start_s < ANSWER_S_MAX, "the last word ended the wait"
+        assert await place.links.hear(0.01) == []
+
+    play(tmp_path, act)
+
+
+def test_beats_alone_wait_no_longer_than_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links_module, "BEATS_GATHER_S", ANSWER_S_MAX)
+
+    async def act(place: Place) -> None:
+        one = await _greeted(place)
+        one.send(m.Beat(1, 0, (), -1))
+        start_s = time.monotonic()
+        while not await place.links.hear(0.3):
+            pass
+        assert time.monotonic() - start_s < ANSWER_S_MAX
+
+    play(tmp_path, act)
+
+
+def test_of_several_addresses_the_one_that_answers_is_taken_though_others_are_silent(tmp_path: Path) -> None:
+    async def act(place: Place) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as refusing:
+            refusing.bind(("127.0.0.1", 0))
+            ports = (silent.getsockname()[1], refusing.getsockname()[1], place.port)
+            context = connection.client_context(place.certificate)
+            one = await connection.dial_any([("127.0.0.1", port) for port in ports], context, ANSWER_S_MAX)
+            assert one.writer.get_extra_info("peername")[1] == place.port
+            one.abort()
+            with pytest.raises(OSError):
+                await connection.dial_any(
+                    [("127.0.0.1", ports[1]), ("127.0.0.1", ports[1])], context, ANSWER_S_MAX
+                )
+            with pytest.raises(OSError):
+                await connection.dial_any([], context, ANSWER_S_MAX)
+
+    play(tmp_path, act)

@@ -1,0 +1,50 @@
+"""What may a job file say of hangs, and of whom to tell?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.jobdir.plan import PlannedNotify
+from tests.support import jobs
+from tests.unit.spec.test_load import HEAD, fault, folder, loaded
+
+__all__ = ["folder"]
+
+
+def test_hang_timeout_is_auto_or_the_users_time_and_the_plan_knows_which(folder: Path) -> None:
+    assert jobs.plan().limits.hang_s == 0.0
+    assert jobs.plan(monitor={"hang_timeout": "10m"}).limits.hang_s == 600.0
+    assert jobs.plan(monitor={"hang_timeout": "off"}).limits.hang_s is None
+    assert loaded(folder, f"{HEAD}monitor: {{hang_timeout: auto}}\n").spec.monitor.hang_timeout == "auto"
+
+
+def test_the_ceiling_of_suspicion_is_no_lower_than_its_floor(folder: Path) -> None:
+    said = fault(folder, f"{HEAD}monitor: {{hang_floor: 1m, hang_ceiling: 30s}}\n")
+    assert said == "job.yaml:3: monitor.hang_ceiling: must be at least monitor.hang_floor, 1m, not 30s"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{url: hooks.example.com}", "notify.url: must be a URL such as https://…, not hooks.example.com"),
+        ("{url: 'https://me:hunter2@hooks.example.com/x'}", "notify.url: has a user or password in it, and none is sent; a command can: notify.command: curl -u … -d @- URL"),
+        ("{url: 'https://hooks.example.com:port/x'}", "notify.url: has no host, or a port that is no number"),
+        ("{url: 'https://[::1/x'}", "notify.url: has no host, or a port that is no number"),
+        ("{on: [hangs]}", "notify.on[0]: must be suspect, hang, notice, withdrawn, verdict, restart, failed, succeeded or cancelled, not hangs; did you mean hang?"),
+        ("{command: []}", "notify.command: must be a shell command, as a text or a list of words, not a list"),
+    ],
+)  # fmt: skip
+def test_whom_to_notify_is_checked(folder: Path, text: str, said: str) -> None:
+    assert fault(folder, f"{HEAD}notify: {text}\n").endswith(said)
+
+
+def test_a_command_and_a_webhook_can_be_notified_of_what_the_user_chooses() -> None:
+    told = jobs.plan(notify={"command": "mail -s orch me", "on": "hang"}).notify
+    assert told == PlannedNotify(("sh", "-c", "mail -s orch me"), None, ("hang",))
+    both = jobs.plan(notify={"command": ["tell", "me"], "url": "https://hooks.example.com/x?y=1"}).notify
+    assert both == PlannedNotify(
+        ("tell", "me"), "https://hooks.example.com/***", ("hang", "notice", "withdrawn", "failed")
+    )
+    assert jobs.plan(notify={"on": ["hang"]}).notify is None

@@ -1,0 +1,40 @@
+"""Is what Slurm cannot be asked for refused at its line, before anything is made?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.spec.test_load import HEAD, faults, folder
+
+__all__ = ["folder"]
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "gpus_per_node: Slurm must be asked for a number: write gpus_per_node: 8, or procs_per_node: 4"),
+        ("procs_per_node: 2\ngpus_per_node: auto", "gpus_per_node: Slurm must be asked for a number"),
+        ("procs_per_node: 2\nslurm:\n  extra: [--nodes=3]", 'slurm.extra: "--nodes=3" cannot stand here: write `nodes`'),
+        ("gpus_per_node: 2\nslurm: {gres: gpu:4}", "slurm: gres gpu:4 names 4 GPUs in place of gpus_per_node, 2"),
+        ("gpus_per_node: 2\nslurm: {gres: shard:2}", "slurm: gres shard:2 names no GPUs"),
+        (f"procs_per_node: 2\nslurm: {{comment: {'x' * 4001}}}", "slurm.comment: must be printable, and at most 4000 characters"),
+        ("procs_per_node: 2\ntime_limit: 1m", "checkpoint: on_preempt.grace of 1m and 30s to end in order fill"),
+        ("procs_per_node: 2\ncheckpoint: {on_preempt: {signal: KILL}}", "checkpoint.on_preempt.signal: must be TERM"),
+    ],
+)  # fmt: skip
+def test_what_slurm_cannot_be_asked_for_is_refused(folder: Path, text: str, fault: str) -> None:
+    (found,) = faults(folder, f"{HEAD}backend: slurm\n{text}\n")
+    assert fault in found
+
+
+def test_another_turn_at_the_time_limit_needs_a_queue(folder: Path) -> None:
+    (found,) = faults(folder, f"{HEAD}time_limit: 1h\ntime_limit_action: requeue\n")
+    assert "time_limit_action: requeue needs a queue, and backend local has none" in found
+
+
+def test_a_misspelt_key_is_suggested_as_set_takes_it(folder: Path) -> None:
+    meant = "is no field; did you mean slurm.partition?"
+    assert faults(folder, HEAD, "slurm.partion=low") == [f"--set slurm.partion=low: {meant}"]
+    assert faults(folder, f"{HEAD}slurm: {{partion: low}}\n")[0].endswith(f"slurm.partion: {meant}")

@@ -1,0 +1,113 @@
+"""Does the bundle run anywhere, alone, and is it always the same bytes? Real interpreters, no network."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.version import VERSION
+from orchestrator.submission import bundle
+from tests.support.pythons import other_pythons
+
+pytestmark = pytest.mark.slow
+
+RUN_S_MAX = 60.0
+
+
+@pytest.fixture(scope="module")
+def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a bundle in a folder of its own, far from the checkout."""
+    path = tmp_path_factory.mktemp("node") / "orch.pyz"
+    path.write_bytes(bundle.build())
+    return path
+
+
+def _run(python: str, pyz: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-I", "-S", str(pyz), *words],
+        capture_output=True, text=True, timeout=RUN_S_MAX, cwd=pyz.parent, env={}, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("python", [sys.executable, *other_pythons()])
+def test_the_bundle_runs_alone_without_site_packages_and_without_an_environment(
+    python: str, pyz: Path
+) -> None:
+    done = _run(python, pyz, "--selftest")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"orch {VERSION} on Python 3.")
+
+
+def test_the_bundle_refuses_words_that_it_does_not_know(pyz: Path) -> None:
+    done = _run(sys.executable, pyz, "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: orch.pyz ")
+
+
+def test_the_bundle_is_the_same_bytes_whoever_builds_it_where_and_when(tmp_path: Path) -> None:
+    sums = {_sha256_built_in(tmp_path / name, name) for name in ("1", "2")}
+    assert sums == {bundle.sha256(bundle.build())}
+
+
+def _sha256_built_in(folder: Path, seed: str) -> str:
+    """Build from a copy of the package, in a process of its own: other times and modes, other hashes, other place."""
+    shutil.copytree(bundle.PACKAGE, folder / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in sorted(folder.rglob("*.py"), reverse=seed == "2"):
+        path.chmod(0o600 if seed == "2" else 0o755)
+        os.utime(path, (1e9 * int(seed), 1e9 * int(seed)))
+    code = "import os; from orchestrator import bundle; os.umask(0o077); print(bundle.sha256(bundle.build()))"
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", code],
+        capture_output=True, text=True, timeout=RUN_S_MAX, cwd=folder, check=True,
+        env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(folder), "TZ": f"UTC+{seed}"},
+    )  # fmt: skip
+    return done.stdout.strip()
+
+
+def test_the_bundle_holds_sources_with_their_code_and_tells_no_time_and_no_place() -> None:
+    archive = zipfile.ZipFile(io.BytesIO(bundle.build()))
+    infos = archive.infolist()
+    sources = {info.filename for info in infos if info.filename.endswith(".py")}
+    compiled = {f"{name}c" for name in sources - {"__main__.py"}}
+    assert {info.filename for info in infos} == sources | compiled
+    assert [name for name in compiled if str(bundle.PACKAGE).encode() in archive.read(name)] == []
+    assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
+    assert {info.external_attr >> 16 for info in infos} == {0o644}
+    assert archive.read("orchestrator/core/version.py") == (bundle.PACKAGE / "version.py").read_bytes()
+
+
+def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(bundle.PACKAGE, tmp_path / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(bundle, "PACKAGE", tmp_path / "orchestrator")
+    made = bundle.build()
+    (kept,) = (tmp_path / "orchestrator/__pycache__").glob("bundle-*.pyz")
+    for found in (made[:-1], b"", b"no mark", kept.read_bytes()[:-1], kept.read_bytes()[:-1] + b"x"):
+        kept.write_bytes(found)
+        assert bundle.build() == made
+    (tmp_path / "orchestrator/core/version.py").write_text('VERSION = "0.0.1"\n')
+    assert bundle.build() != made
+    shutil.rmtree(tmp_path / "orchestrator/__pycache__")
+    (tmp_path / "orchestrator/__pycache__").write_text("no folder, as where nothing may be written")
+    bundle.build()
+
+
+def test_what_cannot_be_kept_beside_the_code_is_kept_in_the_job_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(bundle.PACKAGE, tmp_path / "orchestrator", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(bundle, "PACKAGE", tmp_path / "orchestrator")
+    (tmp_path / "orchestrator/__pycache__").write_text("no folder, as where nothing may be written")
+    home = tmp_path / "home"
+    bundle.build(home)
+    assert not home.exists()  # it is not for us to make
+    home.mkdir()
+    made = bundle.build(home)
+    monkeypatch.setattr(bundle, "_zipped", lambda files: pytest.fail("compiled again"))
+    assert bundle.build(home) == made

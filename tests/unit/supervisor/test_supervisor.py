@@ -1,0 +1,165 @@
+"""A supervisor's wiring, from the job folder to the orders that agents get. No process is started."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.core import observations
+from orchestrator.core.jobdir import locks, requests
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.connection import LineError
+from orchestrator.supervisor import allocation_claim, supervisor
+from tests.support import jobs
+from tests.support.fake_backend import ANSWER_S_MAX, SECRET, Backend, Node, folder_of, play
+from tests.unit.supervisor.test_notifications import Hook
+from tests.unit.supervisor.test_notifications import hook as hook
+
+LOG = "logs/attempt-001/rank-00000.log"
+CRASH = m.Exited(
+    1, 0, 1, None, 6, observations.Failure("OSError", f"no access with {SECRET}", "", ""), False, False
+)
+
+
+def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tmp_path: Path) -> None:
+    path = str(tmp_path / jobs.ID / "checkpoints" / "step-5.pt")
+
+    async def act(node: Node) -> None:
+        await node.greet()
+        await node.run(1)
+        node.say(m.Beat(1, 1, (m.RankBeat(0, 5, "S", 0, 0.0, None),), -1))
+        node.report(m.CheckpointFound(1, path, 5))
+        node.report(CRASH)
+        node.say(CRASH, node.seq)  # again, as after a broken line
+        assert await node.order() == m.Stop(1, node.plan.limits.break_grace_s)
+        node.report(m.Stopped(1, "asked"))
+        start = await node.run(2)
+        assert start.ranks[0].env["ORCH_RESUME_FROM"] == path
+        requests.ask(node.job.requests, "look")
+        assert await node.order() == m.Look(2, 1)
+        requests.ask(node.job.requests, "cancel")
+        assert (await node.order(), node.acked) == (m.Stop(2, 77.0), m.Ack(node.seq, 1))
+        node.report(m.Stopped(2, "asked"))
+        await node.leave()
+
+    node = play(tmp_path, act, monitor={"stop_grace": 77}, checkpoint={"keep": 3}, restart={"backoff": 0})
+    (config,) = node.backend.launched
+    assert (config.fence_s, config.checkpoint_keep) == (node.plan.limits.fence_s, 3)
+    assert [type(one) for one in node.news(e.Planned, e.SupervisorStarted)] == [
+        e.Planned,
+        e.SupervisorStarted,
+    ]
+    (exited,) = node.news(e.Exited)
+    assert exited.failure.message == "no access with ***"
+    assert [one.end for one in node.news(d.EndJob)] == [d.JobEnd.CANCELLED]
+    assert json.loads(node.job.state.read_text())["state"] == "CANCELLED" and node.job.ended.exists()
+
+
+def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_masked(
+    tmp_path: Path, hook: tuple[str, type[Hook]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, served = hook
+    served.codes = [400]
+    served.responses = {400: (f"not for {SECRET}", "")}
+
+    async def act(node: Node) -> None:
+        await node.greet()
+        await node.run(1)
+        node.report(CRASH)
+        await node.order()
+        node.report(m.Stopped(1, "asked"))
+        await node.leave()
+
+    node = play(tmp_path, act, restart={"max": 0}, notify={"url": url, "on": ["failed"]})
+    assert [one.end for one in node.news(d.EndJob)] == [d.JobEnd.FAILED]
+    assert [told["event"] for told in served.told] == ["failed"]
+    assert "notify.url was not told of failed: HTTP 400 not for ***" in capsys.readouterr().out
+
+
+def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "MUTE_S_MIN", 10 * ANSWER_S_MAX)  # it is not cut off for having no beat
+
+    async def act(node: Node) -> None:
+        await node.greet(ships=True)
+        assert await node.order() == m.Have({})
+        await node.run(1)
+        node.say(m.Chunk(LOG, 0), raw=b"step 1\n")
+        assert await node.order() == m.Got(7)
+        node.say(m.Chunk(LOG, 100), raw=b"step 9\n")
+        with pytest.raises(LineError):
+            await node.order()
+        await node.greet(ships=True, running=1)
+        assert await node.order() == m.Have({LOG: 7})
+        requests.ask(node.job.requests, "cancel")
+        assert isinstance(await node.order(), m.Stop)
+        node.report(m.Stopped(1, "asked"))
+        await node.leave()
+
+    assert (play(tmp_path, act).job.root / LOG).read_bytes() == b"step 1\n"
+
+
+# Who may act
+
+
+@pytest.fixture
+def _hangup() -> Iterator[None]:
+    """Put back how this process takes the end of its terminal, which a supervisor outlives."""
+    before = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def _none(job: JobDir, plan: Plan) -> Backend:
+    raise AssertionError("a supervisor that may not act has no use for a backend")
+
+
+@pytest.mark.usefixtures("_hangup")
+def test_only_the_holder_of_the_lock_supervises(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(locks, "LOCK_S_MAX", 0.0)
+    job, _ = folder_of(tmp_path)
+    with locks.locked(job) as mine:
+        assert mine and supervisor.main(job.root, _none) == allocation_claim.SUCCEEDED
+    assert "another supervisor is at work" in capsys.readouterr().err
+    assert not job.journal.exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """An allocation that the job has left."""
+
+    id: str = "8.1"
+    nodes: tuple[str, ...] = ("node1",)
+
+    def addresses(self) -> list[str]:
+        return []
+
+    def look(self) -> None:
+        pass
+
+    def endings(self) -> list[Any]:
+        return []
+
+    def requeue(self, avoid: Any) -> str:
+        return ""
+
+
+@pytest.mark.usefixtures("_hangup")
+def test_a_supervisor_does_not_act_in_an_allocation_that_the_job_has_left(tmp_path: Path) -> None:
+    job, _ = folder_of(tmp_path)
+    allocation_claim.claim(job, "8.2")
+    assert supervisor.main(job.root, lambda job, plan: Backend(allocation=Lent())) == allocation_claim.OVER
+    assert not job.journal.exists()
