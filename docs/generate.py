@@ -208,10 +208,10 @@ def diagrams() -> str:
 
 
 _TITLES = {
-    "job": "The job, as `orch status` shows it (`story.state`):",
-    "attempt": "An attempt (`brain.facts.Phase`):",
-    "agent": "A node's agent, as the supervisor sees it (`brain.facts.Link`):",
-    "rank": "A rank in one attempt (`brain.facts.Life`):",
+    "job": "The job, as `orch status` shows it (`supervisor.status.state`):",
+    "attempt": "An attempt (`brain.model.facts.Phase`):",
+    "agent": "A node's agent, as the supervisor sees it (`brain.model.facts.Link`):",
+    "rank": "A rank in one attempt (`brain.model.facts.Life`):",
 }
 
 

@@ -1,31 +1,36 @@
 """orch: run one PyTorch training job on many machines, and keep it running.
 
-The map of the code, in the order of a job's life; imports point from later to earlier, and a test holds them:
+The rooms, in the order of a job's way. A room imports only itself and rooms further down, and a test holds that:
 
-    spec       what may a job file say?            spec.py, spec_model.py, spec_rules.py, specfile.py
-    plan       where does every rank go?           plan.py, planning.py, hosts.py, sbatch.py
-    render     which scripts will run?             render.py, templates/
-    submit     how does a job begin?               submission.py, credentials.py, certificate.py, snapshot.py,
-                                                   bundle.py, provenance.py, home.py, slurm/submitting.py
-    supervise  what happens, and what is done?     supervise.py, journal.py, record.py, factsfile.py, joblock.py,
-                                                   requests.py, asked.py, tickets.py, links.py, orders.py, deeds.py,
-                                                   notify.py, memory.py, stay.py
-      ferry.py   what travels?                     intake.py, carry.py, shelf.py
-      brain/     what does it mean?                pure: events in, decisions out
-      backends/  how does an agent get there?      thin, no decisions
-      wire/      what both ends share              messages, codec, lines, paths, durable files
-      node/      what runs on a node               landing, keeper, agent, ranks, hook, checkpoints; looks:
-                                                   evidence, stacks, frames, source, loops, endless, lasting, settled,
-                                                   kernel, flight, tracer, opcodes, sight, examine
-    story      how is it?                          story.py, statefile.py
-    collect    what came of it?                    collect.py, logs.py, logcut.py
-    postmortem what went wrong?                    postmortem.py
-    show       how does it look?                   show.py, whyview.py, stackview.py, listview.py, logview.py, follow.py,
-                                                   terminal.py
-      queued.py  and in Slurm's queue?             slurm/: sbatch, squeue, sacct; closing.py
-    job, cli   what can one do with it?            job.py, looks.py, preflight.py, cli.py, params.py
+    cli/            what one can type: verbs by kind, exit codes, terminal
+    views/          how results look: JSON objects in, lines out; pure
+    client/         what one can do with a job: Job, status, logs, why, stacks, collect, check
+    submission/     job file -> plan -> scripts -> job folder -> started or queued
+    spec/           the job file: fields, rules, all faults at once
+    supervisor/     one per job: the loop, connections, executor, status
+      journal/        the append-only journal, and all that is rebuilt from it
+      transfers/      logs and checkpoints between hosts and job folder
+    brain/          pure: events in, decisions out
+      diagnosis/      what went wrong, and who: crash, node lost, hang, desync, stragglers
+      scheduling/     hosts, allocations, rendezvous, resume checkpoint, restart policy, fence
+      model/          events, decisions, facts
+    backends/       how an agent gets onto a node: api, local
+      slurm/          srun, the allocation, why it ends
+      ssh/            launch, host workers, fan-out; connect/ one connection, copy/ bulk copies
+    agent/          one per node: ranks, heartbeats, evidence, leases, preparation
+      bootstrap/      how a job comes to a host, and leaves it
+      evidence/       all ranks sampled, compared, described
+      outputs/        checkpoints found and hashed, logs shipped
+      probes/         one source of facts each: stacks, kernel waits, open files
+      rank/           a rank: process, hook, step counter, flight recorder, error file
+    core/           what two processes share; imports nothing above
+      jobdir/         "a job is a folder": layout, plan, locks, requests, durable files
+      wire/           messages, TLS connections, bootstrap of a host
+      host/           this machine: /proc, interfaces, GPUs
+      slurm/          Slurm's own words: states, options, commands and their output
 
-Standard library only, and travelling to the nodes as one zip: brain, wire, node, supervise and what they use.
+`core`, `agent`, `backends`, `brain` and `supervisor` travel to the nodes as one zip and are standard library only,
+except paramiko and cryptography in `backends/ssh`, which runs on the submit machine.
 """
 
 from __future__ import annotations
@@ -41,12 +46,12 @@ if TYPE_CHECKING:
 __all__ = ["ClusterError", "Job", "OrchError", "UserError", "__version__", "find", "submit"]
 
 _WHERE = {
-    "Job": "job",
-    "find": "job",
-    "submit": "job",
-    "OrchError": "errors",
-    "UserError": "errors",
-    "ClusterError": "errors",
+    "Job": "client.job",
+    "find": "client.job",
+    "submit": "client.job",
+    "OrchError": "core.errors",
+    "UserError": "core.errors",
+    "ClusterError": "core.errors",
 }
 
 

@@ -63,8 +63,8 @@ else:
 bundle.write(data)
 bundle.flush()
 sys.path.insert(0, "/proc/self/fd/%d" % bundle.fileno())
-from orchestrator.node import landing
-sys.exit(85 - landing.main(mark, line, data, bundle.fileno()))
+from orchestrator.agent.bootstrap import entry
+sys.exit(85 - entry.main(mark, line, data, bundle.fileno()))
 '
 say '{"kind": "InShell"}'
 tried='' found=''

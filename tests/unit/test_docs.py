@@ -227,8 +227,8 @@ def _assert_said(message: str, sources: str) -> None:
 
 
 def test_reasons_why_a_host_is_refused_exist_with_their_stages() -> None:
-    folders = ("orchestrator/backends/ssh", "orchestrator/node", "templates")
-    paths = [path for folder in folders for path in sorted((ROOT / folder).glob("*.[pj]*"))]
+    folders = ("orchestrator/backends/ssh", "orchestrator/agent", "templates")
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.[pj]*"))]
     sources = "\n".join(path.read_text() for path in paths)
     rows = _first_cells(SSH, "reason")
     assert {row.partition(": ")[0] for row in rows} == set(STAGES) - {"config"}
@@ -296,8 +296,7 @@ def _one_crash() -> list[Entry]:
     return [Entry(number, 0.0, 0.0, "", "", 0, one) for number, one in enumerate(news, 1)]
 
 
-def test_the_map_of_the_code_names_every_module() -> None:
+def test_the_map_of_the_code_names_every_room() -> None:
     page = ARCHITECTURE.partition("## The map of the code")[2].partition("\n## ")[0]
-    modules = [path.name for path in sorted((ROOT / "orchestrator").glob("*.py")) if path.name[0] != "_"]
-    folders = [f"{path.parent.name}/" for path in sorted((ROOT / "orchestrator").glob("*/__init__.py"))]
-    assert [name for name in (*modules, *folders) if f"`{name}`" not in page] == []
+    rooms = {path.parent.name for path in (ROOT / "orchestrator").glob("*/**/__init__.py")}
+    assert [room for room in sorted(rooms) if f"{room}/" not in page] == []
