@@ -112,7 +112,7 @@ def beat(root: Path) -> None:
         sleepers.append(sleeper)
         folder = Path(env[hook.RANK_DIR_ENV])
         index = LogIndex(job.rank_index(1, number))
-        reader = step_counter.Beats(folder / hook.BEAT_FILE)
+        reader = step_counter.StepCounter(folder / hook.BEAT_FILE)
         processes.append(
             RankProcess(number, number, sleeper.pid, folder, job.rank_log(1, number), index, reader)
         )

@@ -44,7 +44,7 @@ class Pause:
 
     lasts_s: float
     ranks: tuple[int, ...]
-    doing: observations.Doing
+    doing: observations.Activity
     phase: str
     seen: float
     why: str = ""
@@ -91,7 +91,7 @@ class _Job:
     still_since: dict[int, float] = field(default_factory=dict)
     judged: d.Judge | None = None
     named_s: float | None = None
-    pending: list[d.Look] = field(default_factory=list)
+    pending: list[d.Inspect] = field(default_factory=list)
 
     def begin(self) -> None:
         planned = e.Planned(0.0, (e.NodePlan("n0", tuple(range(RANKS))),), LIMITS, None)
@@ -109,7 +109,7 @@ class _Job:
                 return
             for decision in decisions:
                 self.brain.learn(decision)
-                if isinstance(decision, d.Look):
+                if isinstance(decision, d.Inspect):
                     self.looks += 1
                     self.pending.append(decision)
                 elif isinstance(decision, d.Suspect):
@@ -122,17 +122,17 @@ class _Job:
         usual = statistics.median(self.recent_s[-128:]) if len(self.recent_s) >= 3 else None
         busy = (
             pause.ranks
-            if pause is not None and pause.doing in (observations.Doing.WORKS, observations.Doing.SPINS)
+            if pause is not None and pause.doing in (observations.Activity.WORKS, observations.Activity.SPINS)
             else ()
         )
         ranks = tuple(
-            e.RankBeat(
+            e.RankHeartbeat(
                 rank, self.count, "R" if rank in busy else "S", self.count, self.now_s if rank in busy else 0.0,
                 usual_s=usual,
             )
             for rank in range(RANKS)
         )  # fmt: skip
-        self.hear(e.Beat(0.0, "n0", 1, ranks))
+        self.hear(e.Heartbeat(0.0, "n0", 1, ranks))
 
     def answer(self, pause: Pause) -> None:
         """Answer the looks that were ordered."""
@@ -140,25 +140,27 @@ class _Job:
             look = self.pending.pop(0)
             found = tuple(self._found(rank, pause) for rank in range(RANKS))
             self.looked_s = self.now_s
-            self.hear(e.Looked(0.0, "n0", 1, look.look, found))
+            self.hear(e.Inspected(0.0, "n0", 1, look.look, found))
 
-    def _found(self, rank: int, pause: Pause) -> observations.RankLook:
+    def _found(self, rank: int, pause: Pause) -> observations.RankInspection:
         first = rank not in self.still_since
         busy = rank in pause.ranks
-        moved = busy and pause.doing is observations.Doing.WORKS and self.rng.random() < pause.seen
+        moved = busy and pause.doing is observations.Activity.WORKS and self.rng.random() < pause.seen
         if first or moved:
             self.still_since[rank] = self.now_s
-        doing = observations.Doing.WAITS
+        doing = observations.Activity.WAITS
         if busy:
-            doing = observations.Doing.WORKS if moved else pause.doing
-            doing = observations.Doing.SPINS if doing is observations.Doing.WORKS and not moved else doing
+            doing = observations.Activity.WORKS if moved else pause.doing
+            doing = (
+                observations.Activity.SPINS if doing is observations.Activity.WORKS and not moved else doing
+            )
         if first:
-            doing = observations.Doing.UNSEEN
+            doing = observations.Activity.UNSEEN
         number = 10 + self.count * 3 + (0 if busy and len(pause.ranks) < RANKS else 1)
         entered = observations.Collective(
             "0", "default group", tuple(range(RANKS)), number, "all_reduce", "float32[8]", 1.0
         )
-        return observations.RankLook(
+        return observations.RankInspection(
             rank, 100 + rank, "S", doing, self.now_s - self.still_since[rank], "train.py:9 step", pause.why if busy else "",
             busy and pause.why == "proved", None, pause.phase if busy else "train", ("train.py:9 step",), (entered,), (), (),
             (),
@@ -200,7 +202,7 @@ def make(number: int) -> Plan:
 
 def _first(rng: random.Random, seen: float) -> Pause:
     return Pause(
-        rng.choice((2.0, 10.0, 40.0, 120.0)), tuple(range(RANKS)), observations.Doing.WORKS, "import", seen
+        rng.choice((2.0, 10.0, 40.0, 120.0)), tuple(range(RANKS)), observations.Activity.WORKS, "import", seen
     )
 
 
@@ -230,7 +232,7 @@ def _pause(rng: random.Random, lasts_s: float, ranks: tuple[int, ...], phase: st
     """A pause in which work shows, or now and then none does."""
     still = rng.random() < STILL_WORK
     return Pause(
-        lasts_s, ranks, observations.Doing.BLOCKED if still else observations.Doing.WORKS, phase, seen
+        lasts_s, ranks, observations.Activity.BLOCKED if still else observations.Activity.WORKS, phase, seen
     )
 
 
@@ -238,15 +240,15 @@ def _hang(rng: random.Random, kind: str) -> Pause:
     odd = (rng.randrange(RANKS),)
     match kind:
         case "proved":
-            return Pause(HANG_S_MAX, odd, observations.Doing.BLOCKED, "train", 0.0, "proved")
+            return Pause(HANG_S_MAX, odd, observations.Activity.BLOCKED, "train", 0.0, "proved")
         case "one rank stands":
-            return Pause(HANG_S_MAX, odd, observations.Doing.BLOCKED, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Activity.BLOCKED, "train", 0.0)
         case "never entered":
-            return Pause(HANG_S_MAX, odd, observations.Doing.WAITS, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Activity.WAITS, "train", 0.0)
         case "network":
-            return Pause(HANG_S_MAX, (), observations.Doing.WAITS, "train", 0.0)
+            return Pause(HANG_S_MAX, (), observations.Activity.WAITS, "train", 0.0)
         case _:
-            return Pause(HANG_S_MAX, odd, observations.Doing.SPINS, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Activity.SPINS, "train", 0.0)
 
 
 def play(number: int) -> Outcome:

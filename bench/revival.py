@@ -26,7 +26,7 @@ from orchestrator.core import codec, observations
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor import status as status_object
-from orchestrator.supervisor.journal.journaled_brain import Memory
+from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 
@@ -82,24 +82,25 @@ def beats(attempt: int, at: float, count: int) -> Iterator[News]:
     for node in range(NODES):
         ranks = range(PER_NODE * node, PER_NODE * (node + 1))
         told = tuple(
-            e.RankBeat(rank, count, "R", 100 * count, 3.7 * count, 11 * count, STEP_S, 1.9) for rank in ranks
+            e.RankHeartbeat(rank, count, "R", 100 * count, 3.7 * count, 11 * count, STEP_S, 1.9)
+            for rank in ranks
         )
-        yield e.Beat(at, f"node-{node}", attempt, told)
+        yield e.Heartbeat(at, f"node-{node}", attempt, told)
 
 
 def looked(attempt: int, at: float, look: int) -> Iterator[News]:
     """Every rank is looked at, in an evaluation."""
     for node in range(NODES):
-        yield d.Look(at, "no step for long", attempt, f"node-{node}", look)
+        yield d.Inspect(at, "no step for long", attempt, f"node-{node}", look)
     for node in range(NODES):
         ranks = tuple(
-            observations.RankLook(
-                rank, 1000 + rank, "R", observations.Doing.WORKS, 0.0, FRAMES[0], "computes", False, None, "evaluate", FRAMES,
+            observations.RankInspection(
+                rank, 1000 + rank, "R", observations.Activity.WORKS, 0.0, FRAMES[0], "computes", False, None, "evaluate", FRAMES,
                 (), (), (), (), gpu_use=0.9,
             )
             for rank in range(PER_NODE * node, PER_NODE * (node + 1))
         )  # fmt: skip
-        yield e.Looked(at + 1, f"node-{node}", attempt, look, ranks)
+        yield e.Inspected(at + 1, f"node-{node}", attempt, look, ranks)
 
 
 def crash(attempt: int, at: float, count: int) -> Iterator[News]:
@@ -138,7 +139,7 @@ def make(place: Path, days: float) -> JobDir:
     job.root.mkdir(parents=True)
     plan = codec.unpack(type(plan), {**codec.pack(plan), "id": job.id})
     job.plan.write_text(codec.dumps(plan))
-    memory = Memory(job, "machine")
+    memory = JournaledBrain(job, "machine")
     memory.learn(planned(plan, 0.0))
     memory.learn(e.SupervisorStarted(0.0, 1))
     attempt, end_s = 0, days * DAY_S
@@ -151,7 +152,7 @@ def make(place: Path, days: float) -> JobDir:
             memory.learn(news)
         memory.sync()
     memory.close()
-    memory = Memory(job, "machine")
+    memory = JournaledBrain(job, "machine")
     memory.sync()  # the facts are written down; then an hour goes by
     for news in (
         e.SupervisorStarted(end_s, 2),
@@ -160,7 +161,7 @@ def make(place: Path, days: float) -> JobDir:
     ):
         memory.learn(news)
     memory._journal.sync()
-    status = status_object.status(plan, memory.facts, status_object.Moment(end_s, time.time()), {})
+    status = status_object.status(plan, memory.facts, status_object.Now(end_s, time.time()), {})
     job.state.write_text(json.dumps(status))
     job.ended.touch()  # so that no command revives it
     return job

@@ -19,15 +19,15 @@ from collections.abc import Mapping
 from orchestrator.agent import rendezvous_probe
 from orchestrator.agent.evidence import inspector
 from orchestrator.agent.fence import Fence
-from orchestrator.agent.lost_supervisor import Orphan, Successor
-from orchestrator.agent.node_log import Notes
-from orchestrator.agent.outputs.checkpoint_scanner import Finder
-from orchestrator.agent.outputs.log_shipper import Shipper
+from orchestrator.agent.lost_supervisor import LostSupervisor, NewerAllocation
+from orchestrator.agent.node_log import NodeLog
+from orchestrator.agent.outputs.checkpoint_scanner import CheckpointScanner
+from orchestrator.agent.outputs.log_shipper import LogShipper
 from orchestrator.agent.outputs.manifest import Hasher
 from orchestrator.agent.prepare import Preparation
 from orchestrator.agent.rank import spawn
-from orchestrator.agent.rank.processes import NodeRanks, Want, install_hook
-from orchestrator.agent.supervisor_link import Contact
+from orchestrator.agent.rank.processes import NodeRanks, RanksGoal, install_hook
+from orchestrator.agent.supervisor_link import SupervisorLink
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
@@ -70,24 +70,24 @@ class Agent:
     def __init__(self, config: m.AgentConfig, environ: Mapping[str, str]) -> None:
         self._config = config
         self._job = JobDir.at(config.root)
-        self._notes = Notes(self._job, config.node)
+        self._notes = NodeLog(self._job, config.node)
         self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
         launcher, self._orphan = "", None
         if config.allocated:
             launcher = environ.get(step_env.LAUNCHER_ADDRESS, "")
-            successor = Successor(self._job.allocation, environ)
+            successor = NewerAllocation(self._job.allocation, environ)
             assert config.fence_s is not None, "a node of Slurm is not the supervisor's own machine"
-            self._orphan = Orphan(environ, successor, config.fence_s, self._note)
+            self._orphan = LostSupervisor(environ, successor, config.fence_s, self._note)
             environ = step_env.of_the_job(environ)
-        self._contact = Contact(config, self._hello, self._obey, launcher)
+        self._contact = SupervisorLink(config, self._hello, self._obey, launcher)
         self._hasher = Hasher(self._job.checkpoints)
         self._preparation = Preparation(config, self._boot, environ, self._hasher, self._contact.report)
-        self._finder = Finder(config, self._hasher, self._contact.report, self._note)
-        self._shipper = Shipper(self._job, config.node, self._contact.chunk, self._note)
+        self._finder = CheckpointScanner(config, self._hasher, self._contact.report, self._note)
+        self._shipper = LogShipper(self._job, config.node, self._contact.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
         self._waiting: m.Prepare | m.Stop | None = None  # until an older attempt is gone
-        self._eyes: inspector.Eyes | None = None
+        self._eyes: inspector.Inspector | None = None
         self._latest = 0  # the highest attempt that any order named
         self._beat_due = 0.0
         self._fence = Fence(config.fence_s)
@@ -125,7 +125,7 @@ class Agent:
         ranks = self._ranks
         if ranks is None:
             return IDLE_TICK_S
-        orphans_left = ranks.want is Want.STOP and not ranks.alive and not self._finder.is_finishing
+        orphans_left = ranks.want is RanksGoal.STOP and not ranks.alive and not self._finder.is_finishing
         return STOP_TICK_S if orphans_left or (self._eyes and self._eyes.is_looking) else TICK_S
 
     def _be_ended(self, signum: int) -> None:
@@ -167,18 +167,18 @@ class Agent:
         assert not isinstance(order, m.Ack), "acknowledgements end in Contact"
         self._wake.set()
         match order:
-            case m.Leave():
+            case m.Dismiss():
                 self._dismissed_at = self._dismissed_at or time.monotonic()
                 self._leave()
-            case m.Have():
+            case m.ResumeOffsets():
                 if self._config.ships:
                     self._shipper.begin(order)
-            case m.Got():
+            case m.ChunkAck():
                 self._shipper.got(order)
             case _:
                 self._obey_for_attempt(order)
 
-    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.Look | m.Fence) -> None:
+    def _obey_for_attempt(self, order: m.Prepare | m.Probe | m.Start | m.Stop | m.Inspect | m.Fence) -> None:
         if order.attempt < self._latest:
             return
         self._latest = order.attempt
@@ -195,7 +195,7 @@ class Agent:
                 self._stop(order)
             case m.Fence():
                 self._fence.take(order)
-            case m.Look() if self._eyes is not None:
+            case m.Inspect() if self._eyes is not None:
                 self._eyes.begin(order.look)
 
     def _prepare(self, order: m.Prepare) -> None:
@@ -230,7 +230,7 @@ class Agent:
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
         ranks.begin()
         self._fence.begin()
-        self._eyes = inspector.Eyes(ranks, order.ranks[0].env)
+        self._eyes = inspector.Inspector(ranks, order.ranks[0].env)
         self._finder.begin(order.finds)
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
         rest = tuple(rank for rank in order.ranks if rank.rank != 0)
@@ -242,7 +242,7 @@ class Agent:
             self._started(ranks)
 
     def _start_rest(self, ranks: NodeRanks, order: m.Start, rest: tuple[m.RankStart, ...]) -> None:
-        if self._ranks is ranks and ranks.want is Want.RUN and self._spawn(ranks, order, rest):
+        if self._ranks is ranks and ranks.want is RanksGoal.RUN and self._spawn(ranks, order, rest):
             self._started(ranks)
 
     def _spawn(self, ranks: NodeRanks, order: m.Start, some: tuple[m.RankStart, ...]) -> bool:
@@ -333,13 +333,13 @@ class Agent:
             self._beat_due = 0.0
         if self._eyes is not None and (looked := self._eyes.gather()) is not None:
             self._contact.report(looked)
-        if ranks.want is Want.RUN:
+        if ranks.want is RanksGoal.RUN:
             self._finder.look(ranks, now_s)
             quiet_s = self._fence.over_s(ranks, self._contact.proved_at, now_s)
             if quiet_s is not None:
                 self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
                 ranks.stop(0.0, "fenced" if ranks.alive else "ended")
-        if ranks.want is Want.STOP and self._is_over(ranks, now_s):
+        if ranks.want is RanksGoal.STOP and self._is_over(ranks, now_s):
             self._stopped(ranks)
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:

@@ -32,7 +32,7 @@ LOOK_S = 1.0
 NAME_CHARS_MAX = 100
 
 
-class Successor:
+class NewerAllocation:
     """Looks whether the job goes on in another allocation than this agent's. Reading has a thread of its own: a folder
     on NFS that is not there makes whoever touches it wait, for as long as it likes."""
 
@@ -62,11 +62,15 @@ class Successor:
             return
 
 
-class Orphan:
+class LostSupervisor:
     """Looks what has become of the job of an agent that has no contact."""
 
     def __init__(
-        self, environ: Mapping[str, str], successor: Successor, fence_s: float, note: Callable[[str], None]
+        self,
+        environ: Mapping[str, str],
+        successor: NewerAllocation,
+        fence_s: float,
+        note: Callable[[str], None],
     ) -> None:
         """`environ` is that of a step; `note` is called from another thread, too."""
         self._job_id = environ.get("SLURM_JOB_ID", "")

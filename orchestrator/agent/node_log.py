@@ -15,7 +15,7 @@ WAITING_MAX = 1000
 """How many lines wait for room on the disk; past it the newest are lost, since the cause was said first."""
 
 
-class Notes:
+class NodeLog:
     """The notes of one agent."""
 
     def __init__(self, job: JobDir, node: str) -> None:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 
-from orchestrator.core.wire.messages import KeptReport
+from orchestrator.core.wire.messages import ReliableReport
 
 REPORTS_MAX = 10_000
 """More than a job of any length produces between two contacts; past it the oldest go."""
 
 
-class Spool:
+class Outbox:
     """Numbered reports, oldest first."""
 
     def __init__(self) -> None:
-        self._reports: deque[tuple[int, KeptReport]] = deque()
+        self._reports: deque[tuple[int, ReliableReport]] = deque()
         self._last_seq = 0
 
-    def keep(self, report: KeptReport) -> int:
+    def keep(self, report: ReliableReport) -> int:
         """Keep a report and return its number, from 1."""
         self._last_seq += 1
         if len(self._reports) >= REPORTS_MAX:
@@ -30,6 +30,6 @@ class Spool:
         while self._reports and self._reports[0][0] <= seq:
             self._reports.popleft()
 
-    def pending(self) -> tuple[tuple[int, KeptReport], ...]:
+    def pending(self) -> tuple[tuple[int, ReliableReport], ...]:
         """Return what is not acknowledged, in order."""
         return tuple(self._reports)

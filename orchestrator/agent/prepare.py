@@ -30,7 +30,7 @@ class Preparation:
         boot: str,
         environ: Mapping[str, str],
         hasher: Hasher,
-        report: Callable[[m.KeptReport], None],
+        report: Callable[[m.ReliableReport], None],
     ) -> None:
         """`environ` is the agent's own environment, which ranks start from where the order says so."""
         self._config = config

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from orchestrator.agent.outbox import Spool
+from orchestrator.agent.outbox import Outbox
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
@@ -34,7 +34,7 @@ NODE_ENDPOINT = "endpoint"
 _ORDERS = codec.by_kind(m.Order)
 
 
-class Contact:
+class SupervisorLink:
     """One agent's line to its supervisor, whichever connection carries it now."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Contact:
         self._endpoints = (job.node(config.node) / NODE_ENDPOINT, job.endpoint)
         self._greet = greet
         self._obey = obey
-        self._spool = Spool()
+        self._spool = Outbox()
         self._line: connection.Line | None = None
         self._redial_s = REDIAL_S_MIN
         self._connected_at = 0.0
@@ -139,7 +139,7 @@ class Contact:
         while self._beats_sent and self._beats_sent[0][0] <= ack.beat:
             self.proved_at = self._beats_sent.popleft()[1]
 
-    def report(self, report: m.KeptReport) -> None:
+    def report(self, report: m.ReliableReport) -> None:
         """Say something that must arrive: now if it can be, and again after every break until it is acknowledged."""
         self._send(report, self._spool.keep(report))
 
@@ -147,7 +147,7 @@ class Contact:
         """Send bytes of a file, if there is a connection; tell whether they are on their way."""
         return self._send(chunk, raw=raw)
 
-    def beat(self, attempt: int, ranks: tuple[m.RankBeat, ...], scanned: int) -> None:
+    def beat(self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], scanned: int) -> None:
         """Say the regular word, if there is a connection; give up one that only seems to be."""
         if self._line is None:
             return
@@ -157,15 +157,15 @@ class Contact:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(m.Beat(self._beats, attempt, ranks, scanned))
+        self._send(m.Heartbeat(self._beats, attempt, ranks, scanned))
 
     def warn(self) -> None:
         """Say that Slurm has told this node's processes to end, if there is a connection."""
-        self._send(m.Warned())
+        self._send(m.NodeSignalled())
 
     def take_leave(self) -> None:
         """Say the last word, and go."""
-        self._send(m.Left())
+        self._send(m.Goodbye())
         self.close()
 
     def _send(self, message: m.Report, seq: int = 0, raw: bytes = b"") -> bool:

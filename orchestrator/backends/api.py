@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 
 if TYPE_CHECKING:
     from orchestrator.core.end_cause import Cause
-    from orchestrator.core.wire.messages import AgentConfig, Piece
+    from orchestrator.core.wire.messages import AgentConfig, ManifestEntry
 
-Stir = Callable[[], None]
+Wake = Callable[[], None]
 
 
 class LaunchError(Exception):
     """An agent could not be started: at which stage, why, and how to mend it."""
 
-    def __init__(self, stage: str, reason: str, fix: str = "", trouble: Trouble = Trouble.PASSING) -> None:
+    def __init__(
+        self, stage: str, reason: str, fix: str = "", trouble: Retryable = Retryable.PASSING
+    ) -> None:
         super().__init__(f"{stage}: {reason}")
         self.stage = stage
         self.reason = reason
@@ -39,7 +41,7 @@ class Backend(Protocol):
     where hosts do not share this machine's disk, `allocation` where a queue system lends the nodes.
     """
 
-    stir: Stir
+    stir: Wake
     carrier: Carrier | None
     allocation: Allocation | None
 
@@ -122,7 +124,7 @@ class Copy:
     there: str
     here: Path
     names: tuple[str, ...]
-    wanted: tuple[Piece, ...] = ()
+    wanted: tuple[ManifestEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

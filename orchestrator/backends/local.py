@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
 from orchestrator.core import codec
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
@@ -15,7 +15,7 @@ from orchestrator.core.wire.messages import AgentConfig
 class LocalBackend:
     """Agents of one job on this machine."""
 
-    stir: Stir
+    stir: Wake
     carrier: Carrier | None = None
     allocation: Allocation | None = None
 

@@ -9,7 +9,7 @@ and returns decisions, each with its why, and when to look again. The caller's d
 
 Beats are too many to be written each; `Brain.beats_before` returns them folded to one a node, which goes to the journal
 before the next line of any other kind but of checkpoints (and before that line is learned). A connection over which no beat comes any
-more is broken: close it and say `AgentSilent`. When a look comes later than it was asked for by more than `SLEPT_S`
+more is broken: close it and say `AgentDisconnected`. When a look comes later than it was asked for by more than `SLEPT_S`
 (the machine slept), drop all connections and learn `SupervisorStarted` first: what was not listened to is no silence.
 
 Where a queue system lends the nodes, learn `AllocationBegan` first in each allocation, then `Planned` with its nodes, then

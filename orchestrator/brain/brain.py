@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from orchestrator.brain.diagnosis import desync, inspections, stragglers, suspects, suspicion
 from orchestrator.brain.diagnosis.diagnose import diagnose
-from orchestrator.brain.fold_beats import folded_beat
+from orchestrator.brain.fold_beats import coalesced_beat
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, News, NodeFacts, Phase, Want
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, JobGoal, News, NodeFacts, Phase
 from orchestrator.brain.scheduling import allocation, fence, placement, rendezvous, restart_policy
 
 KILL_S_MAX = 60.0
@@ -25,7 +25,7 @@ SLEPT_S = 10.0
 """A look that comes this much later than it was asked for: the supervisor's machine slept."""
 
 
-OF_CHECKPOINTS = (e.CheckpointComing, e.CheckpointFound, e.CheckpointSpoiled)
+OF_CHECKPOINTS = (e.CheckpointFetchStarted, e.CheckpointFound, e.CheckpointInvalidated)
 """News that says by itself how far its writer was: it folds to the same before the beats and after them."""
 
 
@@ -40,30 +40,30 @@ class Brain:
     def learn(self, news: News) -> None:
         """Fold an event, or a journaled decision, into the facts."""
         fold(self.facts, news)
-        if isinstance(news, e.Beat):
+        if isinstance(news, e.Heartbeat):
             self._beaten_at[news.node] = news.at
 
-    def beats_before(self, news: News) -> list[e.Beat]:
+    def beats_before(self, news: News) -> list[e.Heartbeat]:
         """Return what goes to the journal before `news`: nothing before a checkpoint, else `beats`."""
         return [] if isinstance(news, OF_CHECKPOINTS) else self.beats()
 
-    def beats(self) -> list[e.Beat]:
+    def beats(self) -> list[e.Heartbeat]:
         """Return what the beats learned since the last call came to, one a node, for the journal.
 
         Folding them into the facts as they were at the last call gives the facts as they are now.
         """
-        beats = [folded_beat(self.facts, node, at) for node, at in self._beaten_at.items()]
+        beats = [coalesced_beat(self.facts, node, at) for node, at in self._beaten_at.items()]
         self._beaten_at.clear()
         return beats
 
     def decide(self, now_s: float) -> tuple[list[Decision], float]:
         """Return what is to be done now, and the job clock at which to ask again if nothing happens (may be inf)."""
-        watch = Watch(now_s)
+        watch = Deadlines(now_s)
         decisions = _decide(self.facts, watch)
         return decisions, (now_s if decisions else watch.wake_s)
 
 
-def _decide(facts: Facts, watch: Watch) -> list[Decision]:
+def _decide(facts: Facts, watch: Deadlines) -> list[Decision]:
     attempt = facts.attempt
     if facts.limits is None:
         return []
@@ -81,16 +81,16 @@ def _decide(facts: Facts, watch: Watch) -> list[Decision]:
     return leaving or _close(facts, attempt, watch) or _drive(facts, attempt, watch)
 
 
-def _first(facts: Facts, watch: Watch) -> list[Decision]:
-    if facts.want is Want.CANCEL:
+def _first(facts: Facts, watch: Deadlines) -> list[Decision]:
+    if facts.want is JobGoal.CANCEL:
         return [d.EndJob(watch.now_s, f"{facts.cancelled} before it began", 0, d.JobEnd.CANCELLED)]
     return [d.BeginAttempt(watch.now_s, "submitted", 1, facts.checkpoint)]
 
 
-def _close(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _close(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """See whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before its
     verdict."""
-    if facts.want is Want.CANCEL:
+    if facts.want is JobGoal.CANCEL:
         return [d.Finish(watch.now_s, facts.cancelled, attempt.number)]
     if facts.done:
         return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
@@ -111,7 +111,7 @@ def _close(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     return _judge_hang(facts, attempt, verdict, watch)
 
 
-def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: Watch) -> list[Decision]:
+def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: Deadlines) -> list[Decision]:
     """See to the evidence, then say it: nothing is stopped before every rank was looked at."""
     assert facts.limits is not None
     if attempt.look_at is None or attempt.look_at < verdict.since_s:
@@ -121,24 +121,24 @@ def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: 
     if facts.limits.on_hang != "notify":
         return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
     if attempt.noticed is None:
-        return [d.Notice(watch.now_s, verdict.summary, attempt.number, verdict)]
+        return [d.Alert(watch.now_s, verdict.summary, attempt.number, verdict)]
     return _look(facts, attempt, watch)
 
 
-def _look(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
-    why = inspections.why_look(facts, attempt, watch)
+def _look(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+    why = inspections.why_inspect(facts, attempt, watch)
     return inspections.orders(facts, attempt, why, watch) if why else []
 
 
-def _withdraw(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _withdraw(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Take back what was said of a hang once the job moves again."""
     hung = attempt.noticed is not None and attempt.noticed.signature.startswith(d.Kind.HANG.value)
     if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.noticed_at or 0.0):
         return []
-    return [d.Withdraw(watch.now_s, "the job moves again", attempt.number)]
+    return [d.ResolveAlert(watch.now_s, "the job moves again", attempt.number)]
 
 
-def _drive(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _drive(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Move the attempt on: agents up, nodes prepared, then all ranks at once."""
     if attempt.placed_at is None:
         return placement.gather(facts, attempt, watch)
@@ -152,32 +152,36 @@ def _drive(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     return _starts(facts, attempt, watch)
 
 
-def _prepares(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _prepares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     why = f"attempt {attempt.number} needs"
     return [
         d.Prepare(watch.now_s, f"{why} {node.name}", attempt.number, node.name, attempt.resume)
         for node in facts.gang
-        if node.link is Link.UP and node.ready < attempt.number and node.ordered_prepare < attempt.number
+        if node.link is AgentState.UP
+        and node.ready < attempt.number
+        and node.ordered_prepare < attempt.number
     ]
 
 
 def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether all ranks can be started: every node is set up, and they know where to meet."""
-    if any(node.link is not Link.UP or node.ready < attempt.number for node in facts.gang):
+    if any(node.link is not AgentState.UP or node.ready < attempt.number for node in facts.gang):
         return False
-    return rendezvous.are_probed(facts, attempt) and isinstance(rendezvous.meeting(facts), rendezvous.Meeting)
+    return rendezvous.are_probed(facts, attempt) and isinstance(
+        rendezvous.rendezvous_point(facts), rendezvous.RendezvousPoint
+    )
 
 
-def _starts(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _starts(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     waiting = [
         node
         for node in facts.gang
-        if node.link is Link.UP and max(node.started, node.ordered_start) < attempt.number
+        if node.link is AgentState.UP and max(node.started, node.ordered_start) < attempt.number
     ]
     if not waiting:
         return []
-    place = rendezvous.meeting(facts)
-    assert isinstance(place, rendezvous.Meeting), "ranks are started where they can meet"
+    place = rendezvous.rendezvous_point(facts)
+    assert isinstance(place, rendezvous.RendezvousPoint), "ranks are started where they can meet"
     why = f"all {len(facts.gang)} nodes are ready"
     return [
         d.Start(
@@ -188,7 +192,7 @@ def _starts(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]
     ]  # fmt: skip
 
 
-def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _launches(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Start the agents that are missing; a launch that is not heard of in time is tried again."""
     return [
         d.Launch(watch.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
@@ -197,7 +201,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decisio
     ]
 
 
-def _stop(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _stop(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Stop what is left of the attempt; when nothing can be left, say what follows."""
     left = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, watch)]
     if not left or allocation.leaves(facts, attempt, left, _grace_s(facts, attempt), watch):
@@ -205,7 +209,7 @@ def _stop(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     return _stop_orders(facts, attempt, left, watch) or _give_up(facts, attempt, left, watch)
 
 
-def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Watch) -> bool:
+def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Deadlines) -> bool:
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
@@ -215,7 +219,7 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Watch
     assert facts.limits is not None
     if node.is_clear(attempt.number):
         return True
-    if node.link is Link.UP:
+    if node.link is AgentState.UP:
         return False
     broken_at = facts.broken_at()
     if broken_at is None or facts.limits.fence_s is None:
@@ -226,12 +230,14 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Watch
     return watch.passed(last_sign_s + wait_s)
 
 
-def _stop_orders(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Watch) -> list[Decision]:
+def _stop_orders(
+    facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Deadlines
+) -> list[Decision]:
     grace_s, saves = _grace_s(facts, attempt), allocation.saves(facts, attempt)
     lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
     orders: list[Decision] = []
     for node in left:
-        if node.link is Link.UP and node.ordered_stop < attempt.number:
+        if node.link is AgentState.UP and node.ordered_stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
             orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s, saves))
         elif (lent is None or node.name in lent) and placement.is_due(facts, node, watch):
@@ -254,15 +260,15 @@ def _ending(facts: Facts, attempt: AttemptFacts) -> str:
         return attempt.verdict.kind.value
     if attempt.restart_asked and not facts.done:
         return restart_policy.RESTART_ASKED
-    return "cancelled" if facts.want is Want.CANCEL else "done"
+    return "cancelled" if facts.want is JobGoal.CANCEL else "done"
 
 
-def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Watch) -> list[Decision]:
+def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Deadlines) -> list[Decision]:
     """End the job when its processes cannot be stopped: a second attempt beside them could ruin its checkpoints."""
     grace_s = _grace_s(facts, attempt)
     for node in left:
         deadline_s = node.stop_ordered_at + grace_s + KILL_S_MAX
-        ordered = node.link is Link.UP and node.ordered_stop == attempt.number
+        ordered = node.link is AgentState.UP and node.ordered_stop == attempt.number
         # Only one that was heard after the deadline has had its chance to say that all is stopped.
         if ordered and watch.passed(deadline_s) and node.contact_at >= deadline_s:
             why = (
@@ -284,27 +290,27 @@ def _end(facts: Facts) -> d.JobEnd:
     """Say how the job ends when it must end now."""
     if facts.done:
         return d.JobEnd.SUCCEEDED
-    return d.JobEnd.CANCELLED if facts.want is Want.CANCEL else d.JobEnd.FAILED
+    return d.JobEnd.CANCELLED if facts.want is JobGoal.CANCEL else d.JobEnd.FAILED
 
 
-def _follow(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _follow(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     if restart_policy.waits_for_checkpoint(facts, attempt, watch):
         return []
     match restart_policy.after(facts):
-        case restart_policy.Over(end, why):
+        case restart_policy.GiveUp(end, why):
             return [d.EndJob(watch.now_s, why, attempt.number, end)]
-        case restart_policy.Back(avoid, why):
+        case restart_policy.RequeueJob(avoid, why):
             return [d.Requeue(watch.now_s, why, attempt.number, avoid)]
-        case restart_policy.Again(not_before_s, resume, why):
+        case restart_policy.RestartAttempt(not_before_s, resume, why):
             if not watch.passed(not_before_s):
                 return []
             return [d.BeginAttempt(watch.now_s, why, attempt.number + 1, resume)]
 
 
-def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, watch: Watch) -> list[Decision]:
+def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, watch: Deadlines) -> list[Decision]:
     number = facts.attempt.number if facts.attempt else 0
     return [
         d.Dismiss(watch.now_s, why, number, node.name)
         for node in nodes
-        if node.link is Link.UP and not node.ordered_leave
+        if node.link is AgentState.UP and not node.ordered_leave
     ]

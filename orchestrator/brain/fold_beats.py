@@ -9,11 +9,11 @@ from typing import cast
 
 from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts
+from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
 from orchestrator.core import observations
 
 
-def take(rank: RankFacts, beat: e.RankBeat, at: float, watched_at: float) -> None:
+def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -> None:
     """Take in what a beat says of a living rank; what of it is a sign of life stands in `suspicion.SIGNS`."""
     if beat.seen is not None:
         rank.count, rank.state, rank.log_bytes, rank.cpu_s = (
@@ -50,28 +50,28 @@ def take(rank: RankFacts, beat: e.RankBeat, at: float, watched_at: float) -> Non
     rank.beat_at = at
 
 
-def _rest(rank: RankFacts, beat: e.RankBeat) -> None:
+def _rest(rank: RankFacts, beat: e.RankHeartbeat) -> None:
     rank.io_bytes, rank.usual_s, rank.own_s, rank.left = beat.io_bytes, beat.usual_s, beat.own_s, beat.left
 
 
-def folded_beat(facts: Facts, node: str, at: float) -> e.Beat:
+def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
     """Return the beat, heard `at`, that says of the node's living ranks all that the facts hold."""
     ranks = tuple(
-        e.RankBeat(
+        e.RankHeartbeat(
             rank.rank, rank.count, rank.state, rank.log_bytes, rank.cpu_s, rank.io_bytes, rank.usual_s, rank.own_s,
             rank.left,
-            seen=e.Seen(
+            seen=e.SignTimes(
                 rank.sign_at, rank.step_at, rank.state_at, rank.beat_at, rank.busy_at, rank.left_at, rank.pause_s,
                 rank.told_at,
             ),
         )
         for rank in facts.ranks.values()
-        if rank.node == node and rank.life is Life.ALIVE
+        if rank.node == node and rank.life is RankState.ALIVE
     )  # fmt: skip
-    return e.Beat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
+    return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 
 
-def entered_another(facts: Facts, rank: RankFacts, look: observations.RankLook) -> bool:
+def entered_another(facts: Facts, rank: RankFacts, look: observations.RankInspection) -> bool:
     """Tell whether a rank has entered another collective since the look before, in the present silence: those that
     were entered before it say nothing."""
     attempt = cast(AttemptFacts, facts.attempt)

@@ -12,9 +12,9 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import (
     APART,
+    AgentState,
     AttemptFacts,
     Facts,
-    Link,
     NodeFacts,
     PastAttempt,
     Phase,
@@ -82,7 +82,7 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
     verdict = attempt.verdict
     others = facts.pool is not None and len(facts.nodes) > facts.pool.nodes
     for node in facts.nodes.values():
-        if node.link is not Link.UP and (lost := node.lost_how(verdict)):
+        if node.link is not AgentState.UP and (lost := node.lost_how(verdict)):
             node.missing = lost
         elif node.trouble and others:
             node.excluded = node.trouble
@@ -133,7 +133,7 @@ def _launch(facts: Facts, news: d.Launch) -> None:
     node = _known(facts, news.node)
     if facts.pool is not None and news.at >= placement.asked_again_s(facts):
         facts.round_at = news.at
-    node.link = Link.LAUNCHING
+    node.link = AgentState.LAUNCHING
     node.launched_at = news.at
 
 
@@ -153,7 +153,7 @@ def _start(facts: Facts, news: d.Start) -> None:
     cast(AttemptFacts, facts.attempt).phase = Phase.RUN
 
 
-def _look(facts: Facts, news: d.Look) -> None:
+def _look(facts: Facts, news: d.Inspect) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
     if news.look > attempt.look:  # one look is an order to each node
         goes_on = attempt.look_at is not None and attempt.look_at >= suspicion.quiet_since(facts, attempt)
@@ -183,7 +183,7 @@ def _begin_stop(attempt: AttemptFacts, at: float) -> None:
     attempt.stop_at = at
 
 
-def _notice(facts: Facts, news: d.Notice) -> None:
+def _notice(facts: Facts, news: d.Alert) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
     if news.verdict.kind is d.Kind.DESYNC:
         attempt.desynced = news.verdict
@@ -191,7 +191,7 @@ def _notice(facts: Facts, news: d.Notice) -> None:
         attempt.noticed_at, attempt.noticed = news.at, news.verdict
 
 
-def _withdraw(facts: Facts, news: d.Withdraw) -> None:
+def _withdraw(facts: Facts, news: d.ResolveAlert) -> None:
     cast(AttemptFacts, facts.attempt).noticed = None
 
 
@@ -239,11 +239,11 @@ FOLDS: dict[type[Any], Any] = {
     d.Prepare: _prepare,
     d.Probe: _probe,
     d.Start: _start,
-    d.Look: _look,
+    d.Inspect: _look,
     d.Fence: _fence,
     d.Judge: _judge,
-    d.Notice: _notice,
-    d.Withdraw: _withdraw,
+    d.Alert: _notice,
+    d.ResolveAlert: _withdraw,
     d.Suspect: _suspect,
     d.Remark: _remark,
     d.Finish: _finish,

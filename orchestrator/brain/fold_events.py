@@ -13,15 +13,15 @@ from orchestrator.brain.diagnosis import desync, stragglers, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import (
+    AgentState,
     AttemptFacts,
     Facts,
-    Life,
-    Link,
+    JobGoal,
     News,
     NodeFacts,
     Phase,
     RankFacts,
-    Want,
+    RankState,
 )
 from orchestrator.brain.scheduling import allocation, checkpoints
 from orchestrator.core import observations
@@ -54,20 +54,20 @@ def _planned(facts: Facts, news: e.Planned) -> None:
 
 def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
     for node in facts.every_node():
-        if node.link is not Link.ABSENT:
+        if node.link is not AgentState.ABSENT:
             _line_broke(node)
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
     desync.forget(facts)
     for rank in facts.ranks.values():
-        rank.sign_at = max(rank.sign_at, news.at) if rank.life is Life.ALIVE else rank.sign_at
+        rank.sign_at = max(rank.sign_at, news.at) if rank.life is RankState.ALIVE else rank.sign_at
         rank.state_at = news.at
 
 
 def _line_broke(node: NodeFacts) -> None:
     """Orders that were under way may never have arrived; they are given again when the agent is back."""
-    node.link = Link.SILENT
+    node.link = AgentState.SILENT
     node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
     node.ordered_leave = False
     node.fence_lost = True
@@ -81,7 +81,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     if node.boot and node.boot != news.boot:
         _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
     _line_broke(node)
-    node.link = Link.UP
+    node.link = AgentState.UP
     node.there = True
     node.boot = news.boot
     node.contact_at = news.at
@@ -99,32 +99,32 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
         _ranks_started(facts, node, attempt, tuple(seen.pid for seen in news.ranks), news.at)
 
 
-def _agent_silent(facts: Facts, news: e.AgentSilent) -> None:
+def _agent_silent(facts: Facts, news: e.AgentDisconnected) -> None:
     node = facts.node(news.node)
-    if node is None or node.link is not Link.UP:
+    if node is None or node.link is not AgentState.UP:
         return
     attempt = facts.attempt.number if facts.attempt else 0
     dismissed = news.left and node.ordered_leave and node.is_clear(attempt)
     _line_broke(node)
     if dismissed:
-        node.link = Link.ABSENT
+        node.link = AgentState.ABSENT
         node.there = False
 
 
-def _agent_gone(facts: Facts, news: e.AgentGone) -> None:
+def _agent_gone(facts: Facts, news: e.AgentDied) -> None:
     node = facts.node(news.node)
     if node is None:
         return
     node.there = False
-    if node.link is Link.ABSENT:
+    if node.link is AgentState.ABSENT:
         return
-    if node.link is Link.LAUNCHING:
+    if node.link is AgentState.LAUNCHING:
         node.launch_failures += 1
         node.launch_reason = news.evidence
     else:
         _lost(facts, node, news.evidence, news.at)
     _line_broke(node)
-    node.link = Link.ABSENT
+    node.link = AgentState.ABSENT
 
 
 def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
@@ -136,17 +136,17 @@ def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
 
 def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     node = facts.node(news.node)
-    if node is None or node.link is Link.UP:
+    if node is None or node.link is AgentState.UP:
         return
-    node.link = Link.ABSENT
-    if news.trouble is observations.Trouble.BUSY:
+    node.link = AgentState.ABSENT
+    if news.trouble is observations.Retryable.BUSY:
         node.busy, node.busy_at = news.reason, news.at
         _queued(facts, news.at)
         return
     node.busy = ""
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
-    if news.trouble is observations.Trouble.LASTING:
+    if news.trouble is observations.Retryable.LASTING:
         node.excluded = node.launch_reason
 
 
@@ -202,8 +202,8 @@ def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int,
     for number, pid in zip(node.ranks, pids, strict=False):
         rank = facts.ranks[number]
         rank.pid = pid
-        if rank.life is Life.WAITING:
-            rank.life = Life.ALIVE
+        if rank.life is RankState.WAITING:
+            rank.life = RankState.ALIVE
             rank.sign_at = rank.state_at = rank.beat_at = at
     current = facts.attempt
     if current is not None and current.running_at is None and _all_started(facts, attempt):
@@ -218,9 +218,9 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     if _current(facts, news.node, news.attempt, news.at) is None or news.rank not in facts.ranks:
         return
     rank = facts.ranks[news.rank]
-    if rank.life is Life.EXITED:
+    if rank.life is RankState.EXITED:
         return
-    rank.life = Life.EXITED
+    rank.life = RankState.EXITED
     rank.code, rank.signal, rank.failure, rank.oom = news.code, news.signal, news.failure, news.oom
     rank.died_at = news.at
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
@@ -229,12 +229,12 @@ def _exited(facts: Facts, news: e.Exited) -> None:
         rank.count, rank.step_at = news.count, news.at
 
 
-def _beat(facts: Facts, news: e.Beat) -> None:
+def _beat(facts: Facts, news: e.Heartbeat) -> None:
     if _current(facts, news.node, news.attempt, news.at) is None:
         return
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
-        if rank is not None and rank.life is Life.ALIVE:
+        if rank is not None and rank.life is RankState.ALIVE:
             slowed = beat.own_s is not None and beat.own_s != rank.own_s
             fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
@@ -268,12 +268,12 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
         node.clear, node.cleared_at = attempt, at
 
 
-def _looked(facts: Facts, news: e.Looked) -> None:
+def _looked(facts: Facts, news: e.Inspected) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.looked = max(node.looked, news.look)
         for look in news.ranks:
             rank = facts.ranks.get(look.rank)
-            if rank is not None and rank.life is Life.ALIVE:
+            if rank is not None and rank.life is RankState.ALIVE:
                 if fold_beats.entered_another(facts, rank, look):
                     rank.collective_at = news.at
                 rank.look, rank.looked_at = look, news.at
@@ -281,7 +281,7 @@ def _looked(facts: Facts, news: e.Looked) -> None:
                 facts.mixed.update(look.mixed)
 
 
-def _checkpoint_coming(facts: Facts, news: e.CheckpointComing) -> None:
+def _checkpoint_coming(facts: Facts, news: e.CheckpointFetchStarted) -> None:
     if _is_current(facts, news.node, news.attempt):
         facts.coming[news.path] = news.node
 
@@ -296,7 +296,7 @@ def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
         checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
 
 
-def _checkpoint_spoiled(facts: Facts, news: e.CheckpointSpoiled) -> None:
+def _checkpoint_spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
     """What does not arrive leaves what is at home under its name as it is."""
     stale = facts.attempt is not None and news.attempt < facts.attempt.number
     if stale and facts.late.pop(news.path, None) is not None:
@@ -305,14 +305,14 @@ def _checkpoint_spoiled(facts: Facts, news: e.CheckpointSpoiled) -> None:
         checkpoints.spoiled(facts, news)
 
 
-def _cancel_asked(facts: Facts, news: e.CancelAsked) -> None:
+def _cancel_asked(facts: Facts, news: e.CancelRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
-        facts.want = Want.CANCEL
+        facts.want = JobGoal.CANCEL
         facts.cancelled = facts.cancelled or "cancelled by the user"
 
 
-def _restart_asked(facts: Facts, news: e.RestartAsked) -> None:
+def _restart_asked(facts: Facts, news: e.RestartRequested) -> None:
     """An attempt that is over already is followed by another one, or by none, without that."""
     facts.requests = max(facts.requests, news.request)
     attempt = facts.attempt
@@ -320,17 +320,17 @@ def _restart_asked(facts: Facts, news: e.RestartAsked) -> None:
         attempt.restart_asked = True
 
 
-def _look_asked(facts: Facts, news: e.LookAsked) -> None:
+def _look_asked(facts: Facts, news: e.InspectRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     facts.look_asked = news.request
 
 
-def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
+def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
         return
     facts.end, facts.end_why, facts.ended_at = None, "", None
-    facts.want, facts.cancelled = Want.RUN, ""
+    facts.want, facts.cancelled = JobGoal.RUN, ""
     facts.run_began_at = facts.requeued_at = facts.over = None
     fold_decisions.file_attempt(facts)
     facts.spent = 0
@@ -344,15 +344,15 @@ def _resume_asked(facts: Facts, news: e.ResumeAsked) -> None:
         node.launch_failures = node.ordered_stop = 0
         node.excluded = node.busy = node.missing = node.launch_reason = ""
         node.ordered_leave = False
-        node.link = Link.ABSENT if node.link is Link.LAUNCHING else node.link
+        node.link = AgentState.ABSENT if node.link is AgentState.LAUNCHING else node.link
 
 
 _FOLDS: dict[type[Any], Any] = {
     e.Planned: _planned,
     e.SupervisorStarted: _supervisor_started,
     e.AgentUp: _agent_up,
-    e.AgentSilent: _agent_silent,
-    e.AgentGone: _agent_gone,
+    e.AgentDisconnected: _agent_silent,
+    e.AgentDied: _agent_gone,
     e.LaunchFailed: _launch_failed,
     e.QueueSeen: _queue_seen,
     e.Prepared: _prepared,
@@ -360,16 +360,16 @@ _FOLDS: dict[type[Any], Any] = {
     e.PrepareFailed: _prepare_failed,
     e.Started: _started,
     e.Exited: _exited,
-    e.Beat: _beat,
+    e.Heartbeat: _beat,
     e.Stopped: _stopped,
-    e.Looked: _looked,
-    e.LookAsked: _look_asked,
-    e.CheckpointComing: _checkpoint_coming,
+    e.Inspected: _looked,
+    e.InspectRequested: _look_asked,
+    e.CheckpointFetchStarted: _checkpoint_coming,
     e.CheckpointFound: _checkpoint_found,
-    e.CheckpointSpoiled: _checkpoint_spoiled,
-    e.CancelAsked: _cancel_asked,
-    e.RestartAsked: _restart_asked,
-    e.ResumeAsked: _resume_asked,
+    e.CheckpointInvalidated: _checkpoint_spoiled,
+    e.CancelRequested: _cancel_asked,
+    e.RestartRequested: _restart_asked,
+    e.ResumeRequested: _resume_asked,
     **allocation.FOLDS,
     **fold_decisions.FOLDS,
 }

@@ -64,10 +64,10 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
         home.require_ours(jobs[0].folder)
     if job and not jobs[0].folder.ended.exists():
         raise UserError("the job is not over yet", jobs[0].id, "wait for its end, or orch cancel it")
-    tidied, untidied = cleanup.tidy(jobs)
-    accounts = cleanup.sweep_hosts(jobs)
+    tidied, untidied = cleanup.clean_local(jobs)
+    accounts = cleanup.clean_hosts(jobs)
     left = {**untidied, **{job_id: one for job_id, one in accounts.items() if not one.is_whole}}
-    done = [text for text in (tidied, cleanup.swept(list(accounts.values()))) if text]
+    done = [text for text in (tidied, cleanup.cleaned_text(list(accounts.values()))) if text]
     if done or not left:
         terminal.say("\n".join(done) or "ended jobs have left nothing behind")
     old = cleanup.older_than(jobs, older_than) if older_than is not None else []

@@ -20,7 +20,7 @@ from orchestrator.client.log_reader import Follower, LogQuery
 from orchestrator.core.jobdir import status_file
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
-from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, Folding, LogStyle, LogView
+from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, Deduplicator, LogStyle, LogView
 
 Json: TypeAlias = dict[str, Any]
 Print: TypeAlias = Callable[[str], None]
@@ -102,7 +102,7 @@ def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Ref
     view = LogView(style, mask)
     follower = Follower(job.folder, query, mask)
     status = job.status()
-    folding = Folding(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
+    folding = Deduplicator(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
     refresh(status)
     due_s = time.monotonic() + STATUS_S
     while status["state"] not in status_file.ENDED:
@@ -119,7 +119,7 @@ def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Ref
     return status
 
 
-def _print(view: LogView, out: Print, folding: Folding, lines: Any) -> None:
+def _print(view: LogView, out: Print, folding: Deduplicator, lines: Any) -> None:
     for one in lines:
         for folded in folding.add(one):
             _print_folded(view, out, folded)

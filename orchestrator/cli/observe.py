@@ -160,7 +160,7 @@ def _printed(job: Job, query: LogQuery) -> Iterator[str]:
 
     style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
     view = log_view.LogView(style, job.mask())
-    for folded in log_view.fold(job.logs(query)):
+    for folded in log_view.deduplicated(job.logs(query)):
         yield from view.lines(folded)
 
 

@@ -18,7 +18,7 @@ from orchestrator.core.jobdir import home
 from orchestrator.core.text import counted
 
 
-def tidy(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:
+def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:
     """Kill what ended jobs left running here and remove their run files and the drafts of cut off submits.
 
     Returns what was done, nothing when there was nothing to do; and, by job, what could not be done and why.
@@ -86,7 +86,7 @@ def _left(what: str, fix: str) -> remote_files.Account:
     return remote_files.Account({}, {"this machine": LaunchError("clean", what, fix)})
 
 
-def swept(accounts: Sequence[remote_files.Account]) -> str:
+def cleaned_text(accounts: Sequence[remote_files.Account]) -> str:
     """Say how many hosts were cleaned, of how many jobs, and what came home before; nothing when there were none."""
     cleaned = [account for account in accounts if account.clean]
     if not cleaned:
@@ -97,14 +97,14 @@ def swept(accounts: Sequence[remote_files.Account]) -> str:
     return f"{text}; {brought}" if brought else text
 
 
-def sweep_hosts(jobs: Sequence[Job]) -> dict[str, remote_files.Account]:
+def clean_hosts(jobs: Sequence[Job]) -> dict[str, remote_files.Account]:
     """Clean the hosts of ended jobs; return how it went for each job that had anything there."""
     accounts: dict[str, remote_files.Account] = {}
     for job in jobs:
         if not job.folder.ended.exists() or not job.folder.archive.exists():
             continue
         try:
-            account = remote_files.sweep(job)
+            account = remote_files.clean_hosts(job)
         except OrchError as err:  # one damaged folder must not keep the others' hosts dirty
             account = remote_files.Account({}, {"its hosts": LaunchError("folder", err.what, err.fix)})
         if account.brought or account.failed:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from orchestrator.agent.outputs.checkpoint_formats import Wholeness, look, wholeness
+from orchestrator.agent.outputs.checkpoint_formats import Wholeness, inspect_shape, wholeness
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from orchestrator.brain.model.facts import Facts
 from orchestrator.client.job import POLL_S, Job
@@ -52,7 +52,7 @@ def checkpoints(job: Job, *, verify: bool) -> list[Json]:
 
 
 def _whole(path: Path) -> bool | None:
-    known = wholeness(path, look(path))
+    known = wholeness(path, inspect_shape(path))
     return None if known is Wholeness.UNKNOWN else known is Wholeness.WHOLE
 
 

@@ -11,7 +11,7 @@ from orchestrator.brain.model.facts import Phase
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import iso
 from orchestrator.supervisor import status
-from orchestrator.supervisor.journal.job_record import AttemptStory, Record, Told
+from orchestrator.supervisor.journal.job_record import AttemptHistory, Record, Told
 
 Json: TypeAlias = dict[str, Any]
 
@@ -39,7 +39,7 @@ def why(plan: Plan, told: Record) -> Json:
     }
 
 
-def _attempt(attempt: AttemptStory, after: AttemptStory | None, going: bool) -> Json:
+def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, going: bool) -> Json:
     ended = attempt.ended_wall_s
     return {
         "attempt": attempt.attempt,
@@ -65,19 +65,19 @@ def _told(one: Told) -> Json:
     return {"what": one.what, "kind": one.kind, "text": one.text, "at": iso(one.wall_s)}
 
 
-def _verdict(attempt: AttemptStory) -> Json | None:
+def _verdict(attempt: AttemptHistory) -> Json | None:
     if attempt.verdict is None or attempt.judged_at is None:
         return None
     return status.verdict(attempt.verdict, attempt.judged_at)
 
 
-def _restart_s(attempt: AttemptStory, after: AttemptStory | None) -> float | None:
+def _restart_s(attempt: AttemptHistory, after: AttemptHistory | None) -> float | None:
     if after is None or attempt.judged_at is None or after.restart_at is None:
         return None
     return round(after.restart_at - attempt.judged_at, 3)
 
 
-def _repeated(attempt: AttemptStory, after: AttemptStory | None) -> int | None:
+def _repeated(attempt: AttemptHistory, after: AttemptHistory | None) -> int | None:
     """Return how many steps were lost: made by this attempt, and made again by the next."""
     if after is None or attempt.last_step is None:
         return None

@@ -225,7 +225,7 @@ def _over_ssh(
     scripts = {file.name: file.text for file in render.render(plan, job, sys.executable)}
 
     def look(there: Connection, host: str) -> launch.Survey:
-        survey = launch.survey(there, launch.Kit(scripts[f"{host}.sh"], bundled), root, plan.programs)
+        survey = launch.survey(there, launch.Launcher(scripts[f"{host}.sh"], bundled), root, plan.programs)
         there.forward(lambda channel: channel.close())
         return survey
 

@@ -29,7 +29,7 @@ from orchestrator.core.jobdir import home, ownership, shipped_files
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.tokens import is_token
 from orchestrator.supervisor.journal import journal_file, lost_journal
 
@@ -49,7 +49,7 @@ ALL_S_MAX = 24 * 3600.0
 
 
 @dataclass(slots=True)
-class Brought:
+class Fetched:
     """What came home from a host, and what could not: a text each."""
 
     files: int = 0
@@ -61,7 +61,7 @@ class Brought:
 class Account:
     """How it went, host by host: what came home, and why nothing could be done at others."""
 
-    brought: dict[str, Brought]
+    brought: dict[str, Fetched]
     failed: dict[str, LaunchError]
 
     @property
@@ -91,7 +91,7 @@ def collect(job: Job) -> Account:
     return _visit_all(job, lambda _there, _host: None)
 
 
-def sweep(job: Job) -> Account:
+def clean_hosts(job: Job) -> Account:
     """Bring everything home, then end what an ended job left running on its hosts and remove its folders there.
 
     Raises ClusterError when the job's folder is damaged.
@@ -101,7 +101,7 @@ def sweep(job: Job) -> Account:
     plan, bundle = job.plan(), job.folder.bundle.read_bytes()
 
     def clean(there: Connection, host: str) -> None:
-        kit = launch.Kit(_script(job.folder, host), bundle)
+        kit = launch.Launcher(_script(job.folder, host), bundle)
         swept = launch.sweep(there, kit, remote_root(plan), job.id)
         if swept.kept and "submitted from" not in swept.kept:
             raise LaunchError("sweep", f"its folder was kept: {swept.kept}", "orch clean again later")
@@ -144,7 +144,7 @@ def _visit_all(job: Job, then: Callable[[Connection, str], None]) -> Account:
         return Account({}, {})
     fetcher = _Fetcher(job.folder, plan, _Pace(plan.ssh.copy_mb_s))
 
-    def visit(there: Connection, host: str) -> Brought:
+    def visit(there: Connection, host: str) -> Fetched:
         brought = fetcher.fetch(there, host)
         if not brought.missing:
             then(there, host)
@@ -152,7 +152,7 @@ def _visit_all(job: Job, then: Callable[[Connection, str], None]) -> Account:
 
     said = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
     return Account(
-        {host: one for host, one in said.items() if isinstance(one, Brought)},
+        {host: one for host, one in said.items() if isinstance(one, Fetched)},
         {host: one for host, one in said.items() if isinstance(one, LaunchError)},
     )
 
@@ -218,9 +218,9 @@ class _Fetcher:
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def fetch(self, there: Connection, host: str) -> Brought:
+    def fetch(self, there: Connection, host: str) -> Fetched:
         """Bring home what a host has and this folder lacks."""
-        brought = Brought()
+        brought = Fetched()
         sftp = there.sftp()
         try:
             if self._is_own(sftp):
@@ -242,7 +242,7 @@ class _Fetcher:
         except OSError:
             return False
 
-    def _bring(self, there: _There, name: str, size_bytes: int, brought: Brought) -> None:
+    def _bring(self, there: _There, name: str, size_bytes: int, brought: Fetched) -> None:
         home = self._job.root / name
         try:
             home.parent.mkdir(parents=True, exist_ok=True)
@@ -322,7 +322,7 @@ def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[tuple[str, int]]:
             continue
         except OSError as err:
             reason = f"{folder} of the job cannot be listed: {err.strerror or err}"
-            raise LaunchError("folder", reason, "make it readable there", Trouble.LASTING) from err
+            raise LaunchError("folder", reason, "make it readable there", Retryable.LASTING) from err
         for entry in entries:
             name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
             if "/" in entry.filename or entry.filename.startswith("."):

@@ -28,11 +28,11 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
-from orchestrator.core.slurm.queue import Queue, is_over
+from orchestrator.core.slurm.queue import SlurmQueue, is_over
 
 Json: TypeAlias = dict[str, Any]
 
-QUEUE = Queue()
+QUEUE = SlurmQueue()
 """What this process knows of Slurm's queue: all its jobs share the looks."""
 
 HANDED_S_MAX = 300.0

@@ -39,7 +39,7 @@ class Answers:
 
     attempt: int
     asked: tuple[str, ...]
-    looked: tuple[e.Looked, ...]
+    looked: tuple[e.Inspected, ...]
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -53,7 +53,9 @@ def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Jso
     _refuse_if_nothing_runs(status)
     answers, looks, began_s = _look(job, answer_s_max), 1, time.monotonic()
     if any(
-        rank.doing is observations.Doing.UNSEEN and rank.pid for one in answers.looked for rank in one.ranks
+        rank.doing is observations.Activity.UNSEEN and rank.pid
+        for one in answers.looked
+        for rank in one.ranks
     ):
         time.sleep(APART_S)
         answers, looks = _look(job, answer_s_max), 2
@@ -109,7 +111,7 @@ def _answers(heard: list[journal_file.Entry], number: int) -> Answers | None:
     """Return what has come of request `number`: the first look that was ordered after it was heard."""
     news = [entry.news for entry in heard]
     start = next((at for at, one in enumerate(news) if _is_request(one, number)), len(news))
-    orders = [one for one in news[start:] if isinstance(one, d.Look)]
+    orders = [one for one in news[start:] if isinstance(one, d.Inspect)]
     if not orders:
         return None
     attempt, look = orders[0].attempt, orders[0].look
@@ -117,13 +119,13 @@ def _answers(heard: list[journal_file.Entry], number: int) -> Answers | None:
     looked = [
         one
         for one in news[start:]
-        if isinstance(one, e.Looked) and (one.attempt, one.look) == (attempt, look)
+        if isinstance(one, e.Inspected) and (one.attempt, one.look) == (attempt, look)
     ]
     return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(looked))
 
 
 def _is_request(news: object, number: int) -> bool:
-    return isinstance(news, e.LookAsked) and news.request >= number
+    return isinstance(news, e.InspectRequested) and news.request >= number
 
 
 def _silence(
@@ -142,7 +144,7 @@ def _silence(
     )
 
 
-def rank_json(rank: observations.RankLook, node: str) -> Json:
+def rank_json(rank: observations.RankInspection, node: str) -> Json:
     """Return what a look has found of a rank, as `orch stacks --json` prints it."""
     return {
         "rank": rank.rank,

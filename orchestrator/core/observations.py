@@ -15,7 +15,7 @@ class RankSeen:
     exited: bool
 
 
-class Doing(enum.Enum):
+class Activity(enum.Enum):
     """What a rank does, as its agent sees it."""
 
     WAITS = "waits"  # for other ranks: in a collective, a barrier, the store, the rendezvous
@@ -31,7 +31,7 @@ class Doing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
+class EnteredCollective:
     """A collective that a rank entered before its last one in a group; see `Collective`."""
 
     number: int
@@ -53,11 +53,11 @@ class Collective:
     shape: str
     entered_s: float
     done: bool = False
-    earlier: tuple[Entered, ...] = ()
+    earlier: tuple[EnteredCollective, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class CollectiveCounts:
     """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
     steps of its own, the last of them being step `turn` of its optimizer number `optimizer`, 0 the first that it used."""
 
@@ -68,14 +68,14 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLook:
+class RankInspection:
     """What one look has found of a rank.
 
     `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
     `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
     cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
     save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
-    `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankBeat`, here with each step at
+    `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankHeartbeat`, here with each step at
     which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
     `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
     thread was ready to run and had no
@@ -86,7 +86,7 @@ class RankLook:
     rank: int
     pid: int
     state: str
-    doing: Doing
+    doing: Activity
     still_s: float
     where: str
     why: str
@@ -96,7 +96,7 @@ class RankLook:
     stack: tuple[str, ...]
     collectives: tuple[Collective, ...]
     groups: tuple[str, ...]
-    marks: tuple[Mark, ...]
+    marks: tuple[CollectiveCounts, ...]
     lacks: tuple[str, ...]
     others_act: bool = False
     starved_s: float = 0.0
@@ -130,7 +130,7 @@ class Reached:
     interface: str
 
 
-class Trouble(enum.Enum):
+class Retryable(enum.Enum):
     """Whether a launch that failed is worth trying again."""
 
     PASSING = "passing"  # no answer, a broken line: again, a few times

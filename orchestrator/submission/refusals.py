@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.agent import setup_script
-from orchestrator.agent.outputs.checkpoint_formats import Wholeness, look, wholeness
+from orchestrator.agent.outputs.checkpoint_formats import Wholeness, inspect_shape, wholeness
 from orchestrator.agent.outputs.checkpoint_series import is_plausible
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from orchestrator.core.errors import UserError
@@ -72,7 +72,7 @@ def _unfit(job: JobDir, path: Path, glob: str) -> str:
     may be of any format, else it must look like a checkpoint."""
     if job.checkpoints.resolve().is_relative_to(path.resolve()):
         return "the job's checkpoints are in it"
-    shape = look(path)
+    shape = inspect_shape(path)
     if not shape.size_bytes:
         return "it holds nothing"
     is_named = glob != "*" and path in CheckpointWatch(job.checkpoints, glob).listed()

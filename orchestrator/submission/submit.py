@@ -106,7 +106,7 @@ def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.W
         try:
             replace_text(job.slurm, json.dumps([slurm_id]))
         except OSError as err:
-            queue.Queue(lambda: environ).cancel(slurm_id)
+            queue.SlurmQueue(lambda: environ).cancel(slurm_id)
             fix = "free some space or permissions there"
             raise ClusterError(f"cannot be written: {err.strerror}", str(job.slurm), fix) from err
     except BaseException:

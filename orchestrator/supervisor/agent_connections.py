@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Said
-from orchestrator.supervisor.listener import BACKLOG, Door
+from orchestrator.core.wire.messages import Envelope
+from orchestrator.supervisor.listener import BACKLOG, AgentListener
 
 HELLO_BYTES_MAX = 64 << 10
 """How long a greeting may be: it is read before it is known whose it is."""
@@ -28,21 +28,21 @@ BEATS_GATHER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Greeted:
-    """An agent has said who it is; next comes what it had kept, then `Up`."""
+class AgentGreeted:
+    """An agent has said who it is; next comes what it had kept, then `AgentReady`."""
 
     hello: m.Hello
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
+class AgentReady:
     """An agent is connected; all that it had kept has been delivered before."""
 
     hello: m.Hello
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
+class AgentDropped:
     """The current connection of a node is no more. `left`: its agent said that it goes, as it was told to."""
 
     node: str
@@ -50,14 +50,14 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
-class Stir:
+class Wake:
     """A backend has something to tell: it is worth looking."""
 
 
-Word = Greeted | Up | Said | Down | Stir
+LinkEvent = AgentGreeted | AgentReady | Envelope | AgentDropped | Wake
 
 
-class Links:
+class AgentConnections:
     """All connections to agents; what they say goes into `inbox`."""
 
     def __init__(self, job: str, token: str, nodes: tuple[str, ...]) -> None:
@@ -66,9 +66,9 @@ class Links:
         self._token = token
         self._nodes = frozenset(nodes)
         self._lines: dict[str, tuple[connection.Line, str]] = {}  # of each node, with the boot of its agent
-        self._door: Door | None = None
+        self._door: AgentListener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self.inbox: asyncio.Queue[Word] = asyncio.Queue()
+        self.inbox: asyncio.Queue[LinkEvent] = asyncio.Queue()
         self._urgent = asyncio.Event()
 
     async def listen(self, context: ssl.SSLContext, host: str, port: int) -> int:
@@ -78,7 +78,7 @@ class Links:
             listener = socket.create_server((host, port), backlog=BACKLOG)
         except OSError:
             listener = socket.create_server((host, 0), backlog=BACKLOG)
-        self._door = Door(listener, context, self._meet)
+        self._door = AgentListener(listener, context, self._meet)
         return int(listener.getsockname()[1])
 
     async def listen_again(self, job: JobDir, host: str) -> int:
@@ -113,7 +113,7 @@ class Links:
         if node in self._lines:
             self._lines[node][0].abort()
 
-    async def hear(self, wait_s: float) -> list[Word]:
+    async def hear(self, wait_s: float) -> list[LinkEvent]:
         """Return all words that are there, after waiting at most so long for one. Beats wait a little for others."""
         words = []
         if self.inbox.empty():
@@ -130,10 +130,10 @@ class Links:
         return words
 
     def stir(self) -> None:
-        """Put a `Stir` into the inbox, from any thread; one that comes before `listen` or after the end is lost."""
+        """Put a `Wake` into the inbox, from any thread; one that comes before `listen` or after the end is lost."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._put, Stir())
+                self._loop.call_soon_threadsafe(self._put, Wake())
 
     async def close(self) -> None:
         """Close everything; what was sent is still delivered, within a second."""
@@ -175,12 +175,12 @@ class Links:
         if old is not None:
             old[0].abort()
         self._lines[hello.node] = (one, hello.boot)
-        self._put(Greeted(hello))
+        self._put(AgentGreeted(hello))
         left = False
         try:
             for _ in range(hello.pending):
                 await self._pass_on(one, hello)
-            self._put(Up(hello))
+            self._put(AgentReady(hello))
             while not left:
                 left = await self._pass_on(one, hello)
         except connection.LineError:
@@ -189,22 +189,22 @@ class Links:
             one.abort()
             if self._is_current(one, hello):
                 del self._lines[hello.node]
-                self._put(Down(hello.node, left))
+                self._put(AgentDropped(hello.node, left))
 
     async def _pass_on(self, one: connection.Line, hello: m.Hello) -> bool:
         """Pass one word on; tell whether it was the agent's last one."""
         data, raw = await one.receive()
         if not self._is_current(one, hello):
             raise connection.LineError("replaced by a newer connection")
-        if data.get("kind") == m.Left.__name__:
+        if data.get("kind") == m.Goodbye.__name__:
             return True
         seq = connection.take_seq(data)
-        self._put(Said(hello.node, hello.boot, seq, data, raw))
+        self._put(Envelope(hello.node, hello.boot, seq, data, raw))
         return False
 
-    def _put(self, word: Word) -> None:
+    def _put(self, word: LinkEvent) -> None:
         self.inbox.put_nowait(word)
-        if not (isinstance(word, Said) and word.data.get("kind") == m.Beat.__name__):
+        if not (isinstance(word, Envelope) and word.data.get("kind") == m.Heartbeat.__name__):
             self._urgent.set()
 
     def _is_current(self, one: connection.Line, hello: m.Hello) -> bool:

@@ -43,7 +43,7 @@ def claim(job: JobDir, name: str) -> None:
     full_disk.wait_for(lambda: replace_text(job.allocation, f"{name}\n"))
 
 
-def knock(job: JobDir, name: str) -> int:
+def announce_allocation(job: JobDir, name: str) -> int:
     """Let the supervisor that has the lock know that the job is in this allocation by now, if it is; return the exit
     code for one that cannot act."""
     if codec.loads(Plan, job.plan.read_bytes()).slurm is None:

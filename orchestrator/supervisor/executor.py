@@ -10,29 +10,29 @@ from collections.abc import Callable, Iterable, Mapping
 from orchestrator.backends.api import Backend, LaunchError
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Facts, Link
+from orchestrator.brain.model.facts import AgentState, Facts
 from orchestrator.core.jobdir import full_disk, rank_env
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import translation
-from orchestrator.supervisor.agent_connections import Links
-from orchestrator.supervisor.transfers.transfers import Ferry
+from orchestrator.supervisor.agent_connections import AgentConnections
+from orchestrator.supervisor.transfers.transfers import Transfers
 
 
-class Deeds:
+class Executor:
     """What a supervisor can do to the nodes of its job. `endpoint` is where it listens, as host:port."""
 
     def __init__(
         self,
         job: JobDir,
         plan: Plan,
-        private: translation.Private,
+        private: translation.JobSecrets,
         backend: Backend,
-        links: Links,
-        ferry: Ferry,
+        links: AgentConnections,
+        ferry: Transfers,
     ) -> None:
         self._job = job
         self._plan = plan
@@ -48,7 +48,7 @@ class Deeds:
         """Take up what an earlier supervisor has under way: agents that may run, checkpoints that travel."""
         self._ferry.begin(facts, stopped, now_s)
         for node in facts.every_node():
-            if node.link is not Link.ABSENT:
+            if node.link is not AgentState.ABSENT:
                 self._backend.attend(self._config(node.name))
 
     def say_where(self) -> None:
@@ -80,12 +80,12 @@ class Deeds:
                 )
             case d.Stop():
                 self._links.send(decision.node, translation.stop(self._plan, decision))
-            case d.Look(node=node, attempt=attempt, look=look):
-                self._links.send(node, m.Look(attempt, look))
+            case d.Inspect(node=node, attempt=attempt, look=look):
+                self._links.send(node, m.Inspect(attempt, look))
             case d.Fence(node=node, attempt=attempt, quiet_s=quiet_s, alone_s=alone_s):
                 self._links.send(node, m.Fence(attempt, quiet_s, alone_s))
             case d.Dismiss(node=node):
-                self._links.send(node, m.Leave())
+                self._links.send(node, m.Dismiss())
                 self._backend.attend(
                     self._config(node)
                 )  # what is being launched there is not wanted any more
@@ -93,8 +93,8 @@ class Deeds:
                 d.BeginAttempt()
                 | d.Place()
                 | d.Judge()
-                | d.Notice()
-                | d.Withdraw()
+                | d.Alert()
+                | d.ResolveAlert()
                 | d.Remark()
                 | d.Finish()
                 | d.EndJob()
@@ -115,11 +115,13 @@ class Deeds:
         """Return what the backend knows by now of launches and agents, and what of checkpoints has travelled."""
         events = [self._failed(name, err, now_s) for name, err in self._backend.failures()]
         for node in facts.every_node():
-            sought = node.link in (Link.LAUNCHING, Link.SILENT) or (node.there and node.link is Link.ABSENT)
+            sought = node.link in (AgentState.LAUNCHING, AgentState.SILENT) or (
+                node.there and node.link is AgentState.ABSENT
+            )
             if sought and not self._links.connected(node.name):
                 evidence = self._backend.gone(node.name)
                 if evidence is not None:
-                    events.append(e.AgentGone(now_s, node.name, self._mask.apply(evidence)))
+                    events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
                     self._ferry.lost(node.name, node.ever_started, now_s)
         return [*events, *self._ferry.news(now_s), *self._endings(facts, now_s)]
 
@@ -163,7 +165,9 @@ class Deeds:
 
     def reasons(self, facts: Facts) -> dict[str, str]:
         """Return why there is no way to a node now, of those that are not connected."""
-        told = {n.name: self._backend.reason(n.name) for n in facts.every_node() if n.link is not Link.UP}
+        told = {
+            n.name: self._backend.reason(n.name) for n in facts.every_node() if n.link is not AgentState.UP
+        }
         return {name: self._mask.apply(reason) for name, reason in told.items() if reason}
 
     def close(self) -> None:
@@ -171,10 +175,10 @@ class Deeds:
         self._backend.close()
         self._ferry.close()
 
-    def _place(self, node: str, gang: rank_env.Gang) -> translation.Place:
-        return translation.Place(gang, node, self._ferry.root(node))
+    def _place(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
+        return translation.NodeView(gang, node, self._ferry.root(node))
 
-    def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.Piece, ...]) -> None:
+    def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.ManifestEntry, ...]) -> None:
         node = decision.node
         if any(name == node for name, _ in gang):  # it may have lost its place while the checkpoint travelled
             place = self._place(node, gang)
@@ -191,6 +195,6 @@ class Deeds:
         return []
 
     def _failed(self, node: str, err: LaunchError, now_s: float) -> e.Event:
-        is_busy = err.trouble is Trouble.BUSY  # then waiting is the remedy, and this job does it by itself
+        is_busy = err.trouble is Retryable.BUSY  # then waiting is the remedy, and this job does it by itself
         reason = f"{err.reason}; fix: {err.fix}" if err.fix and not is_busy else err.reason
         return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(reason), err.trouble)

@@ -29,7 +29,7 @@ LOOK_S = 1.0
 """How often a job that waits looks who is before it."""
 
 
-class Queue:
+class HostQueue:
     """The queue as the supervisor of one job sees it: it draws its ticket when it first looks."""
 
     def __init__(self, job: JobDir, hosts: Iterable[str], created_at: float) -> None:

@@ -52,7 +52,7 @@ Meet = Callable[[connection.Line, Callable[[], None]], Awaitable[None]]
 """What gets a connection once TLS stands, and a function to call when it is no stranger any more."""
 
 
-class Door:
+class AgentListener:
     """Listens, and hands on to `meet` those who got as far as TLS."""
 
     def __init__(self, listener: socket.socket, context: ssl.SSLContext, meet: Meet) -> None:

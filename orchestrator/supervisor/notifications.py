@@ -69,9 +69,9 @@ def occasions(decision: d.Decision) -> tuple[str, ...]:
         case d.Judge(verdict=verdict):
             hangs = verdict.kind in (d.Kind.HANG, d.Kind.DESYNC) or verdict.culprit
             return ("hang", "verdict") if hangs else ("verdict",)
-        case d.Notice():
+        case d.Alert():
             return ("notice",)
-        case d.Withdraw():
+        case d.ResolveAlert():
             return ("withdrawn",)
         case d.Suspect():
             return ("suspect",)
@@ -107,7 +107,7 @@ def message(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str,
 def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
     """Return the verdict that a decision bears or follows."""
     match decision:
-        case d.Judge(verdict=verdict) | d.Notice(verdict=verdict):
+        case d.Judge(verdict=verdict) | d.Alert(verdict=verdict):
             return verdict
         case d.EndJob(end=d.JobEnd.FAILED):
             return facts.attempt.verdict if facts.attempt else None
@@ -119,11 +119,11 @@ def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
 
 def _text(event: str, decision: d.Decision, plan: Plan) -> str:
     match decision:
-        case d.Judge(verdict=verdict) | d.Notice(verdict=verdict):
+        case d.Judge(verdict=verdict) | d.Alert(verdict=verdict):
             what = verdict.culprit or verdict.summary
             lets_be = "; nothing is done about it" if event == "notice" else ""
             return f"{plan.id}: {verdict.kind.value} in attempt {decision.attempt}: {what}{lets_be}"
-        case d.Withdraw():
+        case d.ResolveAlert():
             return f"{plan.id}: goes on after all: {decision.why}"
         case d.Suspect():
             return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}; nothing is done about it yet"
@@ -150,14 +150,16 @@ class Notifier:
         self._mask = mask
         self._occasions = told.occasions if told else ()
         self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._couriers: list[Courier] = []
+        self._couriers: list[DeliveryThread] = []
         if told is not None and told.command:
             where = folder / "code"
             self._couriers.append(
-                Courier("command", lambda note: run_command(told.command, note, env, where, mask), self._say)
+                DeliveryThread(
+                    "command", lambda note: run_command(told.command, note, env, where, mask), self._say
+                )
             )
         if told is not None and told.url is not None:
-            self._couriers.append(Courier("url", lambda note: post(webhook, note), self._say))
+            self._couriers.append(DeliveryThread("url", lambda note: post(webhook, note), self._say))
 
     def tell(self, decision: d.Decision, facts: Facts, at: str) -> None:
         """Tell of a decision, if that is wanted; returns at once."""
@@ -190,7 +192,7 @@ class Notifier:
         self._words.put(self._mask.apply(words))
 
 
-class Courier:
+class DeliveryThread:
     """One way to tell: a thread that delivers note after note, in their order."""
 
     def __init__(self, way: str, deliver: Deliver, say: Callable[[str], None]) -> None:

@@ -15,7 +15,9 @@ from orchestrator.core.end_cause import Cause
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.requests import number_of
 
-Request: TypeAlias = e.CancelAsked | e.RestartAsked | e.ResumeAsked | e.LookAsked | e.AllocationEnded
+Request: TypeAlias = (
+    e.CancelRequested | e.RestartRequested | e.ResumeRequested | e.InspectRequested | e.AllocationEnded
+)
 
 LOOKS_MAX = 3
 """How often the folder is listed again after its last change."""
@@ -24,7 +26,7 @@ DELETED_S_MIN = 3.0
 """How far apart two looks must be that both do not find the plan: a file server may lose sight of it for a moment."""
 
 
-class Requests:
+class RequestInbox:
     """The requests folder as the supervisor reads it. Without the `plan` the job has been deleted."""
 
     def __init__(self, folder: Path, plan: Path | None = None) -> None:
@@ -41,7 +43,7 @@ class Requests:
         """
         if self._is_deleted(at):
             self._plan = None  # asked for once
-            return [e.CancelAsked(at, number + 1)]
+            return [e.CancelRequested(at, number + 1)]
         try:
             mtime_ns = self._folder.stat().st_mtime_ns
         except OSError:
@@ -79,7 +81,7 @@ def _may_be_there(path: Path) -> bool:
 
 def is_resumed(folder: Path, number: int) -> bool:
     """Tell whether one of the requests after `number` is that the job goes on."""
-    return any(isinstance(request, e.ResumeAsked) for request in Requests(folder).since(number, 0.0))
+    return any(isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).since(number, 0.0))
 
 
 def _read(path: Path, at: float) -> Request | None:
@@ -94,13 +96,13 @@ def _read(path: Path, at: float) -> Request | None:
         return None
     match data.get("ask"):
         case "cancel":
-            return e.CancelAsked(at, number_of(path))
+            return e.CancelRequested(at, number_of(path))
         case "restart":
-            return e.RestartAsked(at, number_of(path))
+            return e.RestartRequested(at, number_of(path))
         case "look":
-            return e.LookAsked(at, number_of(path))
+            return e.InspectRequested(at, number_of(path))
         case "resume":
-            return e.ResumeAsked(at, number_of(path), str(data.get("path", "")))
+            return e.ResumeRequested(at, number_of(path), str(data.get("path", "")))
         case "allocation_ended":
             return _allocation_ended(data, at, number_of(path))
         case _:

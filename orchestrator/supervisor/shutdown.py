@@ -6,7 +6,7 @@ cannot be reached must not be left running when its host comes back, so it is wa
 
 from __future__ import annotations
 
-from orchestrator.brain.model.facts import Facts, Link
+from orchestrator.brain.model.facts import AgentState, Facts
 
 DISMISS_S_MAX = 5.0
 """How long agents may take to leave when nothing travels any more."""
@@ -36,4 +36,4 @@ def unreached(facts: Facts, now_s: float) -> tuple[str, ...]:
         or now_s > facts.ended_at + LINGER_S_MAX
     ):
         return ()
-    return tuple(node.name for node in facts.every_node() if node.there or node.link is Link.LAUNCHING)
+    return tuple(node.name for node in facts.every_node() if node.there or node.link is AgentState.LAUNCHING)

@@ -13,12 +13,21 @@ from typing import Any, TypeAlias
 
 from orchestrator.brain.diagnosis import stragglers, suspects
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts, Want
+from orchestrator.brain.model.facts import (
+    AgentState,
+    AttemptFacts,
+    Facts,
+    JobGoal,
+    NodeFacts,
+    Phase,
+    RankFacts,
+    RankState,
+)
 from orchestrator.brain.scheduling import fence, placement
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import ENDED, iso
 
-__all__ = ["ENDED", "Moment", "iso", "reason", "state", "status"]
+__all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
 
 Json: TypeAlias = dict[str, Any]
 
@@ -31,7 +40,7 @@ _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Now:
     """Now, on both clocks, so that job clock readings become times of day and ages."""
 
     job_s: float
@@ -54,7 +63,7 @@ def state(facts: Facts) -> str:
     if attempt is None:
         waits = facts.queue is not None and not facts.allocation
         return "QUEUED" if facts.ahead or waits else "STARTING"
-    if facts.want is Want.CANCEL:
+    if facts.want is JobGoal.CANCEL:
         return "STOPPING"
     if facts.requeued_at is not None:
         return "QUEUED"
@@ -68,7 +77,7 @@ def state(facts: Facts) -> str:
 
 
 def status(
-    plan: Plan, facts: Facts, now: Moment, rates: Mapping[int, float], reasons: Mapping[str, str] = NOTHING
+    plan: Plan, facts: Facts, now: Now, rates: Mapping[int, float], reasons: Mapping[str, str] = NOTHING
 ) -> Json:
     """Return the job as `orch status --json` shows it.
 
@@ -76,7 +85,7 @@ def status(
     """
     attempt = facts.attempt
     number = attempt.number if attempt else 0
-    alive = [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
+    alive = [rank for rank in facts.ranks.values() if rank.life is RankState.ALIVE]
     pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
     return {
         "id": plan.id,
@@ -108,7 +117,7 @@ def reason(facts: Facts) -> str:
     attempt = facts.attempt
     if facts.end is not None:
         return facts.end_why
-    if facts.want is Want.CANCEL:
+    if facts.want is JobGoal.CANCEL:
         return f"{facts.cancelled}; its ranks are being stopped"
     if facts.requeued_at is not None:
         return f"waiting in the queue for nodes again; {facts.requeued}"
@@ -126,7 +135,8 @@ def reason(facts: Facts) -> str:
     missing = [
         f"{node.name} ({placement.note(node) or node.link.value})"
         for node in facts.gang or facts.nodes.values()
-        if node.link is not Link.UP and (attempt.placed_at is not None or node.link is not Link.ABSENT)
+        if node.link is not AgentState.UP
+        and (attempt.placed_at is not None or node.link is not AgentState.ABSENT)
     ]
     if attempt.running_at is None and missing:
         more = len(missing) - MISSING_SHOWN
@@ -140,7 +150,7 @@ def _fence(facts: Facts, attempt: AttemptFacts) -> str:
     silent = [
         node.name
         for node in facts.every_node()
-        if node.link is not Link.UP and not node.is_clear(attempt.number)
+        if node.link is not AgentState.UP and not node.is_clear(attempt.number)
     ]
     if attempt.phase is not Phase.STOP or not silent or facts.limits is None or facts.broken_at() is None:
         return ""
@@ -200,7 +210,7 @@ def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
 
 
-def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Moment, reasons: Mapping[str, str]) -> Json:
+def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> Json:
     host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
     # A supervisor gives every node a fresh start; what an agent never said is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.boot else None
@@ -209,7 +219,7 @@ def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Moment, reasons: Mappi
         "host": host,
         "state": _node_state(node, ended=facts.end is not None),
         "seen_s": seen,
-        "role": "placed" if node.ranks else "spare" if node.link is Link.UP else "idle",
+        "role": "placed" if node.ranks else "spare" if node.link is AgentState.UP else "idle",
         "ranks": list(node.ranks),
         "note": placement.note(node) or reasons.get(node.name, ""),
     }
@@ -217,19 +227,19 @@ def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Moment, reasons: Mappi
 
 def _node_state(node: NodeFacts, *, ended: bool) -> str:
     link: str = node.link.value
-    if node.link is Link.UP:
+    if node.link is AgentState.UP:
         return link
     if node.excluded:
         return "excluded"
     if ended:
         return "left" if node.boot else link
-    return "busy" if node.busy and node.link is Link.ABSENT else link
+    return "busy" if node.busy and node.link is AgentState.ABSENT else link
 
 
-def _rank(facts: Facts, rank: RankFacts, now: Moment, rates: Mapping[int, float]) -> Json:
+def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -> Json:
     base = facts.attempt.base_step if facts.attempt else 0
     local = next((node.ranks.index(rank.rank) for node in facts.gang if rank.rank in node.ranks), 0)
-    alive = rank.life is Life.ALIVE
+    alive = rank.life is RankState.ALIVE
     shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.life.value
     code = rank.code if rank.signal is None else -rank.signal
     return {

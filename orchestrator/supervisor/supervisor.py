@@ -21,7 +21,7 @@ from orchestrator.backends.api import Backend, NotOursError
 from orchestrator.brain.brain import SLEPT_S
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Link, Want
+from orchestrator.brain.model.facts import AgentState, JobGoal
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk, locks, rank_env
 from orchestrator.core.jobdir.durable import replace_text
@@ -29,19 +29,26 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.locks import locked
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Said
+from orchestrator.core.wire.messages import Envelope
 from orchestrator.supervisor import allocation_claim, shutdown, translation
 from orchestrator.supervisor import status as status_object
-from orchestrator.supervisor.agent_connections import Down, Greeted, Links, Stir, Up, Word
-from orchestrator.supervisor.executor import Deeds
-from orchestrator.supervisor.host_queue import Queue
+from orchestrator.supervisor.agent_connections import (
+    AgentConnections,
+    AgentDropped,
+    AgentGreeted,
+    AgentReady,
+    LinkEvent,
+    Wake,
+)
+from orchestrator.supervisor.executor import Executor
+from orchestrator.supervisor.host_queue import HostQueue
 from orchestrator.supervisor.journal import lost_journal
 from orchestrator.supervisor.journal import planned as planned_event
 from orchestrator.supervisor.journal.journal_file import Sleep
-from orchestrator.supervisor.journal.journaled_brain import Memory
+from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor.notifications import Notifier
-from orchestrator.supervisor.request_inbox import Requests, is_resumed
-from orchestrator.supervisor.transfers.transfers import Ferry
+from orchestrator.supervisor.request_inbox import RequestInbox, is_resumed
+from orchestrator.supervisor.transfers.transfers import Transfers
 
 CHORE_S = 0.5
 """How often requests, agents' processes and the status file are looked after."""
@@ -58,26 +65,28 @@ EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
 class Supervisor:
     """The one that acts for a job."""
 
-    def __init__(self, job: JobDir, plan: Plan, private: translation.Private, backend: Backend) -> None:
+    def __init__(self, job: JobDir, plan: Plan, private: translation.JobSecrets, backend: Backend) -> None:
         self._job = job
         self._plan = plan
         self._mask = private.mask
         self._said_acks: dict[str, m.Ack] = {}
         self._beats: dict[str, int] = {}
         self._rates: dict[int, float] = {}
-        self._requests = Requests(job.requests, job.plan)
-        self._memory = Memory(job, planned_event.machine())
+        self._requests = RequestInbox(job.requests, job.plan)
+        self._memory = JournaledBrain(job, planned_event.machine())
         # A resume may have dropped nodes: their agents are still to be stopped and dismissed.
         left = [node.name for node in self._memory.facts.every_node()]
         self._nodes = tuple(dict.fromkeys([*(node.name for node in plan.nodes), *left]))
-        self._links = Links(plan.id, private.token, self._nodes)
+        self._links = AgentConnections(plan.id, private.token, self._nodes)
         self._allocation = backend.allocation
         self.requeue: d.Requeue | None = None  # the nodes are to be given back
         self._replaced = ""  # by the allocation in which the job is now
         self._wake_s = self._chore_due_s = 0.0
-        self._ferry = Ferry(job, plan, backend.carrier, self._checkpoint)
-        self._deeds = Deeds(job, plan, private, backend, self._links, self._ferry)
-        self._queue = Queue(job, [node.host for node in plan.nodes], plan.created_at) if plan.ssh else None
+        self._ferry = Transfers(job, plan, backend.carrier, self._checkpoint)
+        self._deeds = Executor(job, plan, private, backend, self._links, self._ferry)
+        self._queue = (
+            HostQueue(job, [node.host for node in plan.nodes], plan.created_at) if plan.ssh else None
+        )
         env = {**private.outer, **plan.env, **private.secrets}
         self._notifier = Notifier(plan, job.root, env, self._mask, private.webhook)
         self._slept = Sleep(SLEPT_S)
@@ -153,7 +162,7 @@ class Supervisor:
         facts = self._memory.facts
         if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
             return False
-        return facts.over is None and not (facts.want is Want.CANCEL and facts.attempt is None)
+        return facts.over is None and not (facts.want is JobGoal.CANCEL and facts.attempt is None)
 
     def _is_over(self) -> bool:
         """Tell whether there is nothing more to do, here or on hosts that may come back; or the job is resumed."""
@@ -211,29 +220,29 @@ class Supervisor:
 
     # Receive, learn
 
-    def _take(self, word: Word) -> None:
+    def _take(self, word: LinkEvent) -> None:
         now_s = self._memory.now_s()
         match word:
-            case Greeted(hello):
+            case AgentGreeted(hello):
                 node = self._memory.facts.node(hello.node)
                 self._ferry.greeted(hello, node.ever_started if node else 0, now_s)
-            case Up(hello):
+            case AgentReady(hello):
                 self._said_acks.pop(hello.node, None)
                 self._beats[hello.node] = 0
                 self._memory.learn(translation.agent_up(self._plan, hello, now_s))
                 have = self._ferry.up(hello)
                 if have is not None:
                     self._links.send(hello.node, have)
-            case Down(name, left):
+            case AgentDropped(name, left):
                 self._said_acks.pop(name, None)
-                self._memory.learn(e.AgentSilent(now_s, name, left))
+                self._memory.learn(e.AgentDisconnected(now_s, name, left))
                 self._deeds.line_ended(name, left)
-            case Said():
+            case Envelope():
                 self._take_report(word, now_s)
-            case Stir():
+            case Wake():
                 self._chore_due_s = 0.0
 
-    def _take_report(self, said: Said, now_s: float) -> None:
+    def _take_report(self, said: Envelope, now_s: float) -> None:
         """Learn one report, each kept one once: it may be said again after a broken line."""
         if not said.seq:
             self._take_passing(said, now_s)
@@ -241,7 +250,7 @@ class Supervisor:
         if self._memory.has(said.boot, said.seq):
             return
         try:
-            if said.data.get("kind") == m.PiecesFound.__name__:
+            if said.data.get("kind") == m.ManifestReported.__name__:
                 attempt = self._memory.facts.attempt
                 events = self._ferry.found(said, attempt.number if attempt else 0, self._gang(), now_s)
             else:
@@ -256,21 +265,23 @@ class Supervisor:
     def _gang(self) -> rank_env.Gang:
         return tuple((node.name, node.ranks) for node in self._memory.facts.gang)
 
-    def _take_passing(self, said: Said, now_s: float) -> None:
+    def _take_passing(self, said: Envelope, now_s: float) -> None:
         """Take a beat, a piece of a file, or a hint."""
         match said.data.get("kind"):
             case m.Chunk.__name__:
                 if not self._ferry.take(said, now_s):
                     self._links.drop(said.node)
-            case m.Warned.__name__:
+            case m.NodeSignalled.__name__:
                 if self._allocation is not None:
                     self._allocation.look()
             case _:
                 self._take_beat(said, now_s)
 
-    def _take_beat(self, said: Said, now_s: float) -> None:
+    def _take_beat(self, said: Envelope, now_s: float) -> None:
         try:
-            beat = codec.unpack(m.Beat, {key: value for key, value in said.data.items() if key != "kind"})
+            beat = codec.unpack(
+                m.Heartbeat, {key: value for key, value in said.data.items() if key != "kind"}
+            )
         except codec.CodecError as err:
             print(f"{said.node} sent what cannot be read: {err}", flush=True)
             return
@@ -313,7 +324,7 @@ class Supervisor:
             case d.Judge(verdict=verdict):
                 self._turning_point(decision)
                 self._deeds.judged(verdict, self._memory.facts, self._memory.now_s())
-            case d.BeginAttempt() | d.Place() | d.Notice() | d.Withdraw() | d.Finish() | d.EndJob():
+            case d.BeginAttempt() | d.Place() | d.Alert() | d.ResolveAlert() | d.Finish() | d.EndJob():
                 self._turning_point(decision)
             case d.Requeue():
                 self._turning_point(decision)
@@ -347,7 +358,7 @@ class Supervisor:
         self._deeds.go_on(self._gang, now_s)
         mute_s = max(MUTE_S_MIN, MUTE_BEATS * self._plan.heartbeat_s)
         for node in self._memory.facts.every_node():
-            if node.link is Link.UP and now_s > node.contact_at + mute_s:
+            if node.link is AgentState.UP and now_s > node.contact_at + mute_s:
                 self._links.drop(node.name)
         self._show(durable=False)
 
@@ -371,7 +382,7 @@ class Supervisor:
         """Replace the status file; only turning points are worth an fsync."""
         if self._is_resumed():
             return
-        now, facts = status_object.Moment(self._memory.now_s(), time.time()), self._memory.facts
+        now, facts = status_object.Now(self._memory.now_s(), time.time()), self._memory.facts
         status = status_object.status(self._plan, facts, now, self._rates, self._deeds.reasons(facts))
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
             text = json.dumps({**status, "travels": self._ferry.travels()})
@@ -388,7 +399,7 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
     with locked(job) as mine:
         if not mine:
             print(f"another supervisor is at work{locks.by_whom(job.lock)}", file=sys.stderr)
-            return allocation_claim.knock(job, allocation)
+            return allocation_claim.announce_allocation(job, allocation)
         while True:  # each round takes at least one request
             plan = codec.loads(Plan, job.plan.read_bytes())
             try:
@@ -399,11 +410,11 @@ def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: 
                 return allocation_claim.OVER
             lost_journal.require_journal(job, plan)
             supervisor = Supervisor(
-                job, allocation_claim.placed(plan, backend.allocation), translation.private(job), backend
+                job, allocation_claim.placed(plan, backend.allocation), translation.read_secrets(job), backend
             )
             taken = asyncio.run(supervisor.run())
             if plan.slurm is not None:
                 return allocation_claim.leave(backend.allocation, supervisor.requeue, supervisor.end)
             # `ended` stands by now, so whoever asks for a resume after this look starts a supervisor himself.
-            if not Requests(job.requests).since(taken, 0.0):
+            if not RequestInbox(job.requests).since(taken, 0.0):
                 return 0

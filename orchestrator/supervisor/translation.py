@@ -25,7 +25,7 @@ from orchestrator.core.jobdir.rank_env import Gang
 from orchestrator.core.mask import Mask, of_secrets
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Said
+from orchestrator.core.wire.messages import Envelope
 from orchestrator.core.wire.tokens import is_token
 
 T = TypeVar("T")
@@ -33,14 +33,14 @@ T = TypeVar("T")
 _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
-        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Looked, e.CheckpointFound,
-        e.CheckpointSpoiled,
+        e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected, e.CheckpointFound,
+        e.CheckpointInvalidated,
     )
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Private:
+class JobSecrets:
     """What only the job's own processes may know: the token, the submitter's environment, the secrets, the webhook's
     address."""
 
@@ -56,10 +56,10 @@ class Private:
         return of_secrets(self.secrets.values(), self.webhook)
 
 
-def private(job: JobDir) -> Private:
+def read_secrets(job: JobDir) -> JobSecrets:
     """Read the job's private files. Raises ClusterError when one is missing or damaged."""
     _read_private(job.secrets / "key.pem", _pem)
-    return Private(
+    return JobSecrets(
         token=_read_private(job.secrets / "token", _token),
         certificate=_read_private(job.secrets / "certificate.pem", _pem),
         outer=_read_private(job.secrets / "environment.json", _texts),
@@ -106,10 +106,10 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     return e.AgentUp(at, hello.node, hello.boot, hello.running, hello.ready, address, hello.port, hello.ranks)
 
 
-def beat(node: str, said: m.Beat, at: float) -> e.Beat:
+def beat(node: str, said: m.Heartbeat, at: float) -> e.Heartbeat:
     """Return a heartbeat as the brain's event."""
     ranks = tuple(
-        e.RankBeat(
+        e.RankHeartbeat(
             rank=r.rank,
             count=r.count,
             state=r.state,
@@ -124,10 +124,10 @@ def beat(node: str, said: m.Beat, at: float) -> e.Beat:
         )
         for r in said.ranks
     )
-    return e.Beat(at, node, said.attempt, ranks)
+    return e.Heartbeat(at, node, said.attempt, ranks)
 
 
-def event(plan: Plan, said: Said, mask: Mask, at: float) -> Any:
+def event(plan: Plan, said: Envelope, mask: Mask, at: float) -> Any:
     """Return a kept report as the brain's event of the same name. Raises CodecError when it cannot be read."""
     data = {**mask.of_data(said.data), "at": at, "node": said.node}
     told = codec.unpack_kind(_EVENTS, data)
@@ -155,7 +155,7 @@ def _address(plan: Plan, node: str) -> str:
 # What agents are told
 
 
-def agent_config(plan: Plan, job: JobDir, private: Private, node: str, address: str) -> m.AgentConfig:
+def agent_config(plan: Plan, job: JobDir, private: JobSecrets, node: str, address: str) -> m.AgentConfig:
     """Return all that a node's agent is told at its start. On shared disks one agent looks for checkpoints.
 
     Over SSH `root` begins with the folder that the spec names, such as `~/.orch`, which the host itself resolves.
@@ -185,7 +185,7 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> m.Needs:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeView:
     """Where a node stands in the gang of the current attempt, and the job's folder as it sees it."""
 
     gang: Gang
@@ -196,18 +196,18 @@ class Place:
     def index(self) -> int:
         return next(index for index, (name, _) in enumerate(self.gang) if name == self.node)
 
-    def seats(self) -> list[rank_env.Seat]:
+    def seats(self) -> list[rank_env.RankSlot]:
         """Return the seats of the node's ranks, in order."""
         index, nodes = self.index, len(self.gang)
         ranks = self.gang[index][1]
         return [
-            rank_env.Seat(rank, self.node, index, nodes, local, len(ranks))
+            rank_env.RankSlot(rank, self.node, index, nodes, local, len(ranks))
             for local, rank in enumerate(ranks)
         ]
 
 
 def prepare(
-    plan: Plan, decision: d.Prepare, private: Private, place: Place, resume: Sequence[m.Piece]
+    plan: Plan, decision: d.Prepare, private: JobSecrets, place: NodeView, resume: Sequence[m.ManifestEntry]
 ) -> m.Prepare:
     """Return the order to make a node ready; `resume` are the pieces of the checkpoint that was sent there."""
     gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
@@ -225,14 +225,14 @@ def prepare(
     )
 
 
-def _outer(plan: Plan, private: Private) -> dict[str, str]:
+def _outer(plan: Plan, private: JobSecrets) -> dict[str, str]:
     """Return the submitter's environment, for nodes of Slurm without what Slurm itself has set there."""
     if plan.slurm is None:
         return private.outer
     return {name: value for name, value in private.outer.items() if name not in step_env.OF_THE_NODE}
 
 
-def start(plan: Plan, decision: d.Start, place: Place, resume_from: str) -> m.Start:
+def start(plan: Plan, decision: d.Start, place: NodeView, resume_from: str) -> m.Start:
     """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
     meet = (decision.address, decision.port)
     ranks = tuple(

@@ -42,14 +42,14 @@ _HARMFUL_OR_COLOUR = re.compile(f"({_SGR})|{_HARMFUL.pattern}")
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class ShownLine:
     """A line and the ranks, rising, that printed it at about the same time; none for a node's line."""
 
     line: LogLine
     ranks: tuple[int, ...]
 
 
-class Folding:
+class Deduplicator:
     """Folds identical lines of several ranks into one while they stream by.
 
     A line joins the earliest waiting one of the same text and attempt that comes after everything its rank has said,
@@ -65,7 +65,7 @@ class Folding:
         self._last_of_rank: dict[int, int] = {}
         self._attempt = 0
 
-    def add(self, line: LogLine) -> Iterator[Folded]:
+    def add(self, line: LogLine) -> Iterator[ShownLine]:
         """Take one line; yield what it pushes out of a full or ended wait. Exhaust it before the next call."""
         if line.attempt != self._attempt:
             yield from self.rest()
@@ -75,12 +75,12 @@ class Folding:
         while len(self._waiting) > FOLD_LINES_MAX or self._chars > FOLD_CHARS_MAX:
             yield self._release()
 
-    def ready(self, now_ns: int) -> Iterator[Folded]:
+    def ready(self, now_ns: int) -> Iterator[ShownLine]:
         """Yield what has waited for the window, by the time of the first of its lines."""
         while self._waiting and self._waiting[0][0].time_ns + self._window_ns <= now_ns:
             yield self._release()
 
-    def rest(self) -> Iterator[Folded]:
+    def rest(self) -> Iterator[ShownLine]:
         """Yield all that waits."""
         while self._waiting:
             yield self._release()
@@ -107,7 +107,7 @@ class Folding:
         self._by_text.setdefault(line.text, []).append(number)
         self._last_of_rank[line.rank] = number
 
-    def _release(self) -> Folded:
+    def _release(self) -> ShownLine:
         line, ranks = self._waiting.popleft()
         self._first += 1
         self._chars -= len(line.text)
@@ -116,12 +116,12 @@ class Folding:
             del numbers[0]
             if not numbers:
                 del self._by_text[line.text]
-        return Folded(line, tuple(sorted(ranks)))
+        return ShownLine(line, tuple(sorted(ranks)))
 
 
-def fold(lines: Iterable[LogLine], window_ns: int = FOLD_WINDOW_NS) -> Iterator[Folded]:
+def deduplicated(lines: Iterable[LogLine], window_ns: int = FOLD_WINDOW_NS) -> Iterator[ShownLine]:
     """Fold identical lines of several ranks that lie within `window_ns` of each other into one."""
-    folding = Folding(window_ns)
+    folding = Deduplicator(window_ns)
     for line in lines:
         yield from folding.ready(line.time_ns)
         yield from folding.add(line)
@@ -155,7 +155,7 @@ class LogView:
         self._mask = mask
         self._attempt: int | None = None
 
-    def lines(self, folded: Folded) -> list[str]:
+    def lines(self, folded: ShownLine) -> list[str]:
         """Return the lines to print, without newlines: the log's line, after a divider where an attempt begins."""
         line = folded.line
         # Twice: stripping escapes can join the parts of a secret, and can break one that has escapes of its own.
@@ -170,7 +170,7 @@ class LogView:
             return [text]
         return [self._painted(f"── attempt {line.attempt} ──", _BOLD), text]
 
-    def _prefix(self, folded: Folded) -> str:
+    def _prefix(self, folded: ShownLine) -> str:
         line, ranks = folded.line, folded.ranks
         if line.rank is None:
             return self._painted(f"[{clean(line.node or '', colour=False)}]", _DIM)

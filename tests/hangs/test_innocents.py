@@ -103,8 +103,8 @@ def gallery(
 @pytest.mark.parametrize("entry", as_params(ALL, lambda one: one in UNLIKE))
 def test_an_innocent_is_never_killed(gallery: Runs, entry: Innocent) -> None:
     job = gallery.result(entry.name)
-    said = [one.verdict for one in job.news(d.Judge, d.Notice)]
-    looks = len(job.news(d.Look))
+    said = [one.verdict for one in job.news(d.Judge, d.Alert)]
+    looks = len(job.news(d.Inspect))
     print(f"{entry.name}: {looks} looks")
     assert not said, said
     assert (job.seen()["state"], job.kinds()) == ("SUCCEEDED", [None])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.core.wire import messages as m
-from orchestrator.supervisor.transfers.log_receiver import Intake
+from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 from tests.support.shipping import Home, Host, play, prepare
 
 LOG = "logs/attempt-001/rank-00000.log"
@@ -79,7 +79,7 @@ def test_what_a_killed_agent_left_is_sent_by_the_next_also_to_a_new_home(tmp_pat
         host.process.wait(20.0)
         with (host.root / LOG).open("ab") as log:
             log.write(b"written after the last that was sent\n")
-        home.intake = Intake(home.folder)  # a revived supervisor knows only what is on its disk
+        home.intake = LogReceiver(home.folder)  # a revived supervisor knows only what is on its disk
         await host.up()
         await home.until(lambda: home.text(LOG).endswith(b"that was sent\n"), "the rest")
         _same(home, host, LOG)
@@ -148,14 +148,14 @@ def test_every_checkpoint_is_told_with_its_pieces_before_its_step_counts_as_scan
         host = make()
         await host.up()
         await host.start(SAVES)
-        first = await home.report(m.PiecesFound)
+        first = await home.report(m.ManifestReported)
         assert (first.name, first.count) == ("step 40", 39)
         assert home.beats["node-0"].scanned <= first.count
         await home.until(lambda: home.beats["node-0"].scanned > first.count, "the word that it was all")
         await home.report(m.Exited)
         host.say(m.Stop(1, 0.0))
         await home.report(m.Stopped)
-        found = home.of(m.PiecesFound)
+        found = home.of(m.ManifestReported)
         assert [one.name for one in found] == ["step 40", "step 80"]
         for one in found:
             assert [piece.name for piece in one.pieces] == [
@@ -166,7 +166,7 @@ def test_every_checkpoint_is_told_with_its_pieces_before_its_step_counts_as_scan
                 file = host.root / "checkpoints" / piece.name
                 assert piece.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
                 assert (piece.size_bytes, piece.mtime_ns) == (300_000, file.stat().st_mtime_ns)
-        assert not home.of(m.CheckpointFound) and not home.of(m.CheckpointSpoiled)
+        assert not home.of(m.CheckpointFound) and not home.of(m.CheckpointInvalidated)
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -186,7 +186,7 @@ Path(os.environ["ORCH_CHECKPOINT_DIR"], "last.pt").write_bytes(os.urandom(50_000
         host.say(m.Stop(1, 0.0))
         await home.report(m.Stopped)
         kinds = [type(one) for _, one in home.reports]
-        assert kinds.index(m.PiecesFound) < kinds.index(m.Stopped)
+        assert kinds.index(m.ManifestReported) < kinds.index(m.Stopped)
         assert await host.end() == 0
 
     play(tmp_path, act)
@@ -203,18 +203,19 @@ def test_of_agents_that_share_a_disk_one_tells_of_its_checkpoints_and_another_ta
             await host.start("run(1000000, 0.02)")
         checkpoints = Path(shared) / "checkpoints"
         (checkpoints / "one.pt").write_bytes(b"x" * 1000)
-        await home.until(lambda: home.of(m.PiecesFound), "the first checkpoint")
-        teller = next(host for host in hosts if home.of(m.PiecesFound, host.config.node))
+        await home.until(lambda: home.of(m.ManifestReported), "the first checkpoint")
+        teller = next(host for host in hosts if home.of(m.ManifestReported, host.config.node))
         other = next(host for host in hosts if host is not teller)
         await home.until(
             lambda: home.beats[other.config.node].scanned > 0, "the other's word that it was all"
         )
-        assert not home.of(m.PiecesFound, other.config.node)
+        assert not home.of(m.ManifestReported, other.config.node)
         assert teller.process is not None
         teller.process.kill()
         (checkpoints / "two.pt").write_bytes(b"y" * 1000)
         await home.until(
-            lambda: "two.pt" in [one.name for one in home.of(m.PiecesFound, other.config.node)], "the second"
+            lambda: "two.pt" in [one.name for one in home.of(m.ManifestReported, other.config.node)],
+            "the second",
         )
         other.say(m.Stop(1, 0.0))
         await home.report(m.Stopped, other.config.node)

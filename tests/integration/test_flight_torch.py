@@ -15,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 from orchestrator.agent.rank import flight_recorder, hook
-from orchestrator.agent.rank.flight_recorder import Flight, Window
+from orchestrator.agent.rank.flight_recorder import FlightRecord, WorkerServerClient
 from tests.support.hooked import Rank, free_port, gang, lay_out, torchrun_env
 
 WORLD_SIZE = 4
@@ -67,8 +67,8 @@ class Gang:
 
     ranks: list[Rank]
     pids: list[int]
-    windows: list[Window]
-    found: list[Flight]
+    windows: list[WorkerServerClient]
+    found: list[FlightRecord]
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
         )
         for number, rank in enumerate(ranks)
     ]
-    windows = [Window(rank.dir) for rank in ranks]
+    windows = [WorkerServerClient(rank.dir) for rank in ranks]
     try:
         for number, (rank, window) in enumerate(zip(ranks, windows, strict=True)):
             size = 10 if number == 1 else 1000  # of what it has entered last
@@ -102,7 +102,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
             window.close()
 
 
-def _is_in(found: Flight, shape: str) -> bool:
+def _is_in(found: FlightRecord, shape: str) -> bool:
     return bool(found.entries) and found.entries[-1].shape == shape
 
 
@@ -176,7 +176,7 @@ def test_a_rank_that_waits_at_the_rendezvous_is_seen_in_a_deep_folder(tmp_path: 
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
     process = start(rank, "import torch.distributed as dist\ndist.init_process_group('gloo')\n", **meeting)
     try:
-        window = Window(rank.dir)
+        window = WorkerServerClient(rank.dir)
         waits = until(lambda: window.look().waits, "a wait")
         assert any("TCPStore" in one or "init_process_group" in one for one in waits)
     finally:
@@ -207,7 +207,7 @@ def test_a_client_that_goes_away_never_ends_a_rank_and_only_the_rank_answers(tmp
     rank = lay_out(tmp_path)
     process = start(rank, HARSH, GO=str(tmp_path / "go"))
     try:
-        window = Window(rank.dir)
+        window = WorkerServerClient(rank.dir)
         until(lambda: window.look().pid == process.pid, "an answer")
         for handler in ("fr_trace_json", "dump_traceback", "wait_counter_values") * 5:
             until(lambda asks=handler: _goes_away(rank, process.pid, asks), "a connection")  # type: ignore[misc]

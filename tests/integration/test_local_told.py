@@ -43,7 +43,7 @@ def test_stacks_of_a_running_job_are_taken_and_nothing_is_changed(desk: Desk) ->
     job.wait_for_step(step + 5)
     assert job.rank_procs() == before
     assert job.seen()["state"] == "RUNNING"
-    assert not job.news(d.Judge, d.Notice)
+    assert not job.news(d.Judge, d.Alert)
     job.job.cancel()
     job.wait()
 

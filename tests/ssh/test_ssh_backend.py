@@ -21,7 +21,7 @@ from orchestrator.backends.api import Copied, Copy, Direction, LaunchError
 from orchestrator.backends.ssh.backend import SshBackend
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.spec.load import JobSpec, SpecFile
@@ -42,10 +42,10 @@ class Boss:
     """A supervisor that only listens: who is up, and who went down."""
 
     job: JobDir
-    words: queue.Queue[agent_connections.Word] = field(default_factory=queue.Queue)
+    words: queue.Queue[agent_connections.LinkEvent] = field(default_factory=queue.Queue)
     port: int = 0
     _loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.new_event_loop)
-    _links: agent_connections.Links | None = None
+    _links: agent_connections.AgentConnections | None = None
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -56,7 +56,7 @@ class Boss:
     def _run(self, listening: threading.Event) -> None:
         async def listen() -> None:
             self._task = asyncio.current_task()
-            self._links = agent_connections.Links(self.job.id, TOKEN, NODES)
+            self._links = agent_connections.AgentConnections(self.job.id, TOKEN, NODES)
             context = connection.server_context(
                 self.job.secrets / "certificate.pem", self.job.secrets / "key.pem"
             )
@@ -68,7 +68,7 @@ class Boss:
         with contextlib.suppress(asyncio.CancelledError):
             self._loop.run_until_complete(listen())
 
-    def hear(self, kind: type[agent_connections.Word]) -> agent_connections.Word:
+    def hear(self, kind: type[agent_connections.LinkEvent]) -> agent_connections.LinkEvent:
         """Return the next word of a kind."""
         deadline_s = time.monotonic() + WAIT_S_MAX
         while True:
@@ -78,8 +78,8 @@ class Boss:
 
     def hello(self) -> m.Hello:
         """Wait until the agent is up."""
-        word = self.hear(agent_connections.Up)
-        assert isinstance(word, agent_connections.Up)
+        word = self.hear(agent_connections.AgentReady)
+        assert isinstance(word, agent_connections.AgentReady)
         return word.hello
 
     def stop(self) -> None:
@@ -260,7 +260,7 @@ def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: Wor
     first = world.boss.hello()
     for _ in range(2):
         world.cut()
-        world.boss.hear(agent_connections.Down)
+        world.boss.hear(agent_connections.AgentDropped)
         world.backend.look_after("far")
         again = world.boss.hello()
         assert (again.pid, again.boot) == (first.pid, first.boot)
@@ -281,7 +281,7 @@ def test_a_server_that_is_down_for_a_while_is_tried_until_it_is_back(world: Worl
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.sshd.stop()
-    world.boss.hear(agent_connections.Down)
+    world.boss.hear(agent_connections.AgentDropped)
     world.wait_for(lambda: "connect:" in world.backend.reason("far"))
     world.desk.configure(
         f"Host far near\n  HostName 127.0.0.1\n  Port {world.desk.start(world.settings).port}\n"
@@ -299,7 +299,7 @@ def test_an_agent_that_died_is_known_to_be_gone(world: World) -> None:
     world.backend.launch(world.config)
     world.boss.hello()
     world.kill_agent()
-    world.boss.hear(agent_connections.Down)
+    world.boss.hear(agent_connections.AgentDropped)
     world.backend.look_after("far")
     assert world.evidence().startswith("its agent is not running any more")
     world.backend.launch(world.config)
@@ -310,7 +310,7 @@ def test_a_revived_supervisor_finds_the_agent_again(world: World) -> None:
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.backend.close()
-    world.boss.hear(agent_connections.Down)
+    world.boss.hear(agent_connections.AgentDropped)
     world.new_backend().attend(world.config)
     assert world.boss.hello().pid == first.pid
 
@@ -324,7 +324,7 @@ def test_a_launch_where_an_agent_lives_already_leads_to_it(world: World) -> None
     world.backend.launch(world.config)
     first = world.boss.hello()
     world.backend.close()
-    world.boss.hear(agent_connections.Down)
+    world.boss.hear(agent_connections.AgentDropped)
     world.new_backend().launch(world.config)
     assert world.boss.hello().pid == first.pid
 
@@ -347,7 +347,7 @@ def test_a_host_with_an_unknown_key_is_told_with_what_would_make_it_known(world:
     (world.desk.home / ".ssh" / "known_hosts").write_text("")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("host key", Trouble.LASTING)
+    assert (failure.stage, failure.trouble) == ("host key", Retryable.LASTING)
     assert "ssh-keyscan" in failure.fix
 
 
@@ -356,7 +356,7 @@ def test_a_host_where_nobody_listens_is_told_and_can_be_launched_later(world: Wo
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {free_port()}\n")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("connect", Trouble.PASSING)
+    assert (failure.stage, failure.trouble) == ("connect", Retryable.PASSING)
     world.desk.configure(config)
     world.backend.launch(world.config)
     assert world.boss.hello().node == "far"
@@ -368,7 +368,7 @@ def test_a_server_that_forbids_forwards_is_told(world: World) -> None:
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {strict.port}\n")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("forward", Trouble.LASTING)
+    assert (failure.stage, failure.trouble) == ("forward", Retryable.LASTING)
     assert not world.far.root.exists(), "an agent that could not be heard is not brought there"
 
 
@@ -378,5 +378,5 @@ def test_closing_is_quick_and_leaves_the_agent(world: World) -> None:
     began_s = time.monotonic()
     world.backend.close()
     assert time.monotonic() - began_s < 3.0
-    world.boss.hear(agent_connections.Down)
+    world.boss.hear(agent_connections.AgentDropped)
     assert _is_running(pid)

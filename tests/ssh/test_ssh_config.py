@@ -11,7 +11,7 @@ import pytest
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect import ssh_config
 from orchestrator.backends.ssh.connect.ssh_config import resolve
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from tests.support.sshd import needs_sshd
 
 
@@ -97,7 +97,7 @@ def test_a_circle_of_bastions_is_refused(reader: str, home: Path) -> None:
     _write(home, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     with pytest.raises(LaunchError, match="in a circle") as caught:
         resolve("a")
-    assert (caught.value.stage, caught.value.trouble) == ("config", Trouble.LASTING)
+    assert (caught.value.stage, caught.value.trouble) == ("config", Retryable.LASTING)
 
 
 @needs_sshd

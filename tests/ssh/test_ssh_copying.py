@@ -18,8 +18,8 @@ from orchestrator.backends.api import Copied, Copy, Direction
 from orchestrator.backends.ssh.connect import ssh_config
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps
 from orchestrator.backends.ssh.copy import copy_queue
-from orchestrator.backends.ssh.copy.copy_queue import Copies
-from orchestrator.core.wire.messages import Piece
+from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
+from orchestrator.core.wire.messages import ManifestEntry
 from tests.support.sshd import LOOPBACK, Desk, Sshd, is_over, needs_sshd
 
 pytestmark = [
@@ -44,13 +44,13 @@ NAMES = (
 )
 
 
-def piece(folder: Path, name: str) -> Piece:
+def piece(folder: Path, name: str) -> ManifestEntry:
     path = folder / name
     stat = path.stat()
-    return Piece(name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
+    return ManifestEntry(name, stat.st_size, stat.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def write(folder: Path, name: str, data: bytes) -> Piece:
+def write(folder: Path, name: str, data: bytes) -> ManifestEntry:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -71,14 +71,16 @@ class Host:
         self.jumps = Jumps()
         self.connection: Connection | None = None
         self.news = threading.Event()
-        self.copies = Copies(lambda _: self.connection, lambda _: has_rsync, self.news.set, mb_s)
+        self.copies = CopyQueue(lambda _: self.connection, lambda _: has_rsync, self.news.set, mb_s)
         self.connect()
 
     def connect(self) -> None:
         target = ssh_config.resolve(LOOPBACK, port=self.server.port)
         self.connection = Connection.open(target, host_keys="strict", jumps=self.jumps)
 
-    def begin(self, direction: Direction, names: tuple[str, ...], wanted: tuple[Piece, ...] = ()) -> None:
+    def begin(
+        self, direction: Direction, names: tuple[str, ...], wanted: tuple[ManifestEntry, ...] = ()
+    ) -> None:
         self.copies.copy(Copy("key", "node1", direction, str(self.there), self.here, names, wanted))
 
     def wait(self) -> list[Copied]:
@@ -86,7 +88,7 @@ class Host:
         self.news.clear()
         return self.copies.copied()
 
-    def fetch(self, *pieces: Piece) -> str:
+    def fetch(self, *pieces: ManifestEntry) -> str:
         """Fetch files; return what went wrong."""
         self.begin(Direction.FETCH, tuple(one.name for one in pieces), pieces)
         (done,) = self.wait()
@@ -192,7 +194,7 @@ def test_a_file_that_was_written_again_is_told_as_such(start: StartHost, has_rsy
 def test_a_file_that_came_damaged_is_copied_once_more_and_then_given_up(start: StartHost) -> None:
     host = start("", False)
     good = write(host.there, "a.pt", b"data")
-    bad = Piece(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
+    bad = ManifestEntry(good.name, good.size_bytes, good.mtime_ns, "0" * 64)
     assert host.fetch(bad) == "a.pt came damaged from node1 twice"
     assert host.fetch(good) == ""
 

@@ -14,7 +14,7 @@ from orchestrator.backends.ssh import fanout
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.brain.model import decisions as d
 from orchestrator.client import preflight, remote_files
-from orchestrator.client.cleanup import sweep_hosts, swept
+from orchestrator.client.cleanup import clean_hosts, cleaned_text
 from orchestrator.client.job import Job
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError, UserError
@@ -258,7 +258,7 @@ def test_the_folder_that_the_job_was_submitted_from_is_left_alone(desk: Desk, tm
     job, there = _ended(desk, tmp_path)
     (there / "secrets").mkdir()
     (there / "secrets" / "token").write_text("ab" * 32)
-    account = remote_files.sweep(job)
+    account = remote_files.clean_hosts(job)
     assert account.clean == ("one", "two") and remote_files.summary([account]) == ""
     assert (there / "stranger").exists()
 
@@ -267,13 +267,13 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     server = _start(desk)
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
-    accounts = list(sweep_hosts([job]).values())
-    assert swept(accounts) == "cleaned 2 hosts of 1 job; 3 files (3.0 MB) came from 2 hosts"
+    accounts = list(clean_hosts([job]).values())
+    assert cleaned_text(accounts) == "cleaned 2 hosts of 1 job; 3 files (3.0 MB) came from 2 hosts"
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
     assert json.loads(job.folder.swept.read_text()) == ["one", "two"]
     server.stop()
-    assert sweep_hosts([job]) == {} and swept([]) == "", "nobody asks twice"
+    assert clean_hosts([job]) == {} and cleaned_text([]) == "", "nobody asks twice"
 
 
 def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> 
     job, there = _ended(desk, tmp_path)
     job.folder.rank_log(1, 0).unlink()
     job.folder.rank_log(1, 0).mkdir()
-    left = sweep_hosts([job])
+    left = clean_hosts([job])
     assert there.exists() and list(left) == [jobs.ID]
     assert any("rank-00000.log could not be brought home" in line for line in left[jobs.ID].lines())
 
@@ -295,5 +295,5 @@ def test_a_damaged_job_is_named_and_the_next_one_is_cleaned(desk: Desk, tmp_path
     damaged.root.mkdir()
     damaged.archive.touch()
     damaged.ended.touch()
-    accounts = sweep_hosts([Job(damaged), job])
+    accounts = clean_hosts([Job(damaged), job])
     assert [account.is_whole for account in accounts.values()] == [False, True] and not there.exists()

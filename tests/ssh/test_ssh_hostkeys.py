@@ -13,7 +13,7 @@ import pytest
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.known_hosts import HostKey, Policy, check, known_kinds
 from orchestrator.backends.ssh.connect.ssh_config import Target, resolve
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from tests.support.sshd import fingerprint, make_key, needs_sshd, public
 
 pytestmark = needs_sshd
@@ -41,7 +41,7 @@ def _key(path: Path) -> HostKey:
 def _refusal(target: Target, path: Path, policy: Policy = "strict") -> LaunchError:
     with pytest.raises(LaunchError) as caught:
         check(target, _key(path), policy)
-    assert (caught.value.stage, caught.value.trouble) == ("host key", Trouble.LASTING)
+    assert (caught.value.stage, caught.value.trouble) == ("host key", Retryable.LASTING)
     return caught.value
 
 

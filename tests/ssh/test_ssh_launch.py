@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps, Remote
-from orchestrator.backends.ssh.launch import Code, land, reach, sweep
+from orchestrator.backends.ssh.connect.connection import Connection, Jumps, RemoteCommand
+from orchestrator.backends.ssh.launch import Code, launch_agent, reach, sweep
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host, jobs
@@ -38,7 +38,7 @@ def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
     server = desk.start(NOISY)
     desk.know(server)
     connection = enter(server, jumps)
-    landed = land(connection, fake_host.launch(code))
+    landed = launch_agent(connection, fake_host.launch(code))
     assert landed.root == str(there.root) and "Welcome" in landed.notes[0]
     assert (there.code / "large").stat().st_size == 3_000_000
     connection.close()
@@ -56,7 +56,7 @@ class Cut:
         self._server = server
         self._left = words
 
-    def run(self, command: str) -> Remote:
+    def run(self, command: str) -> RemoteCommand:
         remote = self._connection.run(command)
         line = remote.line
 
@@ -78,7 +78,7 @@ def test_a_launch_that_is_cut_before_its_agent_was_let_go_leaves_none(
     words: int, server: Sshd, jumps: Jumps, code: Code, there: JobDir
 ) -> None:
     with pytest.raises(LaunchError, match=r"broke|ended|session"):
-        land(Cut(enter(server, jumps), server, words), fake_host.launch(code))
+        launch_agent(Cut(enter(server, jumps), server, words), fake_host.launch(code))
     fake_host.wait_gone(fake_host.keepers(there.root))
     assert not locks.is_held(there.node("node-0") / "agent.lock")
-    assert not land(enter(server, jumps), fake_host.launch(code)).was_up
+    assert not launch_agent(enter(server, jumps), fake_host.launch(code)).was_up

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps
-from orchestrator.backends.ssh.connect.remote_command import ERRORS_BYTES_MAX, LINE_BYTES_MAX, Remote
+from orchestrator.backends.ssh.connect.remote_command import ERRORS_BYTES_MAX, LINE_BYTES_MAX, RemoteCommand
 from tests.support.sshd import WAIT_S, Desk, Sshd, enter, is_over, needs_sshd
 
 pytestmark = needs_sshd
@@ -146,7 +146,7 @@ def test_a_writer_that_a_stopped_server_holds_up_is_freed_by_the_question(
             os.kill(pid, signal.SIGCONT)
 
 
-def _write_until_it_breaks(remote: Remote, ended: list[str]) -> None:
+def _write_until_it_breaks(remote: RemoteCommand, ended: list[str]) -> None:
     try:
         remote.send(bytes(200 << 20))
     except OSError as err:

@@ -29,7 +29,7 @@ class Story:
         *,
         hosts: int = 0,
         spares: int = 0,
-        queue: e.Queue | None = None,
+        queue: e.QueueTerms | None = None,
         **limits: object,
     ) -> None:
         self.brain = Brain()
@@ -95,7 +95,7 @@ class Story:
             0.0, f"n{node}", attempt, tuple(observations.Reached(ip, f"via-{ip}") for ip in ips), missed
         )
 
-    def refused(self, node: int, trouble: observations.Trouble, reason: str = "no") -> e.LaunchFailed:
+    def refused(self, node: int, trouble: observations.Retryable, reason: str = "no") -> e.LaunchFailed:
         return e.LaunchFailed(0.0, f"n{node}", "stage", reason, trouble)
 
     def run_on(self, *nodes: int, attempt: int = 1) -> None:
@@ -118,14 +118,14 @@ class Story:
     ) -> e.Exited:  # fmt: skip
         return e.Exited(0.0, f"n{rank}", attempt, rank, code, signal, count, failure, oom, ordered)
 
-    def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.Beat:
-        return e.Beat(0.0, f"n{node}", attempt, (e.RankBeat(node, count, state, 0, 0.0),))
+    def beat(self, node: int, count: int, state: str = "S", attempt: int = 1) -> e.Heartbeat:
+        return e.Heartbeat(0.0, f"n{node}", attempt, (e.RankHeartbeat(node, count, state, 0, 0.0),))
 
-    def looked(self, *looks: observations.RankLook, attempt: int = 1) -> list[e.Looked]:
+    def looked(self, *looks: observations.RankInspection, attempt: int = 1) -> list[e.Inspected]:
         """Return the answers to the last look, one a node."""
         known = self.brain.facts.attempt
         number = known.look if known is not None else 0
-        return [e.Looked(0.0, f"n{one.rank}", attempt, number, (one,)) for one in looks]
+        return [e.Inspected(0.0, f"n{one.rank}", attempt, number, (one,)) for one in looks]
 
     def found(self, count: int, attempt: int = 1) -> e.CheckpointFound:
         return e.CheckpointFound(0.0, "n0", attempt, f"step-{count}", count)
@@ -165,12 +165,12 @@ def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
 
 
 def look(
-    rank: int, doing: observations.Doing = observations.Doing.UNSEEN, **more: Any
-) -> observations.RankLook:
+    rank: int, doing: observations.Activity = observations.Activity.UNSEEN, **more: Any
+) -> observations.RankInspection:
     """Return what a look has found of a rank, with plain values for what is not said."""
     plain: dict[str, Any] = {
         "rank": rank, "pid": 100 + rank, "state": "S", "doing": doing, "still_s": 0.0, "where": "", "why": "",
         "certain": False, "ends_s": None, "phase": "", "stack": (), "collectives": (), "groups": (), "marks": (),
         "lacks": (),
     }  # fmt: skip
-    return observations.RankLook(**{**plain, **more})
+    return observations.RankInspection(**{**plain, **more})

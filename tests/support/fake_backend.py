@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -40,7 +40,7 @@ class Backend:
     allocation: Allocation | None = None
 
     def __post_init__(self) -> None:
-        self.stir: Stir = lambda: None
+        self.stir: Wake = lambda: None
 
     def launch(self, config: AgentConfig) -> None:
         self.launched.append(config)
@@ -96,7 +96,7 @@ class Node:
         assert self.one is not None
         self.one.send(report, seq, raw)
 
-    def report(self, report: m.KeptReport) -> None:
+    def report(self, report: m.ReliableReport) -> None:
         self.seq += 1
         self.say(report, self.seq)
 
@@ -123,8 +123,8 @@ class Node:
 
     async def leave(self) -> None:
         """Be dismissed."""
-        assert await self.order() == m.Leave()
-        self.say(m.Left())
+        assert await self.order() == m.Dismiss()
+        self.say(m.Goodbye())
 
     def news(self, *kinds: type[Any]) -> list[Any]:
         return [one.news for one in journal_file.read(self.job.journal) if isinstance(one.news, kinds)]
@@ -145,7 +145,7 @@ def play(folder: Path, act: Callable[[Node], Awaitable[None]], **fields: Any) ->
     """Let `act` be the only node of a job until that is over."""
     job, plan = folder_of(folder, **fields)
     node = Node(job, plan, Backend())
-    supervisor = supervising.Supervisor(job, plan, translation.private(job), node.backend)
+    supervisor = supervising.Supervisor(job, plan, translation.read_secrets(job), node.backend)
 
     async def both() -> None:
         running = asyncio.create_task(supervisor.run())

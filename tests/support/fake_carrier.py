@@ -11,7 +11,7 @@ from orchestrator.backends.api import Copied, Copy, Direction
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
-from orchestrator.supervisor.transfers.checkpoint_fetch import Carry
+from orchestrator.supervisor.transfers.checkpoint_fetch import CheckpointFetch
 
 GANG = ("n0", "n1", "n2")
 ALONE = ("n0",)
@@ -30,7 +30,7 @@ class World:
     notes: list[str] = field(default_factory=list)
     copies: dict[str, Copy] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
-    carry: Carry = field(init=False)
+    carry: CheckpointFetch = field(init=False)
     clock_ns: int = 1_700_000_000_123_456_789
 
     def __post_init__(self) -> None:
@@ -40,7 +40,7 @@ class World:
     def revive(self) -> None:
         """A new supervisor takes over: copies of the old one are no more."""
         self.copies.clear()
-        self.carry = Carry(self.job, self, self.keep, lambda: self.resume, lambda deed: deed())
+        self.carry = CheckpointFetch(self.job, self, self.keep, lambda: self.resume, lambda deed: deed())
 
     def copy(self, copy: Copy) -> None:
         """Begin a copy, as a carrier does."""
@@ -66,12 +66,12 @@ class World:
         self.carry.notes = []
         return tuple(news)
 
-    def write(self, node: str, files: Files) -> tuple[m.Piece, ...]:
+    def write(self, node: str, files: Files) -> tuple[m.ManifestEntry, ...]:
         """Let a host write files; return them as its agent would report them."""
         self.clock_ns += 1
         self.files[node].update(files)
         return tuple(
-            m.Piece(name, len(data), self.clock_ns, hashlib.sha256(data).hexdigest())
+            m.ManifestEntry(name, len(data), self.clock_ns, hashlib.sha256(data).hexdigest())
             for name, data in files.items()
         )
 
@@ -80,11 +80,11 @@ class World:
         node: str,
         name: str,
         count: int,
-        pieces: tuple[m.Piece, ...],
+        pieces: tuple[m.ManifestEntry, ...],
         attempt: int = 1,
         placed: tuple[str, ...] = GANG,
     ) -> tuple[e.Event, ...]:
-        report = m.PiecesFound(attempt, name, count, pieces)
+        report = m.ManifestReported(attempt, name, count, pieces)
         self.carry.found(1.0, node, f"/far/{node}", report, placed)
         return self.take()
 
@@ -152,10 +152,10 @@ class World:
         """Return the paths of which the brain waits for an end."""
         waits: dict[str, None] = {}
         for event in self.news:
-            if isinstance(event, e.CheckpointComing):
+            if isinstance(event, e.CheckpointFetchStarted):
                 assert event.path not in waits
                 waits[event.path] = None
-            elif isinstance(event, (e.CheckpointFound, e.CheckpointSpoiled)):
+            elif isinstance(event, (e.CheckpointFound, e.CheckpointInvalidated)):
                 waits.pop(event.path, None)
         return tuple(waits)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.launch import Code, Kit, Launch, land
+from orchestrator.backends.ssh.launch import Code, Launch, Launcher, launch_agent
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSsh
@@ -154,9 +154,9 @@ def plan(**fields: object) -> Plan:
     return replace(jobs.plan(), backend="ssh", pool=pool, ssh=ssh, **fields)  # type: ignore[arg-type]
 
 
-def kit(python: str = "/no/such/python") -> Kit:
+def kit(python: str = "/no/such/python") -> Launcher:
     """Return what runs on a host: the real script and the real bundle."""
-    return Kit(render(plan(), JobDir.at(jobs.ROOT), python)[0].text, BUNDLE)
+    return Launcher(render(plan(), JobDir.at(jobs.ROOT), python)[0].text, BUNDLE)
 
 
 def archive(path: Path, files: Mapping[str, bytes]) -> Code:
@@ -181,7 +181,7 @@ def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object
     return replace(base, **fields)  # type: ignore[arg-type]
 
 
-def launch(code: Code, told: AgentConfig | None = None, of: Kit | None = None) -> Launch:
+def launch(code: Code, told: AgentConfig | None = None, of: Launcher | None = None) -> Launch:
     """Return a launch with the real script."""
     return Launch(of or kit(), code, False, told or config())
 
@@ -250,11 +250,11 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 
 def failure(
-    host: FakeHost, code: Code, told: AgentConfig | None = None, of: Kit | None = None
+    host: FakeHost, code: Code, told: AgentConfig | None = None, of: Launcher | None = None
 ) -> LaunchError:
     """Launch an agent, which is to fail; return how."""
     with pytest.raises(LaunchError) as found:
-        land(host, launch(code, told, of))
+        launch_agent(host, launch(code, told, of))
     return found.value
 
 

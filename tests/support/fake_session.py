@@ -12,7 +12,7 @@ import paramiko
 from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import session as ses
 from orchestrator.backends.ssh.connect import connection
-from orchestrator.backends.ssh.connect.port_forward import Flow
+from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.core.wire.messages import AgentConfig, Needs
 
 REST_S_MAX = 10.0
@@ -114,7 +114,7 @@ class FakeSession:
         self.taken = taken
         return self.port
 
-    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> ses.Seen:
+    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> ses.AgentPresence:
         self.host.calls.append(f"land {config.address}")
         self.host.in_land.release()
         if self.host.may_land is not None:
@@ -124,13 +124,13 @@ class FakeSession:
         if not still_wanted():
             raise ses.Unwanted
         self.host.started += 1
-        return ses.Seen(True, self.host.boot)
+        return ses.AgentPresence(True, self.host.boot)
 
-    def reach(self, config: AgentConfig) -> ses.Seen:
+    def reach(self, config: AgentConfig) -> ses.AgentPresence:
         self.host.calls.append(f"reach {config.address}")
         if self.host.unseen is not None:
             raise self.host.unseen
-        return ses.Seen(self.host.agent, self.host.boot)
+        return ses.AgentPresence(self.host.agent, self.host.boot)
 
     def is_alive(self, answer_s_max: float) -> bool:
         self.host.calls.append("ask")
@@ -159,29 +159,29 @@ class World:
     busy: bool = False
     stirred: int = 0
     flows: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
-    workers: list[w.Worker] = field(default_factory=list)
-    launches: ses.Turns = field(default_factory=lambda: ses.Turns(2))
+    workers: list[w.HostWorker] = field(default_factory=list)
+    launches: ses.ConcurrencyLimit = field(default_factory=lambda: ses.ConcurrencyLimit(2))
 
-    def worker(self) -> w.Worker:
-        means = ses.Means(
+    def worker(self) -> w.HostWorker:
+        means = ses.WorkerDependencies(
             open=self.host.open,
             carry=self._carry,
             launches=self.launches,
-            returns=ses.Turns(2),
+            returns=ses.ConcurrencyLimit(2),
             busy=lambda node: self.busy,
             stir=self._stir,
             clock=self.clock,
         )
-        self.workers.append(w.Worker("gpu01", means))
+        self.workers.append(w.HostWorker("gpu01", means))
         return self.workers[-1]
 
     def _stir(self) -> None:
         self.stirred += 1
 
-    def _carry(self, channel: paramiko.Channel, goal: str, ended: Callable[[], None]) -> Flow:
+    def _carry(self, channel: paramiko.Channel, goal: str, ended: Callable[[], None]) -> Forward:
         flow = FakeFlow(ended)
         self.flows.append((goal, flow.hang_up))
-        return cast(Flow, flow)
+        return cast(Forward, flow)
 
     def dial(self) -> Callable[[], None]:
         """Be an agent that dials; return how to hang up."""
@@ -190,7 +190,7 @@ class World:
         taken(cast(paramiko.Channel, None))
         return self.flows[-1][1]
 
-    def launched(self) -> w.Worker:
+    def launched(self) -> w.HostWorker:
         """Return a worker whose agent is up and has dialled."""
         worker = self.worker()
         self.clock.until_rest(lambda: worker.launch(CONFIG))

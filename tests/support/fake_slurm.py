@@ -16,7 +16,7 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir import home, status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSlurm
-from orchestrator.core.slurm.queue import Queue
+from orchestrator.core.slurm.queue import SlurmQueue
 from tests.support import jobs
 
 COMMANDS = ("squeue", "sacct", "scontrol", "scancel")
@@ -114,7 +114,7 @@ def installed(place: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     monkeypatch.setenv("PATH", there.path)
     monkeypatch.setenv("ORCH_HOME", str(place))
     monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.setattr(slurm_status, "QUEUE", Queue())
+    monkeypatch.setattr(slurm_status, "QUEUE", SlurmQueue())
     return there
 
 

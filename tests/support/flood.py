@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.core.wire import connection
 from orchestrator.supervisor import listener
-from orchestrator.supervisor.agent_connections import Links
+from orchestrator.supervisor.agent_connections import AgentConnections
 
 HELD_MAX = 200
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -31,7 +31,7 @@ def main(folder: Path, count: int) -> None:
 
 
 async def _flood(folder: Path, count: int) -> None:
-    links = Links("job-1", "token", ("node-0",))
+    links = AgentConnections("job-1", "token", ("node-0",))
     context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
     port = await links.listen(context, "127.0.0.1", 0)
     first = _client_hello()

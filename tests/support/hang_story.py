@@ -11,7 +11,7 @@ from orchestrator.core import observations
 from tests.support.brain_story import Story, look, only
 
 WAITS, WORKS, SPINS, BLOCKED, SLEEPS = (
-    observations.Doing.WAITS, observations.Doing.WORKS, observations.Doing.SPINS, observations.Doing.BLOCKED, observations.Doing.SLEEPS,
+    observations.Activity.WAITS, observations.Activity.WORKS, observations.Activity.SPINS, observations.Activity.BLOCKED, observations.Activity.SLEEPS,
 )  # fmt: skip
 ALL = (0, 1, 2, 3)
 
@@ -29,15 +29,15 @@ def beats(story: Story, count: int, **more: Any) -> list[d.Decision]:
     return story.hear(*(beat(rank, count, **more) for rank in story.brain.facts.ranks))
 
 
-def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Beat:
+def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Heartbeat:
     fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, "usual_s": 0.1 if count else None, **more}
-    return e.Beat(0.0, f"n{rank}", 1, (e.RankBeat(rank, count, state, **fields),))
+    return e.Heartbeat(0.0, f"n{rank}", 1, (e.RankHeartbeat(rank, count, state, **fields),))
 
 
 def entered(
     rank: int, number: int, what: str = "all_reduce", shape: str = "float32[10]", members: tuple[int, ...] = ALL,
-    group: str = "0", where: str = "train.py:9 step", doing: observations.Doing = WAITS, entered_s: float = 5.0, **more: object,
-) -> observations.RankLook:  # fmt: skip
+    group: str = "0", where: str = "train.py:9 step", doing: observations.Activity = WAITS, entered_s: float = 5.0, **more: object,
+) -> observations.RankInspection:  # fmt: skip
     """Return the look of a rank that has entered so many collectives of a group."""
     one = observations.Collective(
         group, "default group" if group == "0" else "", members, number, what, shape, entered_s
@@ -45,12 +45,12 @@ def entered(
     return look(rank, doing, where=where, stack=(where,), collectives=(one,), **more)
 
 
-def silence(story: Story, *found: observations.RankLook, for_s: float = 9.0) -> list[d.Decision]:
+def silence(story: Story, *found: observations.RankInspection, for_s: float = 9.0) -> list[d.Decision]:
     """Let nothing be heard for a while but what looks find, always the same."""
     first_s: float | None = None
     began = len(story.said)
     for _ in range(int(for_s * 2)):
-        if any(isinstance(one, d.Look) for one in story.wait(0.5)):
+        if any(isinstance(one, d.Inspect) for one in story.wait(0.5)):
             first_s = story.now_s if first_s is None else first_s
             stood_s = story.now_s - first_s
             moved = [
@@ -59,18 +59,18 @@ def silence(story: Story, *found: observations.RankLook, for_s: float = 9.0) -> 
                 if story.brain.facts.ranks[one.rank].life.value == "alive"
             ]
             story.hear(*story.looked(*moved))
-        if any(isinstance(one, d.Judge | d.Notice) for one in story.said[began:]):
+        if any(isinstance(one, d.Judge | d.Alert) for one in story.said[began:]):
             break
     return story.said[began:]
 
 
-def stood(one: observations.RankLook, stood_s: float) -> observations.RankLook:
+def stood(one: observations.RankInspection, stood_s: float) -> observations.RankInspection:
     if one.doing is WORKS:
         return one
     if not stood_s:  # a first look cannot tell
-        return dataclasses.replace(one, doing=observations.Doing.UNSEEN, certain=False)
+        return dataclasses.replace(one, doing=observations.Activity.UNSEEN, certain=False)
     return dataclasses.replace(one, still_s=stood_s)
 
 
-def judged(story: Story, *found: observations.RankLook, for_s: float = 9.0) -> d.Verdict:
+def judged(story: Story, *found: observations.RankInspection, for_s: float = 9.0) -> d.Verdict:
     return only(silence(story, *found, for_s=for_s), d.Judge).verdict

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent.rank import error_file, hook, step_counter
-from orchestrator.agent.rank.step_counter import Beat, Beats
+from orchestrator.agent.rank.step_counter import LastStep, StepCounter
 
 STACK_SIGNAL = 50
 RUN_S_MAX = 180  # a busy machine imports torch three times
@@ -74,11 +74,11 @@ class Rank:
     def run_bare(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[bytes]:
         return run(argv, {**bare_env(), "PYTHONPATH": str(self.code)})
 
-    def beat(self) -> Beat:
+    def beat(self) -> LastStep:
         return self.reader().read()
 
-    def reader(self) -> Beats:
-        return Beats(self.dir / hook.BEAT_FILE)
+    def reader(self) -> StepCounter:
+        return StepCounter(self.dir / hook.BEAT_FILE)
 
     def errors(self) -> list[error_file.RankError]:
         paths = self.dir.glob(hook.ERROR_FILE.format("*"))

@@ -18,7 +18,7 @@ from orchestrator.submission.planner import Inventory
 from orchestrator.supervisor.journal.job_record import Record
 from orchestrator.supervisor.journal.journal_file import Entry
 from orchestrator.supervisor.journal.planned import planned
-from orchestrator.supervisor.status import Moment
+from orchestrator.supervisor.status import Now
 
 ID = "gpt-20261120-224605123-k3"
 BEGAN_S = 1_795_000_000.0
@@ -60,9 +60,9 @@ def told(news: Sequence[News], of: Plan | None = None) -> dict[str, Any]:
     return {**post_mortem.why(of or plan(), record(entries(news))), "dir": ROOT}
 
 
-def moment(job_s: float) -> Moment:
+def moment(job_s: float) -> Now:
     """Return the moment at which the job's clock says this."""
-    return Moment(job_s, BEGAN_S + job_s)
+    return Now(job_s, BEGAN_S + job_s)
 
 
 def submitted(at: float = 0.0) -> list[News]:
@@ -94,11 +94,11 @@ def running(attempt: int, at: float, count: int = 0) -> list[News]:
 def beats(attempt: int, at: float, count: int) -> list[News]:
     """Every rank has made `count` steps of this attempt."""
     return [
-        e.Beat(
+        e.Heartbeat(
             at,
             f"node-{number}",
             attempt,
-            tuple(e.RankBeat(rank, count, "S", 100, 1.0) for rank in (2 * number, 2 * number + 1)),
+            tuple(e.RankHeartbeat(rank, count, "S", 100, 1.0) for rank in (2 * number, 2 * number + 1)),
         )
         for number in (0, 1)
     ]

@@ -11,7 +11,7 @@ from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.connection import Line
 from orchestrator.submission.credentials import new_certificate
-from orchestrator.supervisor.agent_connections import Greeted, Links, Up, Word
+from orchestrator.supervisor.agent_connections import AgentConnections, AgentGreeted, AgentReady, LinkEvent
 
 ANSWER_S_MAX = 20.0
 TOKEN = "right token"
@@ -24,7 +24,7 @@ HELLO = m.Hello(
 class Place:
     """A listening `Links`, and what it takes to reach it."""
 
-    links: Links
+    links: AgentConnections
     port: int
     certificate: str
 
@@ -41,14 +41,14 @@ class Place:
     async def agent(self) -> Line:
         """Return the line of an agent that is up."""
         one = await self.greet()
-        assert isinstance(await self.hear(), Up)
+        assert isinstance(await self.hear(), AgentReady)
         return one
 
-    async def hear(self, *, greetings: bool = False) -> Word:
+    async def hear(self, *, greetings: bool = False) -> LinkEvent:
         """Return the next word; greetings, which come before `Up`, only where they are asked for."""
         while True:
             word = await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
-            if greetings or not isinstance(word, Greeted):
+            if greetings or not isinstance(word, AgentGreeted):
                 return word
 
 
@@ -59,7 +59,7 @@ def play(folder: Path, act: Callable[[Place], Awaitable[None]]) -> None:
     (folder / "key.pem").write_bytes(key)
 
     async def run() -> None:
-        links = Links("job-1", TOKEN, ("node-0", "node-1"))
+        links = AgentConnections("job-1", TOKEN, ("node-0", "node-1"))
         context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
         port = await links.listen(context, "127.0.0.1", 0)
         try:

@@ -16,10 +16,10 @@ from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Said
+from orchestrator.core.wire.messages import Envelope
 from orchestrator.submission.credentials import new_certificate
-from orchestrator.supervisor.agent_connections import Down, Links, Up
-from orchestrator.supervisor.transfers.log_receiver import Intake
+from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady
+from orchestrator.supervisor.transfers.log_receiver import LogReceiver
 
 from .local import FAKE_TORCH, STEPPER, WAIT_S_MAX
 
@@ -41,12 +41,12 @@ class Home:
     """The supervisor's side: takes files in, acknowledges everything, remembers reports."""
 
     folder: JobDir
-    links: Links
-    intake: Intake
+    links: AgentConnections
+    intake: LogReceiver
     port: int
     certificate: str
     reports: list[tuple[str, Any]] = field(default_factory=list)
-    beats: dict[str, m.Beat] = field(default_factory=dict)
+    beats: dict[str, m.Heartbeat] = field(default_factory=dict)
     hellos: list[m.Hello] = field(default_factory=list)
     acked: dict[str, tuple[str, int]] = field(default_factory=dict)
     at_stopped: dict[str, bytes] = field(default_factory=dict)
@@ -57,22 +57,22 @@ class Home:
         while True:
             word = await self.links.inbox.get()
             match word:
-                case Up(hello):
+                case AgentReady(hello):
                     self.hellos.append(hello)
                     self.links.send(hello.node, self.intake.have(hello.node))
-                case Said():
+                case Envelope():
                     self._said(word)
-                case Down():
+                case AgentDropped():
                     pass
             for node, got in self.intake.owed():
                 self.links.send(node, got)
 
-    def _said(self, said: Said) -> None:
+    def _said(self, said: Envelope) -> None:
         report, _ = connection.take_message(dict(said.data), _REPORTS)
         match report:
             case m.Chunk():
                 self.intake.take(said.node, report, said.raw)
-            case m.Beat():
+            case m.Heartbeat():
                 self.beats[said.node] = report
                 boot, seq = self.acked.get(said.node, ("", 0))
                 self.links.send(said.node, m.Ack(seq if boot == said.boot else 0, report.beat))
@@ -170,7 +170,7 @@ class Host:
 
     async def end(self) -> int:
         """Dismiss the agent and return its exit code."""
-        self.say(m.Leave())
+        self.say(m.Dismiss())
         process = self.process
         assert process is not None
         await self.home.until(lambda: process.poll() is not None, "the agent's end")
@@ -217,10 +217,10 @@ def play(folder: Path, act: Callable[[Home, Callable[..., Host]], Awaitable[None
 async def _home(folder: Path, certificate: str) -> Home:
     job = JobDir(folder / "home")
     job.root.mkdir(exist_ok=True)
-    links = Links(JOB, TOKEN, ("node-0", "node-1"))
+    links = AgentConnections(JOB, TOKEN, ("node-0", "node-1"))
     context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
     port = await links.listen(context, "127.0.0.1", 0)
-    return Home(job, links, Intake(job), port, certificate)
+    return Home(job, links, LogReceiver(job), port, certificate)
 
 
 def _config(folder: Path, home: Home, node: str) -> m.AgentConfig:

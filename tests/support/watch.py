@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.agent.evidence.inspector import Eyes
+from orchestrator.agent.evidence.inspector import Inspector
 from orchestrator.agent.rank.processes import NodeRanks, install_hook
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
@@ -65,7 +65,7 @@ class Watch:
         )
         order = m.Start(1, (sys.executable, "train.py"), {}, starts)
         self.ranks.start(order, starts, os.environ)
-        self.eyes = Eyes(self.ranks, starts[0].env)
+        self.eyes = Inspector(self.ranks, starts[0].env)
         self.count = 0
 
     def await_ready(self) -> None:
@@ -83,7 +83,7 @@ class Watch:
             assert time.monotonic() < deadline_s, f"it is {comm.read_text()!r} still"
             time.sleep(0.01)
 
-    def look(self) -> dict[int, observations.RankLook]:
+    def look(self) -> dict[int, observations.RankInspection]:
         """Take one look at all ranks."""
         self.count += 1
         self.eyes.begin(self.count)
@@ -92,7 +92,9 @@ class Watch:
         assert (looked.attempt, looked.look) == (1, self.count)
         return {one.rank: one for one in looked.ranks}
 
-    def until(self, seen: Callable[[observations.RankLook], bool], rank: int = 0) -> observations.RankLook:
+    def until(
+        self, seen: Callable[[observations.RankInspection], bool], rank: int = 0
+    ) -> observations.RankInspection:
         """Look again and again until one rank is seen so."""
         deadline_s = time.monotonic() + LOOKS_S_MAX
         while True:
@@ -103,8 +105,8 @@ class Watch:
             time.sleep(BETWEEN_S)
 
     def until_doing(
-        self, doing: observations.Doing, rank: int = 0, certain: bool = False
-    ) -> observations.RankLook:
+        self, doing: observations.Activity, rank: int = 0, certain: bool = False
+    ) -> observations.RankInspection:
         """Look until a rank does that, for certain if so asked."""
         return self.until(lambda one: one.doing is doing and one.certain >= certain, rank)
 
@@ -138,7 +140,7 @@ STILL_S = 2.5
 
 def stood(
     folder: Path, cases: Mapping[str, str], still_s: float = STILL_S
-) -> dict[str, observations.RankLook]:
+) -> dict[str, observations.RankInspection]:
     """Run each case as a rank of one job, all side by side, and return by name what is found of it once it has stood, for
     `still_s`, or worked, for a while."""
     names = list(cases)
@@ -148,11 +150,11 @@ def stood(
     try:
         watch.await_ready()
         until_s = time.monotonic() + LOOKS_S_MAX
-        seen: dict[int, observations.RankLook] = {}
+        seen: dict[int, observations.RankInspection] = {}
         worked: Counter[int] = Counter()
         while time.monotonic() < until_s:
             for rank, found in watch.look().items():
-                worked[rank] += found.doing is observations.Doing.WORKS
+                worked[rank] += found.doing is observations.Activity.WORKS
                 if found.still_s > still_s or worked[rank] > 1:
                     seen.setdefault(rank, found)
             if len(seen) == len(cases):

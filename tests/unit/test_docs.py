@@ -15,14 +15,14 @@ import pytest
 from orchestrator import brain
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.facts import Life, Link, News, Phase
+from orchestrator.brain.model.facts import AgentState, News, Phase, RankState
 from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, cli
 from orchestrator.client import post_mortem
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedLimits, PlannedNode
-from orchestrator.core.jobdir.rank_env import Seat, rank_env
+from orchestrator.core.jobdir.rank_env import RankSlot, rank_env
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.spec import load
@@ -118,7 +118,7 @@ def test_every_field_of_the_spec_has_a_description() -> None:
 
 def test_the_diagrams_show_every_state() -> None:
     drawn = GENERATE.drawn(ARCHITECTURE)
-    for what, states in (("attempt", Phase), ("agent", Link), ("rank", Life)):
+    for what, states in (("attempt", Phase), ("agent", AgentState), ("rank", RankState)):
         assert {step.after for step in drawn if step.what == what} == {state.value for state in states}
     seen = {step.after for step in drawn if step.what == "job"}
     assert seen == set(cells.STYLES)
@@ -271,14 +271,14 @@ def _plan() -> Plan:
 
 
 def test_the_reference_names_every_variable_that_a_rank_gets() -> None:
-    names = rank_env(_plan(), JobDir(ROOT), Seat(0, "node-0", 0, 1, 0, 1), 1, ("h", 1), "")
+    names = rank_env(_plan(), JobDir(ROOT), RankSlot(0, "node-0", 0, 1, 0, 1), 1, ("h", 1), "")
     assert [name for name in names if f"`{name}`" not in REFERENCE] == []
 
 
 def test_the_reference_names_every_key_of_the_json_outputs() -> None:
     made = Brain()
     made.learn(planned.planned(_plan(), 0.0))
-    status = status_object.status(_plan(), made.facts, status_object.Moment(0.0, 0.0), {})
+    status = status_object.status(_plan(), made.facts, status_object.Now(0.0, 0.0), {})
     told = post_mortem.why(_plan(), jobs.record(_one_crash()))
     inner = (status["nodes"][0], status["ranks"][0], told["attempts"][0], told["attempts"][0]["verdict"])
     keys = [key for part in (status, told, *inner) for key in part]

@@ -32,7 +32,7 @@ DELETE_AGAIN_S = 0.2
 """So often, and so long after one another, a folder is deleted into which somebody still writes."""
 
 
-def sweep(request: w.Sweep) -> w.Swept:
+def clean_up(request: w.CleanUp) -> w.CleanedUp:
     """End what the job left running here and remove its folder. Raises Fault when it cannot be removed."""
     job = job_folder.resolved(request.root)
     if job.id != request.job or not job.id:
@@ -42,20 +42,20 @@ def sweep(request: w.Sweep) -> w.Swept:
     killed = sum(_end(job, node) for node in nodes)
     left = [pid for node in nodes for pid in keeper.sweep(job.id, node)]
     if not job.root.is_dir():
-        return w.Swept(killed, "")
+        return w.CleanedUp(killed, "")
     if job.secrets.exists() or job.journal.exists():
-        return w.Swept(killed, "it is the folder that the job was submitted from")
+        return w.CleanedUp(killed, "it is the folder that the job was submitted from")
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
     if living:
-        return w.Swept(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
+        return w.CleanedUp(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
     if left:
-        return w.Swept(killed, f"processes that cannot be ended: {', '.join(map(str, left))}")
+        return w.CleanedUp(killed, f"processes that cannot be ended: {', '.join(map(str, left))}")
     try:
         _delete(job.root)
     except OSError as err:
         raise fault("folder", err, job.root) from err
     _remove_if_empty(job.root.parent)
-    return w.Swept(killed, "")
+    return w.CleanedUp(killed, "")
 
 
 def _delete(folder: Path) -> None:

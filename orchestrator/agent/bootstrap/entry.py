@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from orchestrator.agent.bootstrap import fork, job_folder
-from orchestrator.agent.bootstrap.replies import Fault, Talk, fault
+from orchestrator.agent.bootstrap.replies import Fault, Replies, fault
 from orchestrator.core import codec
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks, ownership
@@ -41,7 +41,7 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
 
     This code comes from `bundle`, which is open as `bundle_fd`.
     """
-    talk = Talk(mark, sys.stdin.buffer)
+    talk = Replies(mark, sys.stdin.buffer)
     ownership.close_to_others()
     try:
         match codec.loads_kind(_REQUESTS, line):
@@ -49,14 +49,14 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
                 _launch(request, bundle, bundle_fd, talk)
             case w.Reach() as request:
                 talk.say(_reach(request))
-            case w.Sweep() as request:
+            case w.CleanUp() as request:
                 from orchestrator.agent.bootstrap import cleanup
 
-                talk.say(cleanup.sweep(request))
-            case w.Look() as request:
+                talk.say(cleanup.clean_up(request))
+            case w.SurveyHost() as request:
                 from orchestrator.agent.bootstrap import survey
 
-                talk.say(survey.look(request))
+                talk.say(survey.survey(request))
     except Fault as found:
         talk.say(found.word)
         return 1
@@ -68,7 +68,7 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
     return 0
 
 
-def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, talk: Talk) -> None:
+def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, talk: Replies) -> None:
     job = job_folder.resolved(request.root)
     job_folder.check_space(job, request)
     job_folder.open_at(job, request)
@@ -89,12 +89,12 @@ def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, talk: Talk) -> Non
     _bring_up(job, config, bundle_fd, talk)
 
 
-def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, talk: Talk) -> None:
+def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, talk: Replies) -> None:
     """Start a keeper, pass its words on, and leave it when it was told to go; without that leave it ends itself."""
     log = job.node(config.node) / "agent.log"
     with log.open("ab") as file:
         begin_bytes = file.tell()
-        keeper = fork.bear(job, file.fileno(), bundle_fd)
+        keeper = fork.fork_keeper(job, file.fileno(), bundle_fd)
     try:
         keeper.tell(codec.dumps(config))
         word = _word(keeper, LEASE_S_MAX, while_heard=True)
@@ -126,7 +126,7 @@ def _word(keeper: fork.Keeper, wait_s: float, *, while_heard: bool) -> w.Word:
     return word
 
 
-def _heard_go(talk: Talk, keeper: fork.Keeper) -> bool:
+def _heard_go(talk: Replies, keeper: fork.Keeper) -> bool:
     """Wait for the leave to start, as long as the keeper does. Raises EndedError when that ends before."""
     words_fd = keeper.words.fileno()
     ready = select.select([0, words_fd], [], [], w.GO_S_MAX)[0]

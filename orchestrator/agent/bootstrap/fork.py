@@ -73,7 +73,7 @@ class Keeper:
             self.orders.close()
 
 
-def bear(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
+def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
     """Fork a keeper that is told a configuration and speaks over pipes, and leaves the rest in its log."""
     orders_read, orders_write = os.pipe()
     words_read, words_write = os.pipe()

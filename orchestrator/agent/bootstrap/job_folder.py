@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.agent.bootstrap.replies import Fault, Talk, fault
+from orchestrator.agent.bootstrap.replies import Fault, Replies, fault
 from orchestrator.core.jobdir import locks, ownership
 from orchestrator.core.jobdir.durable import replace_bytes, replace_text
 from orchestrator.core.jobdir.layout import JobDir
@@ -116,7 +116,7 @@ def notes(job: JobDir, request: w.Launch, is_own_folder: bool) -> tuple[str, ...
     return tuple(found)
 
 
-def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Talk, placed: w.Placed) -> None:
+def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Replies, placed: w.Placed) -> None:
     """Bring bundle and code into the folder, as far as they are not there. Raises Fault, EOFError."""
     try:
         with _locked(job, talk):
@@ -132,7 +132,7 @@ def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Talk, placed: w.Pl
 
 
 @contextlib.contextmanager
-def _locked(job: JobDir, talk: Talk) -> Iterator[None]:
+def _locked(job: JobDir, talk: Replies) -> Iterator[None]:
     """Be the only one that works in the folder, on whichever host. Raises Fault when another one does not end."""
     deadline_s = time.monotonic() + LOCK_S_MAX
     beat = _Beat(talk, "waiting for another launch in the same folder")
@@ -153,7 +153,7 @@ def _locked(job: JobDir, talk: Talk) -> Iterator[None]:
 class _Beat:
     """Says now and then that something goes on."""
 
-    def __init__(self, talk: Talk, what: str) -> None:
+    def __init__(self, talk: Replies, what: str) -> None:
         self._talk = talk
         self._what = what
         self._due_s = time.monotonic() + WORKING_S
@@ -181,7 +181,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _bring_code(job: JobDir, code: w.Parcel, talk: Talk) -> None:
+def _bring_code(job: JobDir, code: w.Blob, talk: Replies) -> None:
     """Have the code archive here, and unpack it. A launch that failed leaves no parts; one that was killed may have."""
     archive, part = job.archive, job.root / ".code.tar.gz.part"
     unpacked = job.root / ".code.part"
@@ -200,14 +200,14 @@ def _bring_code(job: JobDir, code: w.Parcel, talk: Talk) -> None:
         raise
 
 
-def _take(code: w.Parcel, part: Path, talk: Talk) -> None:
-    talk.say(w.Want("code"))
+def _take(code: w.Blob, part: Path, talk: Replies) -> None:
+    talk.say(w.SendBlob("code"))
     with part.open("wb") as file:
         if talk.take(code.size_bytes, file) != code.sha256:
             raise Fault("copy", "the code archive did not arrive as it was sent", "", "passing")
 
 
-def _link_sibling(job: JobDir, code: w.Parcel, part: Path) -> bool:
+def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:
     """Look for the same archive in other jobs' folders; a second name costs nothing."""
     for name in sorted(os.listdir(job.root.parent))[-SIBLINGS_MAX:]:  # noqa: PTH208 -- names, to be sorted
         other = job.root.parent / name / "code.tar.gz"

@@ -29,7 +29,7 @@ class Fault(Exception):
         self.word = w.Failed(stage, reason, fix, trouble)
 
 
-class Talk:
+class Replies:
     """The line to whoever launched us."""
 
     def __init__(self, mark: str, source: BinaryIO) -> None:

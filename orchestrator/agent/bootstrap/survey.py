@@ -20,13 +20,13 @@ TORCH_S_MAX = 60.0
 _ASK_TORCH = "import torch; print('torch', torch.__version__)"
 
 
-def look(request: w.Look) -> w.Looked:
+def survey(request: w.SurveyHost) -> w.HostSurveyed:
     """Return what there is."""
     root, why_not, fix = _try_folder(request.root)
     nearest = job_folder.nearest(Path(root)) if root else Path("/")
     disk = os.statvfs(nearest)
     program, torch = _ranks_program(request.programs)
-    return w.Looked(
+    return w.HostSurveyed(
         root=root,
         fault=why_not,
         fix=fix,

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from orchestrator.agent.evidence import describe, resource_use, stuck_proof
-from orchestrator.agent.evidence.sample import SideThread, Sight
+from orchestrator.agent.evidence.sample import RankSample, SideThread
 from orchestrator.agent.probes import kernel_wait, stack_frames
 from orchestrator.agent.probes.kernel_wait import Wait
 from orchestrator.core import observations
@@ -39,7 +39,7 @@ STACK_FRAMES = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class SampleContext:
     """What others know of a rank: it has said its last word, C code holds the GIL, and torch's flight recorder.
 
     `on_device`: collectives that it has entered are not done, as far as torch knows; `gpu_use`: the share of time in which
@@ -51,35 +51,37 @@ class Word:
     collectives: tuple[observations.Collective, ...] = ()
     on_device: bool = False
     groups: tuple[str, ...] = ()
-    marks: tuple[observations.Mark, ...] = ()
+    marks: tuple[observations.CollectiveCounts, ...] = ()
     mixed: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
     gpu_use: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class PreviousSample:
     """The look before. `since_s`: nothing of the rank has moved since then (monotonic); `since_queue_s`: how long until
     then its thread had waited for a processor; `ends_at_s`: what it waited in when that began has ended by then, so
     one that still waits begins again and again."""
 
-    sight: Sight
-    word: Word
+    sight: RankSample
+    word: SampleContext
     since_s: float
     since_queue_s: float
     ends_at_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What a rank does, and the words for it; `certain`: see `messages.RankLook`."""
+class Classification:
+    """What a rank does, and the words for it; `certain`: see `messages.RankInspection`."""
 
-    doing: observations.Doing
+    doing: observations.Activity
     why: str
     certain: bool = False
 
 
-def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[observations.RankLook, Earlier]:
+def classify(
+    sight: RankSample, word: SampleContext, earlier: PreviousSample | None
+) -> tuple[observations.RankInspection, PreviousSample]:
     """Return what a look has found of a rank, and what the next look will compare with."""
     now_s = sight.after.at_s
     moved = _movement(sight, word, earlier) if earlier is not None else ""
@@ -88,7 +90,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[observat
     if earlier is not None and not moved:
         since_s, since_queue_s, ends_at_s = earlier.since_s, earlier.since_queue_s, earlier.ends_at_s
     found = _found(sight, word, earlier, moved)
-    look = observations.RankLook(
+    look = observations.RankInspection(
         rank=sight.rank,
         pid=sight.pid,
         state=sight.state,
@@ -98,7 +100,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[observat
         why=found.why,
         certain=found.certain,
         ends_s=sight.wait.ends_s
-        if found.doing in (observations.Doing.SLEEPS, observations.Doing.BLOCKED)
+        if found.doing in (observations.Activity.SLEEPS, observations.Activity.BLOCKED)
         else None,
         phase="exit" if word.left else stack_frames.phase(sight.stack),
         stack=texts(sight.stack),
@@ -111,7 +113,7 @@ def examine(sight: Sight, word: Word, earlier: Earlier | None) -> tuple[observat
         gpu_use=word.gpu_use,
         starved_s=round(max(sight.after.queue_s - since_queue_s, 0.0), 1),
     )
-    return look, Earlier(sight, word, since_s, since_queue_s, ends_at_s)
+    return look, PreviousSample(sight, word, since_s, since_queue_s, ends_at_s)
 
 
 def texts(stack: tuple[stack_frames.Frame, ...]) -> tuple[str, ...]:
@@ -119,28 +121,32 @@ def texts(stack: tuple[stack_frames.Frame, ...]) -> tuple[str, ...]:
     return tuple(str(frame) for frame in stack_frames.without_imports(stack)[:STACK_FRAMES])
 
 
-def _found(sight: Sight, word: Word, earlier: Earlier | None, moved: str) -> Finding:
+def _found(
+    sight: RankSample, word: SampleContext, earlier: PreviousSample | None, moved: str
+) -> Classification:
     if sight.state in "Tt":
         why = "stopped (state T)" if sight.state == "T" else "held by a debugger (state t)"
-        return Finding(observations.Doing.STOPPED, why)
+        return Classification(observations.Activity.STOPPED, why)
     if sight.state in "ZX":
-        return Finding(observations.Doing.BLOCKED, f"ended (state {sight.state}), and not gone", certain=True)
+        return Classification(
+            observations.Activity.BLOCKED, f"ended (state {sight.state}), and not gone", certain=True
+        )
     if word.left:
         words = f"has said its last word, and is still there, {describe.in_words(sight)}"
         stands = earlier is not None and not moved and earlier.word.left
         is_stuck = sight.wait.call in ("futex", "pause") and sight.wait.for_ever and not sight.wait.is_shared
-        return Finding(observations.Doing.LEAVING, words, certain=stands and is_stuck)
+        return Classification(observations.Activity.LEAVING, words, certain=stands and is_stuck)
     if earlier is None:
-        return Finding(observations.Doing.UNSEEN, describe.in_words(sight))
+        return Classification(observations.Activity.UNSEEN, describe.in_words(sight))
     if moved:
-        return Finding(observations.Doing.WORKS, moved)
+        return Classification(observations.Activity.WORKS, moved)
     return _still(sight, word, earlier)
 
 
 # What moved
 
 
-def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
+def _movement(sight: RankSample, word: SampleContext, earlier: PreviousSample) -> str:
     """Return in words what of a rank has moved since the look before; nothing when all stands still."""
     then = earlier.sight
     if sight.pid != then.pid or sight.state in "TtZX" or then.state in "TtZX":
@@ -165,7 +171,7 @@ def _movement(sight: Sight, word: Word, earlier: Earlier) -> str:
     return _movement_of_children(sight, earlier) or _movement_of_threads(sight, earlier)
 
 
-def _trickles(sight: Sight, earlier: Earlier, tid: int, now: Wait, then: Wait) -> bool:
+def _trickles(sight: RankSample, earlier: PreviousSample, tid: int, now: Wait, then: Wait) -> bool:
     """Tell whether something comes or goes through what a thread reads, writes, or polls before it does so (a socket with
     a time limit). What is sent is in no counter of the kernel's; that the thread has gone on is."""
     before = earlier.sight.after.wakes.get(tid)
@@ -188,7 +194,7 @@ def _trickles(sight: Sight, earlier: Earlier, tid: int, now: Wait, then: Wait) -
     return limit_s > 0 and wakes >= WAKES + TIMEOUTS * resource_use.span_s(sight, earlier.sight) / limit_s
 
 
-def _movement_of_children(sight: Sight, earlier: Earlier) -> str:
+def _movement_of_children(sight: RankSample, earlier: PreviousSample) -> str:
     before = {child.pid: child for child in earlier.sight.children}
     for child in sight.children:
         then = before.get(child.pid)
@@ -206,7 +212,7 @@ def _movement_of_children(sight: Sight, earlier: Earlier) -> str:
     return ""
 
 
-def _movement_of_threads(sight: Sight, earlier: Earlier) -> str:
+def _movement_of_threads(sight: RankSample, earlier: PreviousSample) -> str:
     """Say which thread beside the one that is judged has moved, whatever that one waits for."""
     if not (sight.knows_others and earlier.sight.knows_others):
         return ""
@@ -224,50 +230,54 @@ def _movement_of_threads(sight: Sight, earlier: Earlier) -> str:
     return ""
 
 
-def _entered(word: Word) -> tuple[tuple[str, int], ...]:
+def _entered(word: SampleContext) -> tuple[tuple[str, int], ...]:
     return tuple((one.group, one.number) for one in word.collectives)
 
 
 # What stands still
 
 
-def _still(sight: Sight, word: Word, earlier: Earlier) -> Finding:
+def _still(sight: RankSample, word: SampleContext, earlier: PreviousSample) -> Classification:
     """Say what a rank is in of which nothing has moved."""
     if resource_use.main_share(sight, earlier.sight) > BURNS_SHARE:
         return _burning(sight, word)
     found = stuck_proof.proof(sight, earlier.sight, word.on_device)
     if found:
-        doing = observations.Doing.SLEEPS if sight.wait.asleep else observations.Doing.BLOCKED
-        return Finding(doing, found, certain=True)
+        doing = observations.Activity.SLEEPS if sight.wait.asleep else observations.Activity.BLOCKED
+        return Classification(doing, found, certain=True)
     awaited = _awaited(sight)
     if resource_use.beside_share(sight, earlier.sight) > BURNS_SHARE and not (
         awaited and stack_frames.is_collective(sight.stack)
     ):
-        return Finding(observations.Doing.SPINS, "its native threads compute")
+        return Classification(observations.Activity.SPINS, "its native threads compute")
     burning = [
         c for c in sight.children if resource_use.child_share(sight, earlier.sight, c.pid) > BURNS_SHARE
     ]
     if burning:
         where = stack_frames.place(burning[0].frames)
-        return Finding(observations.Doing.SPINS, f"its child {burning[0].pid} computes at one place, {where}")
+        return Classification(
+            observations.Activity.SPINS, f"its child {burning[0].pid} computes at one place, {where}"
+        )
     if awaited:
-        return Finding(observations.Doing.WAITS, f"in {awaited}")
+        return Classification(observations.Activity.WAITS, f"in {awaited}")
     if _awaits_device(sight, word):
-        return Finding(observations.Doing.WAITS, "waits for its GPU, which has collectives to run")
+        return Classification(observations.Activity.WAITS, "waits for its GPU, which has collectives to run")
     if sight.main is None and sight.wait.lack:
-        return Finding(observations.Doing.UNSEEN, sight.why_no_stack)
+        return Classification(observations.Activity.UNSEEN, sight.why_no_stack)
     return _idle(sight, earlier)
 
 
-def _idle(sight: Sight, earlier: Earlier) -> Finding:
+def _idle(sight: RankSample, earlier: PreviousSample) -> Classification:
     """Say in what a rank is that neither computes nor waits for other ranks."""
     again = earlier.ends_at_s is not None and sight.after.at_s > earlier.ends_at_s + RENEWED_S
     shown = replace(sight, wait=replace(sight.wait, ends_s=None)) if again and sight.wait.asleep else sight
     words = f"{describe.in_words(shown)}{', again and again' if again else ''}"
-    return Finding(observations.Doing.SLEEPS if sight.wait.asleep else observations.Doing.BLOCKED, words)
+    return Classification(
+        observations.Activity.SLEEPS if sight.wait.asleep else observations.Activity.BLOCKED, words
+    )
 
 
-def _awaited(sight: Sight) -> str:
+def _awaited(sight: RankSample) -> str:
     """Return what other ranks are waited for in. What C code does is told by the user's line alone, and so only where it
     can be that by the kernel's word, too."""
     named = stack_frames.awaits_ranks(sight.stack, sight.line)
@@ -279,23 +289,23 @@ def _awaited(sight: Sight) -> str:
     return named if at_network or sight.wait.call == "futex" else ""
 
 
-def _burning(sight: Sight, word: Word) -> Finding:
+def _burning(sight: RankSample, word: SampleContext) -> Classification:
     """Say what a rank is in whose thread computes and moves nowhere."""
     if sight.main is None:
-        return Finding(observations.Doing.UNSEEN, f"computes; {sight.why_no_stack}")
+        return Classification(observations.Activity.UNSEEN, f"computes; {sight.why_no_stack}")
     awaited = stack_frames.awaits_ranks(sight.stack, "")
     if awaited and stack_frames.is_collective(sight.stack):
-        return Finding(observations.Doing.WAITS, f"in {awaited}")
+        return Classification(observations.Activity.WAITS, f"in {awaited}")
     if _awaits_device(sight, word):
-        return Finding(observations.Doing.WAITS, "waits for its GPU, which has collectives to run")
+        return Classification(observations.Activity.WAITS, "waits for its GPU, which has collectives to run")
     if word.gil_held:
-        return Finding(observations.Doing.SPINS, "in C code that keeps Python's lock (the GIL)")
+        return Classification(observations.Activity.SPINS, "in C code that keeps Python's lock (the GIL)")
     if sight.gpu and stack_frames.awaits_device(sight.stack, sight.line):
-        return Finding(observations.Doing.SPINS, "waits for its GPU")
-    return Finding(observations.Doing.SPINS, "computes at one place")
+        return Classification(observations.Activity.SPINS, "waits for its GPU")
+    return Classification(observations.Activity.SPINS, "computes at one place")
 
 
-def _awaits_device(sight: Sight, word: Word) -> bool:
+def _awaits_device(sight: RankSample, word: SampleContext) -> bool:
     return sight.gpu and word.on_device and stack_frames.awaits_device(sight.stack, sight.line)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from orchestrator.agent.evidence.sample import Child, Sight
+from orchestrator.agent.evidence.sample import Child, RankSample
 from orchestrator.agent.probes import kernel_wait, stack_frames
 
 
-def in_words(sight: Sight) -> str:
+def in_words(sight: RankSample) -> str:
     """Say what a rank is in, as far as it can be known from one moment."""
     if sight.main is None and not sight.wait.call:
         return sight.why_no_stack
@@ -48,7 +48,7 @@ def in_words(sight: Sight) -> str:
     return kernel_wait.in_words(sight.wait)
 
 
-def _busy_child(sight: Sight) -> str:
+def _busy_child(sight: RankSample) -> str:
     """Say which child is waited for and where it is: one in a bad state, one in the user's code, else the youngest."""
     children = (loaders(sight) or _named(sight) or sight.children)[::-1]
     if not children:
@@ -61,14 +61,14 @@ def _busy_child(sight: Sight) -> str:
     return f": {one} {called(child)}, which {does}"
 
 
-def loaders(sight: Sight) -> tuple[Child, ...]:
+def loaders(sight: RankSample) -> tuple[Child, ...]:
     """Return the workers of the DataLoader that a rank waits for; none where it waits for none."""
     if sight.main is None or not stack_frames.awaits_loader(sight.main.frames):
         return ()
     return tuple(child for child in sight.children if child.is_loaders and child.ppid == sight.pid)
 
 
-def _named(sight: Sight) -> tuple[Child, ...]:
+def _named(sight: RankSample) -> tuple[Child, ...]:
     return tuple(child for child in sight.children if child.pid == sight.wait.child)
 
 
@@ -86,7 +86,7 @@ def wait_in_words(child: Child) -> str:
     return f"{words}, {stack_frames.place(child.frames)}" if child.frames else words
 
 
-def is_at_prompt(sight: Sight) -> bool:
+def is_at_prompt(sight: RankSample) -> bool:
     """Tell whether a person is asked: it reads a terminal, or standard input in a place where one types."""
     if (
         sight.wait.call not in ("read", "pselect6", "select", "poll", "ppoll")

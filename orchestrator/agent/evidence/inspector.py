@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.agent.evidence import classify, sample
-from orchestrator.agent.evidence.classify import Earlier, Word
+from orchestrator.agent.evidence.classify import PreviousSample, SampleContext
 from orchestrator.agent.probes import gpu_use, python_stacks, stack_frames
 from orchestrator.agent.rank import flight_recorder
 from orchestrator.agent.rank.hook import RING_STEPS
@@ -53,8 +53,8 @@ class _Watched:
     page."""
 
     process: RankProcess
-    window: flight_recorder.Window
-    earlier: Earlier | None = None
+    window: flight_recorder.WorkerServerClient
+    earlier: PreviousSample | None = None
     busy: threading.Thread | None = None
     traced: bytes = b""
 
@@ -64,15 +64,15 @@ class _Watched:
 
 
 @dataclass(slots=True)
-class _Asking:
+class _Inspection:
     """One rank in one look: what was asked of it, and once its stacks are there, the thread that looks."""
 
     watched: _Watched
-    before: sample.Effort
-    asked: python_stacks.Asked
-    flight: flight_recorder.Asked
+    before: sample.ResourceUse
+    asked: python_stacks.PendingStacks
+    flight: flight_recorder.PendingQuery
     found: list[python_stacks.RankStack] | None = None
-    look: observations.RankLook | None = None
+    look: observations.RankInspection | None = None
 
 
 @dataclass(slots=True)
@@ -83,14 +83,14 @@ class _GpusAsked:
 
 
 @dataclass(slots=True)
-class Eyes:
+class Inspector:
     """What looks at the ranks of one attempt on this node; `env`: what one of them is told."""
 
     ranks: NodeRanks
     env: Mapping[str, str]
     _watched: dict[int, _Watched] = field(default_factory=dict)
     _unasked: list[_Watched] = field(default_factory=list)
-    _asking: list[_Asking] = field(default_factory=list)
+    _asking: list[_Inspection] = field(default_factory=list)
     _gpus: _GpusAsked = field(default_factory=_GpusAsked)
     _look_number: int | None = None
     _began_s: float = 0.0
@@ -101,7 +101,9 @@ class Eyes:
         alive = self.ranks.alive
         for process in alive:
             if process.rank not in self._watched:
-                self._watched[process.rank] = _Watched(process, flight_recorder.Window(process.folder))
+                self._watched[process.rank] = _Watched(
+                    process, flight_recorder.WorkerServerClient(process.folder)
+                )
         self._unasked = [self._watched[process.rank] for process in alive]
         self._asking = []
         self._ask_all()
@@ -113,7 +115,7 @@ class Eyes:
         """Tell whether `gather` has something to wait for."""
         return self._look_number is not None
 
-    def gather(self) -> m.Looked | None:
+    def gather(self) -> m.Inspected | None:
         """Return what was found, once the pages are written; None while some of it is still to come, or unasked."""
         look = self._look_number
         if look is None:
@@ -130,7 +132,7 @@ class Eyes:
         asked = tuple(asking.look or _plain(asking) for asking in self._asking)
         unasked = tuple(_unanswered(watched.process) for watched in self._unasked)
         looks = sorted(asked + unasked, key=lambda one: one.rank)
-        return m.Looked(self.ranks.attempt, look, tuple(looks))
+        return m.Inspected(self.ranks.attempt, look, tuple(looks))
 
     def close(self) -> None:
         """Give back the connections."""
@@ -149,7 +151,7 @@ class Eyes:
         words = self.env.get("WORLD_SIZE", "")
         return int(words) if words.isdigit() else 0
 
-    def _ask(self, watched: _Watched, tree: Mapping[int, list[int]]) -> _Asking:
+    def _ask(self, watched: _Watched, tree: Mapping[int, list[int]]) -> _Inspection:
         pids = python_stacks.processes(watched.process.pid, tree)
         earlier = watched.earlier
         own, tid = (earlier.sight.pid, earlier.sight.tid) if earlier is not None else (pids[0], 0)
@@ -157,7 +159,7 @@ class Eyes:
         before = sample.measure(tuple(dict.fromkeys((own, *pids))), tid)
         beat = watched.process.beats.read()
         asked = python_stacks.ask_these(pids, watched.process.folder, int(STACK_SIGNAL), (beat.pid, beat.tid))
-        return _Asking(
+        return _Inspection(
             watched,
             before,
             asked,
@@ -172,7 +174,7 @@ class Eyes:
             tree = procfs.children()
             self._asking += [self._ask(watched, tree) for watched in free]
 
-    def _take_stacks(self, asking: _Asking, is_due: bool) -> None:
+    def _take_stacks(self, asking: _Inspection, is_due: bool) -> None:
         """Begin to look at a rank as soon as its stacks are there."""
         found = python_stacks.answer(asking.asked)
         if found is None and is_due:
@@ -185,7 +187,7 @@ class Eyes:
         asking.watched.busy = thread
         thread.start()
 
-    def _look(self, asking: _Asking, found: list[python_stacks.RankStack], until_s: float) -> None:
+    def _look(self, asking: _Inspection, found: list[python_stacks.RankStack], until_s: float) -> None:
         """Look at one rank, in a thread of its own."""
         watched = asking.watched
         if not found:
@@ -200,12 +202,14 @@ class Eyes:
         word = self._word(asking, seen, told)
         if seen.gpu:
             word = self._with_gpu(word, seen.pid, until_s)
-        look, watched.earlier = classify.examine(seen, word, watched.earlier)
+        look, watched.earlier = classify.classify(seen, word, watched.earlier)
         with contextlib.suppress(OSError):  # a full disk costs the pages, not their summary
             self._append(asking, _page_of(look, found, threads))
         asking.look = look
 
-    def _word(self, asking: _Asking, seen: sample.Sight, told: flight_recorder.Flight | None) -> Word:
+    def _word(
+        self, asking: _Inspection, seen: sample.RankSample, told: flight_recorder.FlightRecord | None
+    ) -> SampleContext:
         """Return what the rank's beat file and torch say of it."""
         beats = asking.watched.process.beats
         groups = beats.groups()
@@ -213,12 +217,12 @@ class Eyes:
         keys, marks = tuple(group.key for group in groups), beats.history()
         if told is None:
             lack = f"torch's flight recorder took longer than {LOOK_S_MAX:g} s"
-            return Word(left=left, groups=keys, marks=marks, lacks=(lack,))
+            return SampleContext(left=left, groups=keys, marks=marks, lacks=(lack,))
         with contextlib.suppress(OSError):
             if told.trace:
                 self._append_trace(asking, told.trace)
         last = {entry.group: entry for entry in told.entries if not entry.is_p2p}
-        return Word(
+        return SampleContext(
             left=left,
             gil_held=told.gil_held if told.threads_of == seen.pid else None,
             collectives=told.collectives(groups, self.world_size, time.time_ns()),
@@ -229,7 +233,7 @@ class Eyes:
             lacks=(told.lack,) if told.lack else (),
         )
 
-    def _with_gpu(self, word: Word, pid: int, until_s: float) -> Word:
+    def _with_gpu(self, word: SampleContext, pid: int, until_s: float) -> SampleContext:
         """Return the word of a rank that uses a GPU with how busy that is."""
         gpus = self._gpus
         while gpus.use is None and time.monotonic() < until_s:
@@ -238,11 +242,11 @@ class Eyes:
         share, lack = gpus.use.share(pid) if gpus.use is not None else late
         return dataclasses.replace(word, gpu_use=share, lacks=(*word.lacks, lack) if lack else word.lacks)
 
-    def _page(self, asking: _Asking, name: str) -> Path:
+    def _page(self, asking: _Inspection, name: str) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True)
         return self.folder / f"{rank_name(asking.watched.process.rank)}-{name}"
 
-    def _append(self, asking: _Asking, text: str) -> None:
+    def _append(self, asking: _Inspection, text: str) -> None:
         """Add to the rank's page of stacks."""
         with self._page(asking, "stacks.txt").open("ab") as file:
             if file.tell() < PAGE_BYTES_MAX:
@@ -250,7 +254,7 @@ class Eyes:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def _append_trace(self, asking: _Asking, trace: bytes) -> None:
+    def _append_trace(self, asking: _Inspection, trace: bytes) -> None:
         """Add torch's own words to the rank's page of them, or that they are what they were."""
         digest = hashlib.sha256(trace).digest()
         with self._page(asking, "flight.jsonl").open("ab") as file:
@@ -287,7 +291,7 @@ def _shortened(trace: bytes, bytes_max: int) -> bytes:
     return json.dumps({**known, "entries": entries[left_out:], "entries_left_out": left_out}).encode()
 
 
-def _page_of(look: observations.RankLook, found: list[python_stacks.RankStack], threads: str) -> str:
+def _page_of(look: observations.RankInspection, found: list[python_stacks.RankStack], threads: str) -> str:
     place = f", {look.where}" if look.where else ""
     head = (
         f"{time.strftime('%H:%M:%S')} {look.doing.value}, still for {look.still_s:g} s: {look.why}{place}\n"
@@ -300,13 +304,13 @@ def _page_of(look: observations.RankLook, found: list[python_stacks.RankStack], 
     return head + lacks + "\n" + "\n".join(bodies) + beside + "\n"
 
 
-def _gone(rank: int) -> observations.RankLook:
-    return observations.RankLook(
-        rank, 0, "X", observations.Doing.UNSEEN, 0.0, "", "gone", False, None, "", (), (), (), (), ()
+def _gone(rank: int) -> observations.RankInspection:
+    return observations.RankInspection(
+        rank, 0, "X", observations.Activity.UNSEEN, 0.0, "", "gone", False, None, "", (), (), (), (), ()
     )
 
 
-def _plain(asking: _Asking) -> observations.RankLook:
+def _plain(asking: _Inspection) -> observations.RankInspection:
     """Describe a rank that could not be looked at in time by its stacks alone."""
     process = asking.watched.process
     found = asking.found or python_stacks.last_answer(asking.asked)
@@ -315,18 +319,18 @@ def _plain(asking: _Asking) -> observations.RankLook:
     first = found[0]
     main = stack_frames.own_stack(first.text)
     stack = main.frames if main is not None else ()
-    return observations.RankLook(
-        process.rank, first.pid, first.state, observations.Doing.UNSEEN, 0.0, stack_frames.place(stack), _TOO_LONG, False, None,
+    return observations.RankInspection(
+        process.rank, first.pid, first.state, observations.Activity.UNSEEN, 0.0, stack_frames.place(stack), _TOO_LONG, False, None,
         stack_frames.phase(stack), classify.texts(stack), (), (), (), (_TOO_LONG,),
     )  # fmt: skip
 
 
-def _unanswered(process: RankProcess) -> observations.RankLook:
+def _unanswered(process: RankProcess) -> observations.RankInspection:
     """Describe a rank with which the look before is not yet through."""
     stat = procfs.look(process.pid)
     if stat is None:
         return _gone(process.rank)
-    return observations.RankLook(
-        process.rank, process.pid, stat.state, observations.Doing.UNSEEN, 0.0, "", _TOO_LONG, False, None, "", (), (), (), (),
+    return observations.RankInspection(
+        process.rank, process.pid, stat.state, observations.Activity.UNSEEN, 0.0, "", _TOO_LONG, False, None, "", (), (), (), (),
         (_TOO_LONG,),
     )  # fmt: skip

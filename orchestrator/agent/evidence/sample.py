@@ -62,7 +62,7 @@ _WATCHES = ("/tqdm/_monitor.py", "/torch/_inductor/", "/torch/utils/_cpp_extensi
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class ResourceUse:
     """What a rank has spent until `at_s` (monotonic). `main_s`: the thread that is judged, on a processor or waiting for
     one, and `queue_s`: the latter alone; `process_s`: all its threads on processors; `children_s`: the greater of both
     for each child; `io_bytes`: read and written by all of its processes; `wakes`: by thread of the rank's own process,
@@ -116,7 +116,7 @@ class SideThread:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class RankSample:
     """One rank at one moment. `pid`: of the process that trains, `tid`: of the thread of it that is judged; `main`: that
     thread's stack; `why_no_stack`: empty when there is one. `others`: the Python threads beside it, and `knows_others`
     whether these are all; where it is not known, nothing is proved.
@@ -142,8 +142,8 @@ class Sight:
     types: bool
     gpu: bool
     caught: frozenset[int]
-    before: Effort
-    after: Effort
+    before: ResourceUse
+    after: ResourceUse
     lacks: tuple[str, ...]
 
     @property
@@ -157,7 +157,7 @@ class Sight:
         return self.caught - EVERYBODYS
 
 
-def measure(pids: tuple[int, ...], tid: int = 0) -> Effort:
+def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     """Return what a rank's processes have spent so far, the first of them being the rank's own. `tid`: the thread of it
     that is judged, 0 for the main one."""
     at_s, first = time.monotonic(), pids[0]
@@ -170,10 +170,10 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> Effort:
     wakes = {one: kernel_wait.wakes(first, one) for one in _tids(first)} | {
         pid: kernel_wait.wakes(pid, pid) for pid in others
     }
-    return Effort(at_s, run_s + queue_s or process_s, queue_s, process_s, children_s, io_bytes, wakes)
+    return ResourceUse(at_s, run_s + queue_s or process_s, queue_s, process_s, children_s, io_bytes, wakes)
 
 
-def take(rank: int, found: list[RankStack], before: Effort, trainer: tuple[int, int]) -> Sight:
+def take(rank: int, found: list[RankStack], before: ResourceUse, trainer: tuple[int, int]) -> RankSample:
     """Look at one rank whose stacks have been taken. `trainer`: the process that has made its steps, and the thread of
     it; zeros before the first step."""
     own = _trainer(found, trainer[0])
@@ -183,7 +183,7 @@ def take(rank: int, found: list[RankStack], before: Effort, trainer: tuple[int, 
     main = stack_frames.own_stack(own.text)
     wait = kernel_wait.wait_of(own.pid, tid)
     after = measure(tuple(dict.fromkeys((own.pid, *(one.pid for one in found)))), tid)
-    return Sight(
+    return RankSample(
         rank,
         own.pid,
         tid,
@@ -205,7 +205,7 @@ def take(rank: int, found: list[RankStack], before: Effort, trainer: tuple[int, 
     )
 
 
-def with_threads(seen: Sight, dump: str) -> Sight:
+def with_threads(seen: RankSample, dump: str) -> RankSample:
     """Add the Python threads beside the one that is judged, from torch's own dump of all; and that one's stack, where no
     signal could be sent for it."""
     threads = [thread for thread in stack_frames.parse(dump) if not thread.current][:THREADS_MAX]
@@ -336,7 +336,7 @@ def _tids(pid: int) -> list[int]:
 def _tid(pid: int, ident: int) -> int | None:
     """Return the kernel's id of the thread with this pthread: the first number in it that is one of the process's."""
     tids = set(_tids(pid))
-    raw = kernel_wait.Memory(pid).read(ident, PTHREAD_BYTES)
+    raw = kernel_wait.ProcessMemory(pid).read(ident, PTHREAD_BYTES)
     numbers = struct.unpack(f"<{len(raw) // 4}i", raw[: len(raw) // 4 * 4])
     return next((number for number in numbers if number in tids), None)
 

@@ -7,7 +7,7 @@ called, and nothing is proved where not all Python threads of the rank are known
 from __future__ import annotations
 
 from orchestrator.agent.evidence import describe, resource_use
-from orchestrator.agent.evidence.sample import CHILDREN_MAX, TIMERS, Child, SideThread, Sight
+from orchestrator.agent.evidence.sample import CHILDREN_MAX, TIMERS, Child, RankSample, SideThread
 from orchestrator.agent.probes import stack_frames
 from orchestrator.agent.probes.kernel_wait import Wait
 
@@ -21,7 +21,7 @@ DEPTH_MAX = 8
 """So many generations of children are followed: a shell that waits for its program, and so on."""
 
 
-def proof(sight: Sight, then: Sight, on_device: bool) -> str:
+def proof(sight: RankSample, then: RankSample, on_device: bool) -> str:
     """Return in words why an idle rank cannot go on by itself, by two looks in a row; nothing where its state does not say
     so. `on_device`: its GPU has collectives to run."""
     if stack_frames.awaits_debugger(sight.stack):
@@ -43,7 +43,7 @@ def proof(sight: Sight, then: Sight, on_device: bool) -> str:
     return _stopped_child(sight, then)
 
 
-def _is_locked(sight: Sight) -> bool:
+def _is_locked(sight: RankSample) -> bool:
     """Tell whether a rank waits for a lock, or for a thread's end, without a limit, and so does every thread of it that
     may hold that lock."""
     if sight.main is None or sight.children or sight.signals or not sight.knows_others:
@@ -67,7 +67,7 @@ def _is_at_lock(thread: SideThread) -> bool:
     )
 
 
-def _stopped_child(sight: Sight, then: Sight) -> str:
+def _stopped_child(sight: RankSample, then: RankSample) -> str:
     """Say which stopped (state T) child a rank waits for; nothing where another one, or a timer, may let it go on."""
     if sight.main is None or len(sight.children) >= CHILDREN_MAX:
         return ""

@@ -69,7 +69,7 @@ class Shape:
         return sum(size for _, size, _ in self.files)
 
 
-def look(path: Path) -> Shape:
+def inspect_shape(path: Path) -> Shape:
     """Return the shape of an entry; what vanishes meanwhile is left out."""
     files: list[tuple[str, int, int]] = []
     todo = [path]

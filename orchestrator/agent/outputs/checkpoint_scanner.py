@@ -1,7 +1,7 @@
 """Which checkpoints does this node tell of? Looks for complete ones, and says where they are or what they consist of.
 
 Where the supervisor sees this disk, a checkpoint's path is all it needs (`CheckpointFound`). Where it does not, the
-checkpoint has to travel: then its pieces are named with their sha256 (`PiecesFound`), and `scanned` says up to which
+checkpoint has to travel: then its pieces are named with their sha256 (`ManifestReported`), and `scanned` says up to which
 step nothing more is to come. Of agents that share a disk only one looks: it holds the lock `checkpoints.lock`.
 """
 
@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from orchestrator.agent.outputs.checkpoint_formats import Shape, look
-from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch, Found
+from orchestrator.agent.outputs.checkpoint_formats import Shape, inspect_shape
+from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch, FoundCheckpoint
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.agent.rank.processes import NodeRanks
 from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
@@ -48,14 +48,14 @@ NOT_KNOWN = -1
 LOCK_FILE = "checkpoints.lock"
 
 
-class Finder:
+class CheckpointScanner:
     """The checkpoints of the attempt that runs here."""
 
     def __init__(
         self,
         config: m.AgentConfig,
         hasher: Hasher,
-        report: Callable[[m.KeptReport], None],
+        report: Callable[[m.ReliableReport], None],
         note: Callable[[str], None],
     ) -> None:
         self._job = JobDir.at(config.root)
@@ -81,7 +81,7 @@ class Finder:
         if self._looks and not self._everywhere:
             self._recall()
             for path in self._watch.torn():
-                self._report(m.CheckpointSpoiled(0, str(path)))
+                self._report(m.CheckpointInvalidated(0, str(path)))
 
     def begin(self, looks: bool = True) -> None:
         """An attempt begins: what is there by now belongs to those before. `looks`: it is for this agent to look."""
@@ -137,27 +137,27 @@ class Finder:
         found, spoiled = self._watch.last_scan(ranks.all_stepped_ns(), ranks.all_ended_well)
         if not self._travels:
             for path in spoiled:
-                self._report(m.CheckpointSpoiled(ranks.attempt, str(path)))
+                self._report(m.CheckpointInvalidated(ranks.attempt, str(path)))
         for one in found:
             self._found(ranks, one)
         for one in self._watch.doubtful() if self._travels else []:
             name = self._name(one.path)
             self._note(f"{name} is not known to be whole: its ranks ended")
-            self._report(m.PiecesFound(ranks.attempt, name, self._count(ranks, one), ()))
+            self._report(m.ManifestReported(ranks.attempt, name, self._count(ranks, one), ()))
         self._note_whole()
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self._job.checkpoints).as_posix()
 
-    def _count(self, ranks: NodeRanks, one: Found) -> int:
+    def _count(self, ranks: NodeRanks, one: FoundCheckpoint) -> int:
         return _step_at(ranks, one.mtime_ns)
 
-    def _found(self, ranks: NodeRanks, one: Found) -> None:
+    def _found(self, ranks: NodeRanks, one: FoundCheckpoint) -> None:
         count = self._count(ranks, one)
         if not self._travels:
             self._report(m.CheckpointFound(ranks.attempt, str(one.path), count))
             return
-        shape = look(one.path)
+        shape = inspect_shape(one.path)
         if shape.mtime_ns != one.mtime_ns:
             return
         self._begun += 1
@@ -172,7 +172,7 @@ class Finder:
             return
         if pieces is None:
             return  # it is being written again, and will be found again
-        found = m.PiecesFound(attempt, self._name(path), count, pieces)
+        found = m.ManifestReported(attempt, self._name(path), count, pieces)
         if len(codec.dumps(found)) <= MANIFEST_BYTES_MAX:
             self._report(found)
         else:
@@ -216,7 +216,7 @@ class Finder:
         for path in self._watch.prune(keep, has_step_between):
             self._note(f"deleted the old checkpoint {path}")
             if not self._travels:
-                self._report(m.CheckpointSpoiled(ranks.attempt, str(path)))
+                self._report(m.CheckpointInvalidated(ranks.attempt, str(path)))
 
     def _note_whole(self) -> None:
         """Write down what is known to be whole, for the agent that looks next."""

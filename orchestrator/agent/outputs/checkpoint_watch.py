@@ -22,9 +22,9 @@ from orchestrator.agent.outputs import checkpoint_series
 from orchestrator.agent.outputs.checkpoint_formats import (
     Shape,
     Wholeness,
+    inspect_shape,
     is_half_rewritten,
     is_temporary,
-    look,
     proves_itself,
     wholeness,
 )
@@ -38,7 +38,7 @@ DEPTH_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """A complete checkpoint and the time of its last byte."""
 
     path: Path
@@ -73,12 +73,12 @@ class CheckpointWatch:
         """Return what counts of what is there now, complete or not."""
         return self._counted(self._entries())
 
-    def scan(self, stepped_ns: int, now_ns: int) -> list[Found]:
+    def scan(self, stepped_ns: int, now_ns: int) -> list[FoundCheckpoint]:
         """Return what became complete, oldest first.
 
         `stepped_ns`: when every rank that makes steps had made one, 0 if there was none; wall clock of this node.
         """
-        found: list[Found] = []
+        found: list[FoundCheckpoint] = []
         for path, shape in self.listed().items():
             still = self.seen.get(path) == shape
             self.seen[path] = shape
@@ -91,9 +91,9 @@ class CheckpointWatch:
                 found.append(self._found(path, shape))
         return sorted(found, key=lambda one: one.mtime_ns)
 
-    def last_scan(self, stepped_ns: int, all_ended_well: bool) -> tuple[list[Found], list[Path]]:
+    def last_scan(self, stepped_ns: int, all_ended_well: bool) -> tuple[list[FoundCheckpoint], list[Path]]:
         """Return what is complete now that all ranks are gone, and what was reported before but is spoiled."""
-        found: list[Found] = []
+        found: list[FoundCheckpoint] = []
         entries = self._entries()
         counted = self._counted(entries)
         spoiled = [path for path in self.reported if path not in entries]
@@ -110,10 +110,10 @@ class CheckpointWatch:
             self.whole.pop(str(path), None)
         return sorted(found, key=lambda one: one.mtime_ns), spoiled
 
-    def doubtful(self) -> list[Found]:
+    def doubtful(self) -> list[FoundCheckpoint]:
         """Return the folders that were written to and are not known to be whole, after the last scan."""
         return [
-            Found(path, shape.mtime_ns)
+            FoundCheckpoint(path, shape.mtime_ns)
             for path, shape in self.listed().items()
             if self.reported.get(path) != shape and path.is_dir()
         ]
@@ -159,10 +159,10 @@ class CheckpointWatch:
             self.whole.pop(str(path), None)
         return gone
 
-    def _found(self, path: Path, shape: Shape) -> Found:
+    def _found(self, path: Path, shape: Shape) -> FoundCheckpoint:
         self.reported[path] = shape
         self.whole[str(path)] = _stamp(shape)
-        return Found(path, shape.mtime_ns)
+        return FoundCheckpoint(path, shape.mtime_ns)
 
     def _may_be_whole(self, path: Path, shape: Shape) -> bool:
         """Tell whether nothing speaks against an entry that is not written any more."""
@@ -182,7 +182,7 @@ class CheckpointWatch:
         full = str(Path(glob.escape(str(self.folder))) / self.pattern)  # an absolute pattern stays as it is
         entries: dict[Path, Shape] = {}
         for _ in range(DEPTH_MAX):
-            shapes = {path: look(path) for path in _matching(full)}
+            shapes = {path: inspect_shape(path) for path in _matching(full)}
             for path, shape in shapes.items():
                 if shape.size_bytes and (self.pattern != "*" or checkpoint_series.is_plausible(path, shape)):
                     entries[path] = shape

@@ -52,7 +52,7 @@ class _File:
         return max(0, self.size_bytes - self.sent_bytes)
 
 
-class Shipper:
+class LogShipper:
     """The files of one node on their way home."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Shipper:
             self._resize(slow=True)
         self._have = None
 
-    def begin(self, have: m.Have) -> None:
+    def begin(self, have: m.ResumeOffsets) -> None:
         """Go on from what is at home. Everything there is of this node is looked at once."""
         self._have = dict(have.files)
         self._sent_bytes = self._got_bytes = 0
@@ -86,7 +86,7 @@ class Shipper:
         self._files.clear()
         self.look(tuple(shipped_files.attempts(self._job, self._node)))
 
-    def got(self, got: m.Got) -> None:
+    def got(self, got: m.ChunkAck) -> None:
         """So much has arrived since `begin`: more may go."""
         if self._have is None or got.bytes <= self._got_bytes:
             return

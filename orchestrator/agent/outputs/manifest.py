@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.agent.outputs.checkpoint_formats import Shape, look
-from orchestrator.core.wire.messages import Piece
+from orchestrator.agent.outputs.checkpoint_formats import Shape, inspect_shape
+from orchestrator.core.wire.messages import ManifestEntry
 
 T = TypeVar("T")
 
@@ -38,11 +38,11 @@ class Hasher:
         self._given_up = threading.Event()
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
-    async def manifest(self, path: Path, shape: Shape) -> tuple[Piece, ...] | None:
+    async def manifest(self, path: Path, shape: Shape) -> tuple[ManifestEntry, ...] | None:
         """Return the pieces of the checkpoint at `path`; None when it has not, or does not keep, this shape."""
         return await self._in_thread(lambda: self._manifest(path, shape))
 
-    async def fault(self, pieces: tuple[Piece, ...]) -> str:
+    async def fault(self, pieces: tuple[ManifestEntry, ...]) -> str:
         """Return what is wrong with the first piece that is not here as it should be, empty when all are."""
         return await self._in_thread(lambda: self._fault(pieces))
 
@@ -57,8 +57,8 @@ class Hasher:
             self._thread = concurrent.futures.ThreadPoolExecutor(1, "hash", _be_nice)
         return await asyncio.get_running_loop().run_in_executor(self._thread, read)
 
-    def _manifest(self, path: Path, shape: Shape) -> tuple[Piece, ...] | None:
-        if look(path) != shape:
+    def _manifest(self, path: Path, shape: Shape) -> tuple[ManifestEntry, ...] | None:
+        if inspect_shape(path) != shape:
             return None
         pieces = []
         for name, size_bytes, mtime_ns in shape.files:
@@ -67,10 +67,12 @@ class Hasher:
                 digest = self._sha256(file)
             except OSError:
                 return None
-            pieces.append(Piece(file.relative_to(self._folder).as_posix(), size_bytes, mtime_ns, digest))
-        return tuple(pieces) if look(path) == shape else None
+            pieces.append(
+                ManifestEntry(file.relative_to(self._folder).as_posix(), size_bytes, mtime_ns, digest)
+            )
+        return tuple(pieces) if inspect_shape(path) == shape else None
 
-    def _fault(self, pieces: tuple[Piece, ...]) -> str:
+    def _fault(self, pieces: tuple[ManifestEntry, ...]) -> str:
         for piece in pieces:
             file = self._folder / piece.name
             try:

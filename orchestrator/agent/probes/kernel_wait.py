@@ -142,9 +142,9 @@ def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
         case _ if call in POLLS:
             return is_shown
         case "nanosleep":
-            span_s = Memory(pid).seconds(args[0], 1e-9)
+            span_s = ProcessMemory(pid).seconds(args[0], 1e-9)
         case "clock_nanosleep" if not args[1] & _TIMER_ABSTIME:
-            span_s = Memory(pid).seconds(args[2], 1e-9)
+            span_s = ProcessMemory(pid).seconds(args[2], 1e-9)
         case _:
             return False
     return span_s is not None and span_s >= LONG_SLEEP_S
@@ -190,7 +190,7 @@ def seconds_text(value_s: float) -> str:
 
 
 def _decoded(pid: int, call: str, args: list[int], wchan: str) -> Wait:
-    memory = Memory(pid)
+    memory = ProcessMemory(pid)
     ends_s, limited = _ends_s(memory, call, args)
     fds = _fds(pid, memory, call, args)
     target = ""
@@ -219,7 +219,7 @@ def _child(call: str, args: list[int]) -> int | None:
             return None
 
 
-def _ends_s(memory: Memory, call: str, args: list[int]) -> tuple[float | None, bool]:
+def _ends_s(memory: ProcessMemory, call: str, args: list[int]) -> tuple[float | None, bool]:
     """Return in how many seconds the call ends by itself, and whether it has a limit at all.
 
     A relative limit is counted from now on: `faulthandler`'s signal has just interrupted the call, and Python begins it
@@ -257,7 +257,7 @@ def _ends_s(memory: Memory, call: str, args: list[int]) -> tuple[float | None, b
             return None, False
 
 
-def _futex_s(memory: Memory, args: list[int]) -> tuple[float | None, bool]:
+def _futex_s(memory: ProcessMemory, args: list[int]) -> tuple[float | None, bool]:
     if args[3] == 0:
         return None, False
     given = memory.seconds(args[3], 1e-9)
@@ -285,7 +285,7 @@ def _signed(word: int) -> int:
     return value
 
 
-def _fds(pid: int, memory: Memory, call: str, args: list[int]) -> tuple[int, ...]:
+def _fds(pid: int, memory: ProcessMemory, call: str, args: list[int]) -> tuple[int, ...]:
     if call in _FD_FIRST:
         return (args[0] & 0xFFFFFFFF,)
     if call in ("poll", "ppoll"):
@@ -307,7 +307,7 @@ def _watched(pid: int, fd: int) -> tuple[int, ...]:
     return tuple(int(words[1]) for words in found if len(words) > 1)[:POLLED_FDS_MAX]
 
 
-class Memory:
+class ProcessMemory:
     """What a process has in its memory; `lack` says why it cannot be read."""
 
     def __init__(self, pid: int) -> None:

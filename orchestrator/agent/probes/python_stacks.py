@@ -53,7 +53,7 @@ class _Dump:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PendingStacks:
     """The processes of one rank, and of them those that owe an answer."""
 
     pids: tuple[int, ...]
@@ -78,12 +78,14 @@ def processes(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tup
     return (root_pid, *procfs.descendants(root_pid, tree))[:PROCESSES_MAX]
 
 
-def ask(root_pid: int, folder: Path, signum: int) -> Asked:
+def ask(root_pid: int, folder: Path, signum: int) -> PendingStacks:
     """Send the stack signal to a rank's first process and its descendants, where it is caught."""
     return ask_these(processes(root_pid), folder, signum)
 
 
-def ask_these(pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)) -> Asked:
+def ask_these(
+    pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)
+) -> PendingStacks:
     """Send the stack signal to some processes of a rank, its first one and descendants, where it is caught. `trainer`:
     the process and the thread of it that train; of the other processes the main thread is asked."""
     dumps = {}
@@ -93,10 +95,10 @@ def ask_these(pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[i
         dump = _ask_one(pid, tid, folder, signum, is_shown)
         if dump is not None:
             dumps[pid] = dump
-    return Asked(pids, dumps, signum)
+    return PendingStacks(pids, dumps, signum)
 
 
-def answer(asked: Asked) -> list[RankStack] | None:
+def answer(asked: PendingStacks) -> list[RankStack] | None:
     """Return the stacks when all that were asked have answered, else None: call again, some 20 ms later."""
     # A list, since each is to be looked at each time.
     done = [_is_done(dump, asked.signum) for dump in asked.dumps.values()]
@@ -105,7 +107,7 @@ def answer(asked: Asked) -> list[RankStack] | None:
     return None
 
 
-def last_answer(asked: Asked) -> list[RankStack]:
+def last_answer(asked: PendingStacks) -> list[RankStack]:
     """Return what there is: stacks of those that answered, the kernel's word for the others."""
     found = []
     for pid in asked.pids:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.agent.rank.hook import SOCKET_FILE
-from orchestrator.agent.rank.step_counter import Beats, Group, StepEnd
+from orchestrator.agent.rank.step_counter import Group, StepCounter, StepEnd
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 
@@ -75,7 +75,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class FlightRecord:
     """What torch has told of one rank. `lack`: why it has not told all; the rest is then empty.
 
     `waits`: what it waits for by its own counters, such as `TCPStore wait`. `gil_held`: no Python code can run in it,
@@ -112,7 +112,8 @@ class Flight:
             ranks = members.get(last.group, everybody)
             ago_s = max(0.0, (now_ns - last.created_ns) / 1e9)
             earlier = tuple(
-                observations.Entered(one.number, one.what, one.shape) for one in before[-EARLIER_MAX:]
+                observations.EnteredCollective(one.number, one.what, one.shape)
+                for one in before[-EARLIER_MAX:]
             )
             one = observations.Collective(
                 last.group, last.label, ranks, last.number, last.what, last.shape, ago_s, last.done, earlier
@@ -121,26 +122,26 @@ class Flight:
         return tuple(found)
 
 
-class Asked:
+class PendingQuery:
     """A question on its way, in a thread of its own that ends by itself."""
 
-    def __init__(self, window: Window, python_of: int | None) -> None:
-        self._found: Flight | None = None
+    def __init__(self, window: WorkerServerClient, python_of: int | None) -> None:
+        self._found: FlightRecord | None = None
         self._thread = threading.Thread(target=self._ask, args=(window, python_of), daemon=True)
         self._thread.start()
 
-    def answer(self) -> Flight | None:
+    def answer(self) -> FlightRecord | None:
         """Return what torch has told, None while it has not."""
         return self._found
 
-    def _ask(self, window: Window, python_of: int | None) -> None:
+    def _ask(self, window: WorkerServerClient, python_of: int | None) -> None:
         try:
             self._found = window.look(python_of)
         except Exception as err:  # of a thread that nobody waits for
-            self._found = Flight(lack=f"torch's flight recorder: {type(err).__name__}: {err}"[:300])
+            self._found = FlightRecord(lack=f"torch's flight recorder: {type(err).__name__}: {err}"[:300])
 
 
-class Window:
+class WorkerServerClient:
     """One rank's window: what can be asked of the processes in it that have torch."""
 
     def __init__(self, folder: Path) -> None:
@@ -150,17 +151,17 @@ class Window:
         ] = {}  # who was asked for its Python threads, and has not told of them yet
         self._lock = threading.Lock()  # two looks must not ask at once: torch has two threads to answer
 
-    def ask(self, python_of: int | None = None) -> Asked:
+    def ask(self, python_of: int | None = None) -> PendingQuery:
         """Ask, and return at once. `python_of`: of this process also for the stacks of all Python threads, and so whether
         Python code runs; 0 for the one with the longest trace."""
-        return Asked(self, python_of)
+        return PendingQuery(self, python_of)
 
-    def look(self, python_of: int | None = None) -> Flight:
+    def look(self, python_of: int | None = None) -> FlightRecord:
         """Ask and wait for the answer, some `CALL_S_MAX` at most: of the process with the longest trace."""
         with self._lock:
             pids = self._pids()
             if not pids:
-                return Flight(
+                return FlightRecord(
                     lack="torch's flight recorder: no process of the rank has torch.distributed (yet)"
                 )
             flights = [self._look(pid) for pid in pids]
@@ -183,17 +184,19 @@ class Window:
         pids = sorted(int(name) for name in names if name.isdigit())
         return [pid for pid in pids if procfs.look(pid) is not None][:WINDOWS_MAX]
 
-    def _look(self, pid: int) -> Flight:
+    def _look(self, pid: int) -> FlightRecord:
         began_s = time.monotonic()
         until_s = began_s + CALL_S_MAX
         try:
             trace = self._call(pid, _TRACE, until_s)
             waits = _waits(self._call(pid, _COUNTERS, until_s))
             entries = _entries(trace)
-            return Flight(pid, entries, waits, trace=trace, took_s=time.monotonic() - began_s)
+            return FlightRecord(pid, entries, waits, trace=trace, took_s=time.monotonic() - began_s)
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as err:
             words = str(err) or type(err).__name__
-            return Flight(pid, lack=f"torch's flight recorder of pid {pid}: {words}"[:300], took_s=CALL_S_MAX)
+            return FlightRecord(
+                pid, lack=f"torch's flight recorder of pid {pid}: {words}"[:300], took_s=CALL_S_MAX
+            )
 
     def _python(self, pid: int) -> tuple[bool | None, str]:
         """Ask for the stacks of all Python threads; return also whether native code keeps Python from running, None when
@@ -235,13 +238,13 @@ class OwnWork:
     that no trace shows: a step with such traffic says nothing.
     """
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: WorkerServerClient) -> None:
         self._window = window
-        self._asked: Asked | None = None
+        self._asked: PendingQuery | None = None
         self._due_s = 0.0
         self._own_s: float | None = None
 
-    def poll(self, beats: Beats, now_s: float) -> float | None:
+    def poll(self, beats: StepCounter, now_s: float) -> float | None:
         """Return what was found last; begin to look anew when that is due."""
         if self._asked is None and now_s >= self._due_s:
             self._asked = self._window.ask()

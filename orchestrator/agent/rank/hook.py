@@ -86,7 +86,7 @@ def start_ticks(pid: int) -> "str | None":
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
-class Notes:
+class HookNotes:
     """What went wrong in the hook: one line for each place and process, in the rank's folder."""
 
     def __init__(self, folder: str) -> None:
@@ -155,7 +155,7 @@ class Errors:
     again when torch is there and at the first step, and a last look at `sys.last_value` is taken at exit.
     """
 
-    def __init__(self, folder: str, notes: Notes) -> None:
+    def __init__(self, folder: str, notes: HookNotes) -> None:
         self._folder = folder
         self._notes = notes
         self._pid = os.getpid()
@@ -248,13 +248,13 @@ class Groups:
     script destroys it. The first GROUPS_MAX of the table have a column each.
     """
 
-    def __init__(self, folder: str, notes: Notes) -> None:
+    def __init__(self, folder: str, notes: HookNotes) -> None:
         self._path = os.path.join(folder, GROUPS_FILE)
         self._notes = notes
         self._columns: list[tuple[ref[Any], int]] = []  # in the order of torch's table; -1: has no count
         self._table_length = 0
         self._generation = 0
-        self._turns = Turns()
+        self._turns = OptimizerSteps()
         self.is_joined = False
 
     def cover_joins(self, join: "Any") -> None:
@@ -335,7 +335,7 @@ class Groups:
         os.replace(self._path + ".part", self._path)
 
 
-class Turns:
+class OptimizerSteps:
     """Numbers the steps of each of a script's optimizers, and holds none of them. One that is made anew, of the same class
     over parameters of the same shapes, goes on where the one before it was."""
 
@@ -380,7 +380,7 @@ class Steps:
     a second whether the claimer has died. A forked child never writes.
     """
 
-    def __init__(self, folder: str, notes: Notes, claimed: "Callable[[], None]") -> None:
+    def __init__(self, folder: str, notes: HookNotes, claimed: "Callable[[], None]") -> None:
         import itertools
         import time
         from _thread import get_native_id
@@ -445,7 +445,7 @@ class Steps:
         self._retry_at_ns = now_ns + CLAIM_RETRY_NS
         if self._notes.guard("claim", lambda: claim(self._folder)):
             self._retry_at_ns = float("inf")  # ours for good, even if the file is of no use
-            self._beat = self._notes.guard("beat", lambda: open_beat(self._folder))
+            self._beat = self._notes.guard("beat", lambda: open_step_file(self._folder))
             self._notes.guard("after the claim", self._claimed)
         return self._beat
 
@@ -471,7 +471,7 @@ def claim(folder: str) -> bool:
     return False
 
 
-def open_beat(folder: str) -> memoryview:
+def open_step_file(folder: str) -> memoryview:
     """Map the beat file that the agent made, cleared and in this process's name. Raises OSError, ValueError."""
     import mmap
 
@@ -492,7 +492,7 @@ class Arrival:
     Wrapping torch's loader instead would put a frame of ours into the traceback of a failing `import torch`.
     """
 
-    def __init__(self, module: str, name: str, arrived: "Callable[[Any], None]", notes: Notes) -> None:
+    def __init__(self, module: str, name: str, arrived: "Callable[[Any], None]", notes: HookNotes) -> None:
         self._module = module
         self._name = name
         self._arrived = arrived
@@ -589,7 +589,7 @@ class Hook:
 
         folder = self._folder = environ[RANK_DIR_ENV]
         self._pid = os.getpid()
-        self._notes = Notes(folder)
+        self._notes = HookNotes(folder)
         self._errors = Errors(folder, self._notes)
         self._steps = Steps(folder, self._notes, self._errors.wrap)
         self._stacks = self._notes.guard("stacks", lambda: Stacks(folder, int(environ[STACK_SIGNAL_ENV])))

@@ -14,7 +14,7 @@ FAMILY_S = 10.0
 """How often a rank's processes are looked for; in between, those of the last time count."""
 
 
-class Traffic:
+class IoCounter:
     """One rank's bytes so far."""
 
     def __init__(self, pid: int) -> None:

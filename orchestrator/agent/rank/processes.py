@@ -16,9 +16,9 @@ from pathlib import Path
 
 from orchestrator.agent.rank import error_file, last_traceback, spawn, step_counter
 from orchestrator.agent.rank.error_file import forget_errors
-from orchestrator.agent.rank.flight_recorder import OwnWork, Window
+from orchestrator.agent.rank.flight_recorder import OwnWork, WorkerServerClient
 from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
-from orchestrator.agent.rank.io_counter import Traffic
+from orchestrator.agent.rank.io_counter import IoCounter
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
@@ -36,7 +36,7 @@ KILL_AGAIN_S = 0.5
 """How long after a KILL the processes that are still there get another."""
 
 
-class Want(enum.Enum):
+class RanksGoal(enum.Enum):
     """What is wanted of the ranks."""
 
     RUN = "run"
@@ -53,21 +53,21 @@ class RankProcess:
     folder: Path
     log: Path
     index: LogIndex
-    beats: step_counter.Beats
+    beats: step_counter.StepCounter
     log_bytes: int = 0
     count: int = 0
     exit_code: int | None = None
     world_size: int = 0
     marked: int = 0
     """The last step of which a beat has told."""
-    window: Window = field(init=False)
+    window: WorkerServerClient = field(init=False)
     own: OwnWork = field(init=False)
-    traffic: Traffic = field(init=False)
+    traffic: IoCounter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.window = Window(self.folder)
+        self.window = WorkerServerClient(self.folder)
         self.own = OwnWork(self.window)
-        self.traffic = Traffic(self.pid)
+        self.traffic = IoCounter(self.pid)
 
     @property
     def exited(self) -> bool:
@@ -96,7 +96,7 @@ class NodeRanks:
     job: JobDir
     node: str
     processes: list[RankProcess] = field(default_factory=list)
-    want: Want = Want.RUN
+    want: RanksGoal = RanksGoal.RUN
     how: str = ""
     kill_at: float = 0.0
     progress_at: float = 0.0
@@ -133,7 +133,7 @@ class NodeRanks:
         index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
         size = env.get("WORLD_SIZE", "")
         world_size = int(size) if size.isdecimal() else 0
-        reader = step_counter.Beats(beat_file)
+        reader = step_counter.StepCounter(beat_file)
         return RankProcess(rank.rank, rank.local_rank, pid, folder, log, index, reader, world_size=world_size)
 
     @property
@@ -153,14 +153,14 @@ class NodeRanks:
         code, signum = (exit_code, None) if exit_code >= 0 else (None, -exit_code)
         failure = _failure(process, exit_code)
         oom = signum == signal.SIGKILL and _oom_kills() > self.oom_kills
-        ordered = self.want is Want.STOP
+        ordered = self.want is RanksGoal.STOP
         return m.Exited(self.attempt, process.rank, code, signum, process.count, failure, oom, ordered)
 
-    def look(self) -> tuple[m.RankBeat, ...]:
+    def look(self) -> tuple[m.RankHeartbeat, ...]:
         """Return the signs of life of the living ranks, and note when one made a step."""
         return tuple(beat for process in self.alive if (beat := self._look(process)) is not None)
 
-    def _look(self, process: RankProcess) -> m.RankBeat | None:
+    def _look(self, process: RankProcess) -> m.RankHeartbeat | None:
         """Return one rank's signs of life; None when it has ended and is about to be reaped."""
         now_s = time.monotonic()
         count = process.beats.read().step
@@ -172,7 +172,7 @@ class NodeRanks:
             return None
         state, cpu_s = (stat.state, stat.cpu_s) if stat else ("X", 0.0)
         marks, process.marked = process.beats.marks(process.marked, count), count
-        return m.RankBeat(
+        return m.RankHeartbeat(
             process.rank, count, state, process.log_bytes, cpu_s, process.beats.rate_per_s(),
             io_bytes=process.traffic.bytes(now_s), usual_s=process.beats.usual_s(),
             own_s=process.own.poll(process.beats, now_s) if count else None, left=process.has_left(),
@@ -194,10 +194,10 @@ class NodeRanks:
         """Ask everything to end: a signal now, KILL after `grace_s`. A later call can only hurry."""
         now_s = time.monotonic()
         kill_at = now_s + grace_s
-        if self.want is Want.STOP:
+        if self.want is RanksGoal.STOP:
             self.kill_at = min(self.kill_at, kill_at)
             return
-        self.want, self.how, self.kill_at = Want.STOP, how, kill_at
+        self.want, self.how, self.kill_at = RanksGoal.STOP, how, kill_at
         self.graced = frozenset(process.pid for process in self.alive)
         for process in self.alive:
             _signal_group(process.pid, signum)

@@ -56,7 +56,7 @@ _ROW = struct.Struct(f"<{ROW_WORDS}Q")
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class LastStep:
     """The last step a rank has finished, when (wall clock of its node), and which process and thread of it made that
     step (the kernel's ids); all 0 before the first step.
 
@@ -69,7 +69,7 @@ class Beat:
     tid: int = 0
 
 
-NO_BEAT = Beat(step=0, time_ns=0, pid=0)
+NO_BEAT = LastStep(step=0, time_ns=0, pid=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def create(path: Path) -> None:
     path.write_bytes(bytes(BEAT_BYTES))
 
 
-class Beats:
+class StepCounter:
     """One rank's beat file, mapped for reading. Raises OSError or ValueError when it is missing or too short."""
 
     def __init__(self, path: Path) -> None:
@@ -117,7 +117,7 @@ class Beats:
             self._map = mmap.mmap(file.fileno(), BEAT_BYTES, access=mmap.ACCESS_READ)
         self._words = memoryview(self._map).cast("Q")
 
-    def read(self) -> Beat:
+    def read(self) -> LastStep:
         """Return the last step with its time."""
         words = _HEADER.unpack_from(self._map)
         if words[0] != BEAT_MAGIC | BEAT_VERSION << 32 or words[STEP_WORD] == 0:
@@ -125,7 +125,7 @@ class Beats:
         step = words[STEP_WORD]
         # From the ring, not from the header: the header's time may already be that of the next step.
         (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
-        return Beat(step=step, time_ns=time_ns, pid=words[PID_WORD], tid=words[THREAD_WORD])
+        return LastStep(step=step, time_ns=time_ns, pid=words[PID_WORD], tid=words[THREAD_WORD])
 
     def left_pid(self) -> int | None:
         """Return the process that has said the rank's last word: it has nothing left to do but to end."""
@@ -180,7 +180,7 @@ class Beats:
             self._groups, self._generation = found, generation
         return self._groups
 
-    def marks(self, since: int, last: int) -> tuple[observations.Mark, ...]:
+    def marks(self, since: int, last: int) -> tuple[observations.CollectiveCounts, ...]:
         """Return some marks of the steps after `since` up to `last`, at most 4, at steps that other ranks choose too.
 
         Their optimizer's turns are multiples of a power of two, the largest that has two of them there: ranks that are
@@ -195,7 +195,7 @@ class Beats:
             chosen, stride = fewer, 2 * stride
         return self._marks([step for _, step in chosen[-MARKS_MAX:]])
 
-    def history(self) -> tuple[observations.Mark, ...]:
+    def history(self) -> tuple[observations.CollectiveCounts, ...]:
         """Return the last steps at which a count grew by another number than at the same optimizer's step before, 64
         at most.
 
@@ -203,7 +203,7 @@ class Beats:
         """
         last = self.read().step
         marks = self._marks(range(max(1, last - RING_STEPS + 2), last + 1))  # the oldest is being overwritten
-        odd: set[observations.Mark] = set()
+        odd: set[observations.CollectiveCounts] = set()
         for number in {mark.optimizer for mark in marks}:
             own = [mark for mark in marks if mark.optimizer == number]
             grown = [
@@ -230,14 +230,14 @@ class Beats:
         self._words.release()
         self._map.close()
 
-    def _marks(self, steps: Iterable[int]) -> tuple[observations.Mark, ...]:
+    def _marks(self, steps: Iterable[int]) -> tuple[observations.CollectiveCounts, ...]:
         """Return the marks of those of the steps at which all of the present groups were counted."""
         columns = [group.column for group in self.groups()]
         if not columns:
             return ()
         rows = ((step, self._row(step)) for step in steps)
         return tuple(
-            observations.Mark(step, row[-1] % OPTIMIZERS_MAX, row[-1] // OPTIMIZERS_MAX, counts)
+            observations.CollectiveCounts(step, row[-1] % OPTIMIZERS_MAX, row[-1] // OPTIMIZERS_MAX, counts)
             for step, row in rows
             if row[-1] and (counts := _counts(row, columns)) is not None
         )

@@ -178,7 +178,7 @@ class SlurmAllocation:
                 return end_causes.unexplained(job, self._kill_s)
             time.sleep(LOOK_PAUSE_S)
 
-    def _of_limit(self, job: end_causes.Shown | None) -> Ending | None:
+    def _of_limit(self, job: end_causes.ShownJob | None) -> Ending | None:
         ending = end_causes.of_limit(job, self._announced_s)
         if ending is None:
             print("a USR1 came long before the time limit: it is none of Slurm's, and not heeded", flush=True)

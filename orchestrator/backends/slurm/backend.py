@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
 from orchestrator.backends.slurm import end_causes
 from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
 from orchestrator.backends.slurm.srun_step import Fate, Step
@@ -25,7 +25,7 @@ from orchestrator.core.host.procfs import Proc
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire.messages import AgentConfig
 
@@ -47,7 +47,7 @@ _LASTING = re.compile(r"not available|invalid node|More processors requested", r
 class SlurmBackend:
     """Agents of one job on the nodes of an allocation."""
 
-    stir: Stir
+    stir: Wake
     carrier: Carrier | None = None
 
     def __init__(
@@ -55,7 +55,7 @@ class SlurmBackend:
         job: JobDir,
         grant: Grant,
         environ: Mapping[str, str],
-        stir: Stir = lambda: None,
+        stir: Wake = lambda: None,
         options: Sequence[str] = (),
     ) -> None:
         """`options`: those that sbatch was given."""
@@ -132,7 +132,7 @@ class SlurmBackend:
         for config in configs:
             self._configs[config.node] = config
             if config.node not in nodes:
-                self._fail(config.node, LaunchError("srun", "not in this allocation", "", Trouble.LASTING))
+                self._fail(config.node, LaunchError("srun", "not in this allocation", "", Retryable.LASTING))
         if not nodes:
             return
         self._number += 1
@@ -208,7 +208,7 @@ class SlurmBackend:
     def _tell(self, step: Step, node: str) -> None:
         reason = step.reason(node) or "it ended without a word"
         lasting = len(step.nodes) == 1 and _LASTING.search(reason)
-        self._fail(node, LaunchError("srun", reason, "", Trouble.LASTING if lasting else Trouble.PASSING))
+        self._fail(node, LaunchError("srun", reason, "", Retryable.LASTING if lasting else Retryable.PASSING))
 
     def _is_new(self, step: Step, node: str) -> bool:
         if (step.name, node) in self._told or self._latest.get(node) is not step:
@@ -250,13 +250,13 @@ def _adopted(path: Path) -> Step:
 class NoAllocation:
     """Without an allocation nothing can be launched: what is over can be brought to its end."""
 
-    stir: Stir
+    stir: Wake
     carrier: Carrier | None = None
     allocation: Allocation | None = None
 
     def launch(self, config: AgentConfig) -> None:
         """Refuse: there are no nodes. Raises LaunchError."""
-        raise LaunchError("srun", "the job has no nodes", "", Trouble.LASTING)
+        raise LaunchError("srun", "the job has no nodes", "", Retryable.LASTING)
 
     def failures(self) -> list[tuple[str, LaunchError]]:
         """Nothing was launched."""

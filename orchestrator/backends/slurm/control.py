@@ -20,7 +20,7 @@ _IS_DONE = ("Job is pending execution", "already completing")
 """What Slurm says of a job that it has put back by itself."""
 
 
-def show(job_id: str) -> end_causes.Shown | None:
+def show(job_id: str) -> end_causes.ShownJob | None:
     """Return what scontrol says of the job; None when it says nothing."""
     return end_causes.shown(scontrol.show_job(job_id))
 

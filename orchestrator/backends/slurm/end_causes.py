@@ -44,7 +44,7 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownJob:
     """What scontrol says of a job: `left_s` until its time limit, or its end if it is being preempted; `has_no_limit`:
     it may run for ever."""
 
@@ -66,7 +66,7 @@ class Shown:
         return job_states.stage_of(self.state)
 
 
-def shown(fields: Mapping[str, str]) -> Shown | None:
+def shown(fields: Mapping[str, str]) -> ShownJob | None:
     """Read the fields of `scontrol show job`; None when nothing is said of the job."""
     if "JobState" not in fields:
         return None
@@ -76,7 +76,7 @@ def shown(fields: Mapping[str, str]) -> Shown | None:
         left_s = max(0.0, ends_at - preempted_at)
     restarts = fields.get("Restarts", "0")
     avoided = fields.get("ExcNodeList", "(null)")
-    return Shown(
+    return ShownJob(
         fields["JobState"],
         int(restarts) if restarts.isdigit() else 0,
         preempted_at is not None,
@@ -124,7 +124,7 @@ def of_words(job_id: str, lines: Iterable[str], left_s: float) -> Ending | None:
     return ending
 
 
-def of_job(job: Shown, restarts: int, kill_left_s: float) -> Ending | None:
+def of_job(job: ShownJob, restarts: int, kill_left_s: float) -> Ending | None:
     """Return what scontrol tells of the end of a job that we know to have been requeued so often; None for nothing."""
     if job.is_preempted:
         cause, why = _CAUSES["PREEMPTION"]
@@ -145,7 +145,7 @@ def announced_s(options: Iterable[str]) -> float:
     return float(found[-1][1]) + EARLY_S_MAX if found else float("inf")
 
 
-def of_limit(job: Shown | None, announced_s: float) -> Ending | None:
+def of_limit(job: ShownJob | None, announced_s: float) -> Ending | None:
     """Return what the signal means that was asked for at submit, for a while before the time limit; None when that is
     further away: then somebody else has sent it."""
     if job is not None and (job.has_no_limit or (job.left_s is not None and job.left_s > announced_s)):
@@ -153,7 +153,7 @@ def of_limit(job: Shown | None, announced_s: float) -> Ending | None:
     return Ending(Cause.TIME_LIMIT, "its time limit is near", job.left_s if job else None)
 
 
-def unexplained(job: Shown | None, kill_left_s: float) -> Ending | None:
+def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
     """Return what a TERM means that nobody explains: where Slurm ends the job it was cancelled, which it says of
     nothing else; where Slurm is silent or its word does not tell, the job is to go on if it gets nodes again."""
     if job is None or job.stage is Stage.UNKNOWN:

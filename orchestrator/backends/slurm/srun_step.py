@@ -48,7 +48,7 @@ class Fate(enum.Enum):
 
 
 @dataclass(slots=True)
-class Seen:
+class AgentTask:
     """What is seen of one node: its fate, and the latest word about it."""
 
     fate: Fate = Fate.COMING
@@ -66,14 +66,14 @@ class Step:
     begun_s: float
     exit_code: Callable[[], int | None]
     signalled: Callable[[int], None]
-    seen: dict[str, Seen] = field(default_factory=dict)
+    seen: dict[str, AgentTask] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     is_over: bool = False
     _is_aborted: bool = False
     _read_bytes: int = 0
 
     def __post_init__(self) -> None:
-        self.seen = {node: Seen() for node in self.nodes}
+        self.seen = {node: AgentTask() for node in self.nodes}
 
     def look(self) -> None:
         """Take in what has been said since the last look, and whether srun has ended."""

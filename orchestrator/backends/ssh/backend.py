@@ -16,18 +16,18 @@ from dataclasses import dataclass
 
 import paramiko
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Stir
+from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
 from orchestrator.backends.ssh.connect import ssh_config
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps, Taken
 from orchestrator.backends.ssh.connect.known_hosts import Policy
-from orchestrator.backends.ssh.connect.port_forward import Flow
-from orchestrator.backends.ssh.copy.copy_queue import Copies
-from orchestrator.backends.ssh.host_worker import Deed, Worker
-from orchestrator.backends.ssh.launch import Code, Kit, Launch, land, reach
-from orchestrator.backends.ssh.session import Means, Seen, Session, Turns
+from orchestrator.backends.ssh.connect.port_forward import Forward
+from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
+from orchestrator.backends.ssh.host_worker import HostAction, HostWorker
+from orchestrator.backends.ssh.launch import Code, Launch, Launcher, launch_agent, reach
+from orchestrator.backends.ssh.session import AgentPresence, ConcurrencyLimit, Session, WorkerDependencies
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.messages import AgentConfig
 
 FANOUT = 32
@@ -40,7 +40,7 @@ FILES_MAX = 65_536
 """Open files that are asked for: a host takes four, and a common limit is 1,024."""
 
 
-class Goods:
+class LaunchPayload:
     """What travels to hosts, read once, by whichever thread needs it first."""
 
     def __init__(self, job: JobDir, plan: Plan) -> None:
@@ -49,11 +49,11 @@ class Goods:
         self._executes = not plan.programs and "/" in program and not program.startswith("/")
         self._lock = threading.Lock()
 
-    def kit(self, node: str) -> Kit:
+    def kit(self, node: str) -> Launcher:
         """Return what runs on a host before its agent. Raises LaunchError."""
         script = self._job.scripts / f"{node}.sh"
         try:
-            return Kit(script.read_text(), self._bundle)
+            return Launcher(script.read_text(), self._bundle)
         except OSError as err:
             raise _unreadable(err) from err
 
@@ -80,25 +80,25 @@ class HostSession:
     """A connection to a host, with what is launched over it."""
 
     connection: Connection
-    goods: Goods
+    goods: LaunchPayload
     rsync_on: dict[str, bool]
 
     def forward(self, taken: Taken) -> int:
         """Forward a port of the host's loopback to `taken`."""
         return self.connection.forward(taken)
 
-    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> Seen:
+    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
         """Bring the agent up; what may matter later is noted in the supervisor's log."""
-        landed = land(self.connection, self.goods.launch(config), still_wanted)
+        landed = launch_agent(self.connection, self.goods.launch(config), still_wanted)
         self.rsync_on[config.node] = landed.has_rsync
         for note in landed.notes:
             print(f"{config.node}: {note}", flush=True)
-        return Seen(True, landed.boot)
+        return AgentPresence(True, landed.boot)
 
-    def reach(self, config: AgentConfig) -> Seen:
+    def reach(self, config: AgentConfig) -> AgentPresence:
         """Tell the agent where to dial, and look for it."""
         seen = reach(self.connection, self.goods.kit(config.node), config)
-        return Seen(seen.alive, seen.boot, seen.words)
+        return AgentPresence(seen.alive, seen.boot, seen.words)
 
     def is_alive(self, answer_s_max: float) -> bool:
         """Ask the far end."""
@@ -114,20 +114,20 @@ class SshBackend:
 
     allocation: Allocation | None = None
 
-    def __init__(self, job: JobDir, plan: Plan, stir: Stir = lambda: None) -> None:
+    def __init__(self, job: JobDir, plan: Plan, stir: Wake = lambda: None) -> None:
         assert plan.ssh is not None
         self.stir = stir
         self._ssh = plan.ssh
         self._policy: Policy = "accept-new" if plan.ssh.host_keys == "accept-new" else "strict"
         self._hosts = {node.name: node.host for node in plan.nodes}
-        self._goods = Goods(job, plan)
+        self._goods = LaunchPayload(job, plan)
         self._jumps = Jumps()
         self._rsync_on: dict[str, bool] = {}
-        self._copies = Copies(self.connection_of, self._has_rsync, self._stir, plan.ssh.copy_mb_s)
+        self._copies = CopyQueue(self.connection_of, self._has_rsync, self._stir, plan.ssh.copy_mb_s)
         self.carrier: Carrier | None = self._copies
-        launches, returns = Turns(FANOUT), Turns(FANOUT)
-        self._means = Means(self._open, _carry, launches, returns, self._copies.busy, self._stir)
-        self._workers: dict[str, Worker] = {}
+        launches, returns = ConcurrencyLimit(FANOUT), ConcurrencyLimit(FANOUT)
+        self._means = WorkerDependencies(self._open, _carry, launches, returns, self._copies.busy, self._stir)
+        self._workers: dict[str, HostWorker] = {}
         _allow_many_files()
 
     def launch(self, config: AgentConfig) -> None:
@@ -151,7 +151,7 @@ class SshBackend:
     def look_after(self, node: str) -> None:
         """See at once whether the way to a node leads there, and whether its agent is there."""
         if node in self._workers:
-            self._workers[node].ask(Deed.LOOK)
+            self._workers[node].ask(HostAction.LOOK)
 
     def leave(self, node: str) -> None:
         """Let the way to a node go, in a while."""
@@ -161,7 +161,7 @@ class SshBackend:
     def wake(self) -> None:
         """This machine slept: see at once which connections have lived through it."""
         for worker in self._workers.values():
-            worker.ask(Deed.ASK)
+            worker.ask(HostAction.ASK)
 
     def reason(self, node: str) -> str:
         """Say why there is no way to a node now; empty when there is one, or none is wanted."""
@@ -184,8 +184,8 @@ class SshBackend:
             worker.join(max(0.0, deadline_s - time.monotonic()))
         self._jumps.close()
 
-    def _worker(self, node: str) -> Worker:
-        return self._workers.setdefault(node, Worker(node, self._means))
+    def _worker(self, node: str) -> HostWorker:
+        return self._workers.setdefault(node, HostWorker(node, self._means))
 
     def _open(self, node: str) -> Session:
         target = ssh_config.resolve(self._hosts.get(node, node), self._ssh.user, self._ssh.port)
@@ -200,14 +200,14 @@ class SshBackend:
         self.stir()
 
 
-def _carry(channel: paramiko.Channel, goal: str, ended: Stir) -> Flow:
+def _carry(channel: paramiko.Channel, goal: str, ended: Wake) -> Forward:
     host, _, port = goal.rpartition(":")
-    return Flow(channel, (host, int(port)), ended)
+    return Forward(channel, (host, int(port)), ended)
 
 
 def _unreadable(err: OSError) -> LaunchError:
     return LaunchError(
-        "copy", f"{err.filename} cannot be read: {err.strerror}", "submit the job anew", Trouble.LASTING
+        "copy", f"{err.filename} cannot be read: {err.strerror}", "submit the job anew", Retryable.LASTING
     )
 
 

@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.core import codec
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import bootstrap as w
 
 SHELL_S_MAX = 20.0
@@ -109,7 +109,7 @@ class Clocks:
 CLOCKS = Clocks()
 
 
-class Talk:
+class Conversation:
     """One conversation. The stage that it is in has until `_deadline_s`."""
 
     def __init__(self, remote: Remote, mark: bytes, bundle: bytes, clocks: Clocks) -> None:
@@ -142,12 +142,12 @@ class Talk:
             if isinstance(word, (one, other)):
                 return word
             match word:
-                case w.Want(what):
+                case w.SendBlob(what):
                     self._give(what)
                 case w.Working():
                     self._go_on()
                 case w.Failed():
-                    raise LaunchError(word.stage, word.reason, word.fix, Trouble(word.trouble))
+                    raise LaunchError(word.stage, word.reason, word.fix, Retryable(word.trouble))
                 case _:
                     raise self._fault(f"it said {type(word).__name__} out of turn")
 
@@ -182,7 +182,10 @@ class Talk:
                     yield piece
         except OSError as err:
             raise LaunchError(
-                "copy", f"{self.code} cannot be read: {err.strerror}", "submit the job anew", Trouble.LASTING
+                "copy",
+                f"{self.code} cannot be read: {err.strerror}",
+                "submit the job anew",
+                Retryable.LASTING,
             ) from err
 
     def _word(self) -> w.Word:
@@ -220,7 +223,7 @@ class Talk:
         self._noise_bytes += len(data)
         if self._noise_bytes > NOISE_BYTES_MAX:
             raise self._fault(
-                "its shell prints without end", "look at what ~/.bashrc there prints", Trouble.LASTING
+                "its shell prints without end", "look at what ~/.bashrc there prints", Retryable.LASTING
             )
 
     def notes(self, clock_s: float) -> tuple[str, ...]:
@@ -234,7 +237,7 @@ class Talk:
 
     # How it went wrong
 
-    def _fault(self, reason: str, fix: str = "", trouble: Trouble = Trouble.PASSING) -> LaunchError:
+    def _fault(self, reason: str, fix: str = "", trouble: Retryable = Retryable.PASSING) -> LaunchError:
         return LaunchError(self._stage, reason + self._evidence(), fix, trouble)
 
     def _stuck(self) -> LaunchError:
@@ -247,7 +250,7 @@ class Talk:
             self._deadline_s = min(self._deadline_s, self.clocks.monotonic() + END_S_MAX)
             while not isinstance(word := self._word(), w.Failed):
                 pass
-            return LaunchError(word.stage, word.reason, word.fix, Trouble(word.trouble))
+            return LaunchError(word.stage, word.reason, word.fix, Retryable(word.trouble))
         return self._ended()
 
     def _ended(self) -> LaunchError:
@@ -259,7 +262,7 @@ class Talk:
         if self._stage == "shell":
             fix = "`ssh HOST true` must end with code 0 there: look at its ~/.bashrc and at the user's login shell"
             return self._fault(
-                f"its login shell ended with code {code} before it let us in", fix, Trouble.LASTING
+                f"its login shell ended with code {code} before it let us in", fix, Retryable.LASTING
             )
         return self._fault(f"it ended with code {code}")
 

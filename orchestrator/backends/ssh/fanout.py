@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from orchestrator.backends.api import LaunchError
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.plan import PlannedSsh
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 
 if TYPE_CHECKING:
     from orchestrator.backends.ssh.connect.connection import Connection
@@ -158,7 +158,7 @@ def _gpus(connection: Connection, host: str) -> int:
         return sum(1 for line in lines if re.match(r"GPU [0-9]+:", line))
     last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-WORDS_CHARS_MAX:]
     raise LaunchError(
-        "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Trouble.LASTING
+        "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Retryable.LASTING
     )
 
 

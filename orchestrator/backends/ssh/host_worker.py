@@ -16,10 +16,10 @@ from dataclasses import replace
 import paramiko
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.port_forward import Flow, admit
-from orchestrator.backends.ssh.retry_schedule import Pace
-from orchestrator.backends.ssh.session import Means, Seen, Session, Unwanted
-from orchestrator.core.observations import Trouble
+from orchestrator.backends.ssh.connect.port_forward import Forward, admit
+from orchestrator.backends.ssh.retry_schedule import RetrySchedule
+from orchestrator.backends.ssh.session import AgentPresence, Session, Unwanted, WorkerDependencies
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.messages import AgentConfig
 
 ANSWER_S_MAX = 5.0
@@ -38,7 +38,7 @@ LEND_S_MAX = 20.0
 """How long a copy waits for a connection to be opened."""
 
 
-class Want(enum.Enum):
+class HostGoal(enum.Enum):
     """What is wished of a host."""
 
     NOTHING = "nothing"
@@ -46,7 +46,7 @@ class Want(enum.Enum):
     WAY = "way"
 
 
-class Deed(enum.Enum):
+class HostAction(enum.Enum):
     """What the thread does next."""
 
     LAUNCH = "launch"
@@ -57,17 +57,17 @@ class Deed(enum.Enum):
     END = "end"
 
 
-class Worker:
+class HostWorker:
     """One host's thread, its wishes and its news."""
 
-    def __init__(self, node: str, means: Means) -> None:
+    def __init__(self, node: str, means: WorkerDependencies) -> None:
         self._node = node
         self._means = means
         self._clock = means.clock
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         # The wish, written by others.
-        self._want = Want.NOTHING
+        self._want = HostGoal.NOTHING
         self._wish = 0  # numbers wishes, so that a deed knows whether it was for the latest
         self._config: AgentConfig | None = None
         self._left_s = 0.0  # since when nothing is wanted
@@ -76,9 +76,9 @@ class Worker:
         # What is seen, written by the thread.
         self._session: Session | None = None
         self._port = 0
-        self._flows: list[Flow] = []
+        self._flows: list[Forward] = []
         self._boot = ""
-        self._pace = Pace()
+        self._pace = RetrySchedule()
         self._failure: LaunchError | None = None
         self._evidence: str | None = None
         self._reason = ""
@@ -88,25 +88,25 @@ class Worker:
     def launch(self, config: AgentConfig) -> None:
         """Begin to start the agent; not twice when that is under way."""
         with self._news:
-            if self._want is not Want.AGENT:
-                self._wished(Want.AGENT, config)
+            if self._want is not HostGoal.AGENT:
+                self._wished(HostGoal.AGENT, config)
 
     def attend(self, config: AgentConfig) -> None:
         """Keep a way open to an agent that may be there, and launch none."""
         with self._news:
-            if self._want is not Want.WAY:
-                self._wished(Want.WAY, config)
+            if self._want is not HostGoal.WAY:
+                self._wished(HostGoal.WAY, config)
 
     def leave(self) -> None:
         """The way is not needed any more, a little later."""
         with self._news:
-            self._wished(Want.NOTHING, self._config)
+            self._wished(HostGoal.NOTHING, self._config)
             self._left_s = self._clock.now_s()
 
-    def ask(self, deed: Deed) -> None:
+    def ask(self, deed: HostAction) -> None:
         """Have the connection asked (ASK), or the agent looked for, too (LOOK), which ends a pause between tries."""
         with self._news:
-            if deed is Deed.LOOK:
+            if deed is HostAction.LOOK:
                 self._pace.wish_to_see()
             else:
                 self._pace.wish_to_ask()
@@ -124,7 +124,7 @@ class Worker:
                 if session.is_alive(ANSWER_S_MAX):
                     return session
                 dead = session
-                self.ask(Deed.ASK)
+                self.ask(HostAction.ASK)
             return None
         finally:
             with self._news:
@@ -172,13 +172,13 @@ class Worker:
         """Why there is no way to the host now; empty when there is one, or none is wanted."""
         return self._reason
 
-    def _wished(self, want: Want, config: AgentConfig | None) -> None:
+    def _wished(self, want: HostGoal, config: AgentConfig | None) -> None:
         """Note a wish; the lock is held."""
         self._want, self._config = want, config
         self._wish += 1
         self._pace.begin()
         self._reason = ""
-        if want is not Want.NOTHING:
+        if want is not HostGoal.NOTHING:
             self._failure = self._evidence = None
             self._begin()
         self._news.notify_all()
@@ -195,7 +195,7 @@ class Worker:
     def _run(self) -> None:
         while True:
             deed, wish = self._next()
-            if deed is Deed.END:
+            if deed is HostAction.END:
                 break
             try:
                 self._do(deed, wish)
@@ -208,7 +208,7 @@ class Worker:
                 self._missed(deed, wish, LaunchError("connect", f"orch failed: {type(err).__name__}: {err}"))
         self._hang_up()
 
-    def _next(self) -> tuple[Deed, int]:
+    def _next(self) -> tuple[HostAction, int]:
         """Wait until something is to be done; return it, and the number of the wish that it is for."""
         with self._news:
             while True:
@@ -217,46 +217,46 @@ class Worker:
                     return deed, self._wish
                 self._clock.wait(self._news, wait_s)
 
-    def _due(self, now_s: float) -> tuple[Deed | None, float]:
+    def _due(self, now_s: float) -> tuple[HostAction | None, float]:
         """Return what is to be done now, or in how many seconds to look again; the lock is held."""
         if self._closing:
-            return Deed.END, 0.0
-        if self._want is Want.AGENT:
-            return Deed.LAUNCH, 0.0
+            return HostAction.END, 0.0
+        if self._want is HostGoal.AGENT:
+            return HostAction.LAUNCH, 0.0
         if self._session is None:
-            if self._want is Want.NOTHING and not self._borrowers:
+            if self._want is HostGoal.NOTHING and not self._borrowers:
                 return None, REST_S
             rest_s = self._pace.retry_s - now_s
-            return (Deed.OPEN, 0.0) if rest_s <= 0 else (None, rest_s)
-        if self._want is Want.NOTHING:
+            return (HostAction.OPEN, 0.0) if rest_s <= 0 else (None, rest_s)
+        if self._want is HostGoal.NOTHING:
             return self._due_to_hang_up(now_s)
         ask_s, see_s = self._pace.ask_due_s(), self._pace.see_due_s(is_used=bool(self._flows))
         if now_s >= see_s:
-            return Deed.LOOK, 0.0
-        return (Deed.ASK, 0.0) if now_s >= ask_s else (None, min(ask_s, see_s) - now_s)
+            return HostAction.LOOK, 0.0
+        return (HostAction.ASK, 0.0) if now_s >= ask_s else (None, min(ask_s, see_s) - now_s)
 
-    def _due_to_hang_up(self, now_s: float) -> tuple[Deed | None, float]:
+    def _due_to_hang_up(self, now_s: float) -> tuple[HostAction | None, float]:
         """A way that is not needed any more stays open for those who may still use it."""
         if now_s >= self._pace.ask_wish_s:
-            return Deed.ASK, 0.0
+            return HostAction.ASK, 0.0
         rest_s = min(self._pace.ask_wish_s, self._left_s + LEAVE_S) - now_s
         if rest_s > 0:
             return None, rest_s
         if self._borrowers or self._means.busy(self._node):
             return None, BUSY_S
-        return Deed.HANG_UP, 0.0
+        return HostAction.HANG_UP, 0.0
 
-    def _do(self, deed: Deed, wish: int) -> None:
+    def _do(self, deed: HostAction, wish: int) -> None:
         match deed:
-            case Deed.LAUNCH:
+            case HostAction.LAUNCH:
                 self._launch(wish)
-            case Deed.OPEN:
+            case HostAction.OPEN:
                 self._return(wish)
-            case Deed.ASK | Deed.LOOK:
+            case HostAction.ASK | HostAction.LOOK:
                 self._look(deed, wish)
-            case Deed.HANG_UP:
+            case HostAction.HANG_UP:
                 self._hang_up()
-            case Deed.END:
+            case HostAction.END:
                 raise AssertionError("the end is no deed")
 
     def _launch(self, wish: int) -> None:
@@ -273,21 +273,21 @@ class Worker:
             self._boot = seen.boot
             self._pace.see(self._clock.now_s())
             if self._wish == wish:
-                self._want = Want.WAY
+                self._want = HostGoal.WAY
 
     def _return(self, wish: int) -> None:
         """Open the way again, for an agent that may be there or for whoever wants to copy."""
         with self._means.returns.turn(lambda: self._is_wanted(wish)):
             self._note_look()
-            if self._want is Want.NOTHING:
+            if self._want is HostGoal.NOTHING:
                 self._connect()
             else:
                 self._see(wish)
         self._reason = ""
 
-    def _look(self, deed: Deed, wish: int) -> None:
+    def _look(self, deed: HostAction, wish: int) -> None:
         """See whether the connection still leads there, and whether the agent is there."""
-        if deed is Deed.LOOK:
+        if deed is HostAction.LOOK:
             self._note_look()
         else:
             with self._news:
@@ -295,7 +295,7 @@ class Worker:
         session = self._session
         if session is None or not session.is_alive(ANSWER_S_MAX):
             raise LaunchError("connect", f"the connection broke, or gave no answer within {ANSWER_S_MAX:g} s")
-        if deed is not Deed.LOOK:
+        if deed is not HostAction.LOOK:
             return
         try:
             self._see(wish)
@@ -319,7 +319,7 @@ class Worker:
             return
         with self._news:
             self._evidence = _evidence(seen, known)
-            self._wished(Want.NOTHING, self._config)
+            self._wished(HostGoal.NOTHING, self._config)
             self._left_s = self._clock.now_s()
         self._means.stir()
 
@@ -349,24 +349,24 @@ class Worker:
     def _flow_ended(self) -> None:
         with self._news:
             self._flows = [flow for flow in self._flows if not flow.is_over]
-        self.ask(Deed.ASK)
+        self.ask(HostAction.ASK)
 
-    def _missed(self, deed: Deed, wish: int, err: LaunchError) -> None:
+    def _missed(self, deed: HostAction, wish: int, err: LaunchError) -> None:
         """A deed failed: tell it if it was a launch, else try again after a while."""
-        if deed is not Deed.LAUNCH or err.trouble is not Trouble.BUSY:
+        if deed is not HostAction.LAUNCH or err.trouble is not Retryable.BUSY:
             self._hang_up()
         with self._news:
             if self._wish != wish:
                 return
             self._reason = f"{err.stage}: {err.reason}"
             now_s = self._clock.now_s()
-            if deed is Deed.LAUNCH:
-                self._failure, self._want, self._left_s = err, Want.NOTHING, now_s
-            elif deed is Deed.OPEN:
+            if deed is HostAction.LAUNCH:
+                self._failure, self._want, self._left_s = err, HostGoal.NOTHING, now_s
+            elif deed is HostAction.OPEN:
                 self._pace.miss(now_s, err.trouble)
             else:
                 self._pace.broke(now_s)
-        if deed is Deed.LAUNCH:
+        if deed is HostAction.LAUNCH:
             self._means.stir()
 
     def _hang_up(self) -> None:
@@ -383,7 +383,7 @@ class Worker:
         return self._config
 
 
-def _evidence(seen: Seen, known_boot: str) -> str:
+def _evidence(seen: AgentPresence, known_boot: str) -> str:
     if known_boot not in ("", seen.boot):
         return "the host was restarted"
     return f"its agent is not running any more; {f'its last words: {seen.words}' if seen.words else 'it left no word'}"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Line, Talk
+from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Conversation, Line
 from orchestrator.backends.ssh.session import Unwanted
 from orchestrator.core import codec
 from orchestrator.core.wire import bootstrap as w
@@ -28,16 +28,16 @@ _COMMAND = (
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class Launcher:
     """What runs on a host before there is an agent: the node's launch script, and the bundle's bytes."""
 
     script: str
     bundle: bytes
 
     @property
-    def parcel(self) -> w.Parcel:
+    def parcel(self) -> w.Blob:
         """The bundle's hash and size."""
-        return w.Parcel(hashlib.sha256(self.bundle).hexdigest(), len(self.bundle))
+        return w.Blob(hashlib.sha256(self.bundle).hexdigest(), len(self.bundle))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Code:
     """The job's code archive; `unpacked_bytes` is what it grows to."""
 
     path: Path
-    parcel: w.Parcel
+    parcel: w.Blob
     unpacked_bytes: int
 
     @classmethod
@@ -59,7 +59,7 @@ class Code:
                 tail = (tail + piece)[-4:]
             size_bytes = file.tell()
         # RFC 1952: a gzip file ends with the size of what it holds, modulo 2^32.
-        return cls(path, w.Parcel(digest.hexdigest(), size_bytes), int.from_bytes(tail, "little"))
+        return cls(path, w.Blob(digest.hexdigest(), size_bytes), int.from_bytes(tail, "little"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Launch:
     """What is to be brought up. `config.address` is where the agent dials on its own host; `executes`: the entry point
     is a program of the code snapshot, which a disk mounted `noexec` will not run."""
 
-    kit: Kit
+    kit: Launcher
     code: Code
     executes: bool
     config: AgentConfig
@@ -99,10 +99,10 @@ class Survey:
     version: str
     clock_s: float
     notes: tuple[str, ...]
-    looked: w.Looked
+    looked: w.HostSurveyed
 
 
-def land(
+def launch_agent(
     line: Line, launch: Launch, still_wanted: Callable[[], bool] = lambda: True, clocks: Clocks = CLOCKS
 ) -> Landed:
     """Bring an agent up on a host. Raises LaunchError; then nothing of it goes on there, unless only the last word,
@@ -130,7 +130,7 @@ def land(
         )  # fmt: skip
 
 
-def reach(line: Line, kit: Kit, config: AgentConfig, clocks: Clocks = CLOCKS) -> w.AgentSeen:
+def reach(line: Line, kit: Launcher, config: AgentConfig, clocks: Clocks = CLOCKS) -> w.AgentSeen:
     """Tell a node's agent to dial `config.address` from now on, and see whether it is there. Raises LaunchError."""
     request = w.Reach(config.root, kit.parcel, config.node, config.address)
     with _talking(line, kit, request, clocks) as talk:
@@ -139,24 +139,26 @@ def reach(line: Line, kit: Kit, config: AgentConfig, clocks: Clocks = CLOCKS) ->
         return talk.hear(w.AgentSeen)
 
 
-def sweep(line: Line, kit: Kit, root: str, job: str, clocks: Clocks = CLOCKS) -> w.Swept:
+def sweep(line: Line, kit: Launcher, root: str, job: str, clocks: Clocks = CLOCKS) -> w.CleanedUp:
     """End what an ended job left running on a host and remove its folder there. Raises LaunchError."""
-    with _talking(line, kit, w.Sweep(root, kit.parcel, job), clocks) as talk:
+    with _talking(line, kit, w.CleanUp(root, kit.parcel, job), clocks) as talk:
         _begin(talk)
         talk.enter("sweep")
-        return talk.hear(w.Swept)
+        return talk.hear(w.CleanedUp)
 
 
-def survey(line: Line, kit: Kit, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS) -> Survey:
+def survey(
+    line: Line, kit: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
+) -> Survey:
     """Look what a host has for a job whose folder would be `root`; nothing is left there. Raises LaunchError."""
-    with _talking(line, kit, w.Look(root, kit.parcel, programs), clocks) as talk:
+    with _talking(line, kit, w.SurveyHost(root, kit.parcel, programs), clocks) as talk:
         python, clock_s = _begin(talk)
         talk.enter("look")
-        looked = talk.hear(w.Looked)
+        looked = talk.hear(w.HostSurveyed)
         return Survey(python.path, python.version, clock_s, talk.notes(clock_s), looked)
 
 
-def _begin(talk: Talk) -> tuple[w.PythonFound, float]:
+def _begin(talk: Conversation) -> tuple[w.PythonFound, float]:
     """Come as far as a Python; return it, and by how many seconds the host's clock is ahead."""
     talk.hear(w.InShell)
     talk.enter("python")
@@ -164,7 +166,7 @@ def _begin(talk: Talk) -> tuple[w.PythonFound, float]:
     return python, python.clock_s - talk.clocks.wall()
 
 
-def _go(talk: Talk) -> int:
+def _go(talk: Conversation) -> int:
     """Let a keeper that holds its leases start its agent; return its pid."""
     talk.enter("agent")
     talk.send(w.GO + b"\n")
@@ -172,12 +174,12 @@ def _go(talk: Talk) -> int:
 
 
 @contextlib.contextmanager
-def _talking(line: Line, kit: Kit, request: w.Request, clocks: Clocks) -> Iterator[Talk]:
+def _talking(line: Line, kit: Launcher, request: w.Request, clocks: Clocks) -> Iterator[Conversation]:
     """Begin a conversation, and end it whatever happens."""
     mark = f"orch-{secrets.token_hex(8)}"
     remote = line.run(_COMMAND.format(mark=mark))
     try:
-        talk = Talk(remote, mark.encode(), kit.bundle, clocks)
+        talk = Conversation(remote, mark.encode(), kit.bundle, clocks)
         script = kit.script.rstrip("\n").encode() + b"\n"
         talk.send(b"%d\n%s%s\n" % (script.count(b"\n"), script, codec.dumps_kind(request).encode()))
         yield talk

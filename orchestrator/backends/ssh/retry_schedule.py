@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 
 BACKOFF_S = 0.5
 BACKOFF_S_MAX = 10.0
@@ -34,7 +34,7 @@ UNUSED_S = 10.0
 
 
 @dataclass(slots=True)
-class Pace:
+class RetrySchedule:
     """What was done with a host when, and what is wished to be done. `misses`: tries that failed in a row."""
 
     opened_s: float = 0.0
@@ -77,12 +77,12 @@ class Pace:
         if now_s >= self.opened_s + HELD_S:
             self.begin()
         else:
-            self.miss(now_s, Trouble.PASSING)
+            self.miss(now_s, Retryable.PASSING)
 
-    def miss(self, now_s: float, trouble: Trouble) -> None:
+    def miss(self, now_s: float, trouble: Retryable) -> None:
         """A try failed: the more failed in a row, the later the next."""
         pause_s = min(BACKOFF_S * 2**self.misses, BACKOFF_S_MAX)
-        self.retry_s = now_s + (LASTING_S if trouble is Trouble.LASTING else pause_s)
+        self.retry_s = now_s + (LASTING_S if trouble is Retryable.LASTING else pause_s)
         self.misses = min(self.misses + 1, MISSES_MAX)
 
     def ask_due_s(self) -> float:

@@ -12,7 +12,7 @@ from typing import Protocol
 import paramiko
 
 from orchestrator.backends.ssh.connect.connection import Taken
-from orchestrator.backends.ssh.connect.port_forward import Flow
+from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.core.wire.messages import AgentConfig
 
 TURN_S = 0.5
@@ -20,7 +20,7 @@ TURN_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class AgentPresence:
     """What a host says of the agent: whether it is there, which boot of the host this is, the agent's last words."""
 
     alive: bool
@@ -34,10 +34,10 @@ class Session(Protocol):
     def forward(self, taken: Taken) -> int:
         """Let the host listen on a port of its own, whose connections are handed to `taken`; return the port."""
 
-    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> Seen:
+    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
         """Bring everything there and start the agent. Raises Unwanted when it is not wanted just before its start."""
 
-    def reach(self, config: AgentConfig) -> Seen:
+    def reach(self, config: AgentConfig) -> AgentPresence:
         """Tell the agent where it may dial, and see whether it is there."""
 
     def is_alive(self, answer_s_max: float) -> bool:
@@ -47,7 +47,7 @@ class Session(Protocol):
         """Hang up."""
 
 
-class Turns:
+class ConcurrencyLimit:
     """Lets at most so many hosts at once do what costs; whoever waits goes when it is not wanted any more."""
 
     def __init__(self, at_once: int) -> None:
@@ -83,13 +83,13 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class WorkerDependencies:
     """What all workers share: how a session is opened, how a forwarded channel is carried on, and whose turn it is."""
 
     open: Callable[[str], Session]
-    carry: Callable[[paramiko.Channel, str, Callable[[], None]], Flow]
-    launches: Turns
-    returns: Turns
+    carry: Callable[[paramiko.Channel, str, Callable[[], None]], Forward]
+    launches: ConcurrencyLimit
+    returns: ConcurrencyLimit
     busy: Callable[[str], bool]
     stir: Callable[[], None]
     clock: Clock = field(default_factory=Clock)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from orchestrator.core.observations import Collective, Doing, RankLook
+from orchestrator.core.observations import Activity, Collective, RankInspection
 from orchestrator.core.text import named
 
 NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")
@@ -66,16 +66,16 @@ class Unknown:
 Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
 
 
-def current(look: RankLook) -> Collective | None:
+def current(look: RankInspection) -> Collective | None:
     """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits in the store or for one
     rank."""
-    if look.doing is not Doing.WAITS or look.phase == "rendezvous" or not look.collectives:
+    if look.doing is not Activity.WAITS or look.phase == "rendezvous" or not look.collectives:
         return None
     last = min(look.collectives, key=lambda one: (one.entered_s, one.group))
     return None if look.why in NOT_COLLECTIVE or (look.mixed and not _is_in(last, look)) else last
 
 
-def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:
+def study(looks: Mapping[int, RankInspection], ended: frozenset[int]) -> Answer:
     """Return what keeps the waiting ranks; `looks` are those of living ranks, `ended` have left for good."""
     waits = {rank: now for rank, look in sorted(looks.items()) if (now := current(look)) is not None}
     gaps: list[Missing] = []
@@ -87,7 +87,7 @@ def study(looks: Mapping[int, RankLook], ended: frozenset[int]) -> Answer:
         gaps += [gap] if gap is not None else []
     if gaps:
         return _root(gaps, waits)
-    idle = [rank for rank, look in looks.items() if look.doing is Doing.WAITS]
+    idle = [rank for rank, look in looks.items() if look.doing is Activity.WAITS]
     if not waits or any(rank not in waits for rank in idle) or ended:
         return Unknown()
     whole = all(now.ranks and waits.keys() >= set(now.ranks) for now in waits.values())
@@ -98,7 +98,7 @@ def _key(one: Collective) -> Key:
     return one.group, one.ranks
 
 
-def _number(key: Key, rank: int, looks: Mapping[int, RankLook]) -> int | None:
+def _number(key: Key, rank: int, looks: Mapping[int, RankInspection]) -> int | None:
     """Return how many collectives of a group a rank has entered, None if it does not tell at all."""
     look = looks.get(rank)
     if look is None or not look.collectives:
@@ -106,7 +106,9 @@ def _number(key: Key, rank: int, looks: Mapping[int, RankLook]) -> int | None:
     return max((one.number for one in look.collectives if _key(one) == key), default=0)
 
 
-def _sides(key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankLook]) -> tuple[Side, ...]:
+def _sides(
+    key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankInspection]
+) -> tuple[Side, ...]:
     """Return who has entered which collective of a group, of those that have come furthest; or as the number in which the
     last of them are seen to wait, which others have left."""
     here = {rank: now for rank, now in waits.items() if _key(now) == key}
@@ -138,7 +140,7 @@ def _as_number(now: Collective, number: int) -> Collective | None:
 
 
 def _gap(
-    key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankLook], ended: frozenset[int]
+    key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankInspection], ended: frozenset[int]
 ) -> Missing | None:
     """Return who is missing in a group's latest collective, and is not seen to wait in an earlier one."""
     waiting = [rank for rank, now in waits.items() if _key(now) == key]
@@ -156,7 +158,7 @@ def _gap(
     return Missing(waits[top], tuple(rank for rank in waiting if rank not in behind), tuple(sorted(behind)))
 
 
-def _is_in(one: Collective, look: RankLook) -> bool:
+def _is_in(one: Collective, look: RankInspection) -> bool:
     """Tell whether a rank is in that collective still: gloo's flight recorder does not know, but the stack may tell."""
     return look.why == f"in {one.what}"
 
@@ -193,12 +195,12 @@ def shaped(one: Collective) -> str:
     )
 
 
-def waiting_text(looks: Mapping[int, RankLook], answer: Answer) -> str:
+def waiting_text(looks: Mapping[int, RankInspection], answer: Answer) -> str:
     """Say what all waiting ranks wait in: `ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago`."""
     groups: dict[str, list[int]] = {}
     ages_s: dict[str, float] = {}
     for rank, look in sorted(looks.items()):
-        if look.doing is not Doing.WAITS:
+        if look.doing is not Activity.WAITS:
             continue
         now = current(look)
         said = f"in {text(now)}" if now is not None else _elsewhere(look)
@@ -214,7 +216,7 @@ def waiting_text(looks: Mapping[int, RankLook], answer: Answer) -> str:
     return "; ".join(lines)
 
 
-def _elsewhere(look: RankLook) -> str:
+def _elsewhere(look: RankInspection) -> str:
     """Say where a rank waits for others that is in no collective."""
     if look.phase == "rendezvous":
         return "at the rendezvous"

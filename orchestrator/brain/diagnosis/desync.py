@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts, Series, Tally
+from orchestrator.brain.model.facts import AttemptFacts, CountAtStep, CountKey, Facts, RankFacts, RankState
 from orchestrator.brain.model.verdicts import verdict
 from orchestrator.core import observations
 
@@ -45,7 +45,7 @@ class Difference:
     `counts`: each member's at the last step that all have told of; `odd`: those who differ from most.
     """
 
-    series: Series
+    series: CountKey
     agreed: int
     differs: int
     agreed_step: int
@@ -54,7 +54,7 @@ class Difference:
     since_s: float
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Return what is to be done about a difference: a look at all ranks, then the verdict, or a word of it."""
     assert facts.limits is not None
     found = find(facts, watch) if facts.odd_at and attempt.running_at is not None else None
@@ -67,21 +67,25 @@ def decide(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
         return []
     said = _verdict(facts, found)
     if facts.limits.on_desync == "notify":
-        return [d.Notice(watch.now_s, said.summary, attempt.number, said)]
+        return [d.Alert(watch.now_s, said.summary, attempt.number, said)]
     return [d.Judge(watch.now_s, said.summary, attempt.number, said)]
 
 
 def note(
-    facts: Facts, rank: RankFacts, groups: tuple[str, ...], marks: tuple[observations.Mark, ...], at: float
+    facts: Facts,
+    rank: RankFacts,
+    groups: tuple[str, ...],
+    marks: tuple[observations.CollectiveCounts, ...],
+    at: float,
 ) -> None:
     """Remember how many collectives of each group a rank had run at some of its steps."""
     for mark in marks:
         for key, count in zip(groups, mark.counts, strict=False):
-            series = Series(key, mark.optimizer)
+            series = CountKey(key, mark.optimizer)
             turns = facts.tallies.setdefault(series, {})
             tally = turns.setdefault(mark.turn, {})
             equal = {one.count for one in tally.values()} <= {count}
-            tally[rank.rank] = Tally(count, mark.step)
+            tally[rank.rank] = CountAtStep(count, mark.step)
             if not equal:
                 facts.odd_at.setdefault(series, at)
             elif series in facts.odd_at and tally.keys() >= _members(facts, key):
@@ -97,7 +101,7 @@ def forget(facts: Facts) -> None:
     facts.mixed.clear()
 
 
-def find(facts: Facts, watch: Watch) -> Difference | None:
+def find(facts: Facts, watch: Deadlines) -> Difference | None:
     """Return a difference that lasts, or None; when to look again is left in `watch`."""
     usual_s = suspicion.usual_s(facts) or 0.0
     for series, since_s in facts.odd_at.items():
@@ -151,7 +155,7 @@ def _is_explained(facts: Facts, found: Difference) -> bool:
     return all(
         facts.ranks[rank].look is not None and facts.ranks[rank].looked_at >= found.since_s
         for rank in found.counts
-        if facts.ranks[rank].life is Life.ALIVE
+        if facts.ranks[rank].life is RankState.ALIVE
     )
 
 

@@ -13,9 +13,18 @@ from orchestrator.brain.diagnosis import hang
 from orchestrator.brain.diagnosis.hang_report import node_of
 from orchestrator.brain.diagnosis.library_errors import explain
 from orchestrator.brain.diagnosis.repeated_failure import recognise
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.facts import APART, AttemptFacts, Facts, Life, Link, NodeFacts, Phase, RankFacts
+from orchestrator.brain.model.facts import (
+    APART,
+    AgentState,
+    AttemptFacts,
+    Facts,
+    NodeFacts,
+    Phase,
+    RankFacts,
+    RankState,
+)
 from orchestrator.brain.model.verdicts import verdict as _verdict
 from orchestrator.brain.scheduling import allocation, fence, placement, rendezvous
 from orchestrator.core.text import named
@@ -43,12 +52,12 @@ _RENDEZVOUS = re.compile(
 _CUDA_OOM = re.compile(r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def diagnose(facts: Facts, watch: Watch) -> Verdict | None:
+def diagnose(facts: Facts, watch: Deadlines) -> Verdict | None:
     """Return the verdict that the facts call for now, or None; deadlines still ahead are left in `watch`."""
     attempt = facts.attempt
     if attempt is None or attempt.phase is Phase.STOP:
         return None
-    questions: tuple[Callable[[Facts, AttemptFacts, Watch], Verdict | None], ...] = (
+    questions: tuple[Callable[[Facts, AttemptFacts, Deadlines], Verdict | None], ...] = (
         allocation.verdict,
         _out_of_time,
         _cannot_launch,
@@ -85,7 +94,7 @@ _SIGKILL = 9
 _SIGTERM = 15
 
 
-def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     limits = facts.limits
     if limits is None or limits.time_s_max is None or facts.run_began_at is None:
         return None
@@ -97,7 +106,7 @@ def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict |
     )
 
 
-def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     for node in facts.gang:
         if node.trouble:
             evidence = (node.trouble_tail,) if node.trouble_tail else ()
@@ -114,13 +123,13 @@ def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict
     return None
 
 
-def _cannot_meet(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _cannot_meet(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     if attempt.placed_at is None or attempt.phase is not Phase.PREPARE:
         return None
     if not facts.gang[0].addresses or not rendezvous.are_probed(facts, attempt):
         return None
-    place = rendezvous.meeting(facts)
-    if isinstance(place, rendezvous.Meeting):
+    place = rendezvous.rendezvous_point(facts)
+    if isinstance(place, rendezvous.RendezvousPoint):
         return None
     node, first = place.node, place.first
     tried = "; ".join(place.tried) or "it reaches other addresses of it than the rest of the nodes do"
@@ -145,7 +154,7 @@ def _reach(node: NodeFacts) -> str:
     return f"{node.name} reaches {reached}" + (f"; not {'; '.join(node.missed)}" if node.missed else "")
 
 
-def _crashed(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _crashed(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     failed = sorted((rank for rank in facts.ranks.values() if rank.failed), key=lambda r: (r.died_at, r.rank))
     if not failed:
         return None
@@ -173,7 +182,7 @@ def _crashed(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | Non
 def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict:
     kind = _crash_kind(facts, culprit)
     others = [rank.rank for rank in failed if rank is not culprit]
-    left = [rank for rank in facts.ranks.values() if rank.life is Life.EXITED and not rank.failed]
+    left = [rank for rank in facts.ranks.values() if rank.life is RankState.EXITED and not rank.failed]
     blamed = [culprit]
     failure = culprit.failure
     pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was told
@@ -249,7 +258,7 @@ def _ranks_text(ranks: list[int]) -> str:
     return shown if len(ranks) <= 16 else f"{shown} and {len(ranks) - 16} more"
 
 
-def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     if attempt.phase is not Phase.RUN:
         return _lost_before_start(facts, attempt, watch)
     for node in facts.nodes.values():
@@ -257,7 +266,7 @@ def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | N
             return _lost(facts, node, node.lost)
     for node in facts.nodes.values():
         if (
-            node.link in (Link.UP, Link.SILENT)
+            node.link in (AgentState.UP, AgentState.SILENT)
             and facts.unfinished(node)
             and _silent_too_long(facts, node, watch)
         ):
@@ -266,23 +275,23 @@ def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | N
     return None
 
 
-def _lost_before_start(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _lost_before_start(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """A placed node of a pool that is lost before its ranks were started: others may take its place."""
     assert facts.limits is not None
     if facts.pool is None or attempt.placed_at is None:
         return None
     for node in facts.gang:
-        if node.link is Link.ABSENT:
+        if node.link is AgentState.ABSENT:
             reason = f": {node.launch_reason}" if node.launch_reason else ""
             return _lost(facts, node, f"its agent was lost before its ranks were started{reason}")
-        if node.link is Link.SILENT and watch.passed(node.contact_at + facts.limits.node_silent_s_max):
+        if node.link is AgentState.SILENT and watch.passed(node.contact_at + facts.limits.node_silent_s_max):
             return _lost(
                 facts, node, f"no word for {watch.now_s - node.contact_at:.0f} s before its ranks started"
             )
     return None
 
 
-def _silent_too_long(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+def _silent_too_long(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     assert facts.limits is not None
     return watch.passed(max(node.contact_at, facts.stepped_at) + fence.silent_s(facts, node))
 
@@ -299,7 +308,7 @@ def _lost(facts: Facts, node: NodeFacts, how: str) -> Verdict:
     )  # fmt: skip
 
 
-def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     if attempt.running_at is not None or placement.is_queued(facts):
         return None
     assert facts.limits is not None
@@ -314,11 +323,11 @@ def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> V
 
 
 def _stage(node: NodeFacts, attempt: AttemptFacts) -> str:
-    if node.link is not Link.UP:
+    if node.link is not AgentState.UP:
         reason = f" ({node.launch_reason})" if node.launch_reason else ""
         return f"its agent is {node.link.value}{reason}"
     return "its ranks were not started" if _is_ready(node, attempt) else "its setup has not ended"
 
 
 def _is_ready(node: NodeFacts, attempt: AttemptFacts) -> bool:
-    return node.link is Link.UP and node.ready == attempt.number
+    return node.link is AgentState.UP and node.ready == attempt.number

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 
 from orchestrator.brain.diagnosis import collectives, hang_report, inspections, suspicion
 from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown, Whole
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, Phase, RankFacts
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankFacts
 from orchestrator.brain.model.verdicts import verdict
 from orchestrator.core import text
-from orchestrator.core.observations import Doing
+from orchestrator.core.observations import Activity
 from orchestrator.core.text import named
 
 STOPPED_S_MAX = 5.0
@@ -40,7 +40,7 @@ IDLE_S = 2.0
 """Ranks that have used no processor for so long before a look send nothing to each other."""
 
 
-def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `watch`."""
     if attempt.phase is not Phase.RUN:
         return None
@@ -60,7 +60,7 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
 
 def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
     """A stopped process (T) hangs the gang, unless looks see it go on; one whose main thread is a zombie (Z) never comes back."""
-    seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].link is Link.UP]
+    seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].link is AgentState.UP]
     for state, limit_s, words in (
         ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
         ("T", STOPPED_S_MAX, "stopped (state T)"),
@@ -88,7 +88,9 @@ def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
             continue
         here_s = rank.beat_at - rank.left_at
         busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
-        proved = not busy and rank.look is not None and rank.look.doing is Doing.LEAVING and rank.look.certain
+        proved = (
+            not busy and rank.look is not None and rank.look.doing is Activity.LEAVING and rank.look.certain
+        )
         if here_s >= (EXIT_S_MAX if proved else suspicion.patience_s(facts, attempt, longer=True)):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
             return _by_state(facts, [rank], summary, rank.left_at)
@@ -107,7 +109,7 @@ def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float
     )  # fmt: skip
 
 
-def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     assert facts.limits is not None
     limit_s = facts.limits.first_step_s_max
     due_s = suspicion.limit_at(facts, attempt, limit_s)
@@ -121,7 +123,7 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict
     )  # fmt: skip
 
 
-def _never_came(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _never_came(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """Ranks that wait at the rendezvous do so for the user's limit, then it is told who has come and who has not."""
     assert facts.limits is not None
     limit_s = facts.limits.rendezvous_s_max
@@ -148,7 +150,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | 
 
 def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
     look = inspections.found(attempt, rank)
-    return look is not None and look.phase == "rendezvous" and look.doing is not Doing.WORKS
+    return look is not None and look.phase == "rendezvous" and look.doing is not Activity.WORKS
 
 
 def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
@@ -160,7 +162,7 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 # What two looks prove
 
 
-def stands_still(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+def stands_still(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     """Tell whether two looks in the present silence have found every rank where it was."""
     if inspections.in_round(facts, attempt) < inspections.LOOKS_MIN or not inspections.is_answered(
         facts, attempt, watch
@@ -178,7 +180,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
     return not any(still is not None and still < inspections.STILL_S for still in known)
 
 
-def _verified(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def _verified(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """Judge a gang of which no rank moves: by states that cannot mend themselves, or when all patience is over."""
     if not stands_still(facts, attempt, watch):
         return None
@@ -264,14 +266,14 @@ def _is_proof(
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
     look = inspections.found(attempt, rank)
-    if look is None or look.doing is Doing.WAITS:
+    if look is None or look.doing is Activity.WAITS:
         return False
-    if look.doing is Doing.LEAVING or look.state == "t":
+    if look.doing is Activity.LEAVING or look.state == "t":
         return False  # see `_never_left`; and a debugger that holds a rank lets it go
-    if look.doing is Doing.STOPPED:
+    if look.doing is Activity.STOPPED:
         seen_s = rank.looked_at - rank.state_at if rank.state == "T" else 0.0
         return max(seen_s, inspections.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
-    if look.doing is Doing.SLEEPS:
+    if look.doing is Activity.SLEEPS:
         patience_s = suspicion.patience_s(facts, attempt, longer=True)
         return look.certain and look.ends_s is not None and look.ends_s > patience_s
     return look.certain
@@ -324,12 +326,12 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     if any(_waits(attempt, rank) for rank in inspections.living(facts)):
         return False
     found = [inspections.found(attempt, rank) for rank in ranks]
-    return all(look is not None and look.doing in (Doing.SPINS, Doing.SLEEPS) for look in found)
+    return all(look is not None and look.doing in (Activity.SPINS, Activity.SLEEPS) for look in found)
 
 
 def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
     look = inspections.found(attempt, rank)
-    return look is not None and look.doing is Doing.WAITS
+    return look is not None and look.doing is Activity.WAITS
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from orchestrator.brain.diagnosis import collectives, inspections, stack_groups
 from orchestrator.brain.diagnosis.collectives import Mismatch
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts
+from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
 from orchestrator.core import text
-from orchestrator.core.observations import Doing, RankLook
+from orchestrator.core.observations import Activity, RankInspection
 from orchestrator.core.text import named
 
 CULPRITS_SHOWN = 4
 
 
-def at_place(alive: dict[int, RankLook], ranks: tuple[int, ...]) -> str:
+def at_place(alive: dict[int, RankInspection], ranks: tuple[int, ...]) -> str:
     """Return where the first of some ranks is, ` at train.py:44 step`; nothing where that is not known."""
     where = alive[ranks[0]].where if ranks and ranks[0] in alive else ""
     return f" at {where}" if where else ""
@@ -34,7 +34,7 @@ def who(
 
 def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | None) -> str:
     """Say what a rank does, in words."""
-    if rank.life is Life.EXITED:
+    if rank.life is RankState.EXITED:
         return f"ended with code 0 after {rank.count:,} steps" if rank.ended_well else "is no more"
     look = inspections.found(attempt, rank)
     if look is None:
@@ -48,9 +48,9 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
 
 
 _PLAIN = {
-    Doing.WAITS: "waits for others", Doing.WORKS: "works without an end", Doing.SPINS: "burns processor time in one place",
-    Doing.SLEEPS: "sleeps", Doing.BLOCKED: "is blocked", Doing.STOPPED: "is stopped", Doing.LEAVING: "is about to end",
-    Doing.UNSEEN: "does not show what it does",
+    Activity.WAITS: "waits for others", Activity.WORKS: "works without an end", Activity.SPINS: "burns processor time in one place",
+    Activity.SLEEPS: "sleeps", Activity.BLOCKED: "is blocked", Activity.STOPPED: "is stopped", Activity.LEAVING: "is about to end",
+    Activity.UNSEEN: "does not show what it does",
 }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
     return (" · ".join(ways), *stack_groups.lines(seen), *_gpu_use(seen), *unanswered, *_lacks(seen))
 
 
-def _gpu_use(seen: Sequence[RankLook]) -> tuple[str, ...]:
+def _gpu_use(seen: Sequence[RankInspection]) -> tuple[str, ...]:
     """Say how busy GPUs are: one that waits in a collective of NCCL is, too."""
     groups: dict[str, list[int]] = {}
     for look in seen:
@@ -110,7 +110,7 @@ def _gpu_use(seen: Sequence[RankLook]) -> tuple[str, ...]:
     return (f"GPU use: {said}",) if said else ()
 
 
-def _lacks(seen: Sequence[RankLook]) -> tuple[str, ...]:
+def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
     """Return which ways to look did not work, and on which ranks."""
     groups: dict[str, list[int]] = {}
     for look in seen:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, Link, Phase, RankFacts
-from orchestrator.core.observations import Doing, RankLook
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankFacts, RankState
+from orchestrator.core.observations import Activity, RankInspection
 
 LOOK_S_MAX = 6.0
 """How long one waits for the nodes' answers to a look."""
@@ -39,38 +39,38 @@ LOOKS_MIN = 2
 
 def living(facts: Facts) -> list[RankFacts]:
     """Return the ranks whose processes live."""
-    return [rank for rank in facts.ranks.values() if rank.life is Life.ALIVE]
+    return [rank for rank in facts.ranks.values() if rank.life is RankState.ALIVE]
 
 
 def all_heard(facts: Facts) -> bool:
     """Tell whether the agents of all living ranks are there; what a silent node does is another question."""
-    return all(facts.nodes[rank.node].link is Link.UP for rank in living(facts))
+    return all(facts.nodes[rank.node].link is AgentState.UP for rank in living(facts))
 
 
-def is_answered(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+def is_answered(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     """Tell whether the last look is over: every node with living ranks has answered, or was waited for long enough."""
     if attempt.look_at is None:
         return True
     names = {rank.node for rank in living(facts)}
-    late = [n for n in facts.gang if n.name in names and n.link is Link.UP and n.looked < attempt.look]
+    late = [n for n in facts.gang if n.name in names and n.link is AgentState.UP and n.looked < attempt.look]
     return not late or watch.passed(attempt.look_at + LOOK_S_MAX)
 
 
-def orders(facts: Facts, attempt: AttemptFacts, why: str, watch: Watch) -> list[Decision]:
+def orders(facts: Facts, attempt: AttemptFacts, why: str, watch: Deadlines) -> list[Decision]:
     """Return the orders for one look at all ranks: every node that can be asked is."""
     number = attempt.look + 1
-    asked = [node for node in facts.gang if node.link is Link.UP]
-    return [d.Look(watch.now_s, why, attempt.number, node.name, number) for node in asked]
+    asked = [node for node in facts.gang if node.link is AgentState.UP]
+    return [d.Inspect(watch.now_s, why, attempt.number, node.name, number) for node in asked]
 
 
-def found(attempt: AttemptFacts, rank: RankFacts) -> RankLook | None:
+def found(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
     """Return what the last look has found of a rank, None if it was not told."""
     if rank.look is None or attempt.look_at is None or rank.looked_at < attempt.look_at:
         return None
     return rank.look
 
 
-def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankLook]:
+def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
     """Return what the last look has found of the living ranks, by rank."""
     return {rank.rank: look for rank in living(facts) if (look := found(attempt, rank)) is not None}
 
@@ -78,13 +78,13 @@ def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankLook]:
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the last look has found that the rank goes on."""
     look = found(attempt, rank)
-    return look is not None and (look.doing is Doing.WORKS or rank.collective_at >= rank.looked_at)
+    return look is not None and (look.doing is Activity.WORKS or rank.collective_at >= rank.looked_at)
 
 
 def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
     """Return for how long a rank has stood still by its looks, None where they cannot tell."""
     look = found(attempt, rank)
-    if look is None or look.doing is Doing.UNSEEN:
+    if look is None or look.doing is Activity.UNSEEN:
         return None
     return min(look.still_s, rank.looked_at - max(rank.collective_at, suspicion.gang_at(facts, attempt)))
 
@@ -95,7 +95,7 @@ def in_round(facts: Facts, attempt: AttemptFacts) -> int:
     return attempt.round if is_present else 0
 
 
-def why_look(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
+def why_inspect(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
     """Say why every rank is to be looked at now; empty if it is not."""
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
@@ -111,7 +111,7 @@ def why_look(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
     return _why_stopped(facts, attempt, watch) or _why_silence(facts, attempt, watch)
 
 
-def _why_stopped(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
+def _why_stopped(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
     """A stopped rank is judged soon and by its state alone; two looks before tell in what the others wait for it."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
@@ -121,7 +121,7 @@ def _why_stopped(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
     return ""
 
 
-def _why_silence(facts: Facts, attempt: AttemptFacts, watch: Watch) -> str:
+def _why_silence(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
     silence_s = suspicion.suspect_s(facts)
     if silence_s is None:
         return ""

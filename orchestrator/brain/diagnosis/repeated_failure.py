@@ -7,7 +7,7 @@ import dataclasses
 from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts, PastAttempt
 from orchestrator.brain.scheduling import placement
-from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, begins_anew
+from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, ignores_checkpoint
 
 ALIKE_MAX = 4
 """So many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
@@ -19,7 +19,7 @@ _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
 
 def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
     """Return the verdict with what is known of the script, as no progress when the same has happened before."""
-    anew = begins_anew(attempt)
+    anew = ignores_checkpoint(attempt)
     if anew:
         verdict = dataclasses.replace(verdict, evidence=(anew, *verdict.evidence))
     before = [past for past in facts.past if past.number > facts.resumed_after]

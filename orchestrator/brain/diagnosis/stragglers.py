@@ -9,9 +9,9 @@ from __future__ import annotations
 import statistics
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, RankFacts, Slow
+from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState, Straggler
 
 FACTOR_MIN = 1.3
 """So many times the middle of its peers' work is slow."""
@@ -34,7 +34,7 @@ def note(facts: Facts, rank: RankFacts, at: float) -> None:
     peers = [
         other.own_s
         for other in list(facts.ranks.values())[:PEERS_MAX]
-        if other is not rank and other.own_s is not None and other.life is Life.ALIVE
+        if other is not rank and other.own_s is not None and other.life is RankState.ALIVE
     ]
     own_s = rank.own_s
     if own_s is None or not peers:
@@ -45,7 +45,7 @@ def note(facts: Facts, rank: RankFacts, at: float) -> None:
         return
     before = rank.slow
     step, since_s, times = (before.step, before.at, before.times + 1) if before else (rank.count, at, 1)
-    rank.slow = Slow(own_s, peers_s, step, since_s, times)
+    rank.slow = Straggler(own_s, peers_s, step, since_s, times)
 
 
 def found(facts: Facts) -> list[RankFacts]:
@@ -53,12 +53,12 @@ def found(facts: Facts) -> list[RankFacts]:
     slow = [
         rank
         for rank in facts.ranks.values()
-        if rank.life is Life.ALIVE and rank.slow is not None and _is_sure(rank.slow, rank.beat_at)
+        if rank.life is RankState.ALIVE and rank.slow is not None and _is_sure(rank.slow, rank.beat_at)
     ]
     return sorted(slow, key=lambda rank: (-rank.slow.factor if rank.slow else 0.0, rank.rank))
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Say of each slow rank once that it is."""
     return [
         d.Remark(watch.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
@@ -76,5 +76,5 @@ def text(facts: Facts, rank: RankFacts) -> str:
     return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_s * 1000:.0f} ms a step) since step {step:,}"
 
 
-def _is_sure(slow: Slow, now_s: float) -> bool:
+def _is_sure(slow: Straggler, now_s: float) -> bool:
     return slow.times >= TIMES_MIN and now_s >= slow.at + LASTS_S

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from orchestrator.brain.diagnosis import collectives, hang, hang_report, inspections, suspicion
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Life, Link, Phase
-from orchestrator.core.observations import Doing
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankState
+from orchestrator.core.observations import Activity
 
 BRIEF_S = 2.0
 """A process that is held by a debugger, or is a zombie, for less than this is not told of."""
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Name what looks like a hang after two looks that found all ranks unmoved: once in a silence, and of a place that was
     named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
@@ -58,9 +58,9 @@ def _standing(facts: Facts, now_s: float) -> str:
     lines = [
         f"rank {rank.rank} on {rank.node} is {words[rank.state]} (state {rank.state}) for {now_s - rank.state_at:.0f} s"
         for rank in facts.ranks.values()
-        if rank.life is Life.ALIVE
+        if rank.life is RankState.ALIVE
         and rank.state in words
-        and facts.nodes[rank.node].link is Link.UP
+        and facts.nodes[rank.node].link is AgentState.UP
         # A rank that ends is a zombie for a moment, and a tool that looks at native frames holds it for one.
         and (rank.state == "T" or now_s >= rank.state_at + BRIEF_S)
     ]
@@ -72,7 +72,7 @@ def _found(facts: Facts, attempt: AttemptFacts) -> str:
     if attempt.look_at is None or attempt.look_at < suspicion.quiet_since(facts, attempt):
         return "looking"
     seen = inspections.seen(facts, attempt)
-    if any(look.doing is Doing.UNSEEN for look in seen.values()) or not seen:
+    if any(look.doing is Activity.UNSEEN for look in seen.values()) or not seen:
         return "looking"
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
     answer = hang.study(facts, attempt)

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from orchestrator.brain.model.events import RankBeat
+from orchestrator.brain.model.events import RankHeartbeat
 from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts
-from orchestrator.core.observations import Doing, RankLook
+from orchestrator.core.observations import Activity, RankInspection
 
 START_SUSPECT_S = 30.0
 """How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""
@@ -68,7 +68,7 @@ class Sign:
     name: str
     weight: Weight
     told: str
-    shows: Callable[[RankFacts, RankBeat], bool] | None = None
+    shows: Callable[[RankFacts, RankHeartbeat], bool] | None = None
 
 
 SIGNS = (
@@ -93,12 +93,12 @@ SIGNS = (
 """All signs of life and their weights: this table decides, and the documents show it."""
 
 
-def signs(rank: RankFacts, beat: RankBeat) -> tuple[Sign, ...]:
+def signs(rank: RankFacts, beat: RankHeartbeat) -> tuple[Sign, ...]:
     """Return the signs of life that a beat shows and that were not there before."""
     return tuple(sign for sign in SIGNS if sign.shows is not None and sign.shows(rank, beat))
 
 
-def is_busy(rank: RankFacts, beat: RankBeat, at: float) -> bool:
+def is_busy(rank: RankFacts, beat: RankHeartbeat, at: float) -> bool:
     """Tell whether the rank uses much of a processor, or would: on a busy machine it is ready to run and gets little."""
     share_s = BUSY_SHARE * (at - rank.beat_at)
     return beat.state == "R" or beat.cpu_s - rank.cpu_s >= max(CPU_SIGN_S, share_s)
@@ -154,10 +154,10 @@ def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> flo
     return min(max(wanted_s, usual_steps_s, PATIENCE_PAUSES * facts.pause_s), ceiling_s)
 
 
-def takes_longer(look: RankLook) -> bool:
+def takes_longer(look: RankInspection) -> bool:
     """Tell whether what a rank stands in may well take long: it computes, sleeps, polls, saves, evaluates or exits."""
-    own = look.doing in (Doing.SPINS, Doing.SLEEPS, Doing.LEAVING) or look.phase in LONG_PHASES
-    return own or (look.doing is Doing.BLOCKED and look.ends_s is not None)
+    own = look.doing in (Activity.SPINS, Activity.SLEEPS, Activity.LEAVING) or look.phase in LONG_PHASES
+    return own or (look.doing is Activity.BLOCKED and look.ends_s is not None)
 
 
 def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Watch:
+class Deadlines:
     """The job clock at one look. `wake_s` ends as the earliest deadline that was asked about and is still ahead."""
 
     now_s: float

@@ -135,7 +135,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Inspect:
     """See what every rank of the node is doing, and write it to the evidence folder; report `Looked`."""
 
     at: float
@@ -169,7 +169,7 @@ class Judge:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class Alert:
     """A suspicion that the user wants to be told of, and nothing done about."""
 
     at: float
@@ -179,7 +179,7 @@ class Notice:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class ResolveAlert:
     """What was noticed last is not so any more: the job moves again."""
 
     at: float
@@ -268,11 +268,11 @@ Decision: TypeAlias = (
     | Prepare
     | Probe
     | Start
-    | Look
+    | Inspect
     | Fence
     | Judge
-    | Notice
-    | Withdraw
+    | Alert
+    | ResolveAlert
     | Suspect
     | Remark
     | Finish

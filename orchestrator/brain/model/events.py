@@ -6,7 +6,15 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.end_cause import Cause
-from orchestrator.core.observations import Address, Failure, Mark, RankLook, RankSeen, Reached, Trouble
+from orchestrator.core.observations import (
+    Address,
+    CollectiveCounts,
+    Failure,
+    RankInspection,
+    RankSeen,
+    Reached,
+    Retryable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +26,7 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class QueueTerms:
     """What a job may do whose nodes are an allocation of a queue system, and to whose queue it can go back.
 
     `grace_s`: how long ranks may take to save themselves when the allocation is about to end.
@@ -40,7 +48,7 @@ class Pool:
     ranks_each: int
     spares: int
     seed: int
-    queue: Queue | None = None
+    queue: QueueTerms | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SignTimes:
     """When (job clock) a rank last gave a sign, made a step, changed its state, was heard of, was busy, said its last
     word, and gave a sign that is more than processor time; `pause_s`: the longest time between two of its steps."""
 
@@ -90,7 +98,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class RankBeat:
+class RankHeartbeat:
     """One rank's signs of life. `count`: optimizer steps since this process began; `state`: the letter of /proc.
 
     `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 3 of them;
@@ -110,8 +118,8 @@ class RankBeat:
     own_s: float | None = None
     left: bool = False
     groups: tuple[str, ...] = ()
-    marks: tuple[Mark, ...] = ()
-    seen: Seen | None = None
+    marks: tuple[CollectiveCounts, ...] = ()
+    seen: SignTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +158,7 @@ class AgentUp:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSilent:
+class AgentDisconnected:
     """The connection to an agent ended. `left`: it said that it goes, as it was told to; if not, the end of the
     connection says nothing about the agent or its ranks."""
 
@@ -160,7 +168,7 @@ class AgentSilent:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentGone:
+class AgentDied:
     """The backend knows that the agent's process is no more."""
 
     at: float
@@ -176,7 +184,7 @@ class LaunchFailed:
     node: str
     stage: str
     reason: str
-    trouble: Trouble
+    trouble: Retryable
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,13 +260,13 @@ class Exited:
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """The regular word of an agent. The latest of a node replaces the one before."""
 
     at: float
     node: str
     attempt: int
-    ranks: tuple[RankBeat, ...]
+    ranks: tuple[RankHeartbeat, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,19 +280,19 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Inspected:
     """A node has answered look number `look`; its evidence is on disk."""
 
     at: float
     node: str
     attempt: int
     look: int
-    ranks: tuple[RankLook, ...]
+    ranks: tuple[RankInspection, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointComing:
-    """A complete checkpoint is on its way home from a host; `CheckpointFound` or `CheckpointSpoiled` follows."""
+class CheckpointFetchStarted:
+    """A complete checkpoint is on its way home from a host; `CheckpointFound` or `CheckpointInvalidated` follows."""
 
     at: float
     node: str
@@ -304,7 +312,7 @@ class CheckpointFound:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSpoiled:
+class CheckpointInvalidated:
     """A checkpoint that was found before is no more, or its rewriting was cut off."""
 
     at: float
@@ -346,7 +354,7 @@ class AllocationEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelRequested:
     """Request number `request` of the job folder: the user wants the job to stop for good."""
 
     at: float
@@ -354,7 +362,7 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class RestartAsked:
+class RestartRequested:
     """Request number `request`: end the present attempt, and begin the next one from the newest checkpoint."""
 
     at: float
@@ -362,7 +370,7 @@ class RestartAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAsked:
+class InspectRequested:
     """Request number `request`: somebody wants to see what all ranks are doing, and nothing else."""
 
     at: float
@@ -370,7 +378,7 @@ class LookAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeAsked:
+class ResumeRequested:
     """Request number `request`: go on with an ended job, from `path` or the newest checkpoint when it is empty."""
 
     at: float
@@ -382,8 +390,8 @@ Event: TypeAlias = (
     Planned
     | SupervisorStarted
     | AgentUp
-    | AgentSilent
-    | AgentGone
+    | AgentDisconnected
+    | AgentDied
     | LaunchFailed
     | QueueSeen
     | Prepared
@@ -391,17 +399,17 @@ Event: TypeAlias = (
     | Probed
     | Started
     | Exited
-    | Beat
+    | Heartbeat
     | Stopped
-    | Looked
-    | CheckpointComing
+    | Inspected
+    | CheckpointFetchStarted
     | CheckpointFound
-    | CheckpointSpoiled
+    | CheckpointInvalidated
     | AllocationBegan
     | AllocationEnding
     | AllocationEnded
-    | CancelAsked
-    | RestartAsked
-    | LookAsked
-    | ResumeAsked
+    | CancelRequested
+    | RestartRequested
+    | InspectRequested
+    | ResumeRequested
 )

@@ -23,7 +23,7 @@ PLACEMENT = " placement"
 News: TypeAlias = "e.Event | d.Decision"
 
 
-class Link(enum.Enum):
+class AgentState(enum.Enum):
     """What is seen of a node's agent."""
 
     ABSENT = "absent"
@@ -32,7 +32,7 @@ class Link(enum.Enum):
     SILENT = "silent"
 
 
-class Life(enum.Enum):
+class RankState(enum.Enum):
     """What is seen of a rank's process."""
 
     WAITING = "waiting"
@@ -48,7 +48,7 @@ class Phase(enum.Enum):
     STOP = "stop"  # a verdict fell, all ranks ended, or the user cancelled: what is left is being stopped
 
 
-class Want(enum.Enum):
+class JobGoal(enum.Enum):
     """What the user wants of the job."""
 
     RUN = "run"
@@ -61,7 +61,7 @@ class NodeFacts:
 
     name: str
     ranks: tuple[int, ...]
-    link: Link = Link.ABSENT
+    link: AgentState = AgentState.ABSENT
     there: bool = False  # an agent was up that has neither left nor been found to be gone
     boot: str = ""
     contact_at: float = 0.0
@@ -117,7 +117,7 @@ class NodeFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class Straggler:
     """A rank's own work in a step, without waiting, takes `own_s`, that of its peers in the middle `peers_s`; so it
     has been since step `step` of the attempt's own and `at`, in `times` reports."""
 
@@ -138,7 +138,7 @@ class RankFacts:
 
     rank: int
     node: str
-    life: Life = Life.WAITING
+    life: RankState = RankState.WAITING
     pid: int = 0
     count: int = 0
     state: str = ""
@@ -164,24 +164,30 @@ class RankFacts:
     told_at: float = 0.0  # when it last gave a sign that is more than processor time
     collective_at: float = 0.0  # when a look found that it had entered another collective
     groups: tuple[str, ...] = field(default=(), compare=False)  # as the counts of them, see `desync`
-    slow: Slow | None = field(default=None, compare=False)  # its own work takes longer than that of its peers
-    look: observations.RankLook | None = None  # what the last look has found, and when
+    slow: Straggler | None = field(
+        default=None, compare=False
+    )  # its own work takes longer than that of its peers
+    look: observations.RankInspection | None = None  # what the last look has found, and when
     looked_at: float = 0.0
     longer_at: float = 0.0  # when a look last found it in something that may take long
 
     @property
     def failed(self) -> bool:
         """Tell whether this rank ended badly and not by our own hand."""
-        return self.life is Life.EXITED and not self.ordered and (self.code or 0, self.signal or 0) != (0, 0)
+        return (
+            self.life is RankState.EXITED
+            and not self.ordered
+            and (self.code or 0, self.signal or 0) != (0, 0)
+        )
 
     @property
     def ended_well(self) -> bool:
         """Tell whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
-        return self.life is Life.EXITED and not self.ordered and self.code == 0
+        return self.life is RankState.EXITED and not self.ordered and self.code == 0
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
+class IgnoredCheckpoint:
     """A script has ignored its checkpoint: it truly began at step `base`, as `path` shows, which an earlier attempt
     had written and which it wrote again after `count` steps of its own."""
 
@@ -191,7 +197,7 @@ class Anew:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class AllocationLoss:
     """How an allocation was lost to an attempt; `node`: with which node, if it was one."""
 
     at: float
@@ -230,8 +236,8 @@ class AttemptFacts:
     failed_count: int | None = None  # its own steps up to the failure that it was judged for
     placed_at: float | None = None  # since when its ranks have nodes
     queued_at: float = 0.0  # when it last had to wait for other jobs
-    anew: Anew | None = None
-    taken: Taken | None = None  # its nodes were taken away before it was judged, and that is how
+    anew: IgnoredCheckpoint | None = None
+    taken: AllocationLoss | None = None  # its nodes were taken away before it was judged, and that is how
     gone_at: float | None = None  # since when its allocation is no more: others have come
     resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
 
@@ -280,7 +286,7 @@ class PastAttempt:
         return None if count is None else self.attempt.base_step + count
 
 
-class Series(NamedTuple):
+class CountKey(NamedTuple):
     """What can be compared: the collectives of the group `key` by the steps of one optimizer."""
 
     key: str
@@ -288,7 +294,7 @@ class Series(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class CountAtStep:
     """How many collectives a rank had run after `step` steps of the attempt's own."""
 
     count: int
@@ -304,7 +310,7 @@ class Facts:
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something
     ranks: dict[int, RankFacts] = field(default_factory=dict)
-    want: Want = Want.RUN
+    want: JobGoal = JobGoal.RUN
     cancelled: str = ""  # by whom
     attempt: AttemptFacts | None = None
     past: list[PastAttempt] = field(default_factory=list)
@@ -335,8 +341,8 @@ class Facts:
     requests: int = 0
     look_asked: int = 0  # the last request of somebody who wants to see what the ranks do
     # What `desync` compares: for each step of an optimizer what its ranks had run.
-    tallies: dict[Series, dict[int, dict[int, Tally]]] = field(default_factory=dict, compare=False)
-    odd_at: dict[Series, float] = field(default_factory=dict, compare=False)  # since when counts differ
+    tallies: dict[CountKey, dict[int, dict[int, CountAtStep]]] = field(default_factory=dict, compare=False)
+    odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)  # since when counts differ
     mixed: set[str] = field(default_factory=set, compare=False)  # groups whose counts say nothing
     look_answered: int = 0  # the last one for which looks were ordered
     heard_at: float = 0.0
@@ -362,7 +368,7 @@ class Facts:
         return max((rank.step_at for rank in self.ranks.values()), default=0.0)
 
     @property
-    def queue(self) -> e.Queue | None:
+    def queue(self) -> e.QueueTerms | None:
         """What the job may do whose nodes come from a queue system; None for every other job."""
         return self.pool.queue if self.pool is not None else None
 
@@ -386,7 +392,9 @@ class Facts:
 
     def unfinished(self, node: NodeFacts) -> bool:
         """Tell whether a rank of the node has not been seen to end."""
-        return any(rank.life is not Life.EXITED for rank in self.ranks.values() if rank.node == node.name)
+        return any(
+            rank.life is not RankState.EXITED for rank in self.ranks.values() if rank.node == node.name
+        )
 
     def broken_at(self) -> float | None:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
@@ -397,7 +405,7 @@ class Facts:
         attempt = self.attempt
         assert attempt is not None
         started = [node for node in self.every_node() if node.ever_started == attempt.number]
-        ends_at = [rank.died_at for rank in self.ranks.values() if rank.life is Life.EXITED]
+        ends_at = [rank.died_at for rank in self.ranks.values() if rank.life is RankState.EXITED]
         ends_at += [node.cleared_at for node in started if node.is_clear(attempt.number)]
         ends_at += [node.lost_at for node in started if node.lost]
         ends_at += [attempt.gone_at] if attempt.gone_at is not None else []

@@ -12,9 +12,18 @@ from typing import Any
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, JobEnd, Kind, Verdict
-from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts, Link, NodeFacts, Phase, Taken, Want
+from orchestrator.brain.model.facts import (
+    PLACEMENT,
+    AgentState,
+    AllocationLoss,
+    AttemptFacts,
+    Facts,
+    JobGoal,
+    NodeFacts,
+    Phase,
+)
 from orchestrator.core.end_cause import Cause
 
 TERM_S = 2.0
@@ -57,21 +66,21 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
         if attempt.phase is not Phase.STOP:
             first = next(iter(facts.nodes), "")
             lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
-            unsaid = Taken(news.at, before, Cause.NODE_LOST, lost, first)
+            unsaid = AllocationLoss(news.at, before, Cause.NODE_LOST, lost, first)
             attempt.taken = _taken(facts.ending) if facts.ending is not None else unsaid
     facts.allocations = (*facts.allocations, news.allocation)
     facts.allocation = news.allocation
     facts.ending = facts.requeued_at = facts.over = None
     facts.requeued = ""
     for node in facts.every_node():
-        node.link, node.boot, node.launch_failures = Link.ABSENT, "", 0
+        node.link, node.boot, node.launch_failures = AgentState.ABSENT, "", 0
         node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
         node.ordered_leave = False
         node.excluded = node.missing = node.busy = node.launch_reason = ""
 
 
-def _taken(ending: e.AllocationEnding) -> Taken:
-    return Taken(ending.at, ending.allocation, ending.cause, ending.why, "")
+def _taken(ending: e.AllocationEnding) -> AllocationLoss:
+    return AllocationLoss(ending.at, ending.allocation, ending.cause, ending.why, "")
 
 
 def planned(facts: Facts, news: e.Planned) -> None:
@@ -84,7 +93,7 @@ def planned(facts: Facts, news: e.Planned) -> None:
         name: node
         for name, node in known.items()
         if name not in there
-        and (name in facts.nodes or node.link is not Link.ABSENT or not node.is_clear(number))
+        and (name in facts.nodes or node.link is not AgentState.ABSENT or not node.is_clear(number))
     }
     facts.nodes = {plan.name: known.get(plan.name, NodeFacts(plan.name, ())) for plan in news.nodes}
     facts.last_places = tuple(name for name in facts.last_places if name in facts.nodes)
@@ -104,7 +113,7 @@ def ended(facts: Facts, news: e.AllocationEnded) -> None:
     """An agent that is connected proves that the queue's word is stale, and so does an allocation after that one."""
     facts.requests = max(facts.requests, news.request)
     is_past = news.allocation in facts.allocations[:-1]
-    if facts.end is not None or is_past or any(node.link is Link.UP for node in facts.nodes.values()):
+    if facts.end is not None or is_past or any(node.link is AgentState.UP for node in facts.nodes.values()):
         return
     facts.over = news
     if news.cause is Cause.CANCELLED:
@@ -112,14 +121,14 @@ def ended(facts: Facts, news: e.AllocationEnded) -> None:
 
 
 def _cancelled(facts: Facts, why: str) -> None:
-    facts.want = Want.CANCEL
+    facts.want = JobGoal.CANCEL
     facts.cancelled = facts.cancelled or f"cancelled from outside: {why}"
 
 
 # What it means
 
 
-def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """Return the verdict on an attempt whose nodes were taken away, or will be."""
     taken = attempt.taken or (_taken(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
@@ -129,7 +138,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None
     return _verdict(facts, taken, retry=taken.cause is not Cause.TIME_LIMIT or goes_on)
 
 
-def _verdict(facts: Facts, taken: Taken, *, retry: bool) -> Verdict:
+def _verdict(facts: Facts, taken: AllocationLoss, *, retry: bool) -> Verdict:
     kind = _KINDS[taken.cause]
     summary = f"{_name(taken.allocation)} {_WORDS[taken.cause]}: {taken.why}"
     return Verdict(
@@ -141,7 +150,7 @@ def _name(allocation: str) -> str:
     return f"allocation {allocation}" if allocation else "the allocation"
 
 
-def may_be_taken(facts: Facts, at_s: float, watch: Watch) -> bool:
+def may_be_taken(facts: Facts, at_s: float, watch: Deadlines) -> bool:
     """Tell whether an end at this time may turn out to be the queue's doing."""
     return facts.queue is not None and not watch.passed(at_s + TERM_S)
 
@@ -198,7 +207,7 @@ def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
 def _is_lost(node: NodeFacts, attempt: AttemptFacts) -> bool:
     """Tell whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
     lost = node.ever_started == attempt.number and node.lost_how(attempt.verdict)
-    return node.link is not Link.UP and bool(lost or node.missing)
+    return node.link is not AgentState.UP and bool(lost or node.missing)
 
 
 def is_out_of_time(facts: Facts) -> bool:
@@ -221,12 +230,12 @@ def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def leaves(
-    facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, watch: Watch
+    facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, watch: Deadlines
 ) -> bool:
     """Tell whether not to wait any longer for nodes that are not clear, since the queue will clear them."""
     if not why_leave(facts, attempt):
         return False
-    if not any(node.link is Link.UP or not watch.passed(node.contact_at + RETURN_S) for node in left):
+    if not any(node.link is AgentState.UP or not watch.passed(node.contact_at + RETURN_S) for node in left):
         return True
     by_s = (attempt.stop_at or 0.0) + grace_s + LEAVE_S_MAX
     latest_s = _leave_by_s(facts)
@@ -239,16 +248,16 @@ def avoid(facts: Facts) -> dict[str, str]:
     too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
     found = {}
     for node in facts.nodes.values():
-        lost = "" if node.link is Link.UP else node.lost_how(verdict) or node.missing
-        launch = node.launch_reason if too_few and node.link is not Link.UP else ""
+        lost = "" if node.link is AgentState.UP else node.lost_how(verdict) or node.missing
+        launch = node.launch_reason if too_few and node.link is not AgentState.UP else ""
         if reason := node.excluded or lost or launch:
             found[node.name] = reason
     return found
 
 
-def over(facts: Facts, news: e.AllocationEnded, watch: Watch) -> list[Decision]:
+def over(facts: Facts, news: e.AllocationEnded, watch: Deadlines) -> list[Decision]:
     """End the job that is in no queue any more: its ranks are gone with their nodes."""
-    attempt, cancelled = facts.attempt, facts.want is Want.CANCEL
+    attempt, cancelled = facts.attempt, facts.want is JobGoal.CANCEL
     why = facts.cancelled if cancelled else f"{_name(news.allocation)} {_WORDS[news.cause]}: {news.why}"
     if attempt is None:
         return [d.EndJob(watch.now_s, why, 0, JobEnd.CANCELLED if cancelled else JobEnd.FAILED)]
@@ -258,7 +267,7 @@ def over(facts: Facts, news: e.AllocationEnded, watch: Watch) -> list[Decision]:
         return [d.EndJob(watch.now_s, "every rank exited with code 0" if done else why, attempt.number, end)]
     if cancelled or facts.done:
         return [d.Finish(watch.now_s, "every rank exited with code 0" if facts.done else why, attempt.number)]
-    taken = Taken(news.at, news.allocation, news.cause, news.why, "")
+    taken = AllocationLoss(news.at, news.allocation, news.cause, news.why, "")
     judged = _verdict(facts, taken, retry=False)
     return [d.Judge(watch.now_s, judged.summary, attempt.number, judged)]
 

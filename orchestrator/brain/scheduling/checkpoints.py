@@ -15,7 +15,7 @@ import re
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Anew, AttemptFacts, Facts
+from orchestrator.brain.model.facts import AttemptFacts, Facts, IgnoredCheckpoint
 
 OLDER_MAX = 100
 """How many earlier checkpoints are remembered to fall back on."""
@@ -47,7 +47,7 @@ def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     _offer(facts, attempt, d.Checkpoint(news.path, step))
 
 
-def spoiled(facts: Facts, news: e.CheckpointSpoiled) -> None:
+def spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
     """Never start from it: fall back on the newest one before it. A stale attempt's word counts here too: it can
     only make the choice safer."""
     _forget(facts, news.path)
@@ -79,7 +79,7 @@ def _is_out_of_step(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoin
     return checkpoint.step >= began - (0 if exact else NEAR_STEPS)
 
 
-def begins_anew(attempt: AttemptFacts) -> str:
+def ignores_checkpoint(attempt: AttemptFacts) -> str:
     """Say in one line how it is known that the attempt's script ignores its checkpoint; empty if it is not."""
     if attempt.anew is None or attempt.resume is None:
         return ""
@@ -98,7 +98,7 @@ def _named(path: str, about: int) -> int | None:
     return near[-1] if near else None
 
 
-def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> Anew | None:
+def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> IgnoredCheckpoint | None:
     """Return where the script truly began, if this checkpoint shows that it was not where it was told to."""
     known = facts.known_steps.get(news.path)
     if known is None or attempt.resume is None or facts.writers.get(news.path) == attempt.number:
@@ -109,14 +109,14 @@ def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> Anew 
     numbered = known in _numbers(news.path)
     overwritten = news.path == attempt.resume.path or news.path in facts.slots
     if abs(base) <= NEAR_STEPS and (numbered or not overwritten):
-        return Anew(0, news.path, news.count)
+        return IgnoredCheckpoint(0, news.path, news.count)
     # A script may choose an older checkpoint by itself; only a name that bears its step is proof enough of that.
     if numbered and NEAR_STEPS < base < attempt.base_step - APART_STEPS:
-        return Anew(base, news.path, news.count)
+        return IgnoredCheckpoint(base, news.path, news.count)
     return None
 
 
-def _begin_anew(facts: Facts, attempt: AttemptFacts, anew: Anew) -> None:
+def _begin_anew(facts: Facts, attempt: AttemptFacts, anew: IgnoredCheckpoint) -> None:
     """Count the attempt from where it truly began, with what it has written so far."""
     too_far = attempt.base_step - anew.base
     attempt.anew = anew

@@ -10,9 +10,9 @@ such time: there a lock tells whether an agent lives.
 from __future__ import annotations
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, NodeFacts
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts
 
 PAUSES = 2.0
 QUIET_S_MAX = 1800.0
@@ -25,7 +25,7 @@ GROWTH = 1.25
 """So many times more than it was told last must be worth a word."""
 
 
-def orders(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def orders(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Tell the agents that run ranks how long they may go by themselves, where that has grown or may be lost."""
     assert facts.limits is not None
     base_s = facts.limits.fence_s
@@ -33,7 +33,7 @@ def orders(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
         return []
     found: list[Decision] = []
     for node in facts.gang:
-        if node.link is not Link.UP or node.started != attempt.number:
+        if node.link is not AgentState.UP or node.started != attempt.number:
             continue
         quiet_s = max(base_s, _pauses_s(facts))
         alone_s = min(_worked_s(facts, attempt, node), ALONE_S_MAX)

@@ -12,14 +12,14 @@ from collections.abc import Iterable
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
 from orchestrator.brain.model.facts import (
     LAUNCH_FAILURES_MAX,
     PLACEMENT,
+    AgentState,
     AttemptFacts,
     Facts,
-    Link,
     NodeFacts,
 )
 
@@ -43,7 +43,7 @@ LAUNCH_PAUSE_S_MAX = 30.0
 REASONS_SHOWN = 8
 
 
-def gather(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def gather(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Bring up as many hosts as are wanted, and place the attempt once enough of them are there."""
     if facts.ahead or is_short(facts, watch):
         return _release(facts, attempt, watch)
@@ -55,7 +55,7 @@ def gather(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
     return dismissals or _launches(facts, attempt, watch)
 
 
-def keep_spares(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def keep_spares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """While the gang runs, see that as many hosts as are wanted stand ready beside it, and no more."""
     if facts.pool is None:
         return []
@@ -75,7 +75,7 @@ def is_queued(facts: Facts) -> bool:
     return bool(facts.ahead) or (_is_busy_anywhere(facts) and free < facts.pool.nodes)
 
 
-def is_short(facts: Facts, watch: Watch) -> bool:
+def is_short(facts: Facts, watch: Deadlines) -> bool:
     """Tell whether, for now, there cannot be enough hosts, because others use them."""
     assert facts.pool is not None
     if not _is_busy_anywhere(facts) or _hopes(facts, watch) >= facts.pool.nodes:
@@ -89,23 +89,24 @@ def has_another(facts: Facts) -> bool:
     return facts.pool is not None and len(usable) > facts.pool.nodes
 
 
-def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """Return why the attempt can never be placed, or None while it may be."""
     pool = facts.pool
     if pool is None or attempt.placed_at is not None or facts.ahead:
         return None
     ready = sum(_is_ready(node) for node in facts.nodes.values())
     usable = sum(
-        not node.excluded and (node.link is Link.UP or not node.hopeless) for node in facts.nodes.values()
+        not node.excluded and (node.link is AgentState.UP or not node.hopeless)
+        for node in facts.nodes.values()
     )
     if ready >= pool.nodes or (usable >= pool.nodes and _is_busy_anywhere(facts)):
         return None
-    missing = [node for node in facts.nodes.values() if node.missing and node.link is not Link.UP]
+    missing = [node for node in facts.nodes.values() if node.missing and node.link is not AgentState.UP]
     if missing and usable >= pool.nodes and _hopes(facts, watch) >= pool.nodes:
         return None  # others may take the place of the lost ones
     if missing:
         return _lost_for_good(facts, attempt, missing, ready, watch)
-    launching = [node.launched_at for node in facts.nodes.values() if node.link is Link.LAUNCHING]
+    launching = [node.launched_at for node in facts.nodes.values() if node.link is AgentState.LAUNCHING]
     if usable >= pool.nodes or (launching and not watch.passed(max(launching) + LAUNCH_S_MAX)):
         return None  # whoever has to mend this wants to know of all hosts at once
     reasons = _reasons(facts.nodes.values())
@@ -114,7 +115,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None
     return _verdict(facts, attempt, Kind.LAUNCH, summary, reasons)
 
 
-def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdict | None:
+def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """Return the end of a job that has waited for hosts, or for earlier jobs, for as long as its user lets it."""
     limit_s = facts.limits.queue_s_max if facts.limits is not None else None
     if limit_s is None or not is_queued(facts) or not watch.passed(attempt.began_at + limit_s):
@@ -131,7 +132,7 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Watch) -> Verdic
 
 
 def _lost_for_good(
-    facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, watch: Watch
+    facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, watch: Deadlines
 ) -> Verdict | None:
     """A lost host may come back for as long as a node may be silent; then there is no job without it."""
     assert facts.pool is not None and facts.limits is not None
@@ -163,7 +164,7 @@ def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
 
 def note(node: NodeFacts) -> str:
     """Say in one line why a host is not used; empty when there is nothing to say."""
-    if node.link is Link.UP:
+    if node.link is AgentState.UP:
         return node.excluded
     return node.excluded or node.missing or (f"busy: {node.busy}" if node.busy else "") or node.launch_reason
 
@@ -172,25 +173,25 @@ def note(node: NodeFacts) -> str:
 
 
 def _is_ready(node: NodeFacts) -> bool:
-    return node.link is Link.UP and not node.ordered_leave and not node.excluded
+    return node.link is AgentState.UP and not node.ordered_leave and not node.excluded
 
 
 def _may_come(node: NodeFacts) -> bool:
     """Tell whether the host is there, or may soon be if nobody else uses it; of one that was lost nobody knows."""
-    if node.link is Link.UP:
+    if node.link is AgentState.UP:
         return not node.excluded
-    if node.link is Link.LAUNCHING:
+    if node.link is AgentState.LAUNCHING:
         return not node.missing
     return not (node.excluded or node.missing or node.launch_failures >= LAUNCH_FAILURES_MAX)
 
 
-def _hopes(facts: Facts, watch: Watch) -> int:
+def _hopes(facts: Facts, watch: Deadlines) -> int:
     return sum(_may_come(node) and not _said_busy(facts, node, watch) for node in facts.nodes.values())
 
 
-def _said_busy(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+def _said_busy(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     """Tell whether the host was asked in the present round, and others use it."""
-    asked = node.link is not Link.LAUNCHING and node.busy_at >= facts.round_at
+    asked = node.link is not AgentState.LAUNCHING and node.busy_at >= facts.round_at
     return bool(node.busy) and asked and not watch.passed(asked_again_s(facts))
 
 
@@ -209,7 +210,7 @@ def asked_again_s(facts: Facts) -> float:
 # What to do about it
 
 
-def _places(facts: Facts, watch: Watch) -> tuple[e.NodePlan, ...]:
+def _places(facts: Facts, watch: Deadlines) -> tuple[e.NodePlan, ...]:
     """Return the nodes of the ranks, or nothing while there are too few or better ones are about to come up."""
     pool = facts.pool
     assert pool is not None
@@ -228,12 +229,12 @@ def _places(facts: Facts, watch: Watch) -> tuple[e.NodePlan, ...]:
     )
 
 
-def _comes_one_before(facts: Facts, last: str, watch: Watch) -> bool:
+def _comes_one_before(facts: Facts, last: str, watch: Deadlines) -> bool:
     """Tell whether a host that the user named earlier is still coming up, and not too slowly."""
     for node in facts.nodes.values():
         if node.name == last:
             return False
-        if node.link is Link.LAUNCHING and not watch.passed(node.launched_at + PATIENCE_S):
+        if node.link is AgentState.LAUNCHING and not watch.passed(node.launched_at + PATIENCE_S):
             return True
     return False
 
@@ -246,7 +247,7 @@ def _why(facts: Facts, places: tuple[e.NodePlan, ...]) -> str:
     return f"{', '.join(new)} in place of {', '.join(gone)}"
 
 
-def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _launches(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Launch the next hosts in order until as many as are wanted are up or coming up, beside those with ranks.
 
     Before the attempt is placed, those that were lost are tried as well, but nobody relies on them.
@@ -268,7 +269,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decisio
     ]
 
 
-def _is_coming(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+def _is_coming(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     """Tell whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
     wait longer for that than one that has no hosts."""
     assert facts.limits is not None and facts.attempt is not None
@@ -276,30 +277,30 @@ def _is_coming(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
         return False
     patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_silent_s_max
     match node.link:
-        case Link.UP:
+        case AgentState.UP:
             return not node.ordered_leave
-        case Link.LAUNCHING:
+        case AgentState.LAUNCHING:
             slow_s = min(patience_s, LAUNCH_S_MAX)
             return not watch.passed(node.launched_at + slow_s)
-        case Link.SILENT:
+        case AgentState.SILENT:
             return not watch.passed(node.contact_at + patience_s)
-        case Link.ABSENT:
+        case AgentState.ABSENT:
             return False
 
 
-def is_due(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
+def is_due(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     """Tell whether an agent of this node is to be launched now, if one is wanted there."""
     assert facts.limits is not None
     if node.excluded or (facts.pool is not None and _said_busy(facts, node, watch)):
         return False
     match node.link:
-        case Link.UP:
+        case AgentState.UP:
             return False
-        case Link.LAUNCHING:
+        case AgentState.LAUNCHING:
             return watch.passed(node.launched_at + LAUNCH_S_MAX)
-        case Link.SILENT:
+        case AgentState.SILENT:
             return watch.passed(node.contact_at + facts.limits.node_silent_s_max)
-        case Link.ABSENT:
+        case AgentState.ABSENT:
             if node.hopeless:
                 return False
             doublings = min(node.launch_failures, 10) - 1
@@ -309,15 +310,17 @@ def is_due(facts: Facts, node: NodeFacts, watch: Watch) -> bool:
             return watch.passed(node.launched_at + pause_s)
 
 
-def _release(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def _release(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Let go of the hosts that are there: others may need them while this job waits."""
     why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
     return _dismissals(attempt, facts.nodes.values(), why, watch)
 
 
-def _dismissals(attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, watch: Watch) -> list[Decision]:
+def _dismissals(
+    attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, watch: Deadlines
+) -> list[Decision]:
     return [
         d.Dismiss(watch.now_s, why, attempt.number, node.name)
         for node in nodes
-        if node.link is Link.UP and not node.ordered_leave
+        if node.link is AgentState.UP and not node.ordered_leave
     ]

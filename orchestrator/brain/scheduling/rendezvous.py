@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, NodeFacts
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RendezvousPoint:
     """The address of the first node, its port, and the interface of each node (empty: whichever)."""
 
     address: str
@@ -24,7 +24,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class Unreachable:
     """A node that reaches the first one nowhere, or where the others do not; what it tried."""
 
     node: NodeFacts
@@ -32,7 +32,7 @@ class Apart:
     tried: tuple[str, ...]
 
 
-def probes(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
+def probes(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Let the other nodes try the first one's addresses, where it offers any."""
     first, *others = facts.gang
     if first.ready < attempt.number or not first.addresses:
@@ -43,7 +43,7 @@ def probes(facts: Facts, attempt: AttemptFacts, watch: Watch) -> list[Decision]:
             watch.now_s, f"does {node.name} reach {first.name}?", attempt.number, node.name, addresses, first.port
         )
         for node in others
-        if node.link is Link.UP and max(node.ordered_probe, node.probed) < attempt.number
+        if node.link is AgentState.UP and max(node.ordered_probe, node.probed) < attempt.number
     ]  # fmt: skip
 
 
@@ -53,18 +53,18 @@ def are_probed(facts: Facts, attempt: AttemptFacts) -> bool:
     return not first.addresses or all(node.probed == attempt.number for node in others)
 
 
-def meeting(facts: Facts) -> Meeting | Apart:
+def rendezvous_point(facts: Facts) -> RendezvousPoint | Unreachable:
     """Return where the gang meets, best address of the first node first, or who cannot come. All have probed."""
     first, *others = facts.gang
     if not first.addresses:
-        return Meeting(first.address, first.port, {})
+        return RendezvousPoint(first.address, first.port, {})
     for address in first.addresses:
         routes = {node.name: _interface(node, address.ip) for node in others}
         if all(interface is not None for interface in routes.values()):
             found = {name: interface or "" for name, interface in routes.items()}
-            return Meeting(address.ip, first.port, {first.name: address.interface, **found})
+            return RendezvousPoint(address.ip, first.port, {first.name: address.interface, **found})
     worst = min(others, key=lambda node: len(node.reached))
-    return Apart(worst, first, worst.missed)
+    return Unreachable(worst, first, worst.missed)
 
 
 def _interface(node: NodeFacts, address: str) -> str | None:

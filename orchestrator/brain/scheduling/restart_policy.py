@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.brain.model.deadlines import Watch
+from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Checkpoint, JobEnd, Kind
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Link, Want
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, JobGoal
 from orchestrator.brain.scheduling import allocation
 from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION
 
@@ -21,7 +21,7 @@ CARRY_CANCELLED_S_MAX = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class RestartAttempt:
     """Start another attempt once the job clock passes `not_before_s`."""
 
     not_before_s: float
@@ -30,7 +30,7 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Back:
+class RequeueJob:
     """Go back to the queue, for other nodes than those to avoid."""
 
     avoid: dict[str, str]
@@ -38,31 +38,31 @@ class Back:
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class GiveUp:
     """End the job."""
 
     end: JobEnd
     why: str
 
 
-def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, watch: Watch) -> bool:
+def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     """Tell whether what follows may depend on a checkpoint that is still on its way home."""
-    limit_s = CARRY_CANCELLED_S_MAX if facts.want is Want.CANCEL else CARRY_S_MAX
+    limit_s = CARRY_CANCELLED_S_MAX if facts.want is JobGoal.CANCEL else CARRY_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
     sending = [name for name in facts.coming.values() if _may_send(facts, name, watch)]
     return bool(sending) and not watch.passed(since_s + limit_s)
 
 
-def _may_send(facts: Facts, name: str, watch: Watch) -> bool:
+def _may_send(facts: Facts, name: str, watch: Deadlines) -> bool:
     """Tell whether the node is heard; for what lies on a lost one nobody waits."""
     assert facts.limits is not None
     node = facts.node(name)
     if node is None:
         return False
-    return node.link is Link.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)
+    return node.link is AgentState.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)
 
 
-def after(facts: Facts) -> Again | Back | Over:
+def after(facts: Facts) -> RestartAttempt | RequeueJob | GiveUp:
     """Say what follows on the current attempt, whose ranks are all gone, or will be with their allocation."""
     attempt = facts.attempt
     assert attempt is not None
@@ -70,41 +70,47 @@ def after(facts: Facts) -> Again | Back | Over:
     leave = allocation.why_leave(facts, attempt)
     if not leave and allocation.is_short(facts, attempt):
         leave = f"too few nodes of allocation {facts.allocation} are left"
-    if isinstance(follows, Over) or not leave:
+    if isinstance(follows, GiveUp) or not leave:
         return follows
     if allocation.is_out_of_time(facts):
-        return Over(JobEnd.FAILED, f"{_verdict_text(attempt)}; {leave}, and time_limit_action is fail")
-    return Back(allocation.avoid(facts), f"{leave}; {follows.why}")
+        return GiveUp(JobEnd.FAILED, f"{_verdict_text(attempt)}; {leave}, and time_limit_action is fail")
+    return RequeueJob(allocation.avoid(facts), f"{leave}; {follows.why}")
 
 
-def _anywhere(facts: Facts, attempt: AttemptFacts) -> Again | Over:
+def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
     """Say what follows wherever the next attempt may run."""
     assert facts.limits is not None
     verdict = attempt.verdict
-    if attempt.number <= facts.resumed_after and facts.want is Want.RUN:
-        return Again(attempt.watched_at, facts.checkpoint, "resumed by the user")
+    if attempt.number <= facts.resumed_after and facts.want is JobGoal.RUN:
+        return RestartAttempt(attempt.watched_at, facts.checkpoint, "resumed by the user")
     if verdict is None and facts.done:
-        return Over(JobEnd.SUCCEEDED, "every rank exited with code 0")
-    if facts.want is Want.CANCEL:
-        return Over(JobEnd.CANCELLED, facts.cancelled)
+        return GiveUp(JobEnd.SUCCEEDED, "every rank exited with code 0")
+    if facts.want is JobGoal.CANCEL:
+        return GiveUp(JobEnd.CANCELLED, facts.cancelled)
     if verdict is None and attempt.restart_asked:
-        return Again(attempt.watched_at, facts.checkpoint, f"{RESTART_ASKED}, from {_source(facts)}")
+        return RestartAttempt(attempt.watched_at, facts.checkpoint, f"{RESTART_ASKED}, from {_source(facts)}")
     assert verdict is not None, "an attempt is stopped when it is done, cancelled, restarted, or judged"
     if not verdict.retry:
-        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
+        return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}{_suspicion(attempt)}")
     if attempt.is_free:
         if allocation.is_fruitless(facts, attempt):
             stays = f"{allocation.STAYS_MAX} stays in a row ended at the time limit without progress"
-            return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
-        return Again(attempt.judged_at, facts.checkpoint, _why(facts, attempt, verdict.kind, facts.spent))
+            return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {stays}")
+        return RestartAttempt(
+            attempt.judged_at, facts.checkpoint, _why(facts, attempt, verdict.kind, facts.spent)
+        )
     if facts.limits.restarts_max == 0:
-        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; restart.max is 0")
+        return GiveUp(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; restart.max is 0")
     spent = facts.spent + (0 if facts.progressed() else 1)
     if spent > facts.limits.restarts_max:
         budget = f"the restart budget ({facts.limits.restarts_max} without progress) is spent"
-        return Over(JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {budget}{_suspicion(attempt)}")
+        return GiveUp(
+            JobEnd.FAILED, f"{verdict.kind.value}: {verdict.summary}; {budget}{_suspicion(attempt)}"
+        )
     wait_s = backoff_s(facts)
-    return Again(attempt.judged_at + wait_s, facts.checkpoint, _why(facts, attempt, verdict.kind, spent))
+    return RestartAttempt(
+        attempt.judged_at + wait_s, facts.checkpoint, _why(facts, attempt, verdict.kind, spent)
+    )
 
 
 def backoff_s(facts: Facts) -> float:

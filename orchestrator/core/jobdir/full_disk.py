@@ -86,7 +86,7 @@ class Patience:
         return True
 
 
-class Log(io.RawIOBase):
+class PatientLog(io.RawIOBase):
     """An open log that takes all that is written. What the disk has no room for is kept, and written before the next."""
 
     name = "log"
@@ -142,6 +142,6 @@ def _patient(stream: TextIO) -> TextIO:
     if stream is None:  # closed by whoever started us
         return stream
     stream.flush()
-    log = Log(stream.fileno())
+    log = PatientLog(stream.fileno())
     # What is printed may hold what a rank or an agent said, in characters that no encoding has.
     return io.TextIOWrapper(log, stream.encoding, "backslashreplace", line_buffering=True)

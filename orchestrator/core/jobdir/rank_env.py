@@ -48,7 +48,7 @@ GPU_NAMES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class RankSlot:
     """Where a rank sits in the gang of an attempt."""
 
     rank: int
@@ -60,7 +60,7 @@ class Seat:
 
 
 def rank_env(
-    plan: Plan, job: JobDir, seat: Seat, attempt: int, meet: tuple[str, int], resume_from: str
+    plan: Plan, job: JobDir, seat: RankSlot, attempt: int, meet: tuple[str, int], resume_from: str
 ) -> dict[str, str]:
     """Return the variables that are one rank's own: torchrun's contract, then ours.
 

@@ -36,7 +36,7 @@ IS_PENDING = "Job is pending execution"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommandResult:
     """What a command said; `silent`: why it has not said anything."""
 
     out: str
@@ -45,7 +45,7 @@ class Said:
     silent: str = ""
 
 
-def command(argv: list[str], environ: Mapping[str, str], limit_s: float = ASK_S_MAX) -> Said:
+def command(argv: list[str], environ: Mapping[str, str], limit_s: float = ASK_S_MAX) -> CommandResult:
     """Run one of Slurm's commands, within a limit. The user's formats (SQUEUE_FORMAT, SLURM_TIME_FORMAT) are kept from
     it, as is what another job of Slurm has left in the environment."""
     env = {**environment(environ), "TZ": "UTC", "LC_ALL": "C"}
@@ -55,15 +55,15 @@ def command(argv: list[str], environ: Mapping[str, str], limit_s: float = ASK_S_
             stdin=subprocess.DEVNULL, check=False,
         )  # fmt: skip
     except FileNotFoundError:
-        return Said("", "", 127, f"there is no {argv[0]} on this machine")
+        return CommandResult("", "", 127, f"there is no {argv[0]} on this machine")
     except subprocess.TimeoutExpired:
-        return Said("", "", 124, f"{argv[0]} gave no answer within {limit_s:g} s")
+        return CommandResult("", "", 124, f"{argv[0]} gave no answer within {limit_s:g} s")
     except OSError as err:
-        return Said("", "", 126, f"{argv[0]} cannot be run: {err.strerror}")
-    return Said(done.stdout, done.stderr, done.returncode)
+        return CommandResult("", "", 126, f"{argv[0]} cannot be run: {err.strerror}")
+    return CommandResult(done.stdout, done.stderr, done.returncode)
 
 
-class Queue:
+class SlurmQueue:
     """Slurm's queue, as this process sees it."""
 
     def __init__(
@@ -181,7 +181,7 @@ class Queue:
             self._answered_at = self._asked_at
 
 
-def _refusal(said: Said, program: str) -> str:
+def _refusal(said: CommandResult, program: str) -> str:
     """Return why a command has not done what it was asked for, in its last words."""
     lines = [line.strip() for line in said.err.splitlines() if line.strip()]
     return said.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {said.code}"

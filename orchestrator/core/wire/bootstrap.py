@@ -1,6 +1,6 @@
 """What do a host and the launching side say to each other before there is an agent? Requests go in, words come out.
 
-A request is one line of JSON on the standard input of the node's launch script; raw bytes follow when a word `Want`
+A request is one line of JSON on the standard input of the node's launch script; raw bytes follow when a word `SendBlob`
 asks for them, and the line `GO` after `Leased`. A word is a line `<mark> <json>` on standard output, wherever in the
 line it begins; everything else there is noise: what a login shell prints unasked. The mark is new for each launch.
 """
@@ -23,8 +23,8 @@ WORD_BYTES_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """Bytes that may have to travel: asked for by `Want` only when the host has none with this hash."""
+class Blob:
+    """Bytes that may have to travel: asked for by `SendBlob` only when the host has none with this hash."""
 
     sha256: str
     size_bytes: int
@@ -39,8 +39,8 @@ class Launch:
     code archive grows to; `executes`: the entry point is a program of the snapshot, so that `noexec` matters."""
 
     root: str
-    bundle: Parcel
-    code: Parcel
+    bundle: Blob
+    code: Blob
     unpacked_bytes: int
     executes: bool
     config: AgentConfig
@@ -51,30 +51,30 @@ class Reach:
     """Say how the agent of `node` is; from now on it dials `endpoint` (`host:port`; empty: leave that as it is)."""
 
     root: str
-    bundle: Parcel
+    bundle: Blob
     node: str
     endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
-class Sweep:
+class CleanUp:
     """End what an ended job has left running on this host, and remove its folder, unless it is the submitter's own."""
 
     root: str
-    bundle: Parcel
+    bundle: Blob
     job: str
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class SurveyHost:
     """Say what there is for a job, and leave nothing. `programs`: the first that is there runs the ranks."""
 
     root: str
-    bundle: Parcel
+    bundle: Blob
     programs: tuple[str, ...]
 
 
-Request: TypeAlias = Launch | Reach | Sweep | Look
+Request: TypeAlias = Launch | Reach | CleanUp | SurveyHost
 
 
 # Words
@@ -95,7 +95,7 @@ class PythonFound:
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class SendBlob:
     """Send the bytes of `bundle` or `code` now."""
 
     what: str
@@ -166,7 +166,7 @@ class AgentSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Swept:
+class CleanedUp:
     """What was cleaned up. `kept`: why the folder was not removed, empty when it is gone."""
 
     killed: int
@@ -174,7 +174,7 @@ class Swept:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class HostSurveyed:
     """What a host has. `fault`, with its `fix`: why the job's folder cannot be made; empty for none. `program`: what
     would run the ranks, empty when none of those asked for is there; `torch`: its version, or what went wrong."""
 
@@ -194,7 +194,7 @@ class Looked:
 Word: TypeAlias = (
     InShell
     | PythonFound
-    | Want
+    | SendBlob
     | Working
     | Placed
     | CopiedHere
@@ -203,6 +203,6 @@ Word: TypeAlias = (
     | KeeperUp
     | Failed
     | AgentSeen
-    | Swept
-    | Looked
+    | CleanedUp
+    | HostSurveyed
 )

@@ -1,7 +1,7 @@
 """What do a supervisor and an agent say to each other? Reports go up, orders go down; each names its attempt.
 
 A report here and the brain's event of the same name have the same fields; the supervisor adds when and from whom.
-Kept reports carry a sequence number and are said again until acknowledged; `Hello` and `Beat` are not kept.
+Kept reports carry a sequence number and are said again until acknowledged; `Hello` and `Heartbeat` are not kept.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from orchestrator.core.observations import Address, Failure, Mark, RankLook, RankSeen, Reached
+from orchestrator.core.observations import (
+    Address,
+    CollectiveCounts,
+    Failure,
+    RankInspection,
+    RankSeen,
+    Reached,
+)
 
 PROTOCOL = 4
 """Both ends run the same bundle, so another number means a stranger."""
@@ -42,7 +49,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class RankBeat:
+class RankHeartbeat:
     """One rank's signs of life. `count`: optimizer steps; `state`: letter of /proc; `rate_per_s`: steps a second.
 
     `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 3 of them;
@@ -62,11 +69,11 @@ class RankBeat:
     own_s: float | None = None
     left: bool = False
     groups: tuple[str, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[CollectiveCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """The regular word of an agent; `beat` numbers it, so that its acknowledgement proves fresh contact.
 
     `scanned`: all checkpoint pieces that were complete when each rank here had made so many steps have been reported;
@@ -75,7 +82,7 @@ class Beat:
 
     beat: int
     attempt: int
-    ranks: tuple[RankBeat, ...]
+    ranks: tuple[RankHeartbeat, ...]
     scanned: int
 
 
@@ -130,12 +137,12 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """The answer to `Look` number `look`; the pages with all stacks are in the node's evidence folder by then."""
+class Inspected:
+    """The answer to `Inspect` number `look`; the pages with all stacks are in the node's evidence folder by then."""
 
     attempt: int
     look: int
-    ranks: tuple[RankLook, ...]
+    ranks: tuple[RankInspection, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +153,7 @@ class CheckpointFound:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointSpoiled:
+class CheckpointInvalidated:
     """A checkpoint that was reported is no more, or its rewriting was cut off."""
 
     attempt: int
@@ -154,7 +161,7 @@ class CheckpointSpoiled:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ManifestEntry:
     """One file of a checkpoint: its name below `checkpoints/`, its size, time of its last byte, sha256."""
 
     name: str
@@ -164,7 +171,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class PiecesFound:
+class ManifestReported:
     """What a host has of a complete checkpoint that must travel; `name` is its name in the checkpoint folder, `count`
     the optimizer steps of that attempt's processes when it was written. Without pieces: ranks ended before what they
     wrote here was known to be whole, so it must not be taken for whole without this host's part."""
@@ -172,20 +179,20 @@ class PiecesFound:
     attempt: int
     name: str
     count: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ManifestEntry, ...]
 
 
-KeptReport: TypeAlias = (
+ReliableReport: TypeAlias = (
     Prepared
     | PrepareFailed
     | Probed
     | Started
     | Exited
     | Stopped
-    | Looked
+    | Inspected
     | CheckpointFound
-    | CheckpointSpoiled
-    | PiecesFound
+    | CheckpointInvalidated
+    | ManifestReported
 )
 
 
@@ -193,7 +200,7 @@ KeptReport: TypeAlias = (
 class Chunk:
     """Bytes of one of this node's append-only files, from `offset` on; they follow the message raw, see `line`.
 
-    `path` is relative to the job folder, with forward slashes. Not kept: after a break the sizes of `Have` tell where
+    `path` is relative to the job folder, with forward slashes. Not kept: after a break the sizes of `ResumeOffsets` tell where
     to go on.
     """
 
@@ -202,16 +209,16 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Goodbye:
     """The last word of an agent that was told to leave. Not kept: whoever does not hear it looks for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Warned:
+class NodeSignalled:
     """Slurm has told the processes of this node to end. Not kept: it only makes the supervisor ask Slurm."""
 
 
-Report: TypeAlias = Hello | Beat | Chunk | Left | Warned | KeptReport
+Report: TypeAlias = Hello | Heartbeat | Chunk | Goodbye | NodeSignalled | ReliableReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +246,7 @@ class Prepare:
     wants_port: bool
     wants_addresses: bool
     port: int | None
-    resume: tuple[Piece, ...]
+    resume: tuple[ManifestEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +291,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class Inspect:
     """See what every rank of the node is doing, compare it with the look before, and write the evidence down."""
 
     attempt: int
@@ -302,12 +309,12 @@ class Fence:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Dismiss:
     """The job is over: go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Have:
+class ResumeOffsets:
     """How many bytes the supervisor has of each of this node's files (by path relative to the job folder; those not
     named: none). Said once after each `Hello` of an agent that ships; the agent sends what is beyond."""
 
@@ -315,13 +322,13 @@ class Have:
 
 
 @dataclass(frozen=True, slots=True)
-class Got:
+class ChunkAck:
     """So many bytes of chunks have been taken in since this connection began."""
 
     bytes: int
 
 
-Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Look | Fence | Leave | Have | Got
+Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Inspect | Fence | Dismiss | ResumeOffsets | ChunkAck
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +369,7 @@ class AgentConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Envelope:
     """A report as plain data; `seq` numbers the kept reports of the agent process `boot`, 0 is a beat or a chunk.
 
     `raw`: the bytes of a chunk.

@@ -25,7 +25,7 @@ class Told:
 
 
 @dataclass(slots=True)
-class AttemptStory:
+class AttemptHistory:
     """One attempt as the post-mortem tells it. Times are seconds since 1970, steps are the job's.
 
     `queued_s`: how long after it the job waited in the queue for other nodes.
@@ -66,7 +66,7 @@ class Record:
     """
 
     facts: Facts = field(default_factory=Facts)
-    attempts: list[AttemptStory] = field(default_factory=list)
+    attempts: list[AttemptHistory] = field(default_factory=list)
     beaten_at: dict[str, float] = field(default_factory=dict)
     stopped: dict[str, int] = field(default_factory=dict)
     requeue: d.Requeue | None = None
@@ -80,7 +80,7 @@ class Record:
         _tell(self.attempts, entry)
         fold(self.facts, entry.news)
         # Of beats that come together the facts may know all before the first is entered: one counts for what it says.
-        if not isinstance(entry.news, e.Beat) or any(rank.count for rank in entry.news.ranks):
+        if not isinstance(entry.news, e.Heartbeat) or any(rank.count for rank in entry.news.ranks):
             self.keep_up(entry.news.at)
         ends = isinstance(entry.news, (e.Stopped, e.Exited, d.Judge, d.EndJob))
         if ends and (attempt := self._current()) is not None:
@@ -107,7 +107,7 @@ class Record:
             return False
         return any(rank.count for rank in self.facts.ranks.values())
 
-    def _current(self) -> AttemptStory | None:
+    def _current(self) -> AttemptHistory | None:
         """Return the story of the attempt that the facts are of."""
         current = self.facts.attempt
         last = self.attempts[-1] if self.attempts else None
@@ -119,7 +119,7 @@ class Record:
         if self.latest is None or news.at >= self.latest.at:  # beats are written late
             self.latest = Stamp(news.at, entry.wall_s, entry.mono_s, entry.machine)
         match news:
-            case e.Beat(node=node):
+            case e.Heartbeat(node=node):
                 self.beaten_at.pop(node, None)
             case e.Stopped(node=node, attempt=attempt):
                 self.stopped[node] = attempt
@@ -133,26 +133,26 @@ class Record:
             self.received[entry.boot] = entry.seq
 
 
-def _tell(attempts: list[AttemptStory], entry: Entry) -> None:
+def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
     """Begin the story of an attempt, or go on with the last."""
     news = entry.news
     if isinstance(news, d.BeginAttempt):
         base, path = (news.resume.step or 0, news.resume.path) if news.resume else (0, None)
-        attempts.append(AttemptStory(news.attempt, news.why, entry.wall_s, base, path))
+        attempts.append(AttemptHistory(news.attempt, news.why, entry.wall_s, base, path))
     elif attempts:
         _add(attempts[-1], entry)
 
 
-def _add(attempt: AttemptStory, entry: Entry) -> None:
+def _add(attempt: AttemptHistory, entry: Entry) -> None:
     """Keep the verdict, what was said meanwhile, and how it ended."""
     match entry.news:
         case d.Judge(at=at, verdict=verdict):
             attempt.verdict, attempt.judged_at = verdict, at
-        case d.Notice(verdict=verdict):
+        case d.Alert(verdict=verdict):
             attempt.notices.append(verdict.summary)
             text = verdict.culprit or verdict.summary
             attempt.told.append(Told("noticed", verdict.kind.value, text, entry.wall_s))
-        case d.Withdraw(why=why):
+        case d.ResolveAlert(why=why):
             attempt.told.append(Told("withdrawn", "", why, entry.wall_s))
         case d.Remark(why=why):
             attempt.remarks.append(why)

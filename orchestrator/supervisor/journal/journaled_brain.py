@@ -30,7 +30,7 @@ OWED_BYTES_MAX = 16 << 20
 """How much is learned while the disk is full; past it nobody is listened to until there is room."""
 
 
-class Memory:
+class JournaledBrain:
     """The brain of one job, as the journal has left it, and the journal."""
 
     def __init__(self, job: JobDir, machine: str) -> None:
@@ -68,7 +68,7 @@ class Memory:
 
     def learn(self, news: News) -> None:
         """Journal and learn. Beats are learned at once and journaled in a fold, see `Brain.beats_before`."""
-        if not isinstance(news, e.Beat):
+        if not isinstance(news, e.Heartbeat):
             self._write(news)
             return
         self._brain.learn(news)

@@ -127,7 +127,7 @@ def _news(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> Iterator
     why = f"{_UNKNOWN} {number} is not known: {traces.how}"
     yield planned.planned(plan, at)
     asked = max((number_of(path) for path in job.requests.glob("*.json")), default=0)
-    yield e.RestartAsked(at, asked)  # what was asked up to now has been done, or is forgotten
+    yield e.RestartRequested(at, asked)  # what was asked up to now has been done, or is forgotten
     yield d.BeginAttempt(at, why, number, None)
     for node in plan.nodes:  # it may run on any of them
         yield d.Start(at, why, number, node.name, "", 0, "", None)

@@ -50,5 +50,5 @@ def _pool(plan: Plan) -> e.Pool | None:
     if pool is None:
         return None
     slurm = plan.slurm
-    queue = e.Queue(slurm.requeues_at_time_limit, slurm.grace_s) if slurm is not None else None
+    queue = e.QueueTerms(slurm.requeues_at_time_limit, slurm.grace_s) if slurm is not None else None
     return e.Pool(pool.nodes, pool.ranks_each, pool.spares, zlib.crc32(plan.id.encode()), queue)

@@ -10,7 +10,7 @@ Rules
   it was copied is not what its host has said, by its sha256: it is dropped, and the next version counts.
 - What may be mixed, or lacks a piece, is dropped. What a node will never tell, since it was lost or its ranks ended
   before its part was known to be whole, is not waited for: that version is dropped.
-- Every `CheckpointComing` is followed by one end: `CheckpointFound`, or `CheckpointSpoiled` when it cannot come. What
+- Every `CheckpointFetchStarted` is followed by one end: `CheckpointFound`, or `CheckpointInvalidated` when it cannot come. What
   was at home under its name before stays until the new one is there and verified.
 - Nothing is put into its place, or deleted, while it is being sent to a host.
 """
@@ -30,18 +30,18 @@ from orchestrator.backends.api import Carrier, Copied, Copy, Direction
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
-from orchestrator.supervisor.transfers.checkpoint_store import Shelf, files_of
-from orchestrator.supervisor.transfers.checkpoint_versions import Part, State, Version
+from orchestrator.supervisor.transfers.checkpoint_store import CheckpointStore, files_of
+from orchestrator.supervisor.transfers.checkpoint_versions import Part, Version, VersionState
 
 COMING_MAX = 100
 """How many checkpoints may be on their way at once; more are written than the line can take, so the oldest is left."""
 
 Deed: TypeAlias = Callable[[], object]
-News: TypeAlias = e.CheckpointComing | e.CheckpointFound | e.CheckpointSpoiled
+News: TypeAlias = e.CheckpointFetchStarted | e.CheckpointFound | e.CheckpointInvalidated
 
 
 @dataclass(frozen=True, slots=True)
-class Trip:
+class CopyInFlight:
     """A copy that was begun, and of what."""
 
     copy: Copy
@@ -50,7 +50,7 @@ class Trip:
     is_send: bool = False
 
 
-class Carry:
+class CheckpointFetch:
     """All checkpoints of one job that travel."""
 
     def __init__(
@@ -64,7 +64,7 @@ class Carry:
         """Take up what the manifests tell. `keep`: so many of each series stay at home, and `resume_point()` in any
         case, the path of what the next attempt starts from. `later` does a deed that may take long (deleting) off the
         loop."""
-        self._shelf = Shelf(job)
+        self._shelf = CheckpointStore(job)
         self.carrier = carrier
         self._keep = keep
         self._resume_point = resume_point
@@ -73,11 +73,11 @@ class Carry:
         self._home = {
             name: version
             for name, version in self._latest.items()
-            if version.state is State.HOME and self._shelf.path(name).exists()
+            if version.state is VersionState.HOME and self._shelf.path(name).exists()
         }
         self._fetched: dict[str, Version] = {}  # what is being copied
         self._promised: set[str] = set()  # names of which the brain waits for an end
-        self._trips: dict[str, Trip] = {}
+        self._trips: dict[str, CopyInFlight] = {}
         self._sends = 0
         self._scanned: dict[
             str, tuple[int, int]
@@ -96,17 +96,19 @@ class Carry:
         for path in coming:
             name = self._shelf.name_of(path)
             version = self._latest.get(name)
-            if version is not None and version.state in (State.OPEN, State.TOLD):
+            if version is not None and version.state in (VersionState.OPEN, VersionState.TOLD):
                 self._promised.add(name)
             elif version is not None and name in self._home:
                 self._tell(_found(at, version, path))
             else:
-                self._tell(e.CheckpointSpoiled(at, "", 0, path))
+                self._tell(e.CheckpointInvalidated(at, "", 0, path))
         for version in self._open():
             self._promise(at, version)
             self._try(at, version.name)
 
-    def found(self, at: float, node: str, root: str, report: m.PiecesFound, placed: tuple[str, ...]) -> None:
+    def found(
+        self, at: float, node: str, root: str, report: m.ManifestReported, placed: tuple[str, ...]
+    ) -> None:
         """A host reports its part of a complete checkpoint; `placed` are the nodes of that attempt. What must be
         remembered is on disk when this returns, so that the report may be acknowledged."""
         name, part = report.name, Part(node, root, report.count, report.pieces)
@@ -175,7 +177,7 @@ class Carry:
         self._sends += 1
         copy = Copy(f"send {self._sends} {node}", node, Direction.SEND, f"{root}/checkpoints", top, names)
         size_bytes = sum(size_bytes for _, size_bytes in files)
-        self._trips[copy.key] = Trip(copy, self._shelf.name_of(path), size_bytes, is_send=True)
+        self._trips[copy.key] = CopyInFlight(copy, self._shelf.name_of(path), size_bytes, is_send=True)
         self.carrier.copy(copy)
         return copy
 
@@ -183,7 +185,7 @@ class Carry:
         """Return where a checkpoint lies on a host that it was sent to."""
         return f"{root}/checkpoints/{self._shelf.name_of(path)}"
 
-    def pieces(self, path: str) -> tuple[m.Piece, ...]:
+    def pieces(self, path: str) -> tuple[m.ManifestEntry, ...]:
         """Return the files of a checkpoint at home, as their names on a host are; one that did not come by this way
         is read whole: to be called off the loop. Raises ClusterError."""
         return self._shelf.pieces(path)
@@ -191,14 +193,18 @@ class Carry:
     # Looking
 
     @property
-    def trips(self) -> tuple[Trip, ...]:
+    def trips(self) -> tuple[CopyInFlight, ...]:
         """The copies under way."""
         return tuple(self._trips.values())
 
     # Versions
 
     def _open(self) -> list[Version]:
-        return [version for version in self._latest.values() if version.state in (State.OPEN, State.TOLD)]
+        return [
+            version
+            for version in self._latest.values()
+            if version.state in (VersionState.OPEN, VersionState.TOLD)
+        ]
 
     def _enter(self, at: float, new: Version) -> None:
         """Take what a host has said of a name."""
@@ -219,7 +225,7 @@ class Carry:
         if version.name not in self._promised and any(part.pieces for part in version.parts):
             self._promised.add(version.name)
             path = str(self._shelf.path(version.name))
-            self._tell(e.CheckpointComing(at, version.node, version.attempt, path))
+            self._tell(e.CheckpointFetchStarted(at, version.node, version.attempt, path))
 
     def _try_all(self, at: float) -> None:
         for version in self._open():
@@ -230,7 +236,7 @@ class Carry:
         version = self._latest[name]
         if name in self._fetched or version not in self._open():
             return
-        if version.state is State.OPEN:
+        if version.state is VersionState.OPEN:
             alone = version.placed == (version.node,)
             waits = [] if alone else [node for node in version.placed if not self._is_past(node, version)]
             why = self._why_never(version, waits)
@@ -238,13 +244,13 @@ class Carry:
                 self._give_up(at, name, why)
             if why or waits or version.lacks_metadata:
                 return
-            version = self._become(version, State.TOLD)
+            version = self._become(version, VersionState.TOLD)
         self._fetched[name] = version
         for part in version.parts:
             self._fetch(version, part)
         self._finish(at, name)
 
-    def _become(self, version: Version, state: State) -> Version:
+    def _become(self, version: Version, state: VersionState) -> Version:
         """Write down what came of a version; if the disk refuses, that is forgotten with this process."""
         self._latest[version.name] = version = dataclasses.replace(version, state=state)
         with contextlib.suppress(OSError):
@@ -283,7 +289,7 @@ class Carry:
             there = f"{part.root}/checkpoints"
             copy = Copy(key, part.node, Direction.FETCH, there, stage, names, pieces)
             size_bytes = sum(piece.size_bytes for piece in pieces)
-            self._trips[key] = Trip(copy, version.name, size_bytes)
+            self._trips[key] = CopyInFlight(copy, version.name, size_bytes)
             self.carrier.copy(copy)
 
     def _finish(self, at: float, name: str) -> None:
@@ -302,7 +308,7 @@ class Carry:
             self._give_up(at, name, flaw)
             return
         self._home[name] = version
-        self._end(at, version, State.HOME, _found(at, version, str(self._shelf.path(name))))
+        self._end(at, version, VersionState.HOME, _found(at, version, str(self._shelf.path(name))))
 
     def _give_up(self, at: float, name: str, why: str) -> None:
         """A version cannot come: what was at home before stays, and the brain need not wait."""
@@ -310,9 +316,11 @@ class Carry:
         self._note(f"checkpoint {name} of attempt {version.attempt} does not come home: {why}")
         self._drop([trip for trip in self._trips.values() if trip.name == name and not trip.is_send])
         path = str(self._shelf.path(name))
-        self._end(at, version, State.GONE, e.CheckpointSpoiled(at, version.node, version.attempt, path))
+        self._end(
+            at, version, VersionState.GONE, e.CheckpointInvalidated(at, version.node, version.attempt, path)
+        )
 
-    def _end(self, at: float, version: Version, state: State, news: News) -> None:
+    def _end(self, at: float, version: Version, state: VersionState, news: News) -> None:
         """Be done with a version, and go on with what was said of its name meanwhile."""
         name, latest = version.name, self._latest[version.name]
         if self._fetched.pop(name, None) is not None:
@@ -356,12 +364,12 @@ class Carry:
             self._note(f"the checkpoint {path} cannot be deleted: {err.strerror}")
         del self._home[version.name]
         self._latest.pop(version.name, None)
-        self._tell(e.CheckpointSpoiled(at, version.node, version.attempt, path))
+        self._tell(e.CheckpointInvalidated(at, version.node, version.attempt, path))
 
     def _delete(self, path: Path) -> None:
         self._later(lambda: shutil.rmtree(path, ignore_errors=True))
 
-    def _drop(self, trips: Iterable[Trip]) -> None:
+    def _drop(self, trips: Iterable[CopyInFlight]) -> None:
         """Give up copies."""
         for trip in trips:
             del self._trips[trip.copy.key]

@@ -15,13 +15,13 @@ import re
 import shutil
 from pathlib import Path
 
-from orchestrator.agent.outputs.checkpoint_formats import FILES_MAX, Wholeness, look, wholeness
+from orchestrator.agent.outputs.checkpoint_formats import FILES_MAX, Wholeness, inspect_shape, wholeness
 from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.wire.messages import Piece
-from orchestrator.supervisor.transfers.checkpoint_versions import State, Version
+from orchestrator.core.wire.messages import ManifestEntry
+from orchestrator.supervisor.transfers.checkpoint_versions import Version, VersionState
 
 COMING = ".coming"
 """Where versions gather, within the checkpoint folder; names with a leading dot are never taken for checkpoints."""
@@ -42,13 +42,13 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
-class Shelf:
+class CheckpointStore:
     """The checkpoints of one job on the submit machine."""
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
         self._manifests = job.root / "carried"
-        self._known: dict[str, tuple[Piece, ...]] = {}  # by the path of the checkpoint
+        self._known: dict[str, tuple[ManifestEntry, ...]] = {}  # by the path of the checkpoint
 
     def load(self) -> list[Version]:
         """Return what hosts have said, a version for each name; clear away what was left unfinished.
@@ -59,8 +59,10 @@ class Shelf:
         for path in sorted(self._manifests.glob("*.json")):
             with contextlib.suppress(OSError, codec.CodecError):
                 versions.append(codec.loads(Version, path.read_bytes()))
-        self._known = {str(self.path(one.name)): one.pieces for one in versions if one.state is State.HOME}
-        keys = {version.key for version in versions if version.state is State.OPEN}
+        self._known = {
+            str(self.path(one.name)): one.pieces for one in versions if one.state is VersionState.HOME
+        }
+        keys = {version.key for version in versions if version.state is VersionState.OPEN}
         for stage in sorted((self._job.checkpoints / COMING).glob("*")):
             for version in versions:  # an exchange that was cut off between its two renames is undone
                 old, goal = stage / OLD / version.name, self.path(version.name)
@@ -125,7 +127,7 @@ class Shelf:
         old.parent.mkdir(parents=True, exist_ok=True)
         self.path(version.name).rename(old)
 
-    def flaw(self, name: str, pieces: tuple[Piece, ...]) -> str:
+    def flaw(self, name: str, pieces: tuple[ManifestEntry, ...]) -> str:
         """Say why a checkpoint of this name cannot be kept here; empty if it can."""
         names = [piece.name for piece in pieces]
         if not 0 < len(names) <= FILES_MAX or len(set(names)) < len(names):
@@ -145,7 +147,7 @@ class Shelf:
     def lacks_pieces(self, version: Version) -> bool:
         """Tell whether a version that has gathered names pieces that no host had."""
         gathered = self.stage(version) / version.name
-        return wholeness(gathered, look(gathered)) is Wholeness.UNFINISHED
+        return wholeness(gathered, inspect_shape(gathered)) is Wholeness.UNFINISHED
 
     def name_of(self, path: str) -> str:
         """Return a checkpoint's name in the checkpoint folder; of one that lies elsewhere, that which it would get."""
@@ -157,10 +159,10 @@ class Shelf:
         """Return the folder that a checkpoint's name is relative to."""
         return Path(path).parents[len(Path(self.name_of(path)).parts) - 1]
 
-    def pieces(self, path: str) -> tuple[Piece, ...]:
+    def pieces(self, path: str) -> tuple[ManifestEntry, ...]:
         """Return the files of a checkpoint: those that are known while sizes and times fit, else all are read, which may
         take long. Raises ClusterError."""
-        top, shape = self.top_of(path), look(Path(path))
+        top, shape = self.top_of(path), inspect_shape(Path(path))
         names = {
             str((Path(path) / name).relative_to(top)): (size, mtime_ns)
             for name, size, mtime_ns in shape.files
@@ -198,7 +200,7 @@ def _stays_inside(name: str) -> bool:
 
 def files_of(path: Path) -> tuple[tuple[Path, int], ...]:
     """Return the files of a checkpoint, itself or those below it, with their sizes. Raises ClusterError."""
-    files = tuple((path / name, size_bytes) for name, size_bytes, _ in look(path).files)
+    files = tuple((path / name, size_bytes) for name, size_bytes, _ in inspect_shape(path).files)
     if not files:
         raise ClusterError("there is no checkpoint", str(path), "name one of `orch checkpoints`")
     if len(files) >= FILES_MAX:
@@ -209,11 +211,11 @@ def files_of(path: Path) -> tuple[tuple[Path, int], ...]:
     return files
 
 
-def _piece_of(path: Path, name: str) -> Piece:
+def _piece_of(path: Path, name: str) -> ManifestEntry:
     """Return what a file is, reading all of it. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         before = os.fstat(file.fileno())
         while block := file.read(READ_BYTES):
             digest.update(block)
-    return Piece(name, before.st_size, before.st_mtime_ns, digest.hexdigest())
+    return ManifestEntry(name, before.st_size, before.st_mtime_ns, digest.hexdigest())

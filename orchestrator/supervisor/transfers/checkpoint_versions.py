@@ -15,10 +15,10 @@ from pathlib import PurePosixPath
 
 from orchestrator.agent.outputs.checkpoint_formats import METADATA, PIECE
 from orchestrator.core import codec
-from orchestrator.core.wire.messages import Piece
+from orchestrator.core.wire.messages import ManifestEntry
 
 
-class State(enum.Enum):
+class VersionState(enum.Enum):
     """What came of a version."""
 
     OPEN = "open"  # hosts may tell more of it
@@ -37,7 +37,7 @@ class Part:
     node: str
     root: str
     count: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ManifestEntry, ...]
 
     def is_all_of(self, name: str) -> bool:
         """Tell whether no other host can have more of the checkpoint: it is one file, and no folder of several."""
@@ -56,7 +56,7 @@ class Version:
     placed: tuple[str, ...]
     parts: tuple[Part, ...]
     is_slot: bool
-    state: State = State.OPEN
+    state: VersionState = VersionState.OPEN
 
     @property
     def count(self) -> int:
@@ -74,16 +74,16 @@ class Version:
         return self.parts[0].node
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[ManifestEntry, ...]:
         """All files that it consists of."""
         return tuple(piece for part in self.parts for piece in self.taken_from(part.node))
 
     @property
     def key(self) -> str:
         """Return what no version of other parts is called."""
-        return hashlib.sha256(codec.dumps(dataclasses.replace(self, state=State.OPEN)).encode()).hexdigest()[
-            :32
-        ]
+        return hashlib.sha256(
+            codec.dumps(dataclasses.replace(self, state=VersionState.OPEN)).encode()
+        ).hexdigest()[:32]
 
     @property
     def may_be_mixed(self) -> bool:
@@ -101,7 +101,7 @@ class Version:
         """Return what a host has of it."""
         return next((part for part in self.parts if part.node == node), None)
 
-    def taken_from(self, node: str) -> tuple[Piece, ...]:
+    def taken_from(self, node: str) -> tuple[ManifestEntry, ...]:
         """Return the files that are fetched from a host: of those that several have, the first to report gives."""
         before: set[str] = set()
         for part in self.parts:
@@ -117,11 +117,11 @@ class Version:
 
     def seems_whole_without(self, new: Part) -> bool:
         """Tell whether it was taken for whole before a host told of its part."""
-        return self.state is State.HOME and not self.is_slot and self.part_of(new.node) is None
+        return self.state is VersionState.HOME and not self.is_slot and self.part_of(new.node) is None
 
     def with_part(self, new: Part) -> Version:
         """Return the version after a host's newest word; a part that has only grown is not written again."""
         old = self.part_of(new.node)
         again = old is not None and not set(old.pieces) <= set(new.pieces)
         parts = (*self.parts, new) if old is None else tuple(new if one is old else one for one in self.parts)
-        return dataclasses.replace(self, parts=parts, is_slot=self.is_slot or again, state=State.OPEN)
+        return dataclasses.replace(self, parts=parts, is_slot=self.is_slot or again, state=VersionState.OPEN)

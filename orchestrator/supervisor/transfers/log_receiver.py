@@ -32,7 +32,7 @@ _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR})
 """Something else than a file stands in its place: waiting would not help."""
 
 
-class IntakeError(Exception):
+class LogReceiveError(Exception):
     """A chunk does not follow what is here: the node must be asked to begin again."""
 
 
@@ -46,7 +46,7 @@ class _Node:
     waiting_bytes: int = 0
 
 
-class Intake:
+class LogReceiver:
     """Takes the files of all nodes of a job into its folder at home."""
 
     def __init__(self, job: JobDir) -> None:
@@ -57,13 +57,13 @@ class Intake:
         self._is_full = False
         self._retry_due_s = 0.0
 
-    def have(self, node: str) -> m.Have:
+    def have(self, node: str) -> m.ResumeOffsets:
         """Return what is here of the node's files; to be said once, right after its `Hello`."""
         self._nodes[node] = _Node()
         names = [shipped_files.agent_log(node)]
         for attempt in shipped_files.attempts(self._job, node):
             names += shipped_files.files(self._job, node, attempt)
-        return m.Have({name: size for name in names if (size := self._size_bytes(name))})
+        return m.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
     def take(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
         """Take one chunk. Raises IntakeError when bytes before it are missing: drop the node's connection then."""
@@ -89,13 +89,13 @@ class Intake:
         while one.waiting:
             chunk, raw = one.waiting[0]
             # A gap cannot be mended from here: the next connection begins with the true sizes.
-            with contextlib.suppress(IntakeError):
+            with contextlib.suppress(LogReceiveError):
                 if not self._write(node, one, chunk, raw):
                     return
             one.waiting.popleft()
             one.waiting_bytes -= len(raw)
 
-    def owed(self) -> list[tuple[str, m.Got]]:
+    def owed(self) -> list[tuple[str, m.ChunkAck]]:
         """Return what is to be confirmed, by node, and count it as confirmed; try again what waits for room."""
         if self._is_full and time.monotonic() >= self._retry_due_s:
             self._retry_due_s = time.monotonic() + RETRY_S
@@ -104,7 +104,7 @@ class Intake:
         for node, one in self._nodes.items():
             if one.got_bytes != one.said_bytes:
                 one.said_bytes = one.got_bytes
-                found.append((node, m.Got(one.got_bytes)))
+                found.append((node, m.ChunkAck(one.got_bytes)))
         return found
 
     @property
@@ -119,7 +119,7 @@ class Intake:
 
     def _wait(self, one: _Node, chunk: m.Chunk, raw: bytes) -> None:
         if one.waiting_bytes + len(raw) > WAITING_BYTES_MAX:
-            raise IntakeError(f"more than {WAITING_BYTES_MAX} bytes wait for room on the disk")
+            raise LogReceiveError(f"more than {WAITING_BYTES_MAX} bytes wait for room on the disk")
         one.waiting.append((chunk, raw))
         one.waiting_bytes += len(raw)
 
@@ -145,9 +145,9 @@ class Intake:
         found = os.fstat(fd)
         if not found.st_nlink:
             os.close(self._fds.pop(chunk.path))
-            raise IntakeError(f"{chunk.path} was deleted here")
+            raise LogReceiveError(f"{chunk.path} was deleted here")
         if chunk.offset > found.st_size:
-            raise IntakeError(
+            raise LogReceiveError(
                 f"{chunk.path} has {found.st_size} bytes here, and bytes from {chunk.offset} on came"
             )
         rest = memoryview(raw)[found.st_size - chunk.offset :]

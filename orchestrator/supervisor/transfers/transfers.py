@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.api import Carrier, Stir
+from orchestrator.backends.api import Carrier, Wake
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
@@ -23,37 +23,39 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.rank_env import Gang
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Said
-from orchestrator.supervisor.transfers.checkpoint_fetch import Carry
-from orchestrator.supervisor.transfers.log_receiver import Intake, IntakeError
+from orchestrator.core.wire.messages import Envelope
+from orchestrator.supervisor.transfers.checkpoint_fetch import CheckpointFetch
+from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
 
 THREADS_MAX = 2
 """How many deeds that may take long (hashing, deleting) are done at once."""
 
 Json = dict[str, Any]
 
-Ready = tuple[d.Prepare, tuple[m.Piece, ...]]
+Ready = tuple[d.Prepare, tuple[m.ManifestEntry, ...]]
 """A node to which its checkpoint was brought, and the files of it."""
 
 
-class Ferry:
+class Transfers:
     """All that travels for one job."""
 
     def __init__(self, job: JobDir, plan: Plan, carrier: Carrier | None, in_use: Callable[[], str]) -> None:
         """`in_use` tells which checkpoint must not be deleted. `stir` is set by the supervisor."""
         self._job = job
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="ferry")
-        self._intake = Intake(job)
+        self._intake = LogReceiver(job)
         later = self._pool.submit
         self._carry = (
-            Carry(job, carrier, plan.checkpoint_keep, in_use, later) if carrier is not None else None
+            CheckpointFetch(job, carrier, plan.checkpoint_keep, in_use, later)
+            if carrier is not None
+            else None
         )
         self._hellos: dict[str, m.Hello] = {}
         self._boots: dict[str, str] = {}
         self._sending: dict[str, d.Prepare] = {}
-        self._hashing: list[tuple[d.Prepare, Future[tuple[m.Piece, ...]]]] = []
+        self._hashing: list[tuple[d.Prepare, Future[tuple[m.ManifestEntry, ...]]]] = []
         self._events: list[e.Event] = []
-        self.stir: Stir = lambda: None
+        self.stir: Wake = lambda: None
         self.moved_at = 0.0
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], at: float) -> None:
@@ -73,7 +75,7 @@ class Ferry:
         self._boots[hello.node] = hello.boot
         self._hellos[hello.node] = hello
 
-    def up(self, hello: m.Hello) -> m.Have | None:
+    def up(self, hello: m.Hello) -> m.ResumeOffsets | None:
         """A node's agent is connected: return what is told to one whose files travel, None for the others."""
         return self._intake.have(hello.node) if hello.ships else None
 
@@ -96,30 +98,30 @@ class Ferry:
 
     # Logs
 
-    def take(self, said: Said, at: float) -> bool:
+    def take(self, said: Envelope, at: float) -> bool:
         """Take a piece of a file; False when the node must begin again, over a new connection."""
         data = {key: value for key, value in said.data.items() if key != "kind"}
         try:
             self._intake.take(said.node, codec.unpack(m.Chunk, data), said.raw)
-        except (IntakeError, codec.CodecError) as err:
+        except (LogReceiveError, codec.CodecError) as err:
             print(f"{said.node}: {err}", flush=True)
             return False
         self.moved_at = at
         return True
 
-    def owed(self) -> list[tuple[str, m.Got]]:
+    def owed(self) -> list[tuple[str, m.ChunkAck]]:
         """Return what is to be confirmed, by node."""
         return self._intake.owed()
 
     # Checkpoints home
 
-    def found(self, said: Said, attempt: int, gang: Gang, at: float) -> list[e.Event]:
+    def found(self, said: Envelope, attempt: int, gang: Gang, at: float) -> list[e.Event]:
         """A node reports its part of a checkpoint; only those of the current attempt, with its gang, are fetched.
 
         Raises CodecError when the report cannot be read.
         """
         data = {key: value for key, value in said.data.items() if key != "kind"}
-        report = codec.unpack(m.PiecesFound, data)
+        report = codec.unpack(m.ManifestReported, data)
         if report.attempt != attempt:
             return []
         placed = tuple(name for name, _ in gang)
@@ -127,7 +129,7 @@ class Ferry:
         self._carry.found(at, said.node, str(self.root(said.node).root), report, placed)
         return self.news(at)
 
-    def scanned(self, node: str, beat: m.Beat, at: float) -> None:
+    def scanned(self, node: str, beat: m.Heartbeat, at: float) -> None:
         """A node tells how far it has reported its checkpoints."""
         if self._carry is not None and beat.scanned >= 0:
             self._carry.scanned(at, node, beat.attempt, beat.scanned)
@@ -139,7 +141,7 @@ class Ferry:
 
     def at_home(self, event: e.Event) -> e.Event:
         """Return a node's news of a checkpoint with its path as this machine knows it."""
-        if not isinstance(event, (e.CheckpointFound, e.CheckpointSpoiled)):
+        if not isinstance(event, (e.CheckpointFound, e.CheckpointInvalidated)):
             return event
         path, root = Path(event.path), self.root(event.node).root
         if not path.is_relative_to(root):

@@ -137,7 +137,7 @@ class Agent:
                 self.world.night.step_s if count >= 4 else None,
             )
             beats.append(
-                e.RankBeat(
+                e.RankHeartbeat(
                     rank.number,
                     count,
                     state,
@@ -152,7 +152,7 @@ class Agent:
         if not line.black_down and not self.host.cut_down:
             self.acked_s = self.world.now
         alive = tuple(b for b, rank in zip(beats, self.host.processes, strict=True) if rank.alive)
-        line.boss.hear_beat(e.Beat(0.0, self.host.name, self.running, alive))
+        line.boss.hear_beat(e.Heartbeat(0.0, self.host.name, self.running, alive))
 
     def post(self, report: e.Event) -> None:
         """Report, and keep the report until the supervisor has it in its journal."""
@@ -208,9 +208,9 @@ class Agent:
                 self._stop(order.attempt, order.grace_s)
             case d.Fence():
                 self.quiet_s, self.alone_s = order.quiet_s, order.alone_s
-            case d.Look():
+            case d.Inspect():
                 looks = tuple(self.eyes.look(rank) for rank in self.host.living())
-                looked = e.Looked(0.0, self.host.name, order.attempt, order.look, looks)
+                looked = e.Inspected(0.0, self.host.name, order.attempt, order.look, looks)
                 self.world.after(self.world.look_rng.uniform(*self.world.night.look_s), self.post, looked)
             case _:
                 raise AssertionError(f"no order: {order}")
@@ -322,5 +322,5 @@ class Agent:
                 if (
                     not saved and not self.world.travels and self.world.rng.random() < 0.2
                 ):  # a kill cut its rewriting off
-                    self.post(e.CheckpointSpoiled(0.0, self.host.name, attempt, save[0]))
+                    self.post(e.CheckpointInvalidated(0.0, self.host.name, attempt, save[0]))
             self.post(e.Stopped(0.0, self.host.name, attempt, how))

@@ -44,7 +44,7 @@ class Boss:
         self.wakes = 0
         self.wake_s = float("-inf")  # not looked yet
         self.points_left: int | None = None
-        self.fetching: list[e.CheckpointComing] = []
+        self.fetching: list[e.CheckpointFetchStarted] = []
         self._write_beats()
         world.journal.check_record(self.record)
 
@@ -64,7 +64,7 @@ class Boss:
         attempt = self.brain.facts.attempt
         for path, name in list(self.brain.facts.coming.items()):
             assert attempt is not None
-            self._fetch(e.CheckpointComing(0.0, name, attempt.number, path))
+            self._fetch(e.CheckpointFetchStarted(0.0, name, attempt.number, path))
         for node in self.brain.facts.every_node():
             host = self.world.host(node.name)
             host.reachable()
@@ -100,7 +100,7 @@ class Boss:
         self._point()
         self._take(dataclasses.replace(event, at=self.world.clock))
         self.look()
-        if isinstance(event, e.AgentGone):
+        if isinstance(event, e.AgentDied):
             for coming in [one for one in self.fetching if one.node == event.node]:
                 self._give_up(coming)
 
@@ -114,7 +114,7 @@ class Boss:
         if self.alive:
             self.hear(event)
 
-    def hear_beat(self, beat: e.Beat) -> None:
+    def hear_beat(self, beat: e.Heartbeat) -> None:
         self.world.ledger.before_news(self)
         self.brain.learn(dataclasses.replace(beat, at=self.world.clock))
         if self.record.is_first_step:
@@ -133,7 +133,7 @@ class Boss:
             self.world.journal.sequences[boot] = sequence
             self._point()
             self._learn(entries)
-            if isinstance(event, e.CheckpointComing):
+            if isinstance(event, e.CheckpointFetchStarted):
                 self._fetch(event)
         line.down(line.agent.acknowledged, sequence)
         self.look()
@@ -147,7 +147,7 @@ class Boss:
         if old is not None:
             old.open = False
             if self.world.rng.random() < 0.5:
-                self.hear(e.AgentSilent(0.0, node))
+                self.hear(e.AgentDisconnected(0.0, node))
         self.lines[node] = line
         for sequence, report in kept:
             self.receive(line, sequence, report)
@@ -158,7 +158,7 @@ class Boss:
         node = line.agent.host.name
         if self.alive and self.lines.get(node) is line:
             del self.lines[node]
-            self.hear(e.AgentSilent(0.0, node, left))
+            self.hear(e.AgentDisconnected(0.0, node, left))
 
     def _listen(self) -> None:
         """Close the lines over which nothing comes any more."""
@@ -190,10 +190,10 @@ class Boss:
                 self.hear(dataclasses.replace(ask, request=number))
                 continue
             if ask.cancel:
-                self.hear(e.CancelAsked(0.0, number))
+                self.hear(e.CancelRequested(0.0, number))
                 continue
             if ask.restart:
-                self.hear(e.RestartAsked(0.0, number))
+                self.hear(e.RestartRequested(0.0, number))
                 continue
             if (
                 self.world.night.hosts is not None
@@ -204,7 +204,7 @@ class Boss:
             if ask.nodes and self.brain.facts.end is not None:
                 self.world.nodes = ask.nodes
                 self.hear(self.world.planned())
-            self.hear(e.ResumeAsked(0.0, number, ask.path))
+            self.hear(e.ResumeRequested(0.0, number, ask.path))
             self.look_at_queue()
             self.look()
 
@@ -236,7 +236,7 @@ class Boss:
 
     # Checkpoints on their way home
 
-    def _fetch(self, coming: e.CheckpointComing) -> None:
+    def _fetch(self, coming: e.CheckpointFetchStarted) -> None:
         hosts = self.world.night.hosts
         assert hosts is not None
         self.fetching.append(coming)
@@ -248,7 +248,7 @@ class Boss:
             if coming.node == node:
                 self.world.after(self.world.rng.uniform(0.5, 3.0), self._fetched, coming)
 
-    def _fetched(self, coming: e.CheckpointComing) -> None:
+    def _fetched(self, coming: e.CheckpointFetchStarted) -> None:
         world, hosts = self.world, self.world.night.hosts
         assert hosts is not None
         if not self.alive or coming not in self.fetching or not world.host(coming.node).reaches_boss():
@@ -261,9 +261,9 @@ class Boss:
         count = world.counts[coming.attempt, coming.path]
         self.hear(e.CheckpointFound(0.0, coming.node, coming.attempt, coming.path, count))
 
-    def _give_up(self, coming: e.CheckpointComing) -> None:
+    def _give_up(self, coming: e.CheckpointFetchStarted) -> None:
         self.fetching.remove(coming)
-        self.hear(e.CheckpointSpoiled(0.0, coming.node, coming.attempt, coming.path))
+        self.hear(e.CheckpointInvalidated(0.0, coming.node, coming.attempt, coming.path))
 
     # Decisions
 
@@ -318,7 +318,7 @@ class Boss:
                 self.world.host(decision.node).launch(self, decision.attempt)
             case d.Prepare() if decision.resume is not None and self.world.travels:
                 self.world.after(self.world.rng.uniform(0.2, SEND_S_MAX), self._order, decision)
-            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.Look() | d.Fence() | d.Dismiss():
+            case d.Prepare() | d.Probe() | d.Start() | d.Stop() | d.Inspect() | d.Fence() | d.Dismiss():
                 self._order(decision)
             case d.Requeue():
                 assert self.world.slurm is not None
@@ -329,15 +329,15 @@ class Boss:
                 d.BeginAttempt()
                 | d.Place()
                 | d.Judge()
-                | d.Notice()
-                | d.Withdraw()
+                | d.Alert()
+                | d.ResolveAlert()
                 | d.Remark()
                 | d.Finish()
                 | d.EndJob()
             ):
                 pass
 
-    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Look | d.Fence | d.Dismiss) -> None:
+    def _order(self, order: d.Prepare | d.Probe | d.Start | d.Stop | d.Inspect | d.Fence | d.Dismiss) -> None:
         line, node = self.lines.get(order.node), self.brain.facts.node(order.node)
         assert node is not None
         stale = isinstance(order, d.Prepare) and not node.ranks  # what it was sent for came too late

@@ -129,9 +129,9 @@ def _with(night: Night, harm: Harm, rank: int, step: int, *more: Fault) -> Night
 def check_desync(world: World, wanted: Wanted) -> None:
     """Compare a lived night with what is expected of it. Raises Violation."""
     check_clean(world, wanted.clean)
-    said = [what.verdict for _, what in world.ledger.notes if isinstance(what, (d.Notice, d.Judge))]
+    said = [what.verdict for _, what in world.ledger.notes if isinstance(what, (d.Alert, d.Judge))]
     found = [verdict for verdict in said if verdict.kind is Kind.DESYNC]
-    notices = sum(isinstance(what, d.Notice) for _, what in world.ledger.notes)
+    notices = sum(isinstance(what, d.Alert) for _, what in world.ledger.notes)
     if notices != wanted.notices:
         raise Violation(f"{wanted.notices} notices wanted, not {notices}: {found}")
     if wanted.step is not None and [verdict.step for verdict in found] != [wanted.step]:

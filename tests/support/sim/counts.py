@@ -45,7 +45,7 @@ def fall_out_of_step(rank: Rank, fault: Fault) -> None:
         rank.counted.since = rank.gang.count + 1
 
 
-def marks(rank: Rank) -> tuple[observations.Mark, ...]:
+def marks(rank: Rank) -> tuple[observations.CollectiveCounts, ...]:
     """Return some marks of the steps since the last beat, at steps that other ranks choose too."""
     last, before = rank.gang.count, rank.counted.told
     rank.counted.told, apart = last, 1
@@ -55,7 +55,7 @@ def marks(rank: Rank) -> tuple[observations.Mark, ...]:
     return tuple(_mark(rank, step) for step in steps[-MARKS_MAX:])
 
 
-def history(rank: Rank) -> tuple[observations.Mark, ...]:
+def history(rank: Rank) -> tuple[observations.CollectiveCounts, ...]:
     """Return the first step, the last one, and those at which a count grew by another number than before; nothing of
     ranks that were never out of step, which would only fill transcripts."""
     last, counted = rank.gang.count, rank.counted
@@ -65,12 +65,12 @@ def history(rank: Rank) -> tuple[observations.Mark, ...]:
     return tuple(_mark(rank, step) for step in steps if step <= last)
 
 
-def _mark(rank: Rank, step: int) -> observations.Mark:
+def _mark(rank: Rank, step: int) -> observations.CollectiveCounts:
     odd = rank.counted.odd if rank.counted.is_odd_at(step) else 0
     lag = LAG_STEPS * (rank.number % 2)
     saves = max(0, step - lag) // rank.gang.world.night.thread_saves_steps
     probed = rank.number == rank.gang.world.night.probe_rank
     made = step + PROBE_STEPS * (step // PROBED_STEPS) if probed else step
-    return observations.Mark(
+    return observations.CollectiveCounts(
         made, 0, step, (COLLECTIVES_A_STEP * step + odd, saves, (rank.number + 1) * step)
     )

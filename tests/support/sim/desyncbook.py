@@ -46,7 +46,7 @@ class DesyncBook:
         self.due_s: float | None = None
         self.unsure = False
 
-    def heard(self, beat: e.Beat) -> None:
+    def heard(self, beat: e.Heartbeat) -> None:
         gang = self._gang()
         if gang is None or beat.attempt != gang.attempt:
             return
@@ -81,7 +81,7 @@ class DesyncBook:
                 self.began, self.said = 0, False
                 wrote = self.ledger.world.tainted.get(news.resume.path if news.resume else "")
                 self.ledger.must(wrote not in self.guilty, f"attempt {wrote} was out of step: {news}")
-            case d.Notice() | d.Judge() if news.verdict.kind is d.Kind.DESYNC:
+            case d.Alert() | d.Judge() if news.verdict.kind is d.Kind.DESYNC:
                 self._judge(news.verdict)
                 self.said = True
             case d.Judge() | d.Finish():

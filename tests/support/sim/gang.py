@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.core.observations import Doing, Failure
+from orchestrator.core.observations import Activity, Failure
 
 from .counts import Counted, fall_out_of_step
 from .night import OUT_OF_STEP, Fault, Harm, Naming
@@ -206,7 +206,7 @@ class Gang:
         if rank.alive and self.world.night.stays_rank == rank.number and self.attempt == 1:
             rank.left = rank.hung = True
             rank.stance = Stance(
-                Doing.LEAVING, "", "said its last word", certain=True, since_s=self.world.now
+                Activity.LEAVING, "", "said its last word", certain=True, since_s=self.world.now
             )
         elif rank.alive and not rank.stands:
             self.exited_well += 1
@@ -261,23 +261,25 @@ def harm_rank(rank: Rank, fault: Fault) -> None:
 
 STANCES = {
     Harm.STUCK: Stance(
-        Doing.BLOCKED, "train.py:88 load", "on a lock, and no other thread goes on either", certain=True
+        Activity.BLOCKED, "train.py:88 load", "on a lock, and no other thread goes on either", certain=True
     ),
-    Harm.STUCK_AND_LOGS: Stance(Doing.BLOCKED, "train.py:88 load", "on a lock", certain=True, logs=True),
-    Harm.SPINS: Stance(Doing.SPINS, "train.py:50 loop", cpu=1.0),
-    Harm.SYNCS_BESIDE: Stance(Doing.WAITS, "train.py:25 sync", "in barrier", what="barrier", others_act=True),
-    Harm.SLEEPS: Stance(Doing.SLEEPS, "train.py:60 nap", "in a sleep", certain=True, ends_at=SLEEP_S),
-    Harm.SKIPS: Stance(Doing.WAITS, "train.py:20 odd", what="broadcast"),
-    Harm.ELSEWHERE: Stance(Doing.WAITS, "train.py:30 sync", "in the store", elsewhere=True),
-    Harm.EVALUATES: Stance(Doing.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
+    Harm.STUCK_AND_LOGS: Stance(Activity.BLOCKED, "train.py:88 load", "on a lock", certain=True, logs=True),
+    Harm.SPINS: Stance(Activity.SPINS, "train.py:50 loop", cpu=1.0),
+    Harm.SYNCS_BESIDE: Stance(
+        Activity.WAITS, "train.py:25 sync", "in barrier", what="barrier", others_act=True
+    ),
+    Harm.SLEEPS: Stance(Activity.SLEEPS, "train.py:60 nap", "in a sleep", certain=True, ends_at=SLEEP_S),
+    Harm.SKIPS: Stance(Activity.WAITS, "train.py:20 odd", what="broadcast"),
+    Harm.ELSEWHERE: Stance(Activity.WAITS, "train.py:30 sync", "in the store", elsewhere=True),
+    Harm.EVALUATES: Stance(Activity.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
     Harm.EVALUATES_AND_LOGS: Stance(
-        Doing.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
+        Activity.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
     ),
-    Harm.SAVES: Stance(Doing.BLOCKED, "train.py:80 save", "in write() of a file", phase="save"),
-    Harm.NAPS: Stance(Doing.SLEEPS, "train.py:61 nap", "in a sleep", certain=True, ends_at=0.0),
-    Harm.LONG_STEP: Stance(Doing.SPINS, "train.py:9 step", cpu=1.0),
+    Harm.SAVES: Stance(Activity.BLOCKED, "train.py:80 save", "in write() of a file", phase="save"),
+    Harm.NAPS: Stance(Activity.SLEEPS, "train.py:61 nap", "in a sleep", certain=True, ends_at=0.0),
+    Harm.LONG_STEP: Stance(Activity.SPINS, "train.py:9 step", cpu=1.0),
     Harm.STARVES: Stance(
-        Doing.BLOCKED, "train.py:55 sort", "in C code that keeps the GIL", cpu=0.3, starved=0.7
+        Activity.BLOCKED, "train.py:55 sort", "in C code that keeps the GIL", cpu=0.3, starved=0.7
     ),
 }
 """What a rank does that makes no step though its process lives; the last ones end, and harm nobody."""
@@ -319,7 +321,7 @@ def _goes_on(rank: Rank) -> None:
 
 def _hang(rank: Rank) -> None:
     rank.hung = True
-    rank.stance = Stance(Doing.BLOCKED, "train.py:88 load", "blocked", since_s=rank.gang.world.now)
+    rank.stance = Stance(Activity.BLOCKED, "train.py:88 load", "blocked", since_s=rank.gang.world.now)
 
 
 def _immortal(rank: Rank, until_s: float) -> None:

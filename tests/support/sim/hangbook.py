@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.facts import Facts, Life
+from orchestrator.brain.model.facts import Facts, RankState
 
 if TYPE_CHECKING:
     from .ledger import Ledger
@@ -32,7 +32,7 @@ class HangBook:
     def looked(self, facts: Facts, decisions: list[d.Decision]) -> None:
         """Whatever was noticed is taken back before anything else once the job moves."""
         self.heard = max((rank.count for rank in facts.ranks.values()), default=0)
-        self.living = sum(rank.life is Life.ALIVE for rank in facts.ranks.values())
+        self.living = sum(rank.life is RankState.ALIVE for rank in facts.ranks.values())
         usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
         self.others = facts.pool is not None and len(usable) > facts.pool.nodes
         if self.noticed is not None and not decisions:
@@ -43,9 +43,9 @@ class HangBook:
         match decision:
             case d.BeginAttempt() | d.Judge() | d.Finish():
                 self.noticed = None
-            case d.Look():
+            case d.Inspect():
                 self.looked_s.setdefault(decision.look, self.ledger.world.now)
-            case d.Notice() if decision.verdict.kind is not d.Kind.DESYNC:
+            case d.Alert() if decision.verdict.kind is not d.Kind.DESYNC:
                 must(self.noticed is None, f"what stands is said again: {decision}")
                 self._hangs(decision.verdict)
                 self.noticed = self.heard
@@ -56,7 +56,7 @@ class HangBook:
                 )
                 must(len(self.looked_s) >= 2, f"{len(self.looked_s)} looks are too few: {decision}")
                 self.suspects[decision.place] = (self.heard, self.living)
-            case d.Withdraw():
+            case d.ResolveAlert():
                 must(self.noticed is not None, f"nothing was noticed: {decision}")
                 self.noticed = None
             case _:

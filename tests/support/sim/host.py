@@ -60,7 +60,9 @@ class Host:
         if night.hosts is not None:
             self.world.after(rng.uniform(0.05, 3.0), self._land, boss)
         elif self.index == 0 and self.launches <= night.launch_fails:
-            failed = e.LaunchFailed(0.0, self.name, "start", "no python3 there", observations.Trouble.PASSING)
+            failed = e.LaunchFailed(
+                0.0, self.name, "start", "no python3 there", observations.Retryable.PASSING
+            )
             self.world.after(rng.uniform(0.05, 3.0), boss.hear_alive, failed)
         elif self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             pass
@@ -68,7 +70,7 @@ class Host:
             self.world.after(rng.uniform(0.05, 3.0), self._boot)
         elif rng.random() < 0.7:
             failed = e.LaunchFailed(
-                0.0, self.name, "connect", "no route to host", observations.Trouble.PASSING
+                0.0, self.name, "connect", "no route to host", observations.Retryable.PASSING
             )
             self.world.after(rng.uniform(1.0, 3.0), boss.hear_alive, failed)
 
@@ -79,17 +81,17 @@ class Host:
         if self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             if self.launches <= night.launch_fails:
                 boss.hear_alive(
-                    e.LaunchFailed(0.0, self.name, "python", "it broke off", observations.Trouble.PASSING)
+                    e.LaunchFailed(0.0, self.name, "python", "it broke off", observations.Retryable.PASSING)
                 )
         elif not (self.up and self.reaches_boss()) or (self.world.slurm and not self.world.slurm.has(self)):
             failed = e.LaunchFailed(
-                0.0, self.name, "connect", "no route to host", observations.Trouble.PASSING
+                0.0, self.name, "connect", "no route to host", observations.Retryable.PASSING
             )
             patience_s = self.world.rng.choice((5.0, 5.0, 12.0))
             self.world.after(self.world.rng.uniform(0.0, patience_s), boss.hear_alive, failed)
         elif self.refuses:
             failed = e.LaunchFailed(
-                0.0, self.name, "host key", f"{self.name}'s key is new", observations.Trouble.LASTING
+                0.0, self.name, "host key", f"{self.name}'s key is new", observations.Retryable.LASTING
             )
             boss.hear_alive(failed)
         elif (
@@ -98,7 +100,7 @@ class Host:
             and hosts.is_busy(self.index, self.world.now, self.world.now)
         ):
             boss.hear_alive(
-                e.LaunchFailed(0.0, self.name, "lease", "gpu-0 is held by job-7", observations.Trouble.BUSY)
+                e.LaunchFailed(0.0, self.name, "lease", "gpu-0 is held by job-7", observations.Retryable.BUSY)
             )
         else:
             self._boot()
@@ -143,7 +145,7 @@ class Host:
         is_known = self.world.slurm is None or self.allocation == self.world.slurm.allocation
         if self.up and self.agent is None and not self.keeper and lent == self.world.lent and is_known:
             self.world.boss.hear_alive(
-                e.AgentGone(0.0, self.name, "its agent was killed by SIGKILL, says its keeper")
+                e.AgentDied(0.0, self.name, "its agent was killed by SIGKILL, says its keeper")
             )
 
     # Ranks
@@ -186,4 +188,4 @@ class Host:
             agent.post(e.CheckpointFound(0.0, self.name, attempt, path, count))
         elif (attempt, path) not in self.world.counts:
             self.world.counts[attempt, path] = count
-            agent.post(e.CheckpointComing(0.0, self.name, attempt, path))
+            agent.post(e.CheckpointFetchStarted(0.0, self.name, attempt, path))

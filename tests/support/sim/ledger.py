@@ -133,7 +133,7 @@ class Ledger:
 
     def written(self, news: News) -> None:
         """Judge a line of the journal, and enter it into the books."""
-        if not isinstance(news, e.Beat):
+        if not isinstance(news, e.Heartbeat):
             self.note(news)
         self.must(abs(news.at - self.world.clock) < 1e-6, f"stamped {news.at}, not {self.world.clock}")
         if self.pool is not None:
@@ -142,22 +142,22 @@ class Ledger:
             self.queue.written(news)
         self.desyncs.written(news)
         match news:
-            case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentSilent() | e.AgentGone():
+            case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentDisconnected() | e.AgentDied():
                 self._link(news)
-            case e.CancelAsked():
+            case e.CancelRequested():
                 self.cancelled = self.cancelled or self.end is None
-            case e.RestartAsked():
+            case e.RestartRequested():
                 if self.tries and self.tries[-1].number != self.stopped and self.end is None:
                     self.restarted, self.restarted_s = self.tries[-1].number, self.world.now
-            case e.ResumeAsked():
+            case e.ResumeRequested():
                 self._resume(news)
             case e.CheckpointFound():
                 self._found(news)
-            case e.CheckpointSpoiled():
+            case e.CheckpointInvalidated():
                 self._spoiled(news)
             case e.Prepared() | e.Exited():
                 self._report(news)
-            case e.CheckpointComing():
+            case e.CheckpointFetchStarted():
                 self.coming[news.attempt, news.path] = news.node
             case _ if isinstance(news, d.Decision):
                 self._decided(news)
@@ -247,7 +247,7 @@ class Ledger:
         if self.checkpoint is not None and self.checkpoint.path == path:
             self.checkpoint = self.older.pop() if self.older else None
 
-    def _spoiled(self, news: e.CheckpointSpoiled) -> None:
+    def _spoiled(self, news: e.CheckpointInvalidated) -> None:
         """Whoever says it: nothing may start from it any more. What only did not arrive leaves what is at home."""
         if self.coming.pop((news.attempt, news.path), None) is not None:
             return
@@ -256,7 +256,7 @@ class Ledger:
             newest = (self.checkpoint.step or 0) if self.checkpoint else 0
             self.tries[-1].saved = self.tries[-1].saved and newest > self.tries[-1].base
 
-    def _resume(self, news: e.ResumeAsked) -> None:
+    def _resume(self, news: e.ResumeRequested) -> None:
         if self.end is None:
             return
         self.end, self.ended_s, self.resumed, self.cancelled, self.stalled = None, None, True, False, 0

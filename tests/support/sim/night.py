@@ -7,7 +7,7 @@ import enum
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.brain.model.events import Limits, NodePlan, Pool, Queue
+from orchestrator.brain.model.events import Limits, NodePlan, Pool, QueueTerms
 
 from .lease import Lease, random_lease
 from .pool import Hosts, random_hosts
@@ -153,7 +153,7 @@ class Night:
     def pool_of(self, nodes: int) -> Pool | None:
         """Return what the job takes of its hosts when it runs on so many nodes."""
         if self.lease is not None:
-            queue = Queue(self.lease.requeues, self.lease.grace_s)
+            queue = QueueTerms(self.lease.requeues, self.lease.grace_s)
             return Pool(nodes, self.ranks, self.lease.spares, self.seed, queue)
         return None if self.hosts is None else Pool(nodes, self.ranks, self.hosts.spares, self.seed)
 

@@ -91,10 +91,10 @@ class PoolBook:
                 self.queued_s = max(self.queued_s, self.world.clock)
             case e.AgentUp():
                 self._comes_up(news)
-            case e.AgentSilent() | e.AgentGone():
+            case e.AgentDisconnected() | e.AgentDied():
                 self.up.discard(news.node)
                 self.leaving.discard(news.node)
-                if self.launched.pop(news.node, None) is not None and isinstance(news, e.AgentGone):
+                if self.launched.pop(news.node, None) is not None and isinstance(news, e.AgentDied):
                     self.fails[news.node] = self.fails.get(news.node, 0) + 1
             case e.LaunchFailed():
                 self._fails(news)
@@ -105,7 +105,7 @@ class PoolBook:
             case e.PrepareFailed() if news.attempt == self.ledger.tries[-1].number:
                 if len(self.names) > self.nodes:
                     self.barred[news.node] = "unfit"
-            case e.ResumeAsked() if self.ledger.end is not None:
+            case e.ResumeRequested() if self.ledger.end is not None:
                 self.barred.clear()
                 self.hung.clear()
                 self.fails.clear()
@@ -137,12 +137,12 @@ class PoolBook:
         self.launched.pop(news.node, None)
         self.busy.discard(news.node)
         match news.trouble:
-            case observations.Trouble.BUSY:
+            case observations.Retryable.BUSY:
                 self.busy.add(news.node)
                 self.queued_s = self.world.clock
-            case observations.Trouble.LASTING:
+            case observations.Retryable.LASTING:
                 self.barred[news.node] = "refused"
-            case observations.Trouble.PASSING:
+            case observations.Retryable.PASSING:
                 self.fails[news.node] = self.fails.get(news.node, 0) + 1
 
     def _decided(self, news: News) -> None:

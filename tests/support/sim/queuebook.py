@@ -75,9 +75,9 @@ class QueueBook:
                 self.up.clear()
             case e.AgentUp():
                 self.up.add(news.node)
-            case e.AgentSilent() | e.AgentGone():
+            case e.AgentDisconnected() | e.AgentDied():
                 self.up.discard(news.node)
-            case e.ResumeAsked() if self.ledger.end is not None:
+            case e.ResumeRequested() if self.ledger.end is not None:
                 self.is_over = False
             case _:
                 self._decided(news)

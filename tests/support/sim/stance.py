@@ -22,7 +22,7 @@ class Stance:
     second; `what`: the collective it is in instead of its peers'; `elsewhere`: it waits for others, but not in theirs;
     `starved`: the share of time in which it could run and may not; `others_act`: a thread beside may enter collectives."""
 
-    doing: observations.Doing
+    doing: observations.Activity
     where: str
     why: str = ""
     certain: bool = False
@@ -43,7 +43,7 @@ class Eyes:
 
     before: dict[int, tuple[object, float]] = field(default_factory=dict)
 
-    def look(self, rank: Rank) -> observations.RankLook:
+    def look(self, rank: Rank) -> observations.RankInspection:
         """Look at a rank, and compare with the look before."""
         found = _found(rank)
         same = dataclasses.replace(
@@ -51,11 +51,13 @@ class Eyes:
         )
         key, now_s = (rank.pid, rank.gang.count, same), rank.gang.world.now
         known = self.before.get(rank.number)
-        if known is None or known[0] != key or found.doing is observations.Doing.WORKS:
+        if known is None or known[0] != key or found.doing is observations.Activity.WORKS:
             self.before[rank.number] = (key, now_s)
-            first = known is None or found.doing is not observations.Doing.WORKS
+            first = known is None or found.doing is not observations.Activity.WORKS
             return (
-                dataclasses.replace(found, doing=observations.Doing.UNSEEN, certain=False) if first else found
+                dataclasses.replace(found, doing=observations.Activity.UNSEEN, certain=False)
+                if first
+                else found
             )
         starved_s = rank.stance.starved * (now_s - known[1]) if rank.stance is not None else 0.0
         return dataclasses.replace(found, still_s=now_s - known[1], starved_s=starved_s)
@@ -65,14 +67,14 @@ def _ageless(one: observations.Collective) -> observations.Collective:
     return dataclasses.replace(one, entered_s=0.0)
 
 
-def _found(rank: Rank) -> observations.RankLook:
+def _found(rank: Rank) -> observations.RankInspection:
     """Return what can be seen of a rank now."""
     gang = rank.gang
     world = gang.world
     gang.settle()
     stance = rank.stance or _plain(rank)
     members = tuple(number for number in range(gang.size) if number != world.night.serves_rank)
-    waits = stance.doing is observations.Doing.WAITS
+    waits = stance.doing is observations.Activity.WAITS
     number = counts.COLLECTIVES_A_STEP * gang.count + (2 if waits and not stance.elsewhere else 1)
     if waits and any(one.host.cut_gang for one in gang.ranks.values()):
         number -= rank.number % 2  # the cut fell into a collective, which some have come through
@@ -81,13 +83,13 @@ def _found(rank: Rank) -> observations.RankLook:
         "0", "default group", members, number, stance.what or "all_reduce", "float32[10]", entered_s
     )
     if rank.number == world.night.hidden_rank and world.now < world.night.hidden_s:
-        return observations.RankLook(
-            rank.number, rank.pid, rank.state, observations.Doing.UNSEEN, 0.0, "", "it did not answer", False, None, "",
+        return observations.RankInspection(
+            rank.number, rank.pid, rank.state, observations.Activity.UNSEEN, 0.0, "", "it did not answer", False, None, "",
             (), (), (), (), (),
         )  # fmt: skip
     ends_s = None if stance.ends_at is None else stance.ends_at - world.now
     there = world.now >= rank.ready_s and not rank.is_silent
-    return observations.RankLook(
+    return observations.RankInspection(
         rank.number, rank.pid, rank.state, stance.doing, 0.0, stance.where, stance.why, stance.certain, ends_s,
         stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
         stance.others_act, mixed=(counts.MAIN,) if world.night.sends else (),
@@ -98,17 +100,17 @@ def _plain(rank: Rank) -> Stance:
     """Return what a rank does that nothing has befallen: it imports, trains, or waits for others."""
     gang = rank.gang
     if rank.state == "T":
-        return Stance(observations.Doing.STOPPED, "train.py:9 step", "stopped by a signal", certain=True)
+        return Stance(observations.Activity.STOPPED, "train.py:9 step", "stopped by a signal", certain=True)
     if gang.world.now < rank.ready_s:
-        return Stance(observations.Doing.WORKS, "train.py:1 <module>", phase="import")
+        return Stance(observations.Activity.WORKS, "train.py:1 <module>", phase="import")
     if not gang.count and any(one.ready_s > gang.world.now for one in gang.ranks.values()):
         return Stance(
-            observations.Doing.WAITS, "train.py:2 <module>", "in a wait for the store", phase="rendezvous"
+            observations.Activity.WAITS, "train.py:2 <module>", "in a wait for the store", phase="rendezvous"
         )
     if rank.serves:
-        return Stance(observations.Doing.SLEEPS, "train.py:5 serve", "in sleep(), again and again")
+        return Stance(observations.Activity.SLEEPS, "train.py:5 serve", "in sleep(), again and again")
     if gang.stepping:
-        return Stance(observations.Doing.WORKS, "train.py:9 step")
+        return Stance(observations.Activity.WORKS, "train.py:9 step")
     if gang.world.night.polls:
-        return Stance(observations.Doing.SLEEPS, "train.py:6 meet", "in sleep(), again and again")
-    return Stance(observations.Doing.WAITS, "train.py:9 step", "in all_reduce")
+        return Stance(observations.Activity.SLEEPS, "train.py:6 meet", "in sleep(), again and again")
+    return Stance(observations.Activity.WAITS, "train.py:9 step", "in all_reduce")

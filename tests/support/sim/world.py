@@ -134,7 +134,7 @@ class World:
         counts = [
             rank["count"]
             for line in map(json.loads, self.journal.lines)
-            if line["kind"] in ("Beat", "Exited") and line["attempt"] == attempt
+            if line["kind"] in ("Heartbeat", "Exited") and line["attempt"] == attempt
             for rank in line.get("ranks", [line])
         ]
         return max(counts, default=0)

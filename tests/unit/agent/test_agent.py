@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.agent.agent import Agent
 from orchestrator.agent.evidence import inspector
-from orchestrator.agent.rank.processes import NodeRanks, Want
+from orchestrator.agent.rank.processes import NodeRanks, RanksGoal
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim
@@ -54,7 +54,7 @@ def _running(agent: Agent, folder: Path) -> NodeRanks:
     return ranks
 
 
-def _reports(agent: Agent) -> list[m.KeptReport]:
+def _reports(agent: Agent) -> list[m.ReliableReport]:
     return [report for _, report in agent._contact._spool.pending()]
 
 
@@ -68,9 +68,9 @@ def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_witho
     agent._tick(now_s + FENCE_S + 19.0)
     ranks.progress_at = now_s + 40.0
     agent._tick(now_s + FENCE_S + 39.0)
-    assert (ranks.want, _reports(agent)) == (Want.RUN, [])
+    assert (ranks.want, _reports(agent)) == (RanksGoal.RUN, [])
     agent._tick(now_s + FENCE_S + 41.0)
-    assert ranks.want is Want.STOP and m.Stopped(2, "ended") in _reports(agent)
+    assert ranks.want is RanksGoal.STOP and m.Stopped(2, "ended") in _reports(agent)
 
 
 def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_an_agent_goes_by_itself_for_as_long_as_it_was_told(tmp_path: Path) -> N
     for after_s in (-1.0, 1.0):
         agent._tick(now_s + 3 * FENCE_S + after_s)
         wants.append(ranks.want)
-    assert wants == [Want.RUN, Want.STOP]
+    assert wants == [RanksGoal.RUN, RanksGoal.STOP]
 
 
 def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
@@ -93,14 +93,14 @@ def test_ranks_that_make_steps_are_not_left_alone_as_long_as_others(
     agent._obey(m.Fence(2, 2 * FENCE_S, 3 * FENCE_S))
     agent._obey(m.Fence(1, 9 * FENCE_S, 9 * FENCE_S))
     agent._tick(now_s + 2 * FENCE_S + 1.0)
-    assert ranks.want is Want.STOP
+    assert ranks.want is RanksGoal.STOP
 
 
 def test_on_the_machine_of_the_supervisor_there_is_no_fence(tmp_path: Path) -> None:
     agent = _agent(tmp_path, fence_s=None)
     ranks = _running(agent, tmp_path)
     agent._tick(time.monotonic() + 1e6)
-    assert ranks.want is Want.RUN
+    assert ranks.want is RanksGoal.RUN
 
 
 def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
@@ -123,17 +123,17 @@ def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
     agent._obey(m.Stop(2, 7.0))
-    assert (ranks.want, ranks.how) == (Want.STOP, "asked")
+    assert (ranks.want, ranks.how) == (RanksGoal.STOP, "asked")
     assert now_s + 7.0 <= ranks.kill_at <= time.monotonic() + 7.0
 
 
 def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # GPUs are not asked for
     agent = _agent(tmp_path)
-    agent._eyes = inspector.Eyes(_running(agent, tmp_path), {})
-    agent._obey(m.Look(2, 5))
+    agent._eyes = inspector.Inspector(_running(agent, tmp_path), {})
+    agent._obey(m.Inspect(2, 5))
     agent._tick(time.monotonic())
-    assert _reports(agent) == [m.Looked(2, 5, ())]
+    assert _reports(agent) == [m.Inspected(2, 5, ())]
 
 
 def test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp
         folder.mkdir(parents=True)
     agent._contact._line = line  # type: ignore[assignment]
     _running(agent, tmp_path)
-    agent._obey(m.Have({}))
+    agent._obey(m.ResumeOffsets({}))
     job.rank_log(2, 0).write_text("last words\n")
     agent._obey(m.Stop(2, 0.0))
     agent._tick(time.monotonic())
@@ -178,7 +178,7 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     assert agent._orphan is not None
     fake_host.wait_for(agent._orphan._successor.look, "the name of the other allocation")
     agent._tick(unheard_s)
-    assert agent._leaving and ranks.want is Want.STOP
+    assert agent._leaving and ranks.want is RanksGoal.STOP
 
 
 def test_a_checkpoint_that_is_not_whole_here_is_not_started_from(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_is_not_whole_here_is_not_started_from(tmp_path: Path)
         agent = _agent(tmp_path)
         (tmp_path / "checkpoints").mkdir()
         (tmp_path / "checkpoints" / "a.pt").write_bytes(b"weights")
-        whole = m.Piece("a.pt", 7, 0, hashlib.sha256(b"weights").hexdigest())
+        whole = m.ManifestEntry("a.pt", 7, 0, hashlib.sha256(b"weights").hexdigest())
         for attempt, piece in ((2, whole), (3, replace(whole, sha256="0" * 64))):
             agent._obey(replace(PREPARE, attempt=attempt, resume=(piece,)))
             while len(_reports(agent)) < attempt - 1:

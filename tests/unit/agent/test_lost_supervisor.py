@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent import lost_supervisor as orphans
-from orchestrator.agent.lost_supervisor import AGAIN_S, ALONE_S, TURN_S, Orphan, Successor
+from orchestrator.agent.lost_supervisor import AGAIN_S, ALONE_S, TURN_S, LostSupervisor, NewerAllocation
 from orchestrator.backends.api import NotOursError
 from orchestrator.backends.slurm.allocation import Grant
 from orchestrator.brain.model import decisions as d
@@ -49,7 +49,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path) -> None:
     notes: list[str] = []
-    orphan = Orphan(ENVIRON, Successor(asked, ENVIRON), 1e9, notes.append)
+    orphan = LostSupervisor(ENVIRON, NewerAllocation(asked, ENVIRON), 1e9, notes.append)
     orphan.look(ALONE_S + TURN_S - 0.1)
     orphan.look(0.0)
     orphan.look(ALONE_S + TURN_S)
@@ -62,7 +62,7 @@ def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path
 # The job goes on in another allocation
 
 
-def _seen(successor: Successor, monkeypatch: pytest.MonkeyPatch) -> str:
+def _seen(successor: NewerAllocation, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what two looks bring: the first one reads."""
     monkeypatch.setattr(orphans, "LOOK_S", 0.0)
     successor.look()
@@ -93,7 +93,7 @@ def test_only_another_allocation_in_the_job_folder_is_a_successor(
 ) -> None:
     job = JobDir(tmp_path)
     allocation_claim.claim(job, Grant(job_id, restarts, ()).id)
-    assert _seen(Successor(job.allocation, ENVIRON), monkeypatch) == other
+    assert _seen(NewerAllocation(job.allocation, ENVIRON), monkeypatch) == other
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"\n", b"\xff\xfe"])
@@ -103,15 +103,15 @@ def test_a_folder_that_says_nothing_drives_nobody_away(
     file = JobDir(tmp_path).allocation
     if raw is not None:
         file.write_bytes(raw)
-    assert _seen(Successor(file, ENVIRON), monkeypatch) == ""
+    assert _seen(NewerAllocation(file, ENVIRON), monkeypatch) == ""
 
 
 def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, notes = JobDir(tmp_path), list[str]()
-    successor = Successor(job.allocation, ENVIRON)
-    orphan = Orphan({**ENVIRON, "SLURM_NODEID": "999"}, successor, FENCE_S, notes.append)
+    successor = NewerAllocation(job.allocation, ENVIRON)
+    orphan = LostSupervisor({**ENVIRON, "SLURM_NODEID": "999"}, successor, FENCE_S, notes.append)
     allocation_claim.claim(job, "8.2")
     assert _seen(successor, monkeypatch) == "8.2"
     assert not orphan.look(FENCE_S) and notes == []
@@ -125,7 +125,7 @@ def test_a_job_folder_that_does_not_answer_stops_nobody(
     file = JobDir(tmp_path).allocation
     os.mkfifo(file)  # reading waits, as on a folder whose server is gone
     monkeypatch.setattr(orphans, "LOOK_S", 0.0)
-    successor = Successor(file, ENVIRON)
+    successor = NewerAllocation(file, ENVIRON)
     assert [successor.look() for _ in range(3)] == ["", "", ""]
     assert len(_readers()) == 1, "one reader at a time"
     with file.open("w") as writer:
@@ -185,5 +185,5 @@ def test_one_that_finds_the_lock_taken_lets_the_holder_know_that_the_job_is_else
 ) -> None:
     folder = fake_slurm.job(tmp_path, "8")
     allocation_claim.claim(folder, there)
-    assert allocation_claim.knock(folder, "8.1") == allocation_claim.BUSY
+    assert allocation_claim.announce_allocation(folder, "8.1") == allocation_claim.BUSY
     assert folder.allocation.read_text() == f"{after}\n"

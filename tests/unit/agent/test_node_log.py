@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from orchestrator.agent import node_log
-from orchestrator.agent.node_log import Notes
+from orchestrator.agent.node_log import NodeLog
 from orchestrator.core.jobdir.layout import JobDir
 
 
@@ -16,7 +16,7 @@ def _texts(job: JobDir, attempt: int) -> list[str]:
 
 def test_a_note_that_cannot_be_written_comes_before_the_next_one(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    one = Notes(job, "node-0")
+    one = NodeLog(job, "node-0")
     one.add(1, "first")
     job.node_log(2, "node-0").mkdir(parents=True)  # nothing can be written there
     one.add(2, "waits")
@@ -30,7 +30,7 @@ def test_a_note_that_cannot_be_written_comes_before_the_next_one(tmp_path: Path)
 
 def test_no_more_notes_wait_than_their_limit(tmp_path: Path) -> None:
     job = JobDir(tmp_path)
-    one = Notes(job, "node-0")
+    one = NodeLog(job, "node-0")
     job.node_log(1, "node-0").mkdir(parents=True)
     for number in range(node_log.WAITING_MAX + 5):
         one.add(1, str(number))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from orchestrator.agent import outbox
-from orchestrator.agent.outbox import Spool
+from orchestrator.agent.outbox import Outbox
 from orchestrator.core.wire.messages import Stopped
 
 
 def test_reports_stay_in_order_until_they_are_acknowledged() -> None:
-    one = Spool()
+    one = Outbox()
     reports = [Stopped(attempt, "asked") for attempt in range(1, 5)]
     assert [one.keep(report) for report in reports] == [1, 2, 3, 4]
     one.acknowledge(2)
@@ -21,7 +21,7 @@ def test_reports_stay_in_order_until_they_are_acknowledged() -> None:
 
 
 def test_past_the_limit_the_oldest_go() -> None:
-    one = Spool()
+    one = Outbox()
     for attempt in range(outbox.REPORTS_MAX + 3):
         one.keep(Stopped(attempt, "asked"))
     pending = one.pending()

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.agent.supervisor_link import Contact
+from orchestrator.agent.supervisor_link import SupervisorLink
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Said
+from orchestrator.core.wire.messages import Envelope
 from orchestrator.submission.credentials import new_certificate
-from orchestrator.supervisor.agent_connections import Down, Links, Up, Word
+from orchestrator.supervisor.agent_connections import AgentConnections, AgentDropped, AgentReady, LinkEvent
 from tests.support import fake_host
 
 ANSWER_S_MAX = 20.0
@@ -26,17 +26,17 @@ TOKEN = "right token"
 class Pair:
     """A contact, and the links that it dials."""
 
-    contact: Contact
-    links: Links
+    contact: SupervisorLink
+    links: AgentConnections
 
-    async def hear(self) -> Word:
+    async def hear(self) -> LinkEvent:
         return await asyncio.wait_for(self.links.inbox.get(), ANSWER_S_MAX)
 
     async def greeted(self) -> list[int]:
         """Wait until the agent is up; return the numbers of the reports that came before that word."""
         numbers = []
-        while not isinstance(word := await self.hear(), Up):
-            numbers += [word.seq] if isinstance(word, Said) else []
+        while not isinstance(word := await self.hear(), AgentReady):
+            numbers += [word.seq] if isinstance(word, Envelope) else []
         return numbers
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -59,14 +59,14 @@ def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
         )  # fmt: skip
 
     async def play() -> None:
-        links = Links(config.job, TOKEN, ("node-0",))
+        links = AgentConnections(config.job, TOKEN, ("node-0",))
         context = connection.server_context(folder / "certificate.pem", folder / "key.pem")
         port = await links.listen(context, "127.0.0.1", 0)
         own = JobDir(folder).node("node-0")
         own.mkdir(parents=True)
         (own / "endpoint").write_text(f"127.0.0.1:{port}\n")
         JobDir(folder).endpoint.write_text("127.0.0.1:9")  # as the submit machine has it
-        contact = Contact(config, hello, lambda order: None)
+        contact = SupervisorLink(config, hello, lambda order: None)
         keeping = asyncio.create_task(contact.keep())
         try:
             await act(Pair(contact, links))
@@ -87,7 +87,7 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
         before_s = contact.proved_at
         contact.beat(1, (), -1)
         sent_s = time.monotonic()
-        assert isinstance(await pair.hear(), Said)
+        assert isinstance(await pair.hear(), Envelope)
         assert contact.proved_at == before_s, "that it arrived is not known yet"
         pair.links.send("node-0", m.Ack(0, 1))
         await pair.until(lambda: contact.proved_at > before_s)
@@ -100,15 +100,15 @@ def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Pa
     async def act(pair: Pair) -> None:
         await pair.greeted()
         pair.contact.report(m.Stopped(1, "asked"))
-        assert isinstance(await pair.hear(), Said)
+        assert isinstance(await pair.hear(), Envelope)
         for _ in range(2):
             pair.links.drop("node-0")
-            assert await pair.hear() == Down("node-0")
+            assert await pair.hear() == AgentDropped("node-0")
             assert await pair.greeted() == [1]
         pair.links.send("node-0", m.Ack(1, 0))
         await pair.until(lambda: not pair.contact.owes)
         pair.links.drop("node-0")
-        assert await pair.hear() == Down("node-0")
+        assert await pair.hear() == AgentDropped("node-0")
         assert await pair.greeted() == []
 
     _play(tmp_path, act)

@@ -110,7 +110,7 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
     for draft in (old, new):
         draft.mkdir()
     os.utime(old, (1e9, 1e9))
-    said = cleanup.tidy([Job(ended), Job(running)])
+    said = cleanup.clean_local([Job(ended), Job(running)])
     assert said == ("tidied 1 ended job, removed 1 cut off submit", {})
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
     assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
@@ -121,7 +121,7 @@ def test_tidy_says_what_is_left_and_why(tmp_path: Path) -> None:
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     with unprivileged(tmp_path):
         job.root.chmod(0o555)
-        said, left = cleanup.tidy([Job(job)])
+        said, left = cleanup.clean_local([Job(job)])
         deleted, undeleted = cleanup.delete([Job(job)])
         job.root.chmod(0o755)
     assert (said, deleted) == ("", "")
@@ -139,7 +139,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     monkeypatch.setattr(keeper, "sweep", lambda job, node: [4711])
-    said, left = cleanup.tidy([Job(job)])
+    said, left = cleanup.clean_local([Job(job)])
     assert said == "" and "process 4711" in left[job.id].lines()[0]
     assert (job.root / "nodes" / "node-0").exists()
 
@@ -148,7 +148,7 @@ def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     job.plan.write_text("{")
-    assert cleanup.tidy([Job(job)])[0].startswith("tidied 1 ended job")
+    assert cleanup.clean_local([Job(job)])[0].startswith("tidied 1 ended job")
 
 
 def test_only_jobs_that_ended_long_enough_ago_are_deleted(tmp_path: Path) -> None:

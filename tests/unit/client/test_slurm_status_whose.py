@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
-from orchestrator.core.slurm.queue import Queue
+from orchestrator.core.slurm.queue import SlurmQueue
 from tests.support.fake_slurm import CONFIG, FAILED, PENDING, RUNNING, SHOWN, FakeSlurm, asked, job
 
 pytestmark = pytest.mark.slow
@@ -19,7 +19,7 @@ def test_a_job_of_another_cluster_is_not_mistaken_for_one_of_this(slurm: FakeSlu
     folder = job(tmp_path, "7")
     slurm_status.note_cluster(folder)
     slurm.says("scontrol.config", CONFIG.format("other"))
-    slurm_status.QUEUE = Queue()
+    slurm_status.QUEUE = SlurmQueue()
     status = Job(folder).status()
     assert (
         status["queue"]["silent"]

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import requests
-from orchestrator.core.slurm.queue import Queue
+from orchestrator.core.slurm.queue import SlurmQueue
 from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
 from tests.support.fake_slurm import PENDING, RUNNING, FakeSlurm, job, tell
@@ -26,7 +26,7 @@ def test_while_slurm_is_silent_its_last_word_stands_also_for_other_commands(
     slurm.queue(RUNNING)
     Job(folder).status()
     slurm.down()
-    slurm_status.QUEUE = Queue(lambda: os.environ)  # as another command begins
+    slurm_status.QUEUE = SlurmQueue(lambda: os.environ)  # as another command begins
     os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
     told = Job(folder).status()["queue"]
     assert (told["state"], told["nodes"]) == ("RUNNING", "node[1-2]")
@@ -40,7 +40,7 @@ def test_a_supervisors_later_word_counts_more_than_what_slurm_said_before_it_fel
     slurm.queue(PENDING)
     assert Job(folder).status()["state"] == "QUEUED"
     slurm.down()
-    slurm_status.QUEUE = Queue(lambda: os.environ)
+    slurm_status.QUEUE = SlurmQueue(lambda: os.environ)
     os.utime(folder.queue_said, (time.time() - 90.0,) * 2)
     tell(folder, "RUNNING", step=12)
     assert Job(folder).status()["state"] == "RUNNING"

@@ -22,7 +22,7 @@ from orchestrator.core import observations
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor.journal.journal_file import Journal, read, tail
-from orchestrator.supervisor.request_inbox import Requests
+from orchestrator.supervisor.request_inbox import RequestInbox
 from orchestrator.views import cells
 from orchestrator.views import stacks as stack_view
 from tests.support import folders, golden, jobs
@@ -38,26 +38,26 @@ READS = ("dataset.py:31 read", "train.py:88 load_batch", "train.py:120 main")
 Answer = Callable[[int, int], list[News]]
 
 
-def _look(rank: int, doing: observations.Doing, **more: Any) -> observations.RankLook:
+def _look(rank: int, doing: observations.Activity, **more: Any) -> observations.RankInspection:
     plain: dict[str, Any] = {
         "rank": rank, "pid": 5000 + rank, "state": "S", "doing": doing, "still_s": 3.04, "where": "train.py:97 train_step",
         "why": "in all_reduce #9,655 (default group)", "certain": False, "ends_s": None, "phase": "train", "stack": WAITS,
         "collectives": (GROUP,), "groups": (), "marks": (), "lacks": ("py-spy is not installed: no native frames",),
     }  # fmt: skip
-    return observations.RankLook(**{**plain, **more})
+    return observations.RankInspection(**{**plain, **more})
 
 
 READER = _look(
-    2, observations.Doing.BLOCKED, where="train.py:88 load_batch", why="in read() of data/shard-17.bin, a FIFO that nobody writes",
+    2, observations.Activity.BLOCKED, where="train.py:88 load_batch", why="in read() of data/shard-17.bin, a FIFO that nobody writes",
     certain=True, stack=READS, collectives=(),
 )  # fmt: skip
 
 
-def _looked(look: int, *nodes: int, doing: observations.Doing = observations.Doing.WAITS) -> list[News]:
+def _looked(look: int, *nodes: int, doing: observations.Activity = observations.Activity.WAITS) -> list[News]:
     """Both nodes were asked for a look, and these have answered."""
-    told: list[News] = [d.Look(20.0, "somebody asked", 1, f"node-{n}", look) for n in (0, 1)]
+    told: list[News] = [d.Inspect(20.0, "somebody asked", 1, f"node-{n}", look) for n in (0, 1)]
     ranks = {0: (_look(0, doing), _look(1, doing)), 1: (READER, _look(3, doing))}
-    return [*told, *(e.Looked(20.5, f"node-{n}", 1, look, ranks[n]) for n in nodes)]
+    return [*told, *(e.Inspected(20.5, f"node-{n}", 1, look, ranks[n]) for n in nodes)]
 
 
 @contextmanager
@@ -69,7 +69,7 @@ def _supervised(job: JobDir, answer: Answer) -> Iterator[list[int]]:
     def work() -> None:
         entries = list(read(job.journal))
         journal = Journal(job.journal, "boot", entries[-1].n)
-        folder = Requests(job.requests)
+        folder = RequestInbox(job.requests)
         while not stop.is_set():
             for one in folder.since(asked[-1] if asked else 0, 20.0):
                 asked.append(one.request)
@@ -93,7 +93,7 @@ def _status(job: JobDir) -> dict[str, Any]:
 
 def test_the_answers_of_all_nodes_are_one_object_with_the_ranks_in_order(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
-    with _supervised(job, lambda number, n: [e.LookAsked(20.0, number), *_looked(n, 1, 0)]) as asked:
+    with _supervised(job, lambda number, n: [e.InspectRequested(20.0, number), *_looked(n, 1, 0)]) as asked:
         taken = stacks.stacks(job, _status(job))
     assert asked == [1], "one look tells, where it tells what ranks do"
     assert [rank["rank"] for rank in taken["ranks"]] == [0, 1, 2, 3]
@@ -110,8 +110,8 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
     job = folders.make(tmp_path, RUNNING)
 
     def answer(number: int, n: int) -> list[News]:
-        seen = observations.Doing.UNSEEN if n == 1 else observations.Doing.WAITS
-        return [e.LookAsked(20.0, number), *_looked(n, 0, 1, doing=seen)]
+        seen = observations.Activity.UNSEEN if n == 1 else observations.Activity.WAITS
+        return [e.InspectRequested(20.0, number), *_looked(n, 0, 1, doing=seen)]
 
     with _supervised(job, answer) as asked:
         taken = stacks.stacks(job, _status(job))
@@ -122,9 +122,9 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
 
 def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
     job = folders.make(tmp_path, [*RUNNING, *_looked(1, 0, 1)])
-    late = [e.Looked(20.5, "node-0", 1, 1, ())]
+    late = [e.Inspected(20.5, "node-0", 1, 1, ())]
     with (
-        _supervised(job, lambda number, n: [*late, e.LookAsked(20.0, number), *late]),
+        _supervised(job, lambda number, n: [*late, e.InspectRequested(20.0, number), *late]),
         pytest.raises(ClusterError, match="no rank of it was left to look at"),
     ):
         stacks.stacks(job, _status(job), 0.1)
@@ -132,7 +132,7 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
 
 def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_path: Path) -> None:
     job = folders.make(tmp_path, RUNNING)
-    with _supervised(job, lambda number, n: [e.LookAsked(20.0, number), *_looked(n, 0)]):
+    with _supervised(job, lambda number, n: [e.InspectRequested(20.0, number), *_looked(n, 0)]):
         taken = stacks.stacks(job, _status(job), 0.1)
     assert (taken["unanswered"], [rank["rank"] for rank in taken["ranks"]]) == (["node-1"], [0, 1])
     assert "no answer from node-1" in cells.plain(stack_view.stacks(taken))
@@ -149,7 +149,7 @@ def test_who_does_not_answer_is_named(tmp_path: Path, said: list[News], what: st
     job = folders.make(tmp_path, RUNNING)
 
     def answer(number: int, n: int) -> list[News]:
-        return [e.LookAsked(20.0, number), *said] if said else []
+        return [e.InspectRequested(20.0, number), *said] if said else []
 
     with _supervised(job, answer), pytest.raises(ClusterError, match=what) as told:
         stacks.stacks(job, _status(job), 0.1)
@@ -185,8 +185,8 @@ def test_a_line_of_the_journal_that_is_still_being_written_is_read_later(tmp_pat
 
 
 def _taken() -> dict[str, Any]:
-    ranks: list[observations.RankLook] = [
-        *(_look(rank, observations.Doing.WAITS) for rank in (0, 1, 3, 4, 5, 6, 7)),
+    ranks: list[observations.RankInspection] = [
+        *(_look(rank, observations.Activity.WAITS) for rank in (0, 1, 3, 4, 5, 6, 7)),
         READER,
     ]
     nodes = {rank: f"gpu{rank // 4:02d}" for rank in range(8)}
@@ -203,7 +203,7 @@ def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
 
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
-    look = _look(0, observations.Doing.WORKS, where="train.py:3 <module>", stack=deep)
+    look = _look(0, observations.Activity.WORKS, where="train.py:3 <module>", stack=deep)
     assert stack_groups.frames(look) == ("train.py:3 <module>", *deep)
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
     assert "\n  train.py:3 <module>\n  inside: lazy.py:0 load < lazy.py:1 load" in text
@@ -211,7 +211,7 @@ def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it(
 
 def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     where = f"{READS[1]} (DataLoader of the main thread)"
-    assert stack_groups.frames(_look(0, observations.Doing.WORKS, where=where, stack=READS)) == (
+    assert stack_groups.frames(_look(0, observations.Activity.WORKS, where=where, stack=READS)) == (
         where,
         READS[0],
         READS[2],
@@ -225,7 +225,7 @@ def test_only_the_wanted_ranks_are_shown() -> None:
 
 def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
     works = _look(
-        0, observations.Doing.WORKS, why="", where="", stack=(), collectives=(), lacks=(), still_s=0.0
+        0, observations.Activity.WORKS, why="", where="", stack=(), collectives=(), lacks=(), still_s=0.0
     )
     taken = {**_taken(), "ranks": [stacks.rank_json(works, "gpu00")]}
     assert "rank 0 on gpu00: working\n" in cells.plain(stack_view.stacks(taken))
@@ -233,7 +233,7 @@ def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
 
 def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
     one, other = (
-        _look(rank, observations.Doing.WAITS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05))
+        _look(rank, observations.Activity.WAITS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05))
     )
     alike = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(one, "gpu00")]}
     assert ", GPU 100% busy\n" in cells.plain(stack_view.stacks(alike))

@@ -63,7 +63,7 @@ def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
         path = job.secrets / name
         path.write_text(TORN[damage](path.read_text()))
     with pytest.raises(ClusterError) as told:
-        translation.private(job)
+        translation.read_secrets(job)
     assert told.value.fix and told.value.where.startswith(str(job.secrets))
     assert entry.main(["supervise", str(job.root)]) == guard.UNFIT
     (line,) = capfd.readouterr().err.splitlines()

@@ -14,19 +14,21 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor import translation
-from orchestrator.supervisor.agent_connections import Links
-from orchestrator.supervisor.executor import Deeds
-from orchestrator.supervisor.transfers.transfers import Ferry
+from orchestrator.supervisor.agent_connections import AgentConnections
+from orchestrator.supervisor.executor import Executor
+from orchestrator.supervisor.transfers.transfers import Transfers
 from tests.support import jobs
 from tests.support.fake_backend import SECRET, Backend
 
 OLD, NEW = "127.0.0.1:4000", "127.0.0.1:4001"
 
 
-def _deeds(job: JobDir, backend: Backend) -> Deeds:
+def _deeds(job: JobDir, backend: Backend) -> Executor:
     plan = jobs.plan()
-    links, ferry = Links(plan.id, "token", ()), Ferry(job, plan, None, lambda: "")
-    return Deeds(job, plan, translation.Private("token", "", {}, {"HF_TOKEN": SECRET}), backend, links, ferry)
+    links, ferry = AgentConnections(plan.id, "token", ()), Transfers(job, plan, None, lambda: "")
+    return Executor(
+        job, plan, translation.JobSecrets("token", "", {}, {"HF_TOKEN": SECRET}), backend, links, ferry
+    )
 
 
 def _refuse(fd: int) -> None:
@@ -62,6 +64,6 @@ def test_what_a_backend_says_of_a_node_is_masked(tmp_path: Path) -> None:
     failed, gone = deeds.look(brain.facts, 2.0)
     masked = "its last words: no access with ***"
     assert isinstance(failed, e.LaunchFailed) and failed.reason == masked
-    assert gone == e.AgentGone(2.0, "node-0", masked)
+    assert gone == e.AgentDied(2.0, "node-0", masked)
     assert set(deeds.reasons(brain.facts).values()) == {masked}
     deeds.close()

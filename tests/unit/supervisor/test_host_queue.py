@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.supervisor.host_queue import LOOK_S, Queue
+from orchestrator.supervisor.host_queue import LOOK_S, HostQueue
 
 
 class Waiting:
     """A job that waits for hosts, as its supervisor sees the queue; the first look draws its ticket."""
 
     def __init__(self, home: Path, job_id: str, hosts: str, at: float) -> None:
-        self.queue = Queue(JobDir(home / "jobs" / job_id), hosts.split(), at)
+        self.queue = HostQueue(JobDir(home / "jobs" / job_id), hosts.split(), at)
         self.now_s = 0.0
         self.ahead()
 

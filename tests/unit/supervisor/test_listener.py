@@ -76,12 +76,12 @@ def test_of_a_flood_so_many_stay_and_an_agent_gets_in_and_stays_in(
     async def act(place: Place) -> None:
         first = await place.agent()
         flood = [await _knock(place, words) for _ in range(100)]
-        assert place.links.send("node-0", m.Leave())
-        assert await first.receive() == ({"kind": "Leave"}, b"")
+        assert place.links.send("node-0", m.Dismiss())
+        assert await first.receive() == ({"kind": "Dismiss"}, b"")
         second = await place.agent()  # while they stay
         assert sum(map(_is_open, flood)) <= 8
-        assert place.links.send("node-0", m.Leave())
-        assert await second.receive() == ({"kind": "Leave"}, b"")
+        assert place.links.send("node-0", m.Dismiss())
+        assert await second.receive() == ({"kind": "Dismiss"}, b"")
         for sock in flood:
             sock.close()
 

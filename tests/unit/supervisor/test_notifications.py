@@ -19,7 +19,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Facts
 from orchestrator.core.mask import Mask
 from orchestrator.supervisor import notifications
-from orchestrator.supervisor.notifications import Courier, Notifier, post, run_command
+from orchestrator.supervisor.notifications import DeliveryThread, Notifier, post, run_command
 from tests.support import jobs
 
 SECRET = "hf_0123456789abcdef"
@@ -101,8 +101,8 @@ def _judge() -> d.Judge:
     ("decision", "words"),
     [
         (_judge(), ("hang", "verdict")),
-        (d.Notice(13.0, "why", 1, HANG), ("notice",)),
-        (d.Withdraw(13.0, "it moves", 1), ("withdrawn",)),
+        (d.Alert(13.0, "why", 1, HANG), ("notice",)),
+        (d.ResolveAlert(13.0, "it moves", 1), ("withdrawn",)),
         (d.BeginAttempt(0.0, "submitted", 1, None), ()),
         (d.BeginAttempt(0.0, "restart after crash", 2, None), ("restart",)),
         (d.EndJob(0.0, "why", 1, d.JobEnd.FAILED), ("failed",)),
@@ -162,7 +162,7 @@ def test_only_the_occasions_that_were_asked_for_are_told(tmp_path: Path) -> None
     out = tmp_path / "told"
     notifier = _notifier(tmp_path, command=f"echo $ORCH_NOTIFY_EVENT >> {out}", on=["failed", "verdict"])
     for decision in (
-        _judge(), d.Notice(13.0, "why", 1, HANG), d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED),
+        _judge(), d.Alert(13.0, "why", 1, HANG), d.EndJob(14.0, "hang", 1, d.JobEnd.FAILED),
     ):  # fmt: skip
         notifier.tell(decision, _facts(), AT)
     _until(lambda: not notifier.is_busy, "the command")
@@ -294,7 +294,7 @@ def test_telling_returns_at_once_and_too_many_notes_are_dropped_with_a_word() ->
         go.wait(WAIT_S_MAX)
         return ""
 
-    courier = Courier("url", deliver, said.append)
+    courier = DeliveryThread("url", deliver, said.append)
     began_s = time.monotonic()
     for _ in range(notifications.WAITING_MAX + 5):
         courier.take(NOTE)
@@ -312,7 +312,7 @@ def test_whatever_a_delivery_runs_into_is_a_line_and_the_next_one_is_tried() -> 
         tried.append(note["event"])
         raise ZeroDivisionError("oops")
 
-    courier = Courier("url", deliver, said.append)
+    courier = DeliveryThread("url", deliver, said.append)
     courier.take(NOTE)
     courier.take(NOTE)
     _until(lambda: not courier.is_busy, "the deliveries")

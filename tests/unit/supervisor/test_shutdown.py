@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Link
+from orchestrator.brain.model.facts import AgentState
 from orchestrator.core import observations
 from orchestrator.supervisor import shutdown
 from tests.support.brain_story import Story
@@ -17,7 +17,7 @@ def _left(*events: e.Event) -> tuple[str, ...]:
         story.hear(event)
     facts.ended_at = 100.0
     for node in facts.nodes.values():
-        node.link = Link.ABSENT if node.link is Link.LAUNCHING else node.link
+        node.link = AgentState.ABSENT if node.link is AgentState.LAUNCHING else node.link
     return shutdown.unreached(facts, 101.0)
 
 
@@ -39,30 +39,30 @@ def test_what_still_comes_home_is_waited_for_but_not_for_ever() -> None:
 def test_a_host_whose_agent_could_not_be_dismissed_is_tried_for_a_while() -> None:
     story = Story(hosts=2)
     facts = story.brain.facts
-    story.hear(story.up(0), e.AgentSilent(0.0, "n0"))
+    story.hear(story.up(0), e.AgentDisconnected(0.0, "n0"))
     facts.ended_at = 100.0
-    facts.nodes["n1"].link = Link.ABSENT
+    facts.nodes["n1"].link = AgentState.ABSENT
     assert shutdown.unreached(facts, 100.0 + shutdown.LINGER_S_MAX) == ("n0",)
     assert shutdown.unreached(facts, 100.1 + shutdown.LINGER_S_MAX) == ()
 
 
 def test_one_that_is_still_coming_up_is_waited_for_too() -> None:
     facts = Story(hosts=1).brain.facts
-    facts.ended_at, facts.nodes["n0"].link = 100.0, Link.LAUNCHING
+    facts.ended_at, facts.nodes["n0"].link = 100.0, AgentState.LAUNCHING
     assert shutdown.unreached(facts, 101.0) == ("n0",)
 
 
 def test_an_agent_that_was_told_to_leave_is_waited_for_until_it_says_that_it_does() -> None:
     ahead = e.QueueSeen(0.0, ("job-1",))  # so it is dismissed
     assert _left(ahead) == ("n0",)
-    assert _left(ahead, e.AgentSilent(0.0, "n0")) == ("n0",)
-    assert _left(ahead, e.AgentSilent(0.0, "n0", left=True)) == ()
+    assert _left(ahead, e.AgentDisconnected(0.0, "n0")) == ("n0",)
+    assert _left(ahead, e.AgentDisconnected(0.0, "n0", left=True)) == ()
 
 
 def test_an_agent_that_could_not_be_reached_again_may_still_be_there() -> None:
     silent, failed = (
-        e.AgentSilent(0.0, "n0"),
-        e.LaunchFailed(0.0, "n0", "connect", "no", observations.Trouble.PASSING),
+        e.AgentDisconnected(0.0, "n0"),
+        e.LaunchFailed(0.0, "n0", "connect", "no", observations.Retryable.PASSING),
     )
     assert _left(silent, failed) == ("n0",)
-    assert _left(silent, failed, e.AgentGone(0.0, "n0", "the host was restarted")) == ()
+    assert _left(silent, failed, e.AgentDied(0.0, "n0", "the host was restarted")) == ()

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Facts, Link, News
+from orchestrator.brain.model.facts import AgentState, Facts, News
 from orchestrator.core.jobdir import status_file
 from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor.journal.planned import planned
@@ -38,7 +38,7 @@ VERDICT: dict[str, Any] = {
     "kind": str, "ranks": list, "node": str, "summary": str, "evidence": list, "detected_s": NUMBER,
 }  # fmt: skip
 
-CANCELLED: list[News] = [*jobs.submitted(), *jobs.running(1, 1.0, 7), e.CancelAsked(5.0, 1)]
+CANCELLED: list[News] = [*jobs.submitted(), *jobs.running(1, 1.0, 7), e.CancelRequested(5.0, 1)]
 CRASHED: list[News] = [*jobs.submitted(), *jobs.running(1, 1.0, 7), *jobs.crash(1, 5.0, 8, 8)]
 TALES: dict[str, list[News]] = {
     "STARTING": jobs.submitted(),
@@ -133,7 +133,9 @@ def test_the_exit_of_a_rank_is_its_code_or_its_signal_below_zero() -> None:
 
 
 def test_a_stopped_rank_is_named_as_the_reason() -> None:
-    beat = e.Beat(6.0, "node-0", 1, (e.RankBeat(0, 7, "S", 1, 1.0), e.RankBeat(1, 7, "T", 1, 1.0)))
+    beat = e.Heartbeat(
+        6.0, "node-0", 1, (e.RankHeartbeat(0, 7, "S", 1, 1.0), e.RankHeartbeat(1, 7, "T", 1, 1.0))
+    )
     status = _status([*TALES["RUNNING"], beat])
     assert status["ranks"][1]["state"] == "stopped"
     assert status["reason"] == "rank 1 stands still (state T or Z)"
@@ -144,7 +146,7 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
     for one in CRASHED[:-1]:  # nothing was heard of what is left on node-1
         fold(facts, one)
     assert "none is started" not in status_object.reason(facts)
-    facts.nodes["node-1"].link = Link.SILENT
+    facts.nodes["node-1"].link = AgentState.SILENT
     assert status_object.reason(facts).endswith("; until no rank is left on node-1, none is started")
     assert facts.limits is not None
     facts.limits = dataclasses.replace(facts.limits, fence_s=36.0)
@@ -183,7 +185,7 @@ def test_a_job_without_steps_restarts_when_its_ranks_run() -> None:
 
 def test_a_suspicion_that_nothing_was_done_about_is_told() -> None:
     verdict = d.Verdict(d.Kind.HANG, (), "", "no progress for 60 s", (), "hang", 7, 4.0, True)
-    told = jobs.told([*TALES["RUNNING"], d.Notice(64.0, "hang", 1, verdict)])
+    told = jobs.told([*TALES["RUNNING"], d.Alert(64.0, "hang", 1, verdict)])
     assert told["attempts"][0]["notices"] == ["no progress for 60 s"]
 
 
@@ -195,10 +197,10 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
     for number in range(1, 5):
         for node in (0, 1):
             beats = tuple(
-                e.RankBeat(r, 20 + number, "S", 0, 0.0, own_s=(0.18 if r == 3 else 0.1) + number * 1e-6)
+                e.RankHeartbeat(r, 20 + number, "S", 0, 0.0, own_s=(0.18 if r == 3 else 0.1) + number * 1e-6)
                 for r in (2 * node, 2 * node + 1)
             )
-            fold(facts, e.Beat(10.0 * number, f"node-{node}", 1, beats))
+            fold(facts, e.Heartbeat(10.0 * number, f"node-{node}", 1, beats))
     slow = status_object.status(jobs.plan(), facts, jobs.moment(41.0), {})["stragglers"]
     assert [(one["rank"], one["node"], one["factor"], one["since_step"]) for one in slow] == [
         (3, "node-1", 1.8, 21)

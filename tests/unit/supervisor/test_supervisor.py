@@ -37,7 +37,7 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
     async def act(node: Node) -> None:
         await node.greet()
         await node.run(1)
-        node.say(m.Beat(1, 1, (m.RankBeat(0, 5, "S", 0, 0.0, None),), -1))
+        node.say(m.Heartbeat(1, 1, (m.RankHeartbeat(0, 5, "S", 0, 0.0, None),), -1))
         node.report(m.CheckpointFound(1, path, 5))
         node.report(CRASH)
         node.say(CRASH, node.seq)  # again, as after a broken line
@@ -46,7 +46,7 @@ def test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled(tm
         start = await node.run(2)
         assert start.ranks[0].env["ORCH_RESUME_FROM"] == path
         requests.ask(node.job.requests, "look")
-        assert await node.order() == m.Look(2, 1)
+        assert await node.order() == m.Inspect(2, 1)
         requests.ask(node.job.requests, "cancel")
         assert (await node.order(), node.acked) == (m.Stop(2, 77.0), m.Ack(node.seq, 1))
         node.report(m.Stopped(2, "asked"))
@@ -93,15 +93,15 @@ def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
 
     async def act(node: Node) -> None:
         await node.greet(ships=True)
-        assert await node.order() == m.Have({})
+        assert await node.order() == m.ResumeOffsets({})
         await node.run(1)
         node.say(m.Chunk(LOG, 0), raw=b"step 1\n")
-        assert await node.order() == m.Got(7)
+        assert await node.order() == m.ChunkAck(7)
         node.say(m.Chunk(LOG, 100), raw=b"step 9\n")
         with pytest.raises(LineError):
             await node.order()
         await node.greet(ships=True, running=1)
-        assert await node.order() == m.Have({LOG: 7})
+        assert await node.order() == m.ResumeOffsets({LOG: 7})
         requests.ask(node.job.requests, "cancel")
         assert isinstance(await node.order(), m.Stop)
         node.report(m.Stopped(1, "asked"))

@@ -14,12 +14,12 @@ from orchestrator.client.log_reader import LogLine, LogQuery
 from orchestrator.core.mask import Mask
 from orchestrator.views.logs import (
     FOLD_LINES_MAX,
-    Folded,
-    Folding,
+    Deduplicator,
     LogStyle,
     LogView,
+    ShownLine,
     clean,
-    fold,
+    deduplicated,
     rank_ranges,
     style_of,
 )
@@ -38,41 +38,44 @@ def line(
     return LogLine(time_ns=at_ms * MS, attempt=attempt, rank=rank, text=text, node=node)
 
 
-def brief(folded: list[Folded]) -> list[tuple[str, tuple[int, ...]]]:
+def brief(folded: list[ShownLine]) -> list[tuple[str, tuple[int, ...]]]:
     return [(item.line.text, item.ranks) for item in folded]
 
 
-def shown(style: LogStyle, *items: Folded, secrets: tuple[str, ...] = ()) -> list[str]:
+def shown(style: LogStyle, *items: ShownLine, secrets: tuple[str, ...] = ()) -> list[str]:
     view = LogView(style, Mask(secrets))
     return [text for item in items for text in view.lines(item)]
 
 
 def test_identical_lines_of_several_ranks_become_one() -> None:
     lines = [line(rank, text) for rank in (2, 0, 1) for text in ("A", "B", "A")]
-    assert brief(list(fold(lines))) == [("A", (0, 1, 2)), ("B", (0, 1, 2)), ("A", (0, 1, 2))]
+    assert brief(list(deduplicated(lines))) == [("A", (0, 1, 2)), ("B", (0, 1, 2)), ("A", (0, 1, 2))]
 
 
 def test_a_rank_s_own_repetition_is_never_folded() -> None:
-    assert brief(list(fold([line(0, "A"), line(0, "A"), line(1, "A")]))) == [("A", (0, 1)), ("A", (0,))]
+    assert brief(list(deduplicated([line(0, "A"), line(0, "A"), line(1, "A")]))) == [
+        ("A", (0, 1)),
+        ("A", (0,)),
+    ]
 
 
 def test_a_line_is_not_folded_across_what_its_rank_said_before() -> None:
     lines = [line(0, "X"), line(0, "Y"), line(1, "Y"), line(1, "X")]
-    assert brief(list(fold(lines))) == [("X", (0,)), ("Y", (0, 1)), ("X", (1,))]
+    assert brief(list(deduplicated(lines))) == [("X", (0,)), ("Y", (0, 1)), ("X", (1,))]
 
 
 def test_lines_further_apart_than_the_window_stay_apart() -> None:
-    assert brief(list(fold([line(0, "A"), line(1, "A", at_ms=499)]))) == [("A", (0, 1))]
-    assert brief(list(fold([line(0, "A"), line(1, "A", at_ms=500)]))) == [("A", (0,)), ("A", (1,))]
+    assert brief(list(deduplicated([line(0, "A"), line(1, "A", at_ms=499)]))) == [("A", (0, 1))]
+    assert brief(list(deduplicated([line(0, "A"), line(1, "A", at_ms=500)]))) == [("A", (0,)), ("A", (1,))]
 
 
 def test_attempts_and_node_logs_are_not_folded() -> None:
     lines = [line(0, "A"), line(None, "A", node="n1"), line(None, "A", node="n2"), line(1, "A", attempt=2)]
-    assert brief(list(fold(lines))) == [("A", (0,)), ("A", ()), ("A", ()), ("A", (1,))]
+    assert brief(list(deduplicated(lines))) == [("A", (0,)), ("A", ()), ("A", ()), ("A", (1,))]
 
 
 def test_a_followed_line_is_released_when_its_window_is_over() -> None:
-    folding = Folding(window_ns=500 * MS)
+    folding = Deduplicator(window_ns=500 * MS)
     assert list(folding.add(line(0, "A", at_ms=1000))) == []
     assert list(folding.ready(1499 * MS)) == []
     assert list(folding.add(line(1, "A", at_ms=1400))) == []
@@ -81,7 +84,7 @@ def test_a_followed_line_is_released_when_its_window_is_over() -> None:
 
 
 def test_what_waits_to_be_folded_is_bounded() -> None:
-    folding = Folding()
+    folding = Deduplicator()
     released = [item for number in range(3 * FOLD_LINES_MAX) for item in folding.add(line(0, f"{number}"))]
     assert len(released) == 2 * FOLD_LINES_MAX
     released += [item for number in range(300) for item in folding.add(line(0, "x" * 100_000 + f"{number}"))]
@@ -99,7 +102,7 @@ def test_folding_loses_nothing_and_keeps_every_rank_s_order(seed: int) -> None:
         rank = dice.choice((0, 1, 2, 3, None))
         node = "n1" if rank is None else None
         lines.append(line(rank, dice.choice("ABC"), at_ms=at_ms, node=node, attempt=1 + at_ms // 8_000))
-    folded = list(fold(lines))
+    folded = list(deduplicated(lines))
     for rank in range(4):
         said = [(item.attempt, item.text) for item in lines if item.rank == rank]
         assert [(item.line.attempt, item.line.text) for item in folded if rank in item.ranks] == said
@@ -108,10 +111,10 @@ def test_folding_loses_nothing_and_keeps_every_rank_s_order(seed: int) -> None:
 
 def test_each_line_is_under_its_ranks_name() -> None:
     items = (
-        Folded(line(2, "hello"), (2,)),
-        Folded(line(0, "same"), (0, 1, 2, 3)),
-        Folded(line(None, "setup", node="node-1"), ()),
-        Folded(line(0, "back", attempt=2), (0,)),
+        ShownLine(line(2, "hello"), (2,)),
+        ShownLine(line(0, "same"), (0, 1, 2, 3)),
+        ShownLine(line(None, "setup", node="node-1"), ()),
+        ShownLine(line(0, "back", attempt=2), (0,)),
     )
     assert shown(PLAIN, *items) == [
         "[rank 2] hello",
@@ -125,12 +128,12 @@ def test_each_line_is_under_its_ranks_name() -> None:
 
 def test_many_scattered_ranks_do_not_fill_the_line() -> None:
     ranks = tuple(range(0, 1_000, 2))
-    assert shown(PLAIN, Folded(line(0, "same"), ranks)) == ["[ranks 0,2,4,6,… ×500] same"]
+    assert shown(PLAIN, ShownLine(line(0, "same"), ranks)) == ["[ranks 0,2,4,6,… ×500] same"]
 
 
 def test_a_rank_keeps_its_own_colour() -> None:
     view = LogView(COLOUR, Mask(()))
-    prefixes = [view.lines(Folded(line(rank, "x"), (rank,)))[0] for rank in (0, 1, 0)]
+    prefixes = [view.lines(ShownLine(line(rank, "x"), (rank,)))[0] for rank in (0, 1, 0)]
     assert prefixes[0] == prefixes[2] != prefixes[1]
     assert prefixes[0].startswith("\x1b[36m[rank 0]\x1b[0m")
 
@@ -184,7 +187,10 @@ def test_colours_of_a_log_are_kept_where_colours_are_shown_and_do_not_run_on() -
 
 def test_what_would_not_be_seen_is_shown_to_people_and_left_as_it_is_in_files() -> None:
     text = "loss 3 \u202e5.0\u2066 na\u200bn \u05d0\u05d1 1\u00a0000 \U0001f468\u200d\U0001f469"
-    (seen,), (kept,) = shown(TERMINAL, Folded(line(1, text), (1,))), shown(BARE, Folded(line(1, text), (1,)))
+    (seen,), (kept,) = (
+        shown(TERMINAL, ShownLine(line(1, text), (1,))),
+        shown(BARE, ShownLine(line(1, text), (1,))),
+    )
     assert kept == text
     assert seen.endswith(
         "loss 3 \\u202e5.0\\u2066 na\\u200bn \u05d0\u05d1 1\u00a0000 \U0001f468\u200d\U0001f469"
@@ -250,5 +256,5 @@ def test_a_value_too_short_to_hide_is_left_alone(values: list[str]) -> None:
 
 
 def test_a_secret_broken_up_by_escapes_stays_hidden() -> None:
-    item = Folded(line(0, "key sec\x1b[0mret1 and s\x07cret22"), (0,))
+    item = ShownLine(line(0, "key sec\x1b[0mret1 and s\x07cret22"), (0,))
     assert shown(BARE, item, secrets=("secret1", "s\x07cret22")) == ["key *** and ***"]

@@ -38,7 +38,7 @@ FOUND = d.Verdict(
     waiting="ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago; rank 2 never entered it",
 )  # fmt: skip
 BEFORE = dataclasses.replace(FOUND, since_s=20.0)
-GONE_ON = d.Withdraw(40.0, "step 1,201 was made", 1)
+GONE_ON = d.ResolveAlert(40.0, "step 1,201 was made", 1)
 AFTER = [*jobs.stopped(1, 66.1), jobs.again(2, 67.0, d.Checkpoint(jobs.CKPT, 20)), *jobs.running(2, 67.1, 1)]
 DESYNC = d.Verdict(
     d.Kind.DESYNC, (2,), "node-1", "rank 2 on node-1 entered 1 collective fewer than its peers from step 41 on",
@@ -85,7 +85,7 @@ WHY: dict[str, list[News]] = {
     "hang": [*RUNNING, d.Judge(66.0, HANG.summary, 1, HANG), *jobs.stopped(1, 66.1)],
     "hang-found": [
         *RUNNING,
-        d.Notice(30.0, BEFORE.summary, 1, BEFORE),
+        d.Alert(30.0, BEFORE.summary, 1, BEFORE),
         GONE_ON,
         d.Judge(66.0, FOUND.summary, 1, FOUND),
         *AFTER,
@@ -96,7 +96,7 @@ WHY: dict[str, list[News]] = {
         d.Judge(2.0, SETUP.summary, 1, SETUP),
         jobs.end(1, 2.1, d.JobEnd.FAILED, f"launch: {SETUP.summary}"),
     ],
-    "cancelled": [*RUNNING, e.CancelAsked(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")],
+    "cancelled": [*RUNNING, e.CancelRequested(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")],
     "succeeded": [*RUNNING, jobs.end(1, 9.0, d.JobEnd.SUCCEEDED, "every rank exited with code 0")],
 }  # fmt: skip
 
@@ -157,8 +157,12 @@ def test_why_an_allocation_was_taken_away_is_said_once() -> None:
 
 
 def test_an_attempt_that_was_cancelled_stays_so_when_the_job_has_gone_on_since() -> None:
-    news = [*RUNNING, e.CancelAsked(6.0, 1), jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user")]
-    news += [e.ResumeAsked(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
+    news = [
+        *RUNNING,
+        e.CancelRequested(6.0, 1),
+        jobs.end(1, 7.0, d.JobEnd.CANCELLED, "cancelled by the user"),
+    ]
+    news += [e.ResumeRequested(8.0, 2, ""), jobs.again(2, 9.0, d.Checkpoint(jobs.CKPT, 20))]
     text = cells.plain(post_mortem.post_mortem(jobs.told(news)))
     assert "attempt 1  was stopped by a cancel" in text and "attempt 2  goes on" in text
 

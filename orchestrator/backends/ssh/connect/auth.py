@@ -15,7 +15,7 @@ import paramiko
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.keys import AgentKey, Found, find, ssh_add
 from orchestrator.backends.ssh.connect.ssh_config import Target
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 
 AUTH_S_MAX = 30.0
 OFFERS_MAX = 64
@@ -79,7 +79,7 @@ class _Login:
             "auth",
             f"{who} got too many keys and hung up after {len(self.tried)} ({', '.join(self.tried)})",
             f"name the right one: `IdentityFile …` and `IdentitiesOnly yes` for {self._target.host} in ~/.ssh/config",
-            Trouble.LASTING,
+            Retryable.LASTING,
         ) from err
 
 
@@ -97,10 +97,12 @@ def _refused(target: Target, login: _Login, found: Found, also: str) -> LaunchEr
     copy = f"ssh-copy-id {target.port_option}{shlex.quote(target.user)}@{target.host}"
     if login.is_partial:
         why = f"{who} takes the key {tried[-1]}, but wants {offers} as well"
-        return LaunchError("auth", why, "allow this key alone for this user there", Trouble.LASTING)
+        return LaunchError("auth", why, "allow this key alone for this user there", Retryable.LASTING)
     if "publickey" not in login.methods:
         why = f"{who} takes no keys, only {offers}{also}"
-        return LaunchError("auth", why, "set `PubkeyAuthentication yes` in its sshd_config", Trouble.LASTING)
+        return LaunchError(
+            "auth", why, "set `PubkeyAuthentication yes` in its sshd_config", Retryable.LASTING
+        )
     if found.locked:
         also = f"; the key {found.locked[0]} is encrypted and not in ssh-agent{also}"
     if tried:
@@ -112,4 +114,4 @@ def _refused(target: Target, login: _Login, found: Found, also: str) -> LaunchEr
         fix = f"ssh-keygen -t ed25519 && {copy}"
     if found.locked:
         fix = ssh_add(target, found.locked[0])
-    return LaunchError("auth", why, fix, Trouble.LASTING)
+    return LaunchError("auth", why, fix, Retryable.LASTING)

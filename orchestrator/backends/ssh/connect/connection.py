@@ -23,11 +23,11 @@ from orchestrator.backends.ssh.connect import known_hosts
 from orchestrator.backends.ssh.connect.auth import authenticate
 from orchestrator.backends.ssh.connect.dial import CONNECT_S_MAX, Proxy, dial, shake_hands, where
 from orchestrator.backends.ssh.connect.known_hosts import HostKey, Policy
-from orchestrator.backends.ssh.connect.remote_command import Remote
+from orchestrator.backends.ssh.connect.remote_command import RemoteCommand
 from orchestrator.backends.ssh.connect.ssh_config import Target, has_own_home, home
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 
-__all__ = ["Connection", "Jumps", "Remote"]
+__all__ = ["Connection", "Jumps", "RemoteCommand"]
 
 CHANNEL_S_MAX = 15.0
 FORWARD_S_MAX = 15.0
@@ -95,9 +95,9 @@ class Connection:
         """Whether it is not known to be gone."""
         return self._transport.is_active()
 
-    def run(self, command: str) -> Remote:
+    def run(self, command: str) -> RemoteCommand:
         """Run a command in the user's login shell there. Raises LaunchError("shell")."""
-        return Remote(self._exec(command, "shell"))
+        return RemoteCommand(self._exec(command, "shell"))
 
     def forward(self, taken: Taken) -> int:
         """Forward a free port of the host's loopback to here, the only one at a time; return it. Raises
@@ -119,7 +119,7 @@ class Connection:
                 f"sshd on {host} refuses remote port forwarding",
                 "in its sshd_config: `AllowTcpForwarding yes` (or `remote`), no `DisableForwarding`, and a `PermitListen` "
                 "that allows localhost:*; in authorized_keys: no `restrict` or `no-port-forwarding` before the key",
-                Trouble.LASTING,
+                Retryable.LASTING,
             ) from err
 
     def sftp(self) -> paramiko.SFTPClient:
@@ -135,7 +135,7 @@ class Connection:
             channel.close()
             fix = "install rsync on both ends, or set `Subsystem sftp internal-sftp` in its sshd_config"
             raise LaunchError(
-                "copy", f"{self.target.host} has no sftp-server ({err})", fix, Trouble.LASTING
+                "copy", f"{self.target.host} has no sftp-server ({err})", fix, Retryable.LASTING
             ) from err
 
     def is_alive(self, answer_s_max: float = ALIVE_S_MAX) -> bool:
@@ -323,7 +323,7 @@ def _not_reached(target: Target, jump: Target, err: paramiko.ChannelException) -
     if err.code == _PROHIBITED:
         why = f"the bastion {jump.host} refuses to forward to {where(target)}"
         fix = f"in the sshd_config of {jump.host}: `AllowTcpForwarding yes` (or `local`), and a `PermitOpen` that allows it"
-        return LaunchError("connect", why, fix, Trouble.LASTING)
+        return LaunchError("connect", why, fix, Retryable.LASTING)
     why = f"the bastion {jump.host} cannot reach {where(target)}: {err.text}"
     return LaunchError(
         "connect", why, f"is the host up? `ssh {jump.host} nc -zv {target.hostname} {target.port}`"

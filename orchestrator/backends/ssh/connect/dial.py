@@ -14,7 +14,7 @@ from paramiko.ssh_exception import IncompatiblePeer
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.ssh_config import Target
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 
 CONNECT_S_MAX = 10.0
 HANDSHAKE_S_MAX = 15.0
@@ -125,7 +125,7 @@ def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | No
     failure = transport.get_exception()
     if isinstance(failure, IncompatiblePeer):
         fix = "let its sshd offer today's algorithms (curve25519, aes-gcm or aes-ctr, ed25519 or rsa-sha2)"
-        raise LaunchError("connect", f"{where(target)}: {failure}", fix, Trouble.LASTING)
+        raise LaunchError("connect", f"{where(target)}: {failure}", fix, Retryable.LASTING)
     if proxy is not None:
         why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'it left no word'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")

@@ -28,7 +28,7 @@ LINGER_S = 10.0
 Address = tuple[str, int]
 
 
-class Flow:
+class Forward:
     """One forwarded connection: a channel of the SSH connection on one side, a socket of this machine on the other."""
 
     def __init__(self, channel: paramiko.Channel, goal: Address, ended: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ class Flow:
         _shut(local)
 
 
-def admit(flows: list[Flow], new: Flow) -> list[Flow]:
+def admit(flows: list[Forward], new: Forward) -> list[Forward]:
     """Return a host's flows with a new one. For one too many, that one goes to which the supervisor has said least,
     the oldest of several: so whatever else dials there, an agent keeps its connection, and gets a new one."""
     going_on = [flow for flow in flows if not flow.is_over]

@@ -24,7 +24,7 @@ SEND_STALL_S_MAX = 60.0
 PIECE_BYTES = 32 << 10
 
 
-class Remote:
+class RemoteCommand:
     """A command on a host, over a channel of its own."""
 
     def __init__(self, channel: paramiko.Channel) -> None:

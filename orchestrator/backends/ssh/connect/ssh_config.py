@@ -20,7 +20,7 @@ from pathlib import Path
 import paramiko
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 
 ASK_S_MAX = 10.0
 JUMPS_MAX = 8
@@ -333,4 +333,6 @@ def _tilde(text: str) -> str:
 
 
 def _bad(what: str, host: str) -> LaunchError:
-    return LaunchError("config", what, f"mend ~/.ssh/config; `ssh -G {host}` reads it again", Trouble.LASTING)
+    return LaunchError(
+        "config", what, f"mend ~/.ssh/config; `ssh -G {host}` reads it again", Retryable.LASTING
+    )

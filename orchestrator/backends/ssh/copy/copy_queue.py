@@ -16,13 +16,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Stir
+from orchestrator.backends.api import Copied, Copy, Direction, LaunchError, Wake
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.backends.ssh.copy import rsync, sftp
-from orchestrator.backends.ssh.copy.copy_task import Broken, Failed, GivenUp, Load, Unfit, fits, mark
+from orchestrator.backends.ssh.copy.copy_task import Broken, CopyTask, Failed, GivenUp, Unfit, fits, mark
 from orchestrator.core.jobdir.durable import sync_folder
-from orchestrator.core.observations import Trouble
-from orchestrator.core.wire.messages import Piece
+from orchestrator.core.observations import Retryable
+from orchestrator.core.wire.messages import ManifestEntry
 
 COPIES_MAX = 4
 """How many copies move bytes at once; a handful fills a line, and encryption costs this machine's processors."""
@@ -50,7 +50,7 @@ SPARE_BYTES = 16 << 20
 class _Job:
     """A copy that is wanted, and how it has gone so far."""
 
-    load: Load
+    load: CopyTask
     due_s: float
     tries: int = 0
     best_bytes: int = 0
@@ -63,14 +63,14 @@ class _Job:
         return self.load.copy.node, self.load.copy.direction
 
 
-class Copies:
+class CopyQueue:
     """Copies bulk between hosts and this machine; a `Carrier`."""
 
     def __init__(
         self,
         connection_of: Callable[[str], Connection | None],
         has_rsync: Callable[[str], bool],
-        stir: Stir,
+        stir: Wake,
         copy_mb_s: float | None,
     ) -> None:
         """`connection_of` may open a connection, and wait for it; `has_rsync` tells of hosts; `stir` is called from
@@ -94,7 +94,7 @@ class Copies:
         """Begin a copy."""
         with self._news:
             assert not self._closing
-            self._waiting.append(_Job(Load(copy, self._bytes_per_s), time.monotonic()))
+            self._waiting.append(_Job(CopyTask(copy, self._bytes_per_s), time.monotonic()))
             if len(self._threads) < min(THREADS_MAX, len(self._waiting) + len(self._running)):
                 thread = threading.Thread(target=self._work, name="copying", daemon=True)
                 self._threads.append(thread)
@@ -184,7 +184,7 @@ class Copies:
         except (Broken, LaunchError) as err:
             if not isinstance(err, LaunchError):
                 return self._again(job, str(err))
-            if err.trouble is not Trouble.LASTING:
+            if err.trouble is not Retryable.LASTING:
                 return self._again(job, err.reason)
             return f"{err.reason}; fix: {err.fix}" if err.fix else err.reason
         except Failed as err:
@@ -196,7 +196,7 @@ class Copies:
         try:
             connection = self._connection_of(job.load.copy.node)
         except LaunchError as err:
-            if err.trouble is Trouble.LASTING:
+            if err.trouble is Retryable.LASTING:
                 raise
             return None
         if connection is None or not connection.is_open:
@@ -280,7 +280,7 @@ def _make_room(copy: Copy) -> None:
         raise Failed(f"no space is left for it in {copy.here} on this machine: {there}")
 
 
-def _take_in(load: Load, piece: Piece) -> bool:
+def _take_in(load: CopyTask, piece: ManifestEntry) -> bool:
     """Make a file that came sure, and tell whether it is what was wanted. Raises Failed when it is another one."""
     path = load.copy.here / piece.name
     digest = hashlib.sha256()

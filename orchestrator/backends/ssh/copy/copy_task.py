@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from orchestrator.backends.api import Copy
-from orchestrator.core.wire.messages import Piece
+from orchestrator.core.wire.messages import ManifestEntry
 
 STALL_S_MAX = 60.0
 """A copy of which not a byte came for so long is given up, and begun again over a line that works."""
@@ -32,7 +32,7 @@ class GivenUp(Exception):
     """Nobody wants the copy any more."""
 
 
-class Load:
+class CopyTask:
     """One copy under way. One thread copies; any other may look at `done_bytes`, and `give_up`."""
 
     def __init__(self, copy: Copy, bytes_per_s: float | None) -> None:
@@ -99,7 +99,7 @@ class Load:
         self.done_bytes += there_bytes
 
 
-def fits(path: Path, piece: Piece) -> bool:
+def fits(path: Path, piece: ManifestEntry) -> bool:
     """Tell, from size and time alone, whether a file is the piece that is wanted."""
     try:
         stat = path.stat()
@@ -108,6 +108,6 @@ def fits(path: Path, piece: Piece) -> bool:
     return (stat.st_size, stat.st_mtime_ns) == (piece.size_bytes, piece.mtime_ns)
 
 
-def mark(path: Path, piece: Piece) -> None:
+def mark(path: Path, piece: ManifestEntry) -> None:
     """Give a file the time of its piece, to the nanosecond, which not every way of copying can."""
     os.utime(path, ns=(piece.mtime_ns, piece.mtime_ns))

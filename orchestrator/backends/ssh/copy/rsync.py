@@ -17,7 +17,7 @@ import time
 from typing import IO
 
 from orchestrator.backends.api import Direction
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, Failed, Load, Unfit
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, Failed, Unfit
 
 SAID_BYTES_MAX = 16_384
 END_S_MAX = 5.0
@@ -33,7 +33,7 @@ _LINE_CODES = (10, 12, 30, 35)
 """Exit codes that tell of a line: socket I/O, protocol data stream, time-outs (`man rsync`)."""
 
 
-def copy(load: Load, ssh: tuple[str, ...], host: str, again: bool) -> None:
+def copy(load: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
     """Copy by rsync; `again`: it may find begun parts of files. Raises Unfit, Broken, Failed, GivenUp."""
     load.begin()
     with tempfile.TemporaryFile() as names:
@@ -66,7 +66,7 @@ def copy(load: Load, ssh: tuple[str, ...], host: str, again: bool) -> None:
         raise _error(code, said, load)
 
 
-def _argv(load: Load, ssh: tuple[str, ...], host: str, again: bool) -> list[str]:
+def _argv(load: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> list[str]:
     """Return rsync's argv. Whole files, since nothing in two checkpoints is alike; but it goes on with what was begun."""
     copy = load.copy
     fetches = copy.direction is Direction.FETCH
@@ -94,7 +94,7 @@ def _environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C"}
 
 
-def _watch(out: IO[bytes], load: Load) -> bytes:
+def _watch(out: IO[bytes], load: CopyTask) -> bytes:
     """Follow how far it is until it closes its output; return the last that it said. Raises Broken."""
     said, moved_s = b"", time.monotonic()
     while True:
@@ -129,7 +129,7 @@ def _end(process: subprocess.Popen[bytes], signum: int) -> None:
             os.killpg(process.pid, signum)
 
 
-def _error(code: int, said: bytes, load: Load) -> Exception:
+def _error(code: int, said: bytes, load: CopyTask) -> Exception:
     copy = load.copy
     fetches = copy.direction is Direction.FETCH
     lines = [line.strip() for line in re.split(rb"[\r\n]+", said) if line.strip() and not _DONE.search(line)]

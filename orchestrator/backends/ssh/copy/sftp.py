@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 import paramiko
 
 from orchestrator.backends.api import Direction
-from orchestrator.backends.ssh.connect.connection import Connection, Remote
-from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, Failed, Load, fits, mark
+from orchestrator.backends.ssh.connect.connection import Connection, RemoteCommand
+from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTask, Failed, fits, mark
 
 REQUEST_BYTES = 32_768
 """What any server takes at once."""
@@ -29,7 +29,7 @@ READ_BYTES = 1 << 20
 _TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n" <"$(printf %b "$p")"'"""
 
 
-def copy(load: Load, connection: Connection) -> None:
+def copy(load: CopyTask, connection: Connection) -> None:
     """Copy file by file. Raises Broken, Failed, GivenUp, LaunchError."""
     load.begin()
     with contextlib.closing(connection.sftp()) as sftp, load.ended_by(sftp.close):
@@ -44,7 +44,7 @@ def copy(load: Load, connection: Connection) -> None:
             raise Broken(f"the line broke: {str(err) or type(err).__name__}") from err
 
 
-def tail(connection: Connection, path: str, begin: int) -> Remote:
+def tail(connection: Connection, path: str, begin: int) -> RemoteCommand:
     """Begin to read a file of a host at a byte. Raises LaunchError, OSError.
 
     By `tail`, since SFTP waits for each request before the next, unless a thread of paramiko's reads ahead, which ends
@@ -59,7 +59,7 @@ def tail(connection: Connection, path: str, begin: int) -> Remote:
     return remote
 
 
-def blocks(remote: Remote, size_bytes: int) -> Iterator[bytes]:
+def blocks(remote: RemoteCommand, size_bytes: int) -> Iterator[bytes]:
     """Read so much of a file in order. Raises OSError when less of it comes."""
     came_bytes = 0
     while came_bytes < size_bytes:
@@ -70,7 +70,7 @@ def blocks(remote: Remote, size_bytes: int) -> Iterator[bytes]:
         yield block
 
 
-def _fetch(load: Load, connection: Connection, sftp: paramiko.SFTPClient, name: str) -> None:
+def _fetch(load: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, name: str) -> None:
     copy = load.copy
     goal = copy.here / name
     wanted = next((piece for piece in copy.wanted if piece.name == name), None)
@@ -104,7 +104,7 @@ def _fetch(load: Load, connection: Connection, sftp: paramiko.SFTPClient, name: 
         part.unlink(missing_ok=True)
 
 
-def _send(load: Load, sftp: paramiko.SFTPClient, name: str) -> None:
+def _send(load: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
     """Write a file on a host. SFTP tells times in whole seconds, in which a file can be written twice, so what another
     copy brought there is not taken for the same."""
     copy = load.copy

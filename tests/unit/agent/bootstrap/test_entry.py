@@ -14,10 +14,10 @@ import pytest
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.conversation import Clocks
-from orchestrator.backends.ssh.launch import Code, Kit, Landed, land, reach
+from orchestrator.backends.ssh.launch import Code, Landed, Launcher, launch_agent, reach
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.messages import Needs
 from tests.support import fake_host, jobs
@@ -32,7 +32,7 @@ OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 
 
 def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, code: Code) -> None:
-    landed = land(host, fake_host.launch(code))
+    landed = launch_agent(host, fake_host.launch(code))
     assert host.processes[0].wait(fake_host.GONE_S_MAX) == 0
     assert (landed.root, landed.ships, landed.was_up) == (str(host.job.root), True, False)
     assert {name: (host.job.code / name).read_bytes() for name in fake_host.FILES} == fake_host.FILES
@@ -45,7 +45,7 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, c
 
 
 def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
-    land(host, fake_host.launch(code))
+    launch_agent(host, fake_host.launch(code))
     assert [str(path.relative_to(host.home)) for path in host.home.rglob("*") if host.job.root not in path.parents] == [
         ".orch", ".orch/jobs", f".orch/jobs/{jobs.ID}",
     ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
 def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(host: FakeHost, code: Code) -> None:
     before = os.umask(0)
     try:
-        land(host, fake_host.launch(code))
+        launch_agent(host, fake_host.launch(code))
     finally:
         os.umask(before)
     assert host.job.root.stat().st_mode & 0o777 == 0o700, "what others' programs copy into it has any mode"
@@ -67,16 +67,16 @@ def test_no_other_user_can_write_into_the_folder_whatever_the_umask_is(host: Fak
 
 
 def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: FakeHost, code: Code) -> None:
-    first, second = land(host, fake_host.launch(code)), land(host, fake_host.launch(code))
+    first, second = launch_agent(host, fake_host.launch(code)), launch_agent(host, fake_host.launch(code))
     assert (second.was_up, second.pid) == (True, first.pid)
 
 
 def test_what_is_there_is_not_sent_again(host: FakeHost, code: Code) -> None:
-    land(host, fake_host.launch(code))
+    launch_agent(host, fake_host.launch(code))
     assert _sent_bytes(host) > len(fake_host.BUNDLE) + code.parcel.size_bytes
-    land(host, fake_host.launch(code))
+    launch_agent(host, fake_host.launch(code))
     assert _sent_bytes(host) < 20_000
-    land(host, fake_host.launch(code, fake_host.config(root="~/.orch/jobs/another")))
+    launch_agent(host, fake_host.launch(code, fake_host.config(root="~/.orch/jobs/another")))
     assert _sent_bytes(host) < 20_000, "another job's folder has the same bundle and the same code"
     assert (host.jobs / "another" / "code.tar.gz").stat().st_nlink == 2
 
@@ -93,7 +93,7 @@ def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code:
     data = bytearray(fake_host.BUNDLE)
     data[1000] ^= 1
     host.job.bundle.write_bytes(data)
-    land(host, fake_host.launch(code))
+    launch_agent(host, fake_host.launch(code))
     assert fake_host.sha256(host.job.bundle) == fake_host.kit().parcel.sha256
 
 
@@ -101,7 +101,7 @@ def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: C
     (host.job.root / ".code.part" / "junk").mkdir(parents=True)
     (host.job.root / ".code.tar.gz.part").write_bytes(b"half")
     (host.job.root / "code.tar.gz").write_bytes(b"torn")
-    land(host, fake_host.launch(code))
+    launch_agent(host, fake_host.launch(code))
     assert sorted(path.name for path in host.job.code.iterdir()) == ["pkg", "train.py"]
 
 
@@ -110,7 +110,7 @@ def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: FakeH
     (host.job.secrets / "token").write_text(fake_host.config().token)
     host.job.bundle.write_bytes(fake_host.BUNDLE)
     host.job.code.mkdir()
-    landed = land(host, fake_host.launch(code))
+    landed = launch_agent(host, fake_host.launch(code))
     assert not landed.ships and "nothing is copied" in landed.notes[0]
     assert not (host.job.root / "code.tar.gz").exists() and list(host.job.code.iterdir()) == []
 
@@ -118,19 +118,19 @@ def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: FakeH
 def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(host: FakeHost, code: Code) -> None:
     host.job.secrets.mkdir(parents=True)
     (host.job.secrets / "token").write_text("f" * 64)
-    assert land(host, fake_host.launch(code)).ships
+    assert launch_agent(host, fake_host.launch(code)).ships
 
 
 def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: Code) -> None:
     landed = _at_once(
-        [partial(land, host, fake_host.launch(code, fake_host.config(f"host-{n}"))) for n in range(3)]
+        [partial(launch_agent, host, fake_host.launch(code, fake_host.config(f"host-{n}"))) for n in range(3)]
     )
     assert len({one.pid for one in landed}) == 3 and not any(one.was_up for one in landed)
     assert (host.job.code / "pkg/deep/mod.py").read_bytes() == fake_host.FILES["pkg/deep/mod.py"]
 
 
 def test_two_launches_of_one_node_at_once_leave_one_agent(host: FakeHost, code: Code) -> None:
-    landed = _at_once([lambda: land(host, fake_host.launch(code))] * 2)
+    landed = _at_once([lambda: launch_agent(host, fake_host.launch(code))] * 2)
     assert sorted(one.was_up for one in landed) == [False, True]
     alone = next(one for one in landed if not one.was_up)
     assert alone.pid in fake_host.keepers(host.home)
@@ -155,14 +155,14 @@ def _at_once(deeds: list[Callable[[], Landed]]) -> list[Landed]:
 )
 def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: FakeHost, code: Code) -> None:
     host.rc = rc
-    landed = land(host, fake_host.launch(code))
+    landed = launch_agent(host, fake_host.launch(code))
     assert "its login shell prints on its own" in landed.notes[0]
 
 
 def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, code: Code) -> None:
     host.rc = "echo 'This account is closed'; exit 7"
     failure = fake_host.failure(host, code)
-    assert (failure.stage, failure.trouble) == ("shell", Trouble.LASTING)
+    assert (failure.stage, failure.trouble) == ("shell", Retryable.LASTING)
     assert "code 7" in failure.reason and "This account is closed" in failure.reason
     assert "~/.bashrc" in failure.fix
 
@@ -170,7 +170,7 @@ def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, cod
 def test_an_old_python_first_in_path_is_passed_over(host: FakeHost, code: Code, tmp_path: Path) -> None:
     fake_host.program(tmp_path / "old", "python3", OLD_PYTHON)
     host.env["PATH"] = f"{tmp_path / 'old'}:{os.environ['PATH']}"
-    assert land(host, fake_host.launch(code)).python != str(tmp_path / "old/python3")
+    assert launch_agent(host, fake_host.launch(code)).python != str(tmp_path / "old/python3")
 
 
 def test_the_submitter_s_python_is_the_first_that_is_tried(
@@ -178,7 +178,7 @@ def test_the_submitter_s_python_is_the_first_that_is_tried(
 ) -> None:
     mine = tmp_path / 'it\'s "my" $(python)'
     mine.symlink_to(Path(sys.executable).resolve())
-    landed = land(host, fake_host.launch(code, of=fake_host.kit(str(mine))))
+    landed = launch_agent(host, fake_host.launch(code, of=fake_host.kit(str(mine))))
     assert landed.python == str(mine)
 
 
@@ -187,7 +187,7 @@ def test_a_host_without_a_fitting_python_says_which_ones_it_has(
 ) -> None:
     old = fake_host.program(tmp_path / "o \"l' d", "python3", OLD_PYTHON)
     failure = fake_host.failure(host, code, of=_without_pythons(host, tmp_path, old.parent))
-    assert (failure.stage, failure.trouble) == ("python", Trouble.LASTING)
+    assert (failure.stage, failure.trouble) == ("python", Retryable.LASTING)
     assert f"{old} (Python 3.8.10)" in failure.reason and "3.10" in failure.reason
     assert "install" in failure.fix
 
@@ -196,7 +196,7 @@ def test_a_host_with_no_python_at_all_says_so(host: FakeHost, code: Code, tmp_pa
     assert fake_host.failure(host, code, of=_without_pythons(host, tmp_path)).reason == "there is no Python"
 
 
-def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Kit:
+def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Launcher:
     """Hide this machine's Pythons from the host."""
     tools = folder / "tools"
     tools.mkdir()
@@ -204,14 +204,14 @@ def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Kit:
         found = next(Path(place, name) for place in ("/usr/bin", "/bin") if Path(place, name).exists())
         (tools / name).symlink_to(found)
     host.env["PATH"] = ":".join(map(str, (*more, tools)))
-    return Kit(
+    return Launcher(
         fake_host.kit().script.replace("/usr/", "/nowhere/").replace("/opt/", "/nowhere/"), fake_host.BUNDLE
     )
 
 
 def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: Code) -> None:
     clocks = Clocks(wall=lambda: time.time() - 3600)
-    landed = land(host, fake_host.launch(code), clocks=clocks)
+    landed = launch_agent(host, fake_host.launch(code), clocks=clocks)
     assert landed.clock_s == pytest.approx(3600, abs=60)
     assert "its clock is 3600 s ahead" in landed.notes
 
@@ -224,17 +224,17 @@ def test_a_host_whose_gpus_are_taken_says_by_whom_and_gives_them_when_they_are_f
 ) -> None:
     _gpus(host, tmp_path, 2)
     both, one = Needs(2, 0, 0), Needs(1, 0, 0)
-    first = land(host, fake_host.launch(code, fake_host.config(needs=both)))
+    first = launch_agent(host, fake_host.launch(code, fake_host.config(needs=both)))
     assert first.gpus == ("0", "1")
     other = fake_host.config(needs=one, job="other", root="~/.orch/jobs/other")
     failure = fake_host.failure(host, code, other)
-    assert (failure.stage, failure.trouble) == ("lease", Trouble.BUSY)
+    assert (failure.stage, failure.trouble) == ("lease", Retryable.BUSY)
     assert f"GPUs 0, 1 held by job {jobs.ID}" in failure.reason and f"pid {first.pid}" in failure.reason
-    assert land(host, fake_host.launch(code, fake_host.config(needs=both))).gpus == ("0", "1"), (
+    assert launch_agent(host, fake_host.launch(code, fake_host.config(needs=both))).gpus == ("0", "1"), (
         "its own agent is up"
     )
     fake_host.end_all(host.home)
-    assert land(host, fake_host.launch(code, other)).gpus == ("0",)
+    assert launch_agent(host, fake_host.launch(code, other)).gpus == ("0",)
 
 
 def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
@@ -243,7 +243,7 @@ def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
     told = fake_host.config(needs=Needs(8, 0, 0))
     _gpus(host, tmp_path, 2)
     failure = fake_host.failure(host, code, told)
-    assert (failure.stage, failure.trouble) == ("lease", Trouble.LASTING)
+    assert (failure.stage, failure.trouble) == ("lease", Retryable.LASTING)
     assert "8 GPUs wanted, the host has 2" in failure.reason
     fake_host.program(
         tmp_path / "gpu", "nvidia-smi", "#!/bin/sh\necho 'NVML: Driver/library version mismatch'; exit 18\n"
@@ -274,7 +274,7 @@ def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
     """The line breaks after so many lines: an agent is there only if it was told to go."""
     host.breaks_after = words_heard
     try:
-        land(host, fake_host.launch(code))
+        launch_agent(host, fake_host.launch(code))
         went = True
     except LaunchError as err:
         assert "broke" in err.reason
@@ -286,4 +286,4 @@ def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
     else:
         fake_host.wait_gone(fake_host.keepers(host.home))
         assert not locks.is_held(host.job.node("node-0") / "agent.lock")
-    assert land(host, fake_host.launch(code)).was_up is went, "and the next launch finds all in order"
+    assert launch_agent(host, fake_host.launch(code)).was_up is went, "and the next launch finds all in order"

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.launch import Code, land, reach, survey, sweep
+from orchestrator.backends.ssh.launch import Code, launch_agent, reach, survey, sweep
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: FakeHost, code: Code) -> None:
-    land(host, fake_host.launch(code))
+    launch_agent(host, fake_host.launch(code))
     endpoint = host.job.node("node-0") / "endpoint"
     assert endpoint.read_text() == "127.0.0.1:9\n"
     seen = reach(host, fake_host.kit(), fake_host.config(address="127.0.0.1:7"))
@@ -65,12 +65,12 @@ def test_a_survey_names_a_folder_that_cannot_be_made(host: FakeHost) -> None:
 
 
 def test_sweeping_ends_what_runs_and_removes_the_folder(host: FakeHost, code: Code) -> None:
-    landed = land(host, fake_host.launch(code))
+    landed = launch_agent(host, fake_host.launch(code))
     swept = sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID)
-    assert swept == w.Swept(killed=2, kept="")
+    assert swept == w.CleanedUp(killed=2, kept="")
     fake_host.wait_gone([landed.pid])
     assert fake_host.keepers(host.home) == [] and not host.jobs.exists()
-    assert sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID) == w.Swept(0, "")
+    assert sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID) == w.CleanedUp(0, "")
 
 
 def test_sweeping_kills_what_an_agent_left(host: FakeHost, code: Code) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.observations import Doing
+from orchestrator.core.observations import Activity
 from tests.support.watch import SAY_READY, stood, watching
 
 pytestmark = [
@@ -283,19 +283,19 @@ LIFE = {
 
 def test_a_state_that_cannot_mend_itself_is_certain_and_named(tmp_path: Path) -> None:
     for name, found in stood(tmp_path, {name: code for name, (code, _) in PROOFS.items()}).items():
-        assert found.certain and found.doing in (Doing.BLOCKED, Doing.SLEEPS), (name, found)
+        assert found.certain and found.doing in (Activity.BLOCKED, Activity.SLEEPS), (name, found)
         assert re.match(PROOFS[name][1], found.why), (name, found.why)
 
 
 def test_what_may_end_by_itself_is_never_certain(tmp_path: Path) -> None:
     for name, found in stood(tmp_path, INNOCENTS).items():
-        assert not found.certain and found.doing not in (Doing.WORKS, Doing.LEAVING), (name, found)
+        assert not found.certain and found.doing not in (Activity.WORKS, Activity.LEAVING), (name, found)
 
 
 def test_whatever_moves_of_a_rank_is_work(tmp_path: Path) -> None:
     cases = {name: code for name, (code, _) in LIFE.items()}
     for name, found in stood(tmp_path, cases, still_s=STILL_S_MAX).items():
-        assert found.doing is Doing.WORKS and re.search(LIFE[name][1], found.why), (name, found)
+        assert found.doing is Activity.WORKS and re.search(LIFE[name][1], found.why), (name, found)
 
 
 WORDS = {
@@ -341,9 +341,9 @@ def test_a_wait_for_the_store_is_known_by_its_address_whatever_it_is_called(tmp_
             f"import socket\nkv = socket.create_connection(('127.0.0.1', {port}))\n{SAY_READY}kv.recv(1)\n"
         )
         with watching(tmp_path / "store", script, MASTER_PORT=str(port)) as watch:
-            assert watch.until_doing(Doing.WAITS).why == "in the store"
+            assert watch.until_doing(Activity.WAITS).why == "in the store"
         with watching(tmp_path / "other", script, MASTER_PORT="1") as watch:
-            assert not watch.until_doing(Doing.BLOCKED).certain
+            assert not watch.until_doing(Activity.BLOCKED).certain
 
 
 def test_a_look_does_not_wake_what_sleeps_in_c_code(tmp_path: Path) -> None:
@@ -382,7 +382,7 @@ def test_a_look_writes_into_no_file_of_a_script_that_has_closed_its_descriptors(
     with watching(tmp_path, script) as watch:
         while not (watch.job.code / "all").exists():
             pass
-        watch.until_doing(Doing.SLEEPS)
+        watch.until_doing(Activity.SLEEPS)
         assert [path for path in watch.job.code.glob("part-*") if path.stat().st_size] == []
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.outputs import checkpoint_scanner as finder_module
-from orchestrator.agent.outputs.checkpoint_scanner import LOCK_FILE, NOT_KNOWN, SCAN_S, Finder
+from orchestrator.agent.outputs.checkpoint_scanner import LOCK_FILE, NOT_KNOWN, SCAN_S, CheckpointScanner
 from orchestrator.agent.outputs.manifest import Hasher
 from orchestrator.agent.rank import step_counter
 from orchestrator.agent.rank.hook import BEAT_MAGIC, BEAT_VERSION, RING_STEPS, RING_WORD
@@ -33,11 +33,11 @@ CONFIG = m.AgentConfig(
 class Bench:
     """A finder, the ranks it looks at, and what it has reported."""
 
-    finder: Finder
+    finder: CheckpointScanner
     ranks: NodeRanks
     beat: Path
     checkpoints: Path
-    reports: list[m.KeptReport] = field(default_factory=list)
+    reports: list[m.ReliableReport] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     now_s: float = 1000.0
     times_ns: dict[int, int] = field(default_factory=dict)
@@ -72,11 +72,11 @@ class Bench:
 
     @property
     def names(self) -> list[str]:
-        return [one.name for one in self.reports if isinstance(one, m.PiecesFound) and one.pieces]
+        return [one.name for one in self.reports if isinstance(one, m.ManifestReported) and one.pieces]
 
     @property
     def doubts(self) -> list[str]:
-        return [one.name for one in self.reports if isinstance(one, m.PiecesFound) and not one.pieces]
+        return [one.name for one in self.reports if isinstance(one, m.ManifestReported) and not one.pieces]
 
 
 def _bench(folder: Path, **change: object) -> Bench:
@@ -88,10 +88,10 @@ def _bench(folder: Path, **change: object) -> Bench:
     job.attempt_logs(1).mkdir(parents=True, exist_ok=True)
     step_counter.create(run / "beat")
     index = LogIndex(job.rank_index(1, 0))
-    process = RankProcess(0, 0, 1, run, job.rank_log(1, 0), index, step_counter.Beats(run / "beat"))
-    reports: list[m.KeptReport] = []
+    process = RankProcess(0, 0, 1, run, job.rank_log(1, 0), index, step_counter.StepCounter(run / "beat"))
+    reports: list[m.ReliableReport] = []
     notes: list[str] = []
-    finder = Finder(config, Hasher(job.checkpoints), reports.append, notes.append)
+    finder = CheckpointScanner(config, Hasher(job.checkpoints), reports.append, notes.append)
     bench = Bench(finder, NodeRanks(1, job, "n0", [process]), run / "beat", job.checkpoints, reports, notes)
     finder.begin()
     return bench
@@ -300,7 +300,7 @@ def test_what_an_agent_knew_to_be_whole_the_next_one_knows_too(tmp_path: Path) -
     _play(tmp_path, act, ships=False, finds_checkpoints=True)
     later = _bench(tmp_path, ships=False, finds_checkpoints=True, checkpoint_keep=1)
     later.finder.tell_torn()
-    assert later.reports == [m.CheckpointSpoiled(0, str(later.checkpoints / "step-2"))]
+    assert later.reports == [m.CheckpointInvalidated(0, str(later.checkpoints / "step-2"))]
 
     async def go_on() -> None:
         later.save("step-4/step-4.pkl")
@@ -324,6 +324,6 @@ def test_old_checkpoints_stay_a_while_where_they_have_to_travel(tmp_path: Path) 
             bench.times_ns[number + 1] = int(1e9 + number + 0.5) * 10**9
         assert bench.names == [f"{number}.pt" for number in range(5)]
         assert sorted(path.name for path in bench.checkpoints.iterdir()) == ["2.pt", "3.pt", "4.pt"]
-        assert not [one for one in bench.reports if isinstance(one, m.CheckpointSpoiled)]
+        assert not [one for one in bench.reports if isinstance(one, m.CheckpointInvalidated)]
 
     _play(tmp_path, act, checkpoint_keep=1)

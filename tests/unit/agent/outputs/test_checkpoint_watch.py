@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs.checkpoint_formats import Wholeness, look, wholeness
+from orchestrator.agent.outputs.checkpoint_formats import Wholeness, inspect_shape, wholeness
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from tests.support.saved_files import (
     NOW_NS,
@@ -116,7 +116,7 @@ def test_an_explicit_glob_may_name_anything_and_be_absolute(tmp_path: Path) -> N
 )
 def test_formats_tell_what_they_can(tmp_path: Path, name: str, data: bytes, known: Wholeness) -> None:
     path = write(tmp_path / name, data)
-    assert wholeness(path, look(path)) is known
+    assert wholeness(path, inspect_shape(path)) is known
 
 
 def test_a_folder_with_one_torn_file_or_a_marker_does_not_count(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ def test_a_folder_of_pieces_is_whole_only_with_its_metadata_and_all_that_this_na
     assert scan_twice(watch) == []
     whole, cut = distributed(tmp_path / "step-10"), distributed(tmp_path / "step-20")
     (cut / gone).unlink()
-    assert wholeness(whole, look(whole)) is Wholeness.WHOLE
-    assert wholeness(cut, look(cut)) is Wholeness.UNFINISHED
+    assert wholeness(whole, inspect_shape(whole)) is Wholeness.WHOLE
+    assert wholeness(cut, inspect_shape(cut)) is Wholeness.UNFINISHED
     assert scan_twice(watch) == ["step-10"]
     assert watch.last_scan(STEPPED_NS, all_ended_well=True) == ([], [])
     assert watch.torn() == [cut]
@@ -184,9 +184,9 @@ def test_a_metadata_is_read_and_never_unpickled(tmp_path: Path) -> None:
     write(tmp_path / "step-1" / "__0_0.distcp", zipped())
     evil = pickle.dumps([Evil(), "__0_0.distcp", "__1_0.distcp"], 4)
     write(tmp_path / "step-1" / ".metadata", evil)
-    assert wholeness(tmp_path / "step-1", look(tmp_path / "step-1")) is Wholeness.UNFINISHED
+    assert wholeness(tmp_path / "step-1", inspect_shape(tmp_path / "step-1")) is Wholeness.UNFINISHED
     write(tmp_path / "step-1" / "__1_0.distcp", zipped())
-    assert wholeness(tmp_path / "step-1", look(tmp_path / "step-1")) is Wholeness.WHOLE
+    assert wholeness(tmp_path / "step-1", inspect_shape(tmp_path / "step-1")) is Wholeness.WHOLE
     assert not (tmp_path / "ran").exists()
 
 
@@ -194,7 +194,7 @@ def test_ranks_that_save_without_collectives_have_a_metadata_each(tmp_path: Path
     for rank in range(2):
         write(tmp_path / "step-1" / f"__{rank}_0.distcp", zipped())
     write(tmp_path / "step-1" / "__0.metadata", metadata("__0_0.distcp"))
-    assert wholeness(tmp_path / "step-1", look(tmp_path / "step-1")) is not Wholeness.UNFINISHED
+    assert wholeness(tmp_path / "step-1", inspect_shape(tmp_path / "step-1")) is not Wholeness.UNFINISHED
 
 
 @pytest.mark.parametrize(
@@ -213,7 +213,7 @@ def test_weights_in_several_files_are_whole_with_all_that_their_index_names(
     for number in (1, 2):
         write(folder / f"model-{number}.safetensors", safetensors())
     write(folder / "model.safetensors.index.json", index.encode())
-    assert (wholeness(folder, look(folder)) is Wholeness.UNFINISHED) == (known == "unfinished")
+    assert (wholeness(folder, inspect_shape(folder)) is Wholeness.UNFINISHED) == (known == "unfinished")
 
 
 def test_hidden_files_in_a_folder_are_no_sign_that_it_is_not_done(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from typing import TypeVar
 import pytest
 
 from orchestrator.agent.outputs import manifest as pieces_module
-from orchestrator.agent.outputs.checkpoint_formats import look
+from orchestrator.agent.outputs.checkpoint_formats import inspect_shape
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
-from orchestrator.core.wire.messages import Piece
+from orchestrator.core.wire.messages import ManifestEntry
 
 T = TypeVar("T")
 
@@ -28,8 +28,8 @@ def _run(work: Awaitable[T]) -> T:
     return asyncio.run(main())
 
 
-def _manifest(folder: Path, name: str) -> tuple[Piece, ...] | None:
-    return _run(Hasher(folder).manifest(folder / name, look(folder / name)))
+def _manifest(folder: Path, name: str) -> tuple[ManifestEntry, ...] | None:
+    return _run(Hasher(folder).manifest(folder / name, inspect_shape(folder / name)))
 
 
 def _save(path: Path, data: bytes) -> bytes:
@@ -42,7 +42,7 @@ def test_a_file_is_one_piece_under_its_own_name(tmp_path: Path) -> None:
     data = _save(tmp_path / "last one.pt", os.urandom(3_000_000))
     mtime_ns = (tmp_path / "last one.pt").stat().st_mtime_ns
     digest = hashlib.sha256(data).hexdigest()
-    assert _manifest(tmp_path, "last one.pt") == (Piece("last one.pt", 3_000_000, mtime_ns, digest),)
+    assert _manifest(tmp_path, "last one.pt") == (ManifestEntry("last one.pt", 3_000_000, mtime_ns, digest),)
 
 
 def test_a_folder_is_all_its_files_by_their_names_below_the_checkpoints(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_folder_is_all_its_files_by_their_names_below_the_checkpoints(tmp_path
 
 def test_what_is_written_meanwhile_has_no_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save(tmp_path / "a.pt", b"first")
-    shape = look(tmp_path / "a.pt")
+    shape = inspect_shape(tmp_path / "a.pt")
     _save(tmp_path / "a.pt", b"second")
     assert _run(Hasher(tmp_path).manifest(tmp_path / "a.pt", shape)) is None
     (tmp_path / "a.pt").unlink()
@@ -110,7 +110,7 @@ def test_reading_is_given_up_when_the_agent_leaves(tmp_path: Path, monkeypatch: 
     hasher = Hasher(tmp_path)
 
     async def act() -> None:
-        reading = asyncio.ensure_future(hasher.manifest(tmp_path / "a.pt", look(tmp_path / "a.pt")))
+        reading = asyncio.ensure_future(hasher.manifest(tmp_path / "a.pt", inspect_shape(tmp_path / "a.pt")))
         await asyncio.sleep(0)
         hasher.close()
         with pytest.raises((GivenUp, asyncio.CancelledError)):

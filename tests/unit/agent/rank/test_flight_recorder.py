@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.rank import flight_recorder
-from orchestrator.agent.rank.flight_recorder import Entry, Flight, Window
+from orchestrator.agent.rank.flight_recorder import Entry, FlightRecord, WorkerServerClient
 from orchestrator.agent.rank.step_counter import Group, StepEnd
 from orchestrator.core import observations
 
@@ -32,23 +32,27 @@ def trace(*entries: dict[str, object]) -> bytes:
 
 
 def test_the_last_collective_of_each_group_is_told_the_latest_first() -> None:
-    found = Flight(entries=flight_recorder._entries(trace({**GLOO, "collective_seq_id": 9654}, GLOO, NCCL)))
+    found = FlightRecord(
+        entries=flight_recorder._entries(trace({**GLOO, "collective_seq_id": 9654}, GLOO, NCCL))
+    )
     groups = (Group("3", "fsdp", (1, 3), 0),)
     assert found.collectives(groups, 4, 16_000_000_000) == (
         observations.Collective("3", "fsdp", (1, 3), 12, "_all_gather_base", "bfloat16[4,1] and 2 more", 7.0, True),
         observations.Collective("0", "default group", (0, 1, 2, 3), 9655, "all_reduce", "float32[1000]", 9.0, False,
-                     (observations.Entered(9654, "all_reduce", "float32[1000]"),)),
+                     (observations.EnteredCollective(9654, "all_reduce", "float32[1000]"),)),
     )  # fmt: skip
 
 
 def test_few_of_the_collectives_before_are_told_of() -> None:
     entered = [{**GLOO, "collective_seq_id": number} for number in range(9_600, 9_656)]
-    one = Flight(entries=flight_recorder._entries(trace(*entered))).collectives((), 4, 16_000_000_000)[0]
+    one = FlightRecord(entries=flight_recorder._entries(trace(*entered))).collectives((), 4, 16_000_000_000)[
+        0
+    ]
     assert [before.number for before in one.earlier] == [9_652, 9_653, 9_654]
 
 
 def test_members_of_a_group_that_was_not_heard_of_are_not_guessed() -> None:
-    (one,) = Flight(entries=flight_recorder._entries(trace(NCCL))).collectives((), 4, 0)
+    (one,) = FlightRecord(entries=flight_recorder._entries(trace(NCCL))).collectives((), 4, 0)
     assert (one.ranks, one.entered_s) == ((), 0.0)
 
 
@@ -69,14 +73,14 @@ def test_only_counters_that_are_active_are_waits() -> None:
 
 
 def test_where_no_process_has_torch_that_is_said(tmp_path: Path) -> None:
-    found = Window(tmp_path).look(python_of=0)
+    found = WorkerServerClient(tmp_path).look(python_of=0)
     assert "no process" in found.lack
     assert found.gil_held is None
 
 
 def test_a_dead_process_that_left_its_window_behind_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "torch-999999999.socket").touch()
-    assert "no process" in Window(tmp_path).look().lack
+    assert "no process" in WorkerServerClient(tmp_path).look().lack
 
 
 # A rank's own work: steps end at 0, 1, 2 … s, `own_s` later it enters the first of its collectives.

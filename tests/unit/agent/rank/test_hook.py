@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.agent.rank import hook
-from orchestrator.agent.rank.step_counter import NO_BEAT, Beats
+from orchestrator.agent.rank.step_counter import NO_BEAT, StepCounter
 from tests.support.hooked import (
     STEPS,
     Rank,
@@ -32,7 +32,7 @@ def rank(tmp_path: Path) -> Rank:
 def test_steps_are_counted_with_their_times(rank: Rank) -> None:
     done = rank.run([sys.executable, rank.script(STEPS), "5"])
     assert (done.returncode, done.stdout) == (0, b"")
-    reader = Beats(rank.dir / hook.BEAT_FILE)
+    reader = StepCounter(rank.dir / hook.BEAT_FILE)
     beat = reader.read()
     assert beat.step == 5
     assert reader.step_at(beat.time_ns) == 5

@@ -71,8 +71,14 @@ for _ in range(5):
         ("0", "default_pg", (0, 1, 2, 3)),
         ("7", "tensor parallel", (3, 1)),
     ]
-    assert reader.marks(0, 5) == (observations.Mark(2, 0, 2, (4, 10)), observations.Mark(4, 0, 4, (8, 10)))
-    assert reader.history() == (observations.Mark(1, 0, 1, (2, 10)), observations.Mark(5, 0, 5, (10, 10)))
+    assert reader.marks(0, 5) == (
+        observations.CollectiveCounts(2, 0, 2, (4, 10)),
+        observations.CollectiveCounts(4, 0, 4, (8, 10)),
+    )
+    assert reader.history() == (
+        observations.CollectiveCounts(1, 0, 1, (2, 10)),
+        observations.CollectiveCounts(5, 0, 5, (10, 10)),
+    )
     assert [end.count for end in reader.step_ends(3)] == [16, 18, 20]
     assert len({group.key for group in reader.groups()}) == 2
 
@@ -96,9 +102,18 @@ for parameters in range(10, 20):
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
     assert not (rank.dir / hook.NOTES_FILE).exists()
     reader = rank.reader()
-    assert reader.marks(0, 6) == (observations.Mark(2, 0, 2, (2,)), observations.Mark(4, 1, 2, (2,)))
-    assert reader.marks(5, 7) == (observations.Mark(6, 0, 3, (3,)), observations.Mark(7, 0, 4, (5,)))
-    assert reader.history()[:2] == (observations.Mark(1, 0, 1, (1,)), observations.Mark(7, 0, 4, (5,)))
+    assert reader.marks(0, 6) == (
+        observations.CollectiveCounts(2, 0, 2, (2,)),
+        observations.CollectiveCounts(4, 1, 2, (2,)),
+    )
+    assert reader.marks(5, 7) == (
+        observations.CollectiveCounts(6, 0, 3, (3,)),
+        observations.CollectiveCounts(7, 0, 4, (5,)),
+    )
+    assert reader.history()[:2] == (
+        observations.CollectiveCounts(1, 0, 1, (1,)),
+        observations.CollectiveCounts(7, 0, 4, (5,)),
+    )
     assert [(mark.optimizer, mark.turn) for mark in reader.marks(7, 17)] == [
         (number, 1) for number in (4, 5, 6, 7)
     ]
@@ -115,7 +130,10 @@ odd.step()
 step()
 """
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
-    assert rank.reader().marks(0, 4) == (observations.Mark(1, 0, 1, (5,)), observations.Mark(4, 0, 2, (5,)))
+    assert rank.reader().marks(0, 4) == (
+        observations.CollectiveCounts(1, 0, 1, (5,)),
+        observations.CollectiveCounts(4, 0, 2, (5,)),
+    )
     (note,) = (rank.dir / hook.NOTES_FILE).read_text().splitlines()
     assert "param_groups" in note
 
@@ -136,13 +154,17 @@ step()
     assert rank.run([sys.executable, rank.script(text)]).stdout == b"True\n"
     reader = rank.reader()
     assert [(one.name, one.column) for one in reader.groups()] == [("1", 1), ("2", 0)]
-    assert reader.marks(0, 3) == (observations.Mark(3, 0, 3, (5, 50)),)  # before, the new group was not there
+    assert reader.marks(0, 3) == (
+        observations.CollectiveCounts(3, 0, 3, (5, 50)),
+    )  # before, the new group was not there
 
 
 def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -> None:
     text = f"{GROUPS}\nworld.add('0', [0], None)\nworld.add('1', [0], 3)\nfor _ in range(3):\n    step()\n"
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
-    assert rank.reader().marks(0, 3) == tuple(observations.Mark(step, 0, step, (3,)) for step in (1, 2, 3))
+    assert rank.reader().marks(0, 3) == tuple(
+        observations.CollectiveCounts(step, 0, step, (3,)) for step in (1, 2, 3)
+    )
     (note,) = (rank.dir / hook.NOTES_FILE).read_text().splitlines()
     assert "counts nothing" in note
 
@@ -150,7 +172,7 @@ def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -
 def test_of_many_groups_the_first_eight_are_counted(rank: Rank) -> None:
     text = f"{GROUPS}\nfor number in range(20):\n    world.add(str(number), [0], number)\nstep()\n"
     rank.run([sys.executable, rank.script(text)])
-    assert rank.reader().history() == (observations.Mark(1, 0, 1, (0, 1, 2, 3, 4, 5, 6, 7)),)
+    assert rank.reader().history() == (observations.CollectiveCounts(1, 0, 1, (0, 1, 2, 3, 4, 5, 6, 7)),)
 
 
 def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from orchestrator.agent.rank.io_counter import FAMILY_S, Traffic
+from orchestrator.agent.rank.io_counter import FAMILY_S, IoCounter
 
 RUN_S_MAX = 30.0
 WRITER = """
@@ -32,7 +32,7 @@ def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> No
     assert process.stdin is not None and process.stdout is not None
     try:
         assert process.stdout.readline() == b"ready\n"
-        traffic, now_s = Traffic(process.pid), 1000.0
+        traffic, now_s = IoCounter(process.pid), 1000.0
         traffic.bytes(now_s)
         process.stdin.write(b"go\n")
         process.stdin.flush()
@@ -49,4 +49,4 @@ def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> No
 
 
 def test_a_process_that_is_not_there_has_no_traffic() -> None:
-    assert Traffic(999_999_999).bytes(time.monotonic()) == 0
+    assert IoCounter(999_999_999).bytes(time.monotonic()) == 0

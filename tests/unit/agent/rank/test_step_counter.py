@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.agent.rank import hook, step_counter
-from orchestrator.agent.rank.step_counter import NO_BEAT, Beat, Beats
+from orchestrator.agent.rank.step_counter import NO_BEAT, LastStep, StepCounter
 
 
-def written(path: Path, times_ns: Sequence[int], first_step: int = 1, pid: int = 7) -> Beats:
+def written(path: Path, times_ns: Sequence[int], first_step: int = 1, pid: int = 7) -> StepCounter:
     """A beat file as the hook would leave it after steps at these times."""
     step_counter.create(path)
     words = [0] * (hook.BEAT_BYTES // 8)
@@ -24,7 +24,7 @@ def written(path: Path, times_ns: Sequence[int], first_step: int = 1, pid: int =
         words[hook.TIME_WORD] = time_ns
         words[hook.STEP_WORD] = step
     path.write_bytes(struct.pack(f"<{len(words)}Q", *words))
-    return Beats(path)
+    return StepCounter(path)
 
 
 def seconds(*times_s: float) -> list[int]:
@@ -33,7 +33,7 @@ def seconds(*times_s: float) -> list[int]:
 
 def test_before_the_first_step_nothing_is_known(tmp_path: Path) -> None:
     step_counter.create(tmp_path / "beat")
-    reader = Beats(tmp_path / "beat")
+    reader = StepCounter(tmp_path / "beat")
     assert reader.read() == NO_BEAT
     assert reader.rate_per_s() is None
     assert reader.step_at(1 << 62) is None
@@ -48,7 +48,7 @@ def test_a_moment_tells_its_step(tmp_path: Path) -> None:
 def test_what_the_ring_has_forgotten_is_unknown(tmp_path: Path) -> None:
     reader = written(tmp_path / "beat", seconds(*range(1, 2001)))
     oldest = 2000 - hook.RING_STEPS + 1
-    assert reader.read() == Beat(step=2000, time_ns=2000 * 10**9, pid=7)
+    assert reader.read() == LastStep(step=2000, time_ns=2000 * 10**9, pid=7)
     assert reader.step_at(oldest * 10**9) == oldest
     assert reader.step_at(oldest * 10**9 - 1) is None
 
@@ -102,7 +102,7 @@ def test_the_usual_step_time_is_that_between_two_turns(
     assert usual == (None if usual_s is None else pytest.approx(usual_s))
 
 
-def counted(path: Path, counts: Sequence[int], first_step: int = 1) -> Beats:
+def counted(path: Path, counts: Sequence[int], first_step: int = 1) -> StepCounter:
     """A beat file with one group that had entered so many collectives at these steps."""
     written(path, seconds(*range(1, len(counts) + 1)), first_step)
     words = list(struct.unpack(f"<{hook.BEAT_BYTES // 8}Q", path.read_bytes()))
@@ -113,7 +113,7 @@ def counted(path: Path, counts: Sequence[int], first_step: int = 1) -> Beats:
     path.write_bytes(struct.pack(f"<{len(words)}Q", *words))
     group = {"column": 0, "name": "0", "label": "default_pg", "ranks": [0, 1]}
     path.with_name(hook.GROUPS_FILE).write_text(json.dumps({"generation": 2, "groups": [group]}))
-    return Beats(path)
+    return StepCounter(path)
 
 
 def test_ranks_some_steps_apart_mark_steps_in_common(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_a_file_of_another_layout_is_no_beat(tmp_path: Path) -> None:
     data = bytearray((tmp_path / "beat").read_bytes())
     data[4] += 1  # the version
     (tmp_path / "beat").write_bytes(data)
-    assert Beats(tmp_path / "beat").read() == NO_BEAT
+    assert StepCounter(tmp_path / "beat").read() == NO_BEAT

@@ -20,7 +20,7 @@ JOB = (
 )
 
 
-def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> end_causes.Shown:
+def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> end_causes.ShownJob:
     text = JOB.replace("JobState=RUNNING x ", "").format(state=state, restarts=restarts, preempted=preempted)
     shown = end_causes.shown(scontrol.fields(text))
     assert shown is not None

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import host_worker as w
 from orchestrator.backends.ssh import retry_schedule
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from tests.support.fake_session import CONFIG, REST_S_MAX, World
 
 
@@ -42,8 +42,8 @@ def test_a_launch_that_is_under_way_is_not_begun_twice(world: World) -> None:
     assert world.host.calls == ["open", "forward", "land 127.0.0.1:30000"]
 
 
-@pytest.mark.parametrize("trouble", list(Trouble))
-def test_a_failed_landing_is_told_once_and_not_tried_again(world: World, trouble: Trouble) -> None:
+@pytest.mark.parametrize("trouble", list(Retryable))
+def test_a_failed_landing_is_told_once_and_not_tried_again(world: World, trouble: Retryable) -> None:
     world.host.lands = LaunchError("folder", "no space", "make some", trouble)
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
@@ -51,7 +51,7 @@ def test_a_failed_landing_is_told_once_and_not_tried_again(world: World, trouble
     assert worker.take_failure() is None
     assert (world.stirred, worker.reason) == (1, "folder: no space")
     assert world.host.since(lambda: world.clock.advance(50.0)) == []
-    kept = trouble is Trouble.BUSY  # the next try, when a GPU comes free, needs no new connection
+    kept = trouble is Retryable.BUSY  # the next try, when a GPU comes free, needs no new connection
     assert world.host.sessions[-1].closed is not kept
     world.host.lands = None
     again = world.host.since(lambda: world.clock.until_rest(lambda: worker.launch(CONFIG)))
@@ -88,7 +88,7 @@ def test_a_dead_connection_is_opened_again_and_the_agent_told_the_new_port(world
     world.clock.advance(11.0)
 
     def heal_and_ask() -> None:
-        world.clock.until_rest(lambda: worker.ask(w.Deed.LOOK))
+        world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))
 
     assert world.host.since(heal_and_ask) == ["ask", "close", "open", "forward", "reach 127.0.0.1:30001"]
     assert worker.take_evidence() is None
@@ -114,7 +114,7 @@ def test_a_way_that_breaks_as_soon_as_it_is_open_is_opened_again_after_a_pause(w
     worker = world.launched()
     world.clock.advance(3.0)
     world.host.answers = False
-    broken = lambda: world.clock.until_rest(lambda: worker.ask(w.Deed.ASK))  # noqa: E731
+    broken = lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.ASK))  # noqa: E731
     assert world.host.since(broken) == ["ask", "close"]
     assert world.host.since(lambda: world.clock.advance(0.6)) == ["open", "forward", "reach 127.0.0.1:30001"]
     world.clock.advance(0.6)
@@ -127,14 +127,14 @@ def test_an_agent_that_cannot_be_looked_for_keeps_its_way(world: World) -> None:
     worker = world.launched()
     world.clock.advance(3.0)
     world.host.unseen = LaunchError("folder", "no space")
-    looked = world.host.since(lambda: world.clock.until_rest(lambda: worker.ask(w.Deed.LOOK)))
+    looked = world.host.since(lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK)))
     assert looked == ["ask", "reach 127.0.0.1:30000", "ask"]
     assert worker.reason == "folder: no space"
     assert not world.host.sessions[-1].closed
 
 
 def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(world: World) -> None:
-    world.host.refuses = LaunchError("host key", "its key changed", "", Trouble.LASTING)
+    world.host.refuses = LaunchError("host key", "its key changed", "", Retryable.LASTING)
     worker = world.worker()
     world.clock.until_rest(lambda: worker.attend(CONFIG))
     assert world.host.since(lambda: world.clock.advance(29.0)) == []
@@ -149,7 +149,7 @@ def test_news_from_the_supervisor_ends_a_pause(world: World) -> None:
     for _ in range(6):
         world.clock.advance(10.0)
     world.clock.advance(3.0)
-    asked = world.host.since(lambda: world.clock.until_rest(lambda: worker.ask(w.Deed.LOOK)))
+    asked = world.host.since(lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK)))
     assert asked == ["open"]
 
 
@@ -157,7 +157,7 @@ def test_an_agent_that_is_gone_is_told_once_and_no_way_kept_for_it(world: World)
     worker = world.launched()
     world.host.agent = False
     world.clock.advance(3.0)
-    world.clock.until_rest(lambda: worker.ask(w.Deed.LOOK))
+    world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))
     assert worker.take_evidence() == "its agent is not running any more; it left no word"
     assert worker.take_evidence() is None
     assert world.stirred == 1
@@ -169,14 +169,14 @@ def test_a_host_that_was_restarted_is_told(world: World) -> None:
     worker = world.launched()
     world.host.agent, world.host.boot, world.host.answers = False, "boot-2", False
     world.clock.advance(11.0)
-    world.clock.until_rest(lambda: worker.ask(w.Deed.LOOK))
+    world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))
     assert worker.take_evidence() == "the host was restarted"
 
 
 def test_an_agent_is_not_looked_for_oftener_than_every_two_seconds(world: World) -> None:
     worker = world.launched()
     world.clock.advance(2.0)
-    ask = lambda: world.clock.until_rest(lambda: worker.ask(w.Deed.LOOK))  # noqa: E731
+    ask = lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))  # noqa: E731
     assert world.host.since(ask) == ["ask", "reach 127.0.0.1:30000"]
     assert world.host.since(ask) == []
     assert world.host.since(lambda: world.clock.advance(0.6)) == ["ask"]  # which costs next to nothing

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import conversation
 from orchestrator.backends.ssh.conversation import Clocks
-from orchestrator.backends.ssh.launch import Code, Kit, Landed, Launch, land
+from orchestrator.backends.ssh.launch import Code, Landed, Launch, Launcher, launch_agent
 from orchestrator.backends.ssh.session import Unwanted
 from orchestrator.core import codec
-from orchestrator.core.observations import Trouble
+from orchestrator.core.observations import Retryable
 from orchestrator.core.wire import bootstrap as w
 from tests.support import fake_host
 
@@ -68,10 +68,10 @@ def steps(has_bundle: bool, has_code: bool, was_up: bool) -> list[Step]:
     return [
         Step("shell", w.InShell()),
         Step("python", w.PythonFound("/usr/bin/python3", "3.11.2", BEGAN_S)),
-        *([] if has_bundle else [Step("folder", w.Want("bundle"))]),
+        *([] if has_bundle else [Step("folder", w.SendBlob("bundle"))]),
         Step("folder", w.Working("waiting for another launch")),
         Step("folder", w.Placed("/home/me/.orch/jobs/x", True, True, "boot", ())),
-        *([] if has_code else [Step("copy", w.Want("code")), Step("copy", w.Working("unpacking"))]),
+        *([] if has_code else [Step("copy", w.SendBlob("code")), Step("copy", w.Working("unpacking"))]),
         Step("copy", w.CopiedHere()),
         *(
             [Step("lease", w.AlreadyUp(7, ("0",)))]
@@ -178,10 +178,10 @@ class FakeHost:
 
 
 def _land(host: FakeHost, code: Code) -> Landed | LaunchError:
-    told = Launch(Kit("exit 0", BUNDLE), code, False, fake_host.config())
+    told = Launch(Launcher("exit 0", BUNDLE), code, False, fake_host.config())
     clocks = Clocks(monotonic=lambda: host.now_s, wall=lambda: host.now_s)
     try:
-        return land(host, told, clocks=clocks)
+        return launch_agent(host, told, clocks=clocks)
     except LaunchError as err:
         return err
 
@@ -189,7 +189,7 @@ def _land(host: FakeHost, code: Code) -> Landed | LaunchError:
 def test_an_agent_that_is_not_wanted_any_more_is_not_started(code: Code) -> None:
     host = FakeHost(steps(True, True, was_up=False), None, [])
     with pytest.raises(Unwanted):
-        land(host, Launch(Kit("exit 0", BUNDLE), code, False, fake_host.config()), lambda: False)
+        launch_agent(host, Launch(Launcher("exit 0", BUNDLE), code, False, fake_host.config()), lambda: False)
     assert host.closed and host.keeper is KeeperState.ENDED
 
 
@@ -226,7 +226,7 @@ def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
         return
     assert fault is not None
     assert result.stage in _stages(host, fault), result
-    assert result.reason and isinstance(result.trouble, Trouble)
+    assert result.reason and isinstance(result.trouble, Retryable)
     was_told = bytes(host.heard).endswith(w.GO + b"\n")
     assert host.keeper is (KeeperState.UP if was_told else host.keeper)
     assert was_told or host.keeper in (KeeperState.NONE, KeeperState.ENDED)
@@ -236,7 +236,7 @@ def _stages(host: FakeHost, fault: Fault) -> set[str]:
     """Return the stages that may be named: that of the step, and the copy while something is being sent before it."""
     stage = host.steps[fault.at].stage
     before = host.steps[fault.at - 1].word if fault.at else None
-    return {stage, "copy"} if isinstance(before, w.Want) else {stage}
+    return {stage, "copy"} if isinstance(before, w.SendBlob) else {stage}
 
 
 def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None:
@@ -291,7 +291,7 @@ def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
     result = _land(Full(steps(True, False, False), None, []), code)
     assert isinstance(result, LaunchError)
     assert (result.stage, result.reason, result.fix, result.trouble) == (
-        "copy", "no space left", "free some", Trouble.LASTING,
+        "copy", "no space left", "free some", Retryable.LASTING,
     )  # fmt: skip
 
 
@@ -315,4 +315,4 @@ def test_a_command_without_a_channel_is_the_connection_s_own_error(code: Code) -
             self.run = run
 
     with pytest.raises(LaunchError, match="opens no session"):
-        land(Refusing(), Launch(Kit("", b""), code, False, fake_host.config()))
+        launch_agent(Refusing(), Launch(Launcher("", b""), code, False, fake_host.config()))

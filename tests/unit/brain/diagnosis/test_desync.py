@@ -32,10 +32,11 @@ def train(
         steps = range(begin, min(begin + EVERY_BEAT_STEPS, last + 1), 2)
         for rank in range(ranks):
             marks = tuple(
-                observations.Mark(step, 0, step, tuple(counts(rank, step) for _ in groups)) for step in steps
+                observations.CollectiveCounts(step, 0, step, tuple(counts(rank, step) for _ in groups))
+                for step in steps
             )
-            beat = e.RankBeat(rank, steps[-1], "S", 0, 0.0, groups=groups, marks=marks)
-            said += story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
+            beat = e.RankHeartbeat(rank, steps[-1], "S", 0, 0.0, groups=groups, marks=marks)
+            said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     return said
 
 
@@ -44,19 +45,19 @@ def looked(story: Story, began: int = 0, odd: int = 2, mixed: tuple[str, ...] = 
     number = story.brain.facts.attempt.look  # type: ignore[union-attr]
     said = []
     for rank in range(len(story.brain.facts.ranks)):
-        marks = (observations.Mark(began, 0, began, (0,)),) if began and rank == odd else ()
+        marks = (observations.CollectiveCounts(began, 0, began, (0,)),) if began and rank == odd else ()
         last = observations.Collective(
             "0", "default group", (0, 1, 2, 3), 90 + rank, "all_reduce", "float32[1000]", 0.1
         )
         found = look(
             rank,
-            observations.Doing.WORKS,
+            observations.Activity.WORKS,
             marks=marks,
             mixed=mixed if rank == 0 else (),
             collectives=(last,),
             where="train.py:9 step",
         )
-        said += story.hear(e.Looked(0.0, f"n{rank}", 1, number, (found,)))
+        said += story.hear(e.Inspected(0.0, f"n{rank}", 1, number, (found,)))
     return said
 
 
@@ -72,7 +73,7 @@ def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> 
     story = running()
     assert not train(story, 2, 40, skips)
     said = train(story, 42, 64, skips)
-    assert {type(one) for one in said} == {d.Look}
+    assert {type(one) for one in said} == {d.Inspect}
     verdict = only(looked(story, began=41), d.Judge).verdict
     assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.DESYNC, (2,), "n2", 41)
     assert verdict.culprit == (
@@ -136,8 +137,8 @@ def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
     train(story, 2, 204, a_thread_lags)
     assert story.brain.facts.odd_at
     for rank in range(4):
-        beat = e.RankBeat(rank, 204, "S", 0, 0.0, usual_s=0.1, groups=(GROUP,))
-        story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
+        beat = e.RankHeartbeat(rank, 204, "S", 0, 0.0, usual_s=0.1, groups=(GROUP,))
+        story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     story.now_s += 25.0  # an evaluation, for instance
     assert not train(story, 206, 400, a_thread_lags)
 
@@ -153,17 +154,19 @@ def test_only_members_of_a_group_are_compared() -> None:
         story.now_s += 1.0
         for rank in range(4):
             marks = tuple(
-                observations.Mark(step, 0, step, (3 * step, (rank // 2 + 1) * step))
+                observations.CollectiveCounts(step, 0, step, (3 * step, (rank // 2 + 1) * step))
                 for step in range(begin, begin + 8, 2)
             )
-            beat = e.RankBeat(rank, begin + 6, "S", 0, 0.0, groups=(GROUP, f"part{rank // 2}"), marks=marks)
-            assert not story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
+            beat = e.RankHeartbeat(
+                rank, begin + 6, "S", 0, 0.0, groups=(GROUP, f"part{rank // 2}"), marks=marks
+            )
+            assert not story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
 
 
 def test_on_desync_notify_says_it_once_and_lets_the_job_go_on() -> None:
     story = running(on_desync="notify")
     train(story, 2, 64, skips)
-    assert only(looked(story, began=41), d.Notice).verdict.kind is d.Kind.DESYNC
+    assert only(looked(story, began=41), d.Alert).verdict.kind is d.Kind.DESYNC
     assert not train(story, 66, 120, skips)
 
 
@@ -174,9 +177,9 @@ def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile
     facts = story.brain.facts
     assert facts.attempt is not None and facts.attempt.desynced is not None
     hang = d.Verdict(d.Kind.HANG, (), "", "no step for 60 s", (), "hang network", 64, story.now_s, True)
-    story.brain.learn(d.Notice(story.now_s, "hang", 1, hang))
+    story.brain.learn(d.Alert(story.now_s, "hang", 1, hang))
     said = train(story, 66, 120, skips)
-    assert [type(one) for one in said] == [d.Withdraw]
+    assert [type(one) for one in said] == [d.ResolveAlert]
     assert facts.attempt.noticed is None and facts.attempt.desynced is not None
 
 

@@ -90,7 +90,7 @@ def test_ranks_stopped_without_an_order_are_judged() -> None:
 
 def test_a_silent_node_is_no_matter_while_the_gang_makes_steps() -> None:
     story = _running()
-    story.hear(e.AgentSilent(0.0, "n1"))
+    story.hear(e.AgentDisconnected(0.0, "n1"))
     for count in range(1, 20):
         story.now_s += 5.0
         assert not story.hear(story.beat(0, count))
@@ -98,17 +98,17 @@ def test_a_silent_node_is_no_matter_while_the_gang_makes_steps() -> None:
 
 def test_log_lines_do_not_speak_for_a_silent_node() -> None:
     story = _running()
-    story.hear(e.AgentSilent(0.0, "n1"))
+    story.hear(e.AgentDisconnected(0.0, "n1"))
     decided: list[d.Decision] = []
     for count in range(1, 6):
         story.now_s += 5.0
-        decided += story.hear(e.Beat(0.0, "n0", 1, (e.RankBeat(0, 0, "S", count * 10, 0.0),)))
+        decided += story.hear(e.Heartbeat(0.0, "n0", 1, (e.RankHeartbeat(0, 0, "S", count * 10, 0.0),)))
     assert only(decided, d.Judge).verdict.node == "n1"
 
 
 def test_a_node_whose_ranks_are_done_may_fall_silent() -> None:
     story = _running()
-    story.hear(story.exited(1, 0, None), e.AgentSilent(0.0, "n1"), story.beat(0, 3))
+    story.hear(story.exited(1, 0, None), e.AgentDisconnected(0.0, "n1"), story.beat(0, 3))
     story.now_s += 25.0
     assert not story.hear(story.beat(0, 3))
 
@@ -128,9 +128,9 @@ def test_a_new_agent_says_that_the_ranks_of_the_old_one_are_dead() -> None:
 
 def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
     story = _running()
-    story.hear(e.AgentGone(0.0, "n1", "killed"), story.stopped(0))
+    story.hear(e.AgentDied(0.0, "n1", "killed"), story.stopped(0))
     for _ in range(6):
-        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host", observations.Trouble.PASSING))
+        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host", observations.Retryable.PASSING))
         story.wait(30.0)
     assert story.brain.facts.end is None and len([x for x in story.said if isinstance(x, d.Launch)]) >= 4
 
@@ -138,7 +138,7 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
 def test_an_agent_that_never_started_ends_the_job() -> None:
     story = Story(1)
     for _ in range(3):
-        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", observations.Trouble.PASSING))
+        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", observations.Retryable.PASSING))
         story.wait(5.0)
     assert only(story.said, d.EndJob).end is d.JobEnd.FAILED
 

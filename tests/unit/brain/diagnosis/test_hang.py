@@ -115,7 +115,7 @@ def test_a_rank_that_enters_further_collectives_moves() -> None:
     for number in range(7, 40):
         story.wait(2.5)
         story.hear(*story.looked(*(entered(rank, number, still_s=20.0) for rank in ALL)))
-    assert none_of(story.said, d.Judge) and not none_of(story.said, d.Look)
+    assert none_of(story.said, d.Judge) and not none_of(story.said, d.Inspect)
 
 
 def test_a_sleep_longer_than_patience_is_a_proof_and_a_shorter_one_is_not() -> None:
@@ -225,7 +225,7 @@ def test_victims_of_one_group_are_not_the_culprits_of_another() -> None:
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups_are_both_shown() -> None:
-    def _crossed(rank: int, mine: str, other: str) -> observations.RankLook:
+    def _crossed(rank: int, mine: str, other: str) -> observations.RankInspection:
         entered = observations.Collective(mine, mine, ALL, 5, "all_reduce", "", 4.0)
         return look(rank, WAITS, where=f"t.py:{rank} f", collectives=(
             entered, observations.Collective(other, other, ALL, 4, "all_reduce", "", 60.0)))  # fmt: skip
@@ -238,7 +238,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_both_shown() -> None:
 
 
 def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
-    held = entered(2, 6, doing=observations.Doing.STOPPED, state="t", why="held by a debugger")
+    held = entered(2, 6, doing=observations.Activity.STOPPED, state="t", why="held by a debugger")
     story = gang_of()
     story.hear(beat(2, 9, "t"))
     assert none_of(silence(story, entered(0, 7), entered(1, 7), held, entered(3, 7), for_s=290.0), d.Judge)
@@ -259,7 +259,7 @@ def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
     ],
 )
 def test_patience_is_five_minutes_where_a_rank_is_blocked_and_twice_that_where_it_is_busy(
-    doing: observations.Doing, more: dict[str, Any], patience_s: float
+    doing: observations.Activity, more: dict[str, Any], patience_s: float
 ) -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
     odd = entered(2, 6, doing=doing, where="train.py:50 odd", **more)
@@ -279,7 +279,7 @@ def test_patience_is_the_longest_that_fits_what_was_seen_since_the_rank_last_mov
     kinds = itertools.cycle((SPINS, BLOCKED, BLOCKED))
     story, first_s = gang_of(), None
     for _ in range(1100):
-        if not none_of(story.wait(0.5), d.Look):
+        if not none_of(story.wait(0.5), d.Inspect):
             first_s = story.now_s if first_s is None else first_s
             odd = entered(2, 6, doing=next(kinds), where="train.py:50 poll")
             story.hear(*story.looked(*(stood(one, story.now_s - first_s) for one in (*waiting, odd))))
@@ -305,7 +305,7 @@ def test_processor_time_alone_does_not_hide_a_hang_before_the_first_step_for_eve
         for second in range(1, 300):
             story.hear(beat(1, 0, cpu_s=second * 0.9), beat(0, 0, cpu_s=0.0))
             story.wait(1.0)
-            orders = [one for one in story.said if isinstance(one, d.Look)]
+            orders = [one for one in story.said if isinstance(one, d.Inspect)]
             if orders and none_of(story.said, d.Judge):
                 story.hear(*story.looked(*(stood(one, story.now_s - orders[0].at) for one in found)))
         assert none_of(story.said, d.Judge) is not is_judged
@@ -321,7 +321,7 @@ def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> Non
         for second in range(1, 400):
             story.hear(beat(0, 9, log_bytes=second))
             silence(story, *waiting, odd, for_s=1.0)
-            orders = [one for one in story.said if isinstance(one, d.Look)]
+            orders = [one for one in story.said if isinstance(one, d.Inspect)]
             if orders:
                 story.hear(
                     *story.looked(*(stood(one, story.now_s - orders[0].at) for one in (*waiting, odd)))
@@ -343,7 +343,7 @@ def test_a_whole_gang_that_works_in_silence_is_never_judged() -> None:
 def test_what_cannot_be_seen_has_the_ceiling() -> None:
     story = gang_of(hang_s_ceiling=100.0)
     for _ in range(190):
-        if any(isinstance(one, d.Look) for one in story.wait(0.5)):
+        if any(isinstance(one, d.Inspect) for one in story.wait(0.5)):
             story.hear(*story.looked(*(look(rank) for rank in ALL)))
     assert none_of(story.said, d.Judge)
 
@@ -368,11 +368,11 @@ def test_a_fixed_hang_takes_two_looks_before_its_verdict_even_where_looks_see_no
     story.run()
     story.hear(beat(0, 4), beat(1, 3))
     orders = story.wait(10.0)
-    assert [type(decision) for decision in orders] == [d.Look, d.Look]
+    assert [type(decision) for decision in orders] == [d.Inspect, d.Inspect]
     assert none_of(
         story.hear(*story.looked(look(0, stack=("all_reduce",)), look(1, stack=("all_reduce",)))), d.Judge
     )
-    assert not none_of(story.wait(2.0), d.Look)
+    assert not none_of(story.wait(2.0), d.Inspect)
     taken = story.looked(look(0, stack=("all_reduce",)), look(1, stack=("all_reduce",)))
     verdict = only(story.hear(*taken), d.Judge).verdict
     assert (verdict.kind, verdict.ranks) == (d.Kind.HANG, (1,))
@@ -384,7 +384,7 @@ def test_a_hang_is_not_judged_by_a_node_that_was_not_heard_since() -> None:
     story.run()
     story.hear(beat(0, 4), beat(1, 4))
     for _ in range(40):
-        if not none_of(story.wait(1.0), d.Look):
+        if not none_of(story.wait(1.0), d.Inspect):
             story.hear(*story.looked(look(0)))
     assert none_of(story.said, d.Judge), "n1 has not spoken after the time was over"
     story.wait(7.0)

@@ -36,8 +36,8 @@ def test_a_pause_of_3_s_in_state_t_is_no_hang_and_one_of_6_s_is() -> None:
     story = gang_of(2, hang_s_max=30.0)
     story.hear(beat(0, 9, "T"))
     story.now_s += 3.0
-    assert {type(decision) for decision in story.hear(beat(0, 9, "T"))} == {d.Look}
-    answers = story.looked(look(0, observations.Doing.STOPPED, state="T"), look(1, WAITS))
+    assert {type(decision) for decision in story.hear(beat(0, 9, "T"))} == {d.Inspect}
+    answers = story.looked(look(0, observations.Activity.STOPPED, state="T"), look(1, WAITS))
     assert none_of(story.hear(*answers), d.Judge)
     story.now_s += 3.0
     verdict = only(story.hear(beat(0, 9, "T")), d.Judge).verdict
@@ -51,7 +51,7 @@ def test_all_ranks_that_were_stopped_together_are_named() -> None:
     story.hear(beat(2, 9, "T"))
     story.now_s += 3.0
     story.hear(beat(3, 9, "T"), beat(2, 9, "T"), beat(1, 9, "T"))
-    stopped = [look(rank, observations.Doing.STOPPED, state="T") for rank in (1, 2, 3)]
+    stopped = [look(rank, observations.Activity.STOPPED, state="T") for rank in (1, 2, 3)]
     story.hear(*story.looked(look(0, WAITS), *stopped))
     story.now_s += 2.0
     verdict = only(story.hear(beat(1, 9, "T")), d.Judge).verdict
@@ -62,8 +62,8 @@ def test_what_others_wait_in_is_known_before_a_stopped_rank_is_judged() -> None:
     story = gang_of(2, hang_s_max=30.0)
     looks = []
     for _ in range(5):
-        looks += [one for one in story.hear(beat(0, 9, "T")) if isinstance(one, d.Look)]
-        story.hear(*story.looked(look(0, observations.Doing.STOPPED, state="T"), look(1, WAITS)))
+        looks += [one for one in story.hear(beat(0, 9, "T")) if isinstance(one, d.Inspect)]
+        story.hear(*story.looked(look(0, observations.Activity.STOPPED, state="T"), look(1, WAITS)))
         story.now_s += 1.0
     assert [one.look for one in looks if one.node == "n1"] == [1, 2]
     assert only(story.hear(beat(0, 9, "T")), d.Judge).verdict.ranks == (0,)
@@ -73,7 +73,7 @@ def test_a_stopped_rank_is_a_hang_even_where_silence_is_none() -> None:
     story = gang_of(2, hang_s_max=None)
     story.hear(beat(0, 9, "T"))
     story.now_s += 6.0
-    assert not none_of(story.hear(beat(0, 9, "T")), d.Look)
+    assert not none_of(story.hear(beat(0, 9, "T")), d.Inspect)
 
 
 def test_a_rank_that_alone_is_left_behind_is_named() -> None:
@@ -95,14 +95,14 @@ def _left(here_s: float, busy: bool = False) -> Story:
 
 def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_7_s() -> None:
     early = _left(6.0)
-    assert none_of(early.hear(*early.looked(look(0, observations.Doing.LEAVING, certain=True))), d.Judge)
+    assert none_of(early.hear(*early.looked(look(0, observations.Activity.LEAVING, certain=True))), d.Judge)
     story = _left(7.0)
-    assert not none_of(story.said, d.Look)
+    assert not none_of(story.said, d.Inspect)
     assert none_of(
-        story.hear(*story.looked(look(0, observations.Doing.LEAVING, why="in read() of a pipe"))), d.Judge
+        story.hear(*story.looked(look(0, observations.Activity.LEAVING, why="in read() of a pipe"))), d.Judge
     )
     verdict = only(
-        story.hear(*story.looked(look(0, observations.Doing.LEAVING, certain=True))), d.Judge
+        story.hear(*story.looked(look(0, observations.Activity.LEAVING, certain=True))), d.Judge
     ).verdict
     assert verdict.summary == "rank 0 on n0 said its last word 7 s ago and never left"
 
@@ -136,7 +136,7 @@ def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> 
 def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -> None:
     came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1)]
     late = look(2, WORKS, phase="import", stack=AT)
-    unseen = look(3, observations.Doing.UNSEEN, why="it did not answer")
+    unseen = look(3, observations.Activity.UNSEEN, why="it did not answer")
     story = gang_of(steps=0, rendezvous_s_max=100.0)
     assert none_of(silence(story, *came, late, unseen, for_s=130.0), d.Judge)
     seen = look(3, WAITS, phase="rendezvous", stack=AT)
@@ -145,7 +145,7 @@ def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -
 
 def test_a_rank_that_shows_no_stack_is_not_waited_for_without_end() -> None:
     came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1, 2)]
-    unseen = look(3, observations.Doing.UNSEEN, why="it did not answer")
+    unseen = look(3, observations.Activity.UNSEEN, why="it did not answer")
     verdict = judged(gang_of(steps=0, rendezvous_s_max=100.0), *came, unseen, for_s=150.0)
     assert verdict.ranks == (3,) and "it did not answer" in verdict.culprit
 
@@ -170,16 +170,16 @@ def test_long_after_the_rendezvous_its_limit_is_no_matter() -> None:
 def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_job_moves() -> None:
     story = gang_of(2, on_hang="notify")
     found = [look(0, WAITS), look(1, BLOCKED, certain=True, where="train.py:5 f")]
-    assert not none_of(silence(story, *found), d.Notice)
-    looks = len([one for one in story.said if isinstance(one, d.Look)])
+    assert not none_of(silence(story, *found), d.Alert)
+    looks = len([one for one in story.said if isinstance(one, d.Inspect)])
     said = []
     for _ in range(100):
         said += story.wait(0.5)
-    assert none_of(said, d.Notice) and none_of(story.said, d.Stop)
-    assert len([one for one in story.said if isinstance(one, d.Look)]) > looks
-    withdrawn = only(beats(story, 10), d.Withdraw)
+    assert none_of(said, d.Alert) and none_of(story.said, d.Stop)
+    assert len([one for one in story.said if isinstance(one, d.Inspect)]) > looks
+    withdrawn = only(beats(story, 10), d.ResolveAlert)
     assert withdrawn.why == "the job moves again"
-    assert not none_of(silence(story, *found), d.Notice), "another hang is told anew"
+    assert not none_of(silence(story, *found), d.Alert), "another hang is told anew"
 
 
 def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_again_and_again() -> None:
@@ -188,11 +188,11 @@ def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_agai
     for second in range(1, 300):
         story.hear(beat(0, 9, log_bytes=second))
         story.wait(1.0)
-        orders = [one for one in story.said if isinstance(one, d.Look)]
+        orders = [one for one in story.said if isinstance(one, d.Inspect)]
         if orders:
             story.hear(*story.looked(*(stood(one, story.now_s - orders[0].at) for one in found)))
-    assert len([one for one in story.said if isinstance(one, d.Notice)]) == 1
-    assert none_of(story.said, d.Withdraw)
+    assert len([one for one in story.said if isinstance(one, d.Alert)]) == 1
+    assert none_of(story.said, d.ResolveAlert)
 
 
 def test_fail_ends_the_job() -> None:
@@ -209,11 +209,11 @@ def hang_at(story: Story, attempt: int, *, certain: bool) -> tuple[d.Verdict, fl
     """Let rank 0 of two stand at one place after step 9 until it is judged; return the verdict, and after how long."""
     story.run(attempt)
     for rank in (0, 1):
-        made = e.RankBeat(rank, 9, "S", 0, 0.0, usual_s=0.1)
-        story.hear(e.Beat(0.0, f"n{rank}", attempt, (made,)))
+        made = e.RankHeartbeat(rank, 9, "S", 0, 0.0, usual_s=0.1)
+        story.hear(e.Heartbeat(0.0, f"n{rank}", attempt, (made,)))
     began_s, first_s = story.now_s, 0.0
     for _ in range(2000):
-        if none_of(story.wait(0.5), d.Look):
+        if none_of(story.wait(0.5), d.Inspect):
             continue
         first_s = first_s or story.now_s
         stood_s = story.now_s - first_s
@@ -251,11 +251,11 @@ def hang_of_rank_1(story: Story, attempt: int, step: int, *nodes: int) -> d.Verd
     """Let two ranks run on these nodes, rank 1 hang after a step, and all stop until the next attempt is placed."""
     story.run_on(*nodes, attempt=attempt)
     for rank, node in enumerate(nodes):
-        made = e.RankBeat(rank, step, "S", 0, 0.0, usual_s=0.1)
-        story.hear(e.Beat(0.0, f"n{node}", attempt, (made,)))
+        made = e.RankHeartbeat(rank, step, "S", 0, 0.0, usual_s=0.1)
+        story.hear(e.Heartbeat(0.0, f"n{node}", attempt, (made,)))
     said: list[d.Decision] = []
     for stood_s in (0.0, 3.0):
-        assert any(not none_of(story.wait(0.5), d.Look) for _ in range(LOOK_WAITS_MAX))
+        assert any(not none_of(story.wait(0.5), d.Inspect) for _ in range(LOOK_WAITS_MAX))
         waits = look(0, WAITS, still_s=stood_s)
         blocked = look(1, BLOCKED, certain=True, where="a.py:1 f", still_s=stood_s)
         looked = story.looked(waits, blocked, attempt=attempt)

@@ -25,7 +25,7 @@ from tests.support.hang_story import (
 
 @pytest.mark.parametrize("doing", [SLEEPS, SPINS])
 def test_ranks_that_compute_or_sleep_and_wait_for_no_other_may_do_so_for_as_long_as_they_like(
-    doing: observations.Doing,
+    doing: observations.Activity,
 ) -> None:
     found = [
         look(rank, doing=doing, where=f"train.py:{rank} f", certain=doing is SLEEPS, ends_s=7200.0)
@@ -94,6 +94,6 @@ def test_a_rank_that_is_held_back_now_and_then_is_not_stopped() -> None:
     story = gang_of()
     for _ in range(8):  # each beat finds it stopped
         story.hear(beat(2, 9, "T"))
-        if any(isinstance(one, d.Look) for one in story.wait(1.0)):
-            story.hear(*story.looked(*(look(rank, observations.Doing.WORKS) for rank in ALL)))
+        if any(isinstance(one, d.Inspect) for one in story.wait(1.0)):
+            story.hear(*story.looked(*(look(rank, observations.Activity.WORKS) for rank in ALL)))
     assert none_of(story.said, d.Judge)

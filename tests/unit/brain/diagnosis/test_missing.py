@@ -15,7 +15,7 @@ def test_who_has_entered_another_collective_before_it_left_it_is_the_odd_one() -
     inside = "in all_reduce"
     waiting = [entered(rank, 7, why=inside) for rank in (1, 2, 3)]
     for what, ranks in (("broadcast", (0,)), ("all_reduce", ())):
-        before = (observations.Entered(7, what, "float32[10]"),)
+        before = (observations.EnteredCollective(7, what, "float32[10]"),)
         gone_on = entered(0, 8, why=inside)
         gone_on = replace(gone_on, collectives=(replace(gone_on.collectives[0], earlier=before),))
         verdict = judged(gang_of(), gone_on, *waiting, for_s=640.0)

@@ -19,8 +19,8 @@ def report(story: Story, own_s: list[float], count: int) -> list[d.Decision]:
     story.now_s += 10.0
     said = []
     for rank, one in enumerate(own_s):
-        beat = e.RankBeat(rank, count, "S", 0, 0.0, own_s=one + count * 1e-9)
-        said += story.hear(e.Beat(0.0, f"n{rank}", 1, (beat,)))
+        beat = e.RankHeartbeat(rank, count, "S", 0, 0.0, own_s=one + count * 1e-9)
+        said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     return said
 
 

@@ -13,7 +13,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from tests.support.brain_story import Story, look, none_of
 
-WAITS = observations.Doing.WAITS
+WAITS = observations.Activity.WAITS
 
 
 def _auto(nodes: int = 2, **limits: object) -> Story:
@@ -23,17 +23,17 @@ def _auto(nodes: int = 2, **limits: object) -> Story:
     return story
 
 
-def _beat(rank: int, count: int = 0, **more: Any) -> e.Beat:
+def _beat(rank: int, count: int = 0, **more: Any) -> e.Heartbeat:
     fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, **more}
-    return e.Beat(0.0, f"n{rank}", 1, (e.RankBeat(rank, count, "S", **fields),))
+    return e.Heartbeat(0.0, f"n{rank}", 1, (e.RankHeartbeat(rank, count, "S", **fields),))
 
 
 def _step(story: Story, count: int, usual_s: float | None = 0.1) -> None:
     story.hear(*(_beat(rank, count, usual_s=usual_s) for rank in range(len(story.brain.facts.nodes))))
 
 
-def _looks(decisions: list[d.Decision]) -> list[d.Look]:
-    return [one for one in decisions if isinstance(one, d.Look)]
+def _looks(decisions: list[d.Decision]) -> list[d.Inspect]:
+    return [one for one in decisions if isinstance(one, d.Inspect)]
 
 
 def _first_look_s(story: Story, until_s: float = 1000.0) -> float | None:
@@ -80,7 +80,7 @@ def test_processor_time_counts_before_the_first_step_and_not_after_it() -> None:
         assert not story.hear(_beat(0, cpu_s=float(second)), _beat(1, cpu_s=float(second)))
     story = _auto()
     _step(story, 9)
-    looked: list[d.Look] = []
+    looked: list[d.Inspect] = []
     for second in range(10):
         story.now_s += 1.0
         looked += _looks(story.hear(_beat(0, 9, cpu_s=float(second), usual_s=0.1), _beat(1, 9, usual_s=0.1)))
@@ -113,7 +113,7 @@ def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(
 def test_a_little_input_and_output_is_no_sign() -> None:
     story = _auto()
     _step(story, 9)
-    looked: list[d.Look] = []
+    looked: list[d.Inspect] = []
     for second in range(1, 8):
         story.now_s += 1.0
         looked += _looks(
@@ -143,7 +143,7 @@ def test_whoever_has_just_come_to_stand_is_looked_at_again_soon() -> None:
     for _ in range(200):
         if _looks(story.wait(0.5)):
             times.append(story.now_s)
-            doing, still_s = (observations.Doing.WORKS, 0.0) if len(times) < 6 else (WAITS, 0.0)
+            doing, still_s = (observations.Activity.WORKS, 0.0) if len(times) < 6 else (WAITS, 0.0)
             story.hear(*story.looked(look(0, doing, still_s=still_s), look(1, WAITS, still_s=50.0)))
     assert times[5] - times[4] == pytest.approx(30.0, abs=0.6) and times[6] - times[5] == pytest.approx(
         2.0, abs=0.6
@@ -158,7 +158,7 @@ def test_a_step_voids_what_was_found_before() -> None:
     story.said.clear()
     _step(story, 10)
     story.wait(4.0)
-    assert none_of(story.said, d.Look)
+    assert none_of(story.said, d.Inspect)
     story.wait(2.0)
     assert "look 2" not in _looks(story.said)[0].why
 
@@ -175,7 +175,7 @@ def test_no_look_is_ordered_while_the_last_one_is_still_to_be_answered() -> None
 def test_a_silent_node_is_not_looked_at() -> None:
     story = _auto()
     _step(story, 9)
-    story.hear(e.AgentSilent(0.0, "n1"))
+    story.hear(e.AgentDisconnected(0.0, "n1"))
     assert _first_look_s(story, 60.0) is None
 
 
@@ -188,14 +188,14 @@ def test_off_means_that_no_silence_is_suspicious() -> None:
 def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothing() -> None:
     story = _auto()
     _step(story, 9)
-    asked = story.hear(e.LookAsked(0.0, 1))
-    assert [(type(one), one.node) for one in asked if isinstance(one, d.Look)] == [
-        (d.Look, "n0"),
-        (d.Look, "n1"),
+    asked = story.hear(e.InspectRequested(0.0, 1))
+    assert [(type(one), one.node) for one in asked if isinstance(one, d.Inspect)] == [
+        (d.Inspect, "n0"),
+        (d.Inspect, "n1"),
     ]
     assert story.brain.facts.look_answered == 1
     assert not story.hear(
-        *story.looked(look(0, WAITS, still_s=99.0), look(1, observations.Doing.BLOCKED, certain=True))
+        *story.looked(look(0, WAITS, still_s=99.0), look(1, observations.Activity.BLOCKED, certain=True))
     )
     assert not story.hear(_beat(0, 10), _beat(1, 10))
 
@@ -220,12 +220,12 @@ def test_what_is_suspected_is_said_in_one_line() -> None:
     story.hear(_beat(1, 9, usual_s=0.3))
     story.wait(10.0)
     assert suspects.text(story.brain.facts, story.now_s) == "no step for 12 s (usual: 0.3 s): looking"
-    asleep = look(1, observations.Doing.SLEEPS, where="train.py:7 load", why="in sleep(), 9 s to go")
+    asleep = look(1, observations.Activity.SLEEPS, where="train.py:7 load", why="in sleep(), 9 s to go")
     story.hear(*story.looked(look(0, WAITS, why="in all_reduce"), asleep))
     assert suspects.text(story.brain.facts, story.now_s).endswith(
         ": rank 1 on n1: in sleep(), 9 s to go, train.py:7 load; rank 0 in all_reduce"
     )
-    works = look(1, observations.Doing.WORKS, where="train.py:7 load", why="its stack moves")
+    works = look(1, observations.Activity.WORKS, where="train.py:7 load", why="its stack moves")
     story.hear(*story.looked(look(0, WAITS), works))
     assert ": rank 1 on n1: its stack moves, train.py:7 load; rank 0 " in suspects.text(
         story.brain.facts, story.now_s
@@ -242,9 +242,9 @@ def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is
         _step(story, 9 + count)
         story.said.clear()
         for looked in range(looks_taken):
-            while none_of(story.wait(0.5), d.Look):
+            while none_of(story.wait(0.5), d.Inspect):
                 pass
-            stood = look(1, observations.Doing.BLOCKED, where=where, why="in read()", still_s=3.0 * looked)
+            stood = look(1, observations.Activity.BLOCKED, where=where, why="in read()", still_s=3.0 * looked)
             story.hear(*story.looked(look(0, WAITS, why="in all_reduce", still_s=3.0 * looked), stood))
             assert looked or none_of(story.said, d.Suspect), "one look is not enough"
         told.append([one for one in story.said if isinstance(one, d.Suspect)])
@@ -274,7 +274,7 @@ def test_patience_grows_with_the_steps_and_with_the_pauses_that_the_job_has_show
     story.hear(story.exited(0, 1, None, count=2))
     story.stop_all()
     story.run(2)
-    story.hear(e.Beat(0.0, "n0", 2, (e.RankBeat(0, 1, "S", 0, 0.0, usual_s=0.1),)))
+    story.hear(e.Heartbeat(0.0, "n0", 2, (e.RankHeartbeat(0, 1, "S", 0, 0.0, usual_s=0.1),)))
     assert patience_s(story) == 450.0, "the job has shown it, in whichever attempt"
     story = _auto()
     _step(story, 1, usual_s=40.0)

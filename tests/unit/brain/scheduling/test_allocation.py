@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Want
+from orchestrator.brain.model.facts import JobGoal
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
@@ -20,7 +20,7 @@ SIGTERM = 15
 
 def _running(*, requeues: bool = True, restarts_max: int = 3) -> Story:
     """Return a job of two nodes that runs in allocation 7.0 on n0 and n1."""
-    job = Story(hosts=2, queue=e.Queue(requeues, 30.0), restarts_max=restarts_max)
+    job = Story(hosts=2, queue=e.QueueTerms(requeues, 30.0), restarts_max=restarts_max)
     job.hear(*(job.up(node) for node in range(2)))
     job.run_on(0, 1)
     return job
@@ -105,12 +105,12 @@ def test_a_crash_is_judged_at_once_in_a_queue_too() -> None:
 
 
 def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -> None:
-    job = Story(hosts=2, queue=e.Queue(True, 30.0), restarts_max=1)
-    job.hear(job.up(0), job.refused(1, observations.Trouble.LASTING, "no python"))
+    job = Story(hosts=2, queue=e.QueueTerms(True, 30.0), restarts_max=1)
+    job.hear(job.up(0), job.refused(1, observations.Retryable.LASTING, "no python"))
     assert only(job.said, d.Requeue).avoid == {"n1": "stage: no python"}
     job.said.clear()
     job.lent("7.1", 0, 2)
-    job.hear(job.up(0, boot="b"), job.refused(2, observations.Trouble.LASTING, "no python"))
+    job.hear(job.up(0, boot="b"), job.refused(2, observations.Retryable.LASTING, "no python"))
     assert none_of(job.said, d.Requeue)
     assert "is spent" in only(job.said, d.EndJob).why
 
@@ -120,19 +120,19 @@ def test_a_lost_node_without_a_spare_costs_one_restart_together_with_the_way_to_
     restarts_max: int, is_requeued: bool
 ) -> None:
     job = _running(restarts_max=restarts_max)
-    job.hear(e.AgentSilent(0.0, "n1"), e.AgentGone(0.0, "n1", "srun: node failure"))
+    job.hear(e.AgentDisconnected(0.0, "n1"), e.AgentDied(0.0, "n1", "srun: node failure"))
     assert only(job.wait(allocation.TERM_S + 1.0), d.Judge).verdict.node == "n1"
     job.hear(job.stopped(0))
-    job.hear(job.refused(1, observations.Trouble.LASTING, "srun: not in this allocation"))
+    job.hear(job.refused(1, observations.Retryable.LASTING, "srun: not in this allocation"))
     job.wait(job.limits.node_silent_s_max + 5.0)  # until its ranks must be gone
     assert none_of(job.said, d.Requeue) != is_requeued
     assert none_of(job.said, d.EndJob) == is_requeued
 
 
 def test_an_agent_that_was_lost_before_it_had_ranks_is_launched_again_and_the_allocation_kept() -> None:
-    job = Story(hosts=2, queue=e.Queue(True, 30.0))
+    job = Story(hosts=2, queue=e.QueueTerms(True, 30.0))
     job.hear(job.up(0), job.up(1))
-    job.hear(e.AgentSilent(0.0, "n1"), e.AgentGone(0.0, "n1", "killed"))
+    job.hear(e.AgentDisconnected(0.0, "n1"), e.AgentDied(0.0, "n1", "killed"))
     assert only(job.said, d.Judge).verdict.kind is d.Kind.NODE_LOST
     assert none_of(job.said, d.Requeue) and names(job.said, d.Launch)[-1] == "n1"
 
@@ -170,7 +170,7 @@ def test_who_cancels_in_the_queue_cancels_the_job() -> None:
 def test_a_cancel_while_the_allocation_ends_is_a_cancel() -> None:
     job = _running()
     job.hear(_ending(Cause.PREEMPTED))
-    job.hear(e.CancelAsked(0.0, 1))
+    job.hear(e.CancelRequested(0.0, 1))
     assert only(_stop(job), d.EndJob).end is d.JobEnd.CANCELLED
 
 
@@ -201,7 +201,7 @@ def test_what_the_queue_says_of_an_allocation_that_was_replaced_does_not_end_the
     assert none_of(job.hear(_over(Cause.FAILED)), d.EndJob), "7.0 is over, and 7.1 has just begun"
     job.lent("9.0", 0, 1)
     assert none_of(job.hear(_over(Cause.CANCELLED, 2)), d.EndJob)
-    assert job.brain.facts.requests == 2 and job.brain.facts.want is Want.RUN
+    assert job.brain.facts.requests == 2 and job.brain.facts.want is JobGoal.RUN
 
 
 @pytest.mark.parametrize("named", ["7.1", "7.2", "7"])
@@ -247,5 +247,5 @@ def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() ->
 
 
 def _planned() -> list[e.Event]:
-    first = Story(hosts=2, queue=e.Queue(True, 30.0))
+    first = Story(hosts=2, queue=e.QueueTerms(True, 30.0))
     return [e.AllocationBegan(0.0, "7.0"), first.planned(2), first.up(0), first.up(1)]

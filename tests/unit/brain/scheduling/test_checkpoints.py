@@ -136,7 +136,7 @@ def test_a_script_that_writes_again_what_was_spoiled_has_not_begun_anew() -> Non
     story = Story(1)
     story.run()
     story.hear(_wrote(1, *TEN), _wrote(1, "step-000020.pt", 20), story.exited(0, count=24))
-    story.hear(e.CheckpointSpoiled(0.0, "n0", 1, "step-000020.pt"))
+    story.hear(e.CheckpointInvalidated(0.0, "n0", 1, "step-000020.pt"))
     assert only(story.stop_all(), d.BeginAttempt).resume == d.Checkpoint(*TEN)
     story.run(2)
     story.hear(_wrote(2, "step-000020.pt", 11))
@@ -169,9 +169,9 @@ def test_coming_equally_far_does_not_count_across_a_resume_by_the_user() -> None
     for attempt in range(1, ALIKE_MAX + 1):
         story.life(attempt, 14, ("last.pt", 10))
     story.run(ALIKE_MAX + 1)
-    story.hear(e.CancelAsked(0.0, 1))
+    story.hear(e.CancelRequested(0.0, 1))
     story.stop_all(ALIKE_MAX + 1)
-    story.hear(e.ResumeAsked(0.0, 2, ""))
+    story.hear(e.ResumeRequested(0.0, 2, ""))
     assert story.life(ALIKE_MAX + 2, 14, ("last.pt", 10)).kind is d.Kind.CRASH
 
 
@@ -191,8 +191,8 @@ def _under_way() -> Story:
     return story
 
 
-def _coming(attempt: int, path: str) -> e.CheckpointComing:
-    return e.CheckpointComing(0.0, "n0", attempt, path)
+def _coming(attempt: int, path: str) -> e.CheckpointFetchStarted:
+    return e.CheckpointFetchStarted(0.0, "n0", attempt, path)
 
 
 def test_the_next_attempt_waits_for_a_checkpoint_on_its_way_and_begins_from_it() -> None:
@@ -203,7 +203,7 @@ def test_the_next_attempt_waits_for_a_checkpoint_on_its_way_and_begins_from_it()
 
 
 def test_a_checkpoint_that_cannot_come_is_not_waited_for() -> None:
-    begin = only(_under_way().hear(e.CheckpointSpoiled(0.0, "n0", 1, "step-20")), d.BeginAttempt)
+    begin = only(_under_way().hear(e.CheckpointInvalidated(0.0, "n0", 1, "step-20")), d.BeginAttempt)
     assert begin.resume == d.Checkpoint("step-10", 10)
 
 
@@ -213,19 +213,19 @@ def test_a_checkpoint_that_takes_too_long_is_not_waited_for_without_end() -> Non
 
 def test_a_checkpoint_on_a_host_that_is_not_heard_any_more_is_not_waited_for() -> None:
     story = _under_way()
-    story.hear(e.AgentSilent(0.0, "n0"))
+    story.hear(e.AgentDisconnected(0.0, "n0"))
     assert only(story.wait(25.0), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
 
 
 def test_a_cancelled_job_waits_less_for_what_is_on_its_way() -> None:
     story = _under_way()
-    assert none_of(story.hear(e.CancelAsked(0.0, 1)), d.EndJob)
+    assert none_of(story.hear(e.CancelRequested(0.0, 1)), d.EndJob)
     assert only(story.wait(31.0), d.EndJob).end is d.JobEnd.CANCELLED
 
 
 def test_what_does_not_arrive_leaves_what_is_at_home_under_its_name() -> None:
     story = _under_way()
-    story.hear(_coming(1, "step-10"), e.CheckpointSpoiled(0.0, "n0", 1, "step-10"))
+    story.hear(_coming(1, "step-10"), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
     assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
 
 
@@ -233,6 +233,6 @@ def test_what_does_not_arrive_after_its_attempt_leaves_what_is_at_home_too() -> 
     story = _under_way()
     story.hear(_coming(1, "step-10"))
     story.wait(601.0)
-    story.hear(_coming(2, "step-10"), e.CheckpointSpoiled(0.0, "n0", 1, "step-10"))
+    story.hear(_coming(2, "step-10"), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
     assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
     assert "step-10" in story.brain.facts.coming, "the present attempt's is still on its way"

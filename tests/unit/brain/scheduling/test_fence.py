@@ -31,13 +31,13 @@ def _step(story: Story, count: int, after_s: float) -> list[d.Decision]:
 
 def _print(story: Story, log_bytes: int, after_s: float, count: int = 0) -> list[d.Decision]:
     story.now_s += after_s
-    beats = [e.RankBeat(rank, count, "S", log_bytes, 0.0) for rank in range(2)]
-    return story.hear(*(e.Beat(0.0, f"n{beat.rank}", 1, (beat,)) for beat in beats))
+    beats = [e.RankHeartbeat(rank, count, "S", log_bytes, 0.0) for rank in range(2)]
+    return story.hear(*(e.Heartbeat(0.0, f"n{beat.rank}", 1, (beat,)) for beat in beats))
 
 
 def _breaks(story: Story, after_s: float) -> None:
     """The line to n1 breaks, then rank 0 crashes."""
-    story.hear(e.AgentSilent(0.0, "n1"))
+    story.hear(e.AgentDisconnected(0.0, "n1"))
     story.now_s += after_s
     story.hear(story.exited(0))
     story.hear(story.stopped(0))
@@ -80,7 +80,7 @@ def test_a_time_that_was_told_is_told_again_over_a_new_line() -> None:
     story = _running()
     _step(story, 1, 1.0)
     _step(story, 2, 50.0)
-    story.hear(e.AgentSilent(0.0, "n1"))
+    story.hear(e.AgentDisconnected(0.0, "n1"))
     assert _fences(story.hear(story.up(1, running=1))) == [("n1", 100.0, 0.0)]
 
 
@@ -88,7 +88,7 @@ def test_a_silent_node_is_not_given_up_within_a_pause_that_the_job_has_shown() -
     story = _running()
     _step(story, 1, 1.0)
     _step(story, 2, 50.0)
-    story.hear(e.AgentSilent(0.0, "n1"))
+    story.hear(e.AgentDisconnected(0.0, "n1"))
     assert none_of(story.wait(100.0), d.Judge)
     assert any(isinstance(one, d.Judge) for one in story.wait(100.0))
 

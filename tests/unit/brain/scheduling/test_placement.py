@@ -8,7 +8,11 @@ from orchestrator.brain.scheduling import placement
 from orchestrator.core import observations
 from tests.support.brain_story import Story, names, none_of, only
 
-BUSY, LASTING, PASSING = observations.Trouble.BUSY, observations.Trouble.LASTING, observations.Trouble.PASSING
+BUSY, LASTING, PASSING = (
+    observations.Retryable.BUSY,
+    observations.Retryable.LASTING,
+    observations.Retryable.PASSING,
+)
 
 
 def _places(decisions: list[d.Decision]) -> list[str]:
@@ -25,7 +29,7 @@ def _running(hosts: int, spares: int = 0) -> Story:
 
 def _lose(story: Story, node: int, *left: int, attempt: int = 1) -> list[d.Decision]:
     """Let a node's agent be gone for good; the other nodes are stopped, and nothing is left of the attempt."""
-    story.hear(e.AgentGone(0.0, f"n{node}", "killed"))
+    story.hear(e.AgentDied(0.0, f"n{node}", "killed"))
     decided = story.hear(*(story.stopped(other, attempt) for other in left))
     return [*decided, *story.wait(21.0)]
 
@@ -67,7 +71,7 @@ def test_a_host_that_refuses_is_passed_over_and_never_launched_again() -> None:
 def test_a_resume_gives_a_host_that_refused_another_chance() -> None:
     story = Story(hosts=2)
     story.hear(story.up(1), story.refused(0, LASTING))
-    assert names(story.hear(e.ResumeAsked(0.0, 1, "")), d.Launch) == ["n0"]
+    assert names(story.hear(e.ResumeRequested(0.0, 1, "")), d.Launch) == ["n0"]
 
 
 def test_too_few_usable_hosts_end_the_job_once_all_have_answered_and_each_is_named() -> None:
@@ -140,7 +144,9 @@ def test_jobs_ahead_are_waited_for_without_launching_anything() -> None:
     story = Story(hosts=2)
     story.hear(story.up(0), e.QueueSeen(0.0, ("job-1",)))
     assert names(story.said, d.Dismiss) == ["n0"]
-    story.hear(e.AgentSilent(0.0, "n0", left=True), story.up(1), e.AgentSilent(0.0, "n1", left=True))
+    story.hear(
+        e.AgentDisconnected(0.0, "n0", left=True), story.up(1), e.AgentDisconnected(0.0, "n1", left=True)
+    )
     assert none_of(story.wait(500.0), d.Launch) and none_of(story.said, d.Judge)
     assert names(story.hear(e.QueueSeen(0.0, ())), d.Launch) == ["n0", "n1"]
 
@@ -188,14 +194,14 @@ def test_a_lost_host_that_comes_back_in_time_has_its_rank_again() -> None:
 
 def test_a_spare_that_is_lost_is_replaced_while_the_gang_runs() -> None:
     story = _running(4, spares=1)
-    decided = story.hear(e.AgentGone(0.0, "n2", "killed"))
+    decided = story.hear(e.AgentDied(0.0, "n2", "killed"))
     assert names(decided, d.Launch) == ["n2"]
     assert names(story.hear(story.refused(2, PASSING)), d.Launch) == ["n3"]
 
 
 def test_broken_lines_of_a_running_gang_launch_nothing() -> None:
     story = _running(6, spares=1)
-    story.hear(*(e.AgentSilent(0.0, f"n{node}") for node in range(3)))
+    story.hear(*(e.AgentDisconnected(0.0, f"n{node}") for node in range(3)))
     assert none_of(story.wait(15.0), d.Launch)
     story.hear(e.SupervisorStarted(0.0, 7))
     assert none_of(story.wait(15.0), d.Launch)
@@ -240,7 +246,7 @@ def test_a_dismissed_host_is_not_used_until_it_is_up_again() -> None:
 def test_a_placed_host_that_is_gone_before_its_ranks_start_is_lost() -> None:
     story = Story(hosts=3)
     story.hear(story.up(0), story.up(1))
-    decided = story.hear(e.AgentGone(0.0, "n1", "killed"))
+    decided = story.hear(e.AgentDied(0.0, "n1", "killed"))
     assert only(decided, d.Judge).verdict.kind is d.Kind.NODE_LOST
     assert "n2" in names(decided, d.Launch)
 
@@ -248,11 +254,11 @@ def test_a_placed_host_that_is_gone_before_its_ranks_start_is_lost() -> None:
 def test_a_cancel_while_waiting_for_hosts_ends_the_job_at_once() -> None:
     story = Story(hosts=2)
     story.hear(story.up(0), story.refused(1, BUSY))
-    assert only(story.hear(e.CancelAsked(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
+    assert only(story.hear(e.CancelRequested(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
 
 
 def test_a_resume_on_fewer_nodes_keeps_the_first_places() -> None:
     story = _running(3)
-    story.hear(e.CancelAsked(0.0, 1), story.stopped(0), story.stopped(1))
-    story.hear(e.SupervisorStarted(0.0, 7), story.planned(1), e.ResumeAsked(0.0, 2, ""))
+    story.hear(e.CancelRequested(0.0, 1), story.stopped(0), story.stopped(1))
+    story.hear(e.SupervisorStarted(0.0, 7), story.planned(1), e.ResumeRequested(0.0, 2, ""))
     assert _places(story.hear(story.up(0), story.up(1))) == ["n0"]

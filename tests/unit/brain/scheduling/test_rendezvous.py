@@ -93,12 +93,14 @@ def test_nodes_that_reach_different_addresses_have_no_place_to_meet() -> None:
 
 def test_a_later_answer_changes_nothing() -> None:
     story = _prepared()
-    story.hear(story.prepared(0, 1, LAN), e.AgentSilent(0.0, "n1"))
+    story.hear(story.prepared(0, 1, LAN), e.AgentDisconnected(0.0, "n1"))
     assert names(story.hear(story.up(1, ready=1)), d.Probe) == ["n1"], (
         "the first question may not have arrived"
     )
     assert _starts(story.hear(story.probed(1, LAN)))
-    assert not story.hear(story.probed(1, missed=(f"{LAN}: connection refused",)), e.AgentSilent(0.0, "n1"))
+    assert not story.hear(
+        story.probed(1, missed=(f"{LAN}: connection refused",)), e.AgentDisconnected(0.0, "n1")
+    )
     again = _starts(story.hear(story.up(1, ready=1)))
     assert again == {"n1": (LAN, f"via-{LAN}")}, "its ranks are started where the others already are"
 

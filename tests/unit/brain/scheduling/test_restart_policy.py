@@ -33,7 +33,7 @@ def test_the_next_attempt_begins_when_all_nodes_are_stopped_and_not_before() -> 
 
 def test_a_cut_node_is_fenced_before_restart() -> None:
     story = _crashed()
-    story.hear(e.AgentSilent(0.0, "n1"), story.stopped(0))
+    story.hear(e.AgentDisconnected(0.0, "n1"), story.stopped(0))
     assert none_of(story.wait(19.0), d.BeginAttempt)
     assert only(story.wait(2.0), d.BeginAttempt).attempt == 2
 
@@ -41,7 +41,7 @@ def test_a_cut_node_is_fenced_before_restart() -> None:
 def test_a_gang_that_may_be_whole_is_never_taken_for_fenced() -> None:
     story = Story(1)
     story.run()
-    story.hear(e.AgentSilent(0.0, "n0"))
+    story.hear(e.AgentDisconnected(0.0, "n0"))
     story.wait(500.0)
     assert none_of(story.said[2:], d.EndJob)
     assert [x.attempt for x in story.said if isinstance(x, d.BeginAttempt)] == [1]
@@ -51,7 +51,7 @@ def test_a_gang_that_may_be_whole_is_never_taken_for_fenced() -> None:
 
 def test_a_stop_is_given_again_when_its_line_broke() -> None:
     story = _crashed()
-    story.hear(e.AgentSilent(0.0, "n1"))
+    story.hear(e.AgentDisconnected(0.0, "n1"))
     assert only(story.hear(story.up(1, running=1, ready=1)), d.Stop).node == "n1"
 
 
@@ -67,7 +67,7 @@ def test_a_resume_after_giving_up_stops_what_is_left_before_it_begins() -> None:
     story.hear(story.stopped(0))
     story.wait(90.0)
     story.hear(story.beat(1, 0))
-    decided = story.hear(e.ResumeAsked(0.0, 1, ""))
+    decided = story.hear(e.ResumeRequested(0.0, 1, ""))
     assert only(decided, d.Stop).node == "n1" and none_of(decided, d.BeginAttempt)
     assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
 
@@ -77,7 +77,7 @@ def test_a_node_that_a_resume_leaves_out_is_still_stopped_first() -> None:
     story.hear(story.stopped(0))
     story.wait(90.0)
     story.hear(story.beat(1, 0))
-    decided = story.hear(story.planned(1), e.ResumeAsked(0.0, 1, ""))
+    decided = story.hear(story.planned(1), e.ResumeRequested(0.0, 1, ""))
     assert none_of(decided, d.BeginAttempt)
     assert only(story.hear(story.stopped(1)), d.BeginAttempt).attempt == 2
 
@@ -119,26 +119,26 @@ def test_an_attempt_starts_from_the_newest_checkpoint_and_never_from_a_stale_one
 
 def test_a_spoiled_checkpoint_gives_way_to_the_one_before() -> None:
     story = _crashed()
-    story.hear(story.found(10), story.found(20), e.CheckpointSpoiled(0.0, "n0", 1, "step-20"))
+    story.hear(story.found(10), story.found(20), e.CheckpointInvalidated(0.0, "n0", 1, "step-20"))
     assert only(story.stop_all(), d.BeginAttempt).resume == d.Checkpoint("step-10", 10)
 
 
 def test_a_spoiled_checkpoint_is_not_kept_in_reserve() -> None:
     story = _crashed()
-    story.hear(story.found(10), story.found(20), e.CheckpointSpoiled(0.0, "n0", 1, "step-10"))
-    story.hear(e.CheckpointSpoiled(0.0, "n0", 1, "step-20"))
+    story.hear(story.found(10), story.found(20), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
+    story.hear(e.CheckpointInvalidated(0.0, "n0", 1, "step-20"))
     assert only(story.stop_all(), d.BeginAttempt).resume is None
 
 
 def test_a_cancel_while_preparing_ends_the_job_at_once() -> None:
     story = Story(2)
-    assert only(story.hear(e.CancelAsked(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
+    assert only(story.hear(e.CancelRequested(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
 
 
 def test_a_cancel_gives_a_whole_gang_its_grace() -> None:
     story = Story(2)
     story.run()
-    stops = [x for x in story.hear(e.CancelAsked(0.0, 1)) if isinstance(x, d.Stop)]
+    stops = [x for x in story.hear(e.CancelRequested(0.0, 1)) if isinstance(x, d.Stop)]
     assert [stop.grace_s for stop in stops] == [5.0, 5.0]
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.CANCELLED
 
@@ -150,13 +150,13 @@ def test_a_cancel_during_backoff_ends_the_job_at_once() -> None:
         story.hear(story.exited(0, None, None, signal=attempt + 9, attempt=attempt))
         story.stop_all(attempt)
     assert story.brain.facts.end is None
-    assert only(story.hear(e.CancelAsked(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
+    assert only(story.hear(e.CancelRequested(0.0, 1)), d.EndJob).end is d.JobEnd.CANCELLED
 
 
 def test_a_cancel_that_comes_after_the_last_exit_changes_nothing() -> None:
     story = Story(1)
     story.run()
-    story.hear(story.exited(0, 0, None), e.CancelAsked(0.0, 1))
+    story.hear(story.exited(0, 0, None), e.CancelRequested(0.0, 1))
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.SUCCEEDED
 
 
@@ -167,7 +167,7 @@ def test_beats_folded_for_the_journal_replay_to_the_same_facts() -> None:
     live.brain.beats()
     for count in (1, 2, 2, 2):
         live.now_s += 1.0
-        live.brain.learn(e.Beat(live.now_s, "n0", 1, (e.RankBeat(0, count, "S", 0, 0.0),)))
+        live.brain.learn(e.Heartbeat(live.now_s, "n0", 1, (e.RankHeartbeat(0, count, "S", 0, 0.0),)))
     for beat in live.brain.beats():
         replayed.brain.learn(beat)
     assert replayed.brain.facts == live.brain.facts

@@ -48,7 +48,7 @@ def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
 ) -> None:
     path = tmp_path / "log"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-    log = full_disk.Log(fd)
+    log = full_disk.PatientLog(fd)
     disk.room_bytes = 4
     assert log.write(b"one line\n") == 9
     assert path.read_bytes() == b"one "
@@ -63,7 +63,7 @@ def test_a_line_that_was_torn_is_made_whole_and_what_is_kept_has_a_limit(
 def test_an_error_that_no_room_would_mend_is_raised() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    log = full_disk.Log(writing)
+    log = full_disk.PatientLog(writing)
     with pytest.raises(BrokenPipeError):
         log.write(b"word\n")
     log.flush()

@@ -16,7 +16,7 @@ from orchestrator.client.job import Job
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.submission.supervisor_process import revive
-from orchestrator.supervisor.host_queue import Queue
+from orchestrator.supervisor.host_queue import HostQueue
 from tests.support import folders, jobs
 
 
@@ -28,7 +28,7 @@ def _umask_of_a_careless_user() -> object:
 
 
 def _queue(job: JobDir) -> None:
-    Queue(job, ("a",), 1.0).ahead(0.0)
+    HostQueue(job, ("a",), 1.0).ahead(0.0)
 
 
 TAKERS: dict[str, Callable[[JobDir], object]] = {
@@ -97,5 +97,5 @@ def test_a_disk_without_locks_answers_no_question_about_them(
             ask()
         told[name] = str(caught.value)
     assert all(str(job.root) in text for text in told.values()), told
-    assert Queue(job, ("a",), 1.0).ahead(0.0) == ()
+    assert HostQueue(job, ("a",), 1.0).ahead(0.0) == ()
     assert "no place in the queue: " in capsys.readouterr().out

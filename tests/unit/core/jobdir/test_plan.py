@@ -10,7 +10,7 @@ from orchestrator.core import codec
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.rank_env import Seat, arguments, node_env, outer_env, rank_env
+from orchestrator.core.jobdir.rank_env import RankSlot, arguments, node_env, outer_env, rank_env
 from orchestrator.submission import planner
 from tests.support import jobs
 
@@ -27,7 +27,7 @@ CONTRACT = {
 def _env(plan: Plan, rank: int, attempt: int = 1, resume: str = "") -> dict[str, str]:
     node = next(node for node in plan.nodes if rank in node.ranks)
     place = plan.nodes.index(node)
-    seat = Seat(rank, node.name, place, len(plan.nodes), node.ranks.index(rank), len(node.ranks))
+    seat = RankSlot(rank, node.name, place, len(plan.nodes), node.ranks.index(rank), len(node.ranks))
     return rank_env(plan, JOB, seat, attempt, ("10.0.0.7", 29511), resume)
 
 

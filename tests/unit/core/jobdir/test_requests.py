@@ -9,20 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.brain.model.events import AllocationEnded, CancelAsked, ResumeAsked
+from orchestrator.brain.model.events import AllocationEnded, CancelRequested, ResumeRequested
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.requests import ask, refused
-from orchestrator.supervisor.request_inbox import LOOKS_MAX, Requests, is_resumed
+from orchestrator.supervisor.request_inbox import LOOKS_MAX, RequestInbox, is_resumed
 from tests.support.descriptors import few_descriptors, use_up
 
 
 def test_requests_are_numbered_and_heard_in_order(tmp_path: Path) -> None:
     assert ask(tmp_path, "cancel") == 1
     assert ask(tmp_path, "resume", path="/a b") == 2
-    assert Requests(tmp_path).since(0, 5.0) == [CancelAsked(5.0, 1), ResumeAsked(5.0, 2, "/a b")]
-    assert Requests(tmp_path).since(1, 6.0) == [ResumeAsked(6.0, 2, "/a b")]
+    assert RequestInbox(tmp_path).since(0, 5.0) == [CancelRequested(5.0, 1), ResumeRequested(5.0, 2, "/a b")]
+    assert RequestInbox(tmp_path).since(1, 6.0) == [ResumeRequested(6.0, 2, "/a b")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["000001.json", "000002.json"]
 
 
@@ -37,16 +37,16 @@ def test_a_resume_is_known_from_what_else_is_asked(tmp_path: Path) -> None:
 
 def test_a_request_in_the_very_tick_of_the_look_before_is_heard(tmp_path: Path) -> None:
     tick_ns = 1_000_000_000
-    reader = Requests(tmp_path)
+    reader = RequestInbox(tmp_path)
     os.utime(tmp_path, ns=(tick_ns, tick_ns))
     assert reader.since(0, 1.0) == []
     ask(tmp_path, "cancel")
     os.utime(tmp_path, ns=(tick_ns, tick_ns))  # the folder's clock has not moved on
-    assert reader.since(0, 2.0) == [CancelAsked(2.0, 1)]
+    assert reader.since(0, 2.0) == [CancelRequested(2.0, 1)]
 
 
 def test_a_folder_at_rest_is_not_listed_again_and_again(tmp_path: Path) -> None:
-    reader = Requests(tmp_path)
+    reader = RequestInbox(tmp_path)
     for _ in range(LOOKS_MAX + 1):
         assert reader.since(0, 1.0) == []
     (tmp_path / "000001.json").write_text('{"ask":"cancel"}')
@@ -54,29 +54,29 @@ def test_a_folder_at_rest_is_not_listed_again_and_again(tmp_path: Path) -> None:
     os.utime(tmp_path, ns=(at_rest_ns, at_rest_ns))
     assert reader.since(0, 1.0) == []
     os.utime(tmp_path, ns=(at_rest_ns + 1, at_rest_ns + 1))
-    assert reader.since(0, 1.0) == [CancelAsked(1.0, 1)]
+    assert reader.since(0, 1.0) == [CancelRequested(1.0, 1)]
 
 
 def test_a_request_that_cannot_be_read_for_want_of_a_descriptor_is_heard_later(tmp_path: Path) -> None:
     ask(tmp_path, "cancel")
-    reader = Requests(tmp_path)
+    reader = RequestInbox(tmp_path)
     with few_descriptors(1) as used:
         use_up(used)
         for _ in range(2 * LOOKS_MAX):
             assert reader.since(0, 1.0) == []
         os.close(used.pop())  # now the folder can be listed, and nothing in it be read while it is open
-    assert reader.since(0, 2.0) == [CancelAsked(2.0, 1)]
+    assert reader.since(0, 2.0) == [CancelRequested(2.0, 1)]
 
 
 def test_a_deleted_job_is_to_end_and_one_that_is_out_of_sight_for_a_moment_is_not(tmp_path: Path) -> None:
     plan, away = tmp_path / "plan.json", tmp_path / "away"
     plan.touch()
-    reader = Requests(tmp_path / "requests", plan)
+    reader = RequestInbox(tmp_path / "requests", plan)
     for at, there in ((1.0, True), (2.0, False), (4.9, False), (5.0, True), (6.0, False), (8.9, False)):
         plan.rename(away) if plan.exists() and not there else None
         away.rename(plan) if away.exists() and there else None
         assert reader.since(6, at) == []
-    assert reader.since(6, 9.0) == [CancelAsked(9.0, 7)]
+    assert reader.since(6, 9.0) == [CancelRequested(9.0, 7)]
     assert reader.since(7, 20.0) == []
 
 
@@ -84,8 +84,8 @@ def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
     for number, text in enumerate(("", "[]", '{"ask":"dance"}', '{"ask":"cancel"}'), start=1):
         (tmp_path / f"{number:06d}.json").write_text(text)
     (tmp_path / "notes.json").write_text('{"ask":"cancel"}')
-    assert Requests(tmp_path).since(0, 1.0) == [CancelAsked(1.0, 4)]
-    assert Requests(tmp_path / "missing").since(0, 1.0) == []
+    assert RequestInbox(tmp_path).since(0, 1.0) == [CancelRequested(1.0, 4)]
+    assert RequestInbox(tmp_path / "missing").since(0, 1.0) == []
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_many_who_ask_at_once_get_numbers_of_their_own(tmp_path: Path) -> None:
 def test_what_the_queue_said_is_a_request_and_an_unknown_cause_is_a_failure(tmp_path: Path) -> None:
     ask(tmp_path, "allocation_ended", allocation="7.0", cause="time_limit", why="TIMEOUT")
     ask(tmp_path, "allocation_ended", allocation="7.0", cause="dance", why="?")
-    assert Requests(tmp_path).since(0, 1.0) == [
+    assert RequestInbox(tmp_path).since(0, 1.0) == [
         AllocationEnded(1.0, 1, "7.0", Cause.TIME_LIMIT, "TIMEOUT"),
         AllocationEnded(1.0, 2, "7.0", Cause.FAILED, "?"),
     ]

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.core.slurm import command_output, queue
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
-from orchestrator.core.slurm.queue import Queue
+from orchestrator.core.slurm.queue import SlurmQueue
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.slurm_states import STATES
 
@@ -54,8 +54,8 @@ def clock() -> Time:
     return Time()
 
 
-def _queue(slurm: FakeSlurm, clock: Time, **environ: str) -> Queue:
-    return Queue(lambda: {"PATH": slurm.path, **environ}, clock.clock_s)
+def _queue(slurm: FakeSlurm, clock: Time, **environ: str) -> SlurmQueue:
+    return SlurmQueue(lambda: {"PATH": slurm.path, **environ}, clock.clock_s)
 
 
 # Words
@@ -259,7 +259,7 @@ def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: T
 
 @pytest.mark.slow
 def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
-    told = Queue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).look(["1"])["1"]
+    told = SlurmQueue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).look(["1"])["1"]
     assert (told.state, told.silent) == ("UNKNOWN", "there is no squeue on this machine")
 
 

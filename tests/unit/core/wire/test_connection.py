@@ -19,11 +19,19 @@ from orchestrator.core.jobdir.durable import LINE_BYTES_MAX
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.connection import Line, LineError
-from orchestrator.core.wire.messages import Said
+from orchestrator.core.wire.messages import Envelope
 from orchestrator.submission.credentials import new_certificate
 from orchestrator.supervisor import agent_connections as links_module
 from orchestrator.supervisor import listener
-from orchestrator.supervisor.agent_connections import HELLO_BYTES_MAX, Down, Greeted, Links, Stir, Up, Word
+from orchestrator.supervisor.agent_connections import (
+    HELLO_BYTES_MAX,
+    AgentConnections,
+    AgentDropped,
+    AgentGreeted,
+    AgentReady,
+    LinkEvent,
+    Wake,
+)
 from tests.support.listening import ANSWER_S_MAX, HELLO, TOKEN, Place, play
 
 
@@ -113,14 +121,14 @@ def test_one_of_our_own_who_talks_nonsense_is_cut_off_or_passed_on_as_data(
         agent.writer.write(said)
         agent.writer.close()
         words = [word async for word in _until_down(place)]
-        assert all(isinstance(word, Said) and word.seq == 0 for word in words)
+        assert all(isinstance(word, Envelope) and word.seq == 0 for word in words)
 
     play(tmp_path, act)
     assert not caplog.records
 
 
-async def _until_down(place: Place) -> AsyncIterator[Word]:
-    while (word := await place.hear()) != Down("node-0"):
+async def _until_down(place: Place) -> AsyncIterator[LinkEvent]:
+    while (word := await place.hear()) != AgentDropped("node-0"):
         yield word
 
 
@@ -150,10 +158,10 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
         agent.send(dataclasses.replace(HELLO, pending=2))
         agent.send(m.Started(1, (5,)), 3)
         agent.send(m.Stopped(1, "asked"), 4)
-        agent.send(m.Beat(1, 1, (), -1))
+        agent.send(m.Heartbeat(1, 1, (), -1))
         heard = [await place.hear(greetings=True) for _ in range(5)]
-        assert [type(word) for word in heard] == [Greeted, Said, Said, Up, Said]
-        assert [word.seq for word in heard if isinstance(word, Said)] == [3, 4, 0]
+        assert [type(word) for word in heard] == [AgentGreeted, Envelope, Envelope, AgentReady, Envelope]
+        assert [word.seq for word in heard if isinstance(word, Envelope)] == [3, 4, 0]
         assert place.links.boot("node-0") == "boot"
 
     play(tmp_path, act)
@@ -162,8 +170,8 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
 def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
-        agent.send(m.Left())
-        assert await place.hear() == Down("node-0", left=True)
+        agent.send(m.Goodbye())
+        assert await place.hear() == AgentDropped("node-0", left=True)
         assert not place.links.connected("node-0")
 
     play(tmp_path, act)
@@ -175,13 +183,13 @@ def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: P
         new = await place.greet(dataclasses.replace(HELLO, boot="second"))
         assert await _is_cut_off(old)
         up = await place.hear()
-        assert isinstance(up, Up)
+        assert isinstance(up, AgentReady)
         assert up.hello.boot == "second"
-        assert place.links.send("node-0", m.Leave())
-        assert await new.receive() == ({"kind": "Leave"}, b"")
+        assert place.links.send("node-0", m.Dismiss())
+        assert await new.receive() == ({"kind": "Dismiss"}, b"")
         new.abort()
-        assert await place.hear() == Down("node-0")
-        assert not place.links.send("node-0", m.Leave())
+        assert await place.hear() == AgentDropped("node-0")
+        assert not place.links.send("node-0", m.Dismiss())
         assert place.links.inbox.empty()
 
     play(tmp_path, act)
@@ -191,7 +199,7 @@ def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
         agent.writer.write(b"x" * (LINE_BYTES_MAX + 10))
-        assert await place.hear() == Down("node-0")
+        assert await place.hear() == AgentDropped("node-0")
 
     play(tmp_path, act)
 
@@ -199,13 +207,13 @@ def test_a_line_that_is_too_long_ends_the_connection(tmp_path: Path) -> None:
 def test_raw_bytes_come_with_their_message_whatever_they_are(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         agent = await place.agent()
-        raws = [b"", b"\n", b'{"kind":"Beat"}\n', bytes(range(256)) * 1024]
+        raws = [b"", b"\n", b'{"kind":"Heartbeat"}\n', bytes(range(256)) * 1024]
         for offset, raw in enumerate(raws):
             agent.send(m.Chunk("logs/x", offset), raw=raw)
         agent.send(m.Stopped(1, "asked"), 1)
         heard = [await place.hear() for _ in range(5)]
-        assert [word.raw for word in heard if isinstance(word, Said)] == [*raws, b""]
-        assert [word.data for word in heard if isinstance(word, Said)] == [
+        assert [word.raw for word in heard if isinstance(word, Envelope)] == [*raws, b""]
+        assert [word.data for word in heard if isinstance(word, Envelope)] == [
             *({"kind": "Chunk", "path": "logs/x", "offset": offset} for offset in range(4)),
             {"kind": "Stopped", "attempt": 1, "how": "asked"},
         ]
@@ -219,7 +227,7 @@ def test_more_raw_bytes_than_the_limit_end_the_connection(tmp_path: Path, announ
         agent = await place.agent()
         data = {"kind": "Chunk", "path": "logs/x", "offset": 0, connection.RAW: announced}
         agent.writer.write(json.dumps(data).encode() + b"\n")
-        assert await place.hear() == Down("node-0")
+        assert await place.hear() == AgentDropped("node-0")
 
     play(tmp_path, act)
 
@@ -229,24 +237,24 @@ def test_a_line_that_ends_within_raw_bytes_delivers_none_of_them(tmp_path: Path)
         agent = await place.agent()
         agent.writer.write(b'{"kind":"Chunk","path":"logs/x","offset":0,"raw":10}\nonly')
         agent.writer.close()
-        assert await place.hear() == Down("node-0")
+        assert await place.hear() == AgentDropped("node-0")
 
     play(tmp_path, act)
 
 
 def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
-    kept: list[Links] = []
+    kept: list[AgentConnections] = []
 
     async def act(place: Place) -> None:
         kept.append(place.links)
         thread = threading.Thread(target=place.links.stir)
         thread.start()
-        assert await place.hear() == Stir()
+        assert await place.hear() == Wake()
         thread.join(ANSWER_S_MAX)
 
     play(tmp_path, act)
     kept[0].stir()  # the loop is closed by now
-    Links("job-1", TOKEN, ()).stir()
+    AgentConnections("job-1", TOKEN, ()).stir()
 
 
 def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
@@ -254,7 +262,7 @@ def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
         agent = await place.agent()
         place.links.drop("node-0")
         place.links.drop("node-1")
-        assert await place.hear() == Down("node-0")
+        assert await place.hear() == AgentDropped("node-0")
         assert await _is_cut_off(agent)
 
     play(tmp_path, act)
@@ -276,7 +284,7 @@ def test_whoever_does_not_read_is_cut_off(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_taken_port_is_replaced_by_a_free_one(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
-        other = Links("job-1", TOKEN, ("node-0",))
+        other = AgentConnections("job-1", TOKEN, ("node-0",))
         context = connection.server_context(tmp_path / "certificate.pem", tmp_path / "key.pem")
         port = await other.listen(context, "127.0.0.1", place.port)
         assert port != place.port
@@ -317,7 +325,7 @@ def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
 async def _greeted(place: Place) -> Line:
     """Return the agent's side of a line whose greeting has been heard."""
     one = await place.greet()
-    while not any(isinstance(word, Up) for word in await place.links.hear(ANSWER_S_MAX)):
+    while not any(isinstance(word, AgentReady) for word in await place.links.hear(ANSWER_S_MAX)):
         pass
     return one
 
@@ -331,8 +339,8 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
         one = await _greeted(place)
         start_s = time.monotonic()
         for beat in range(3):
-            one.send(m.Beat(beat, 0, (), -1))
-        one.send(m.Left())
+            one.send(m.Heartbeat(beat, 0, (), -1))
+        one.send(m.Goodbye())
         words = await place.links.hear(ANSWER_S_MAX)
         assert [type(word).__name__ for word in words] == ["Said", "Said", "Said", "Down"]
         assert time.monotonic() - start_s < ANSWER_S_MAX, "the last word ended the wait"
@@ -348,7 +356,7 @@ def test_beats_alone_wait_no_longer_than_was_asked_for(
 
     async def act(place: Place) -> None:
         one = await _greeted(place)
-        one.send(m.Beat(1, 0, (), -1))
+        one.send(m.Heartbeat(1, 0, (), -1))
         start_s = time.monotonic()
         while not await place.links.hear(0.3):
             pass

@@ -13,15 +13,15 @@ from orchestrator.core import codec, observations
 from orchestrator.core.wire import messages as m
 
 EVENTS = codec.by_kind(e.Event)
-REPORTS = codec.by_kind(m.KeptReport)
+REPORTS = codec.by_kind(m.ReliableReport)
 
 
 def _fields(cls: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(cls)]
 
 
-TRAVELLING = ("PiecesFound",)
-"""Reports that the ferry takes: what the brain learns of them is `CheckpointComing`, and what comes of it."""
+TRAVELLING = ("ManifestReported",)
+"""Reports that the ferry takes: what the brain learns of them is `CheckpointFetchStarted`, and what comes of it."""
 
 
 @pytest.mark.parametrize("name", [name for name in REPORTS if name not in TRAVELLING])
@@ -35,15 +35,15 @@ def test_a_kept_report_and_the_event_of_its_name_have_the_same_fields(name: str)
 
 
 def test_a_beat_carries_what_the_brain_needs_and_a_rate_to_show() -> None:
-    assert [name for name in _fields(m.RankBeat) if name != "rate_per_s"] == [
-        name for name in _fields(e.RankBeat) if name != "seen"
+    assert [name for name in _fields(m.RankHeartbeat) if name != "rate_per_s"] == [
+        name for name in _fields(e.RankHeartbeat) if name != "seen"
     ]
 
 
 def test_every_order_and_kept_report_names_its_attempt() -> None:
     assert all("attempt" in _fields(cls) for cls in REPORTS.values())
     without = [cls.__name__ for cls in get_args(m.Order) if "attempt" not in _fields(cls)]
-    assert without == ["Ack", "Leave", "Have", "Got"]
+    assert without == ["Ack", "Dismiss", "ResumeOffsets", "ChunkAck"]
 
 
 def test_messages_cross_the_wire() -> None:

@@ -20,23 +20,23 @@ from orchestrator.supervisor.journal.job_record import Record
 from orchestrator.supervisor.journal.journal_file import Journal, JournalError, read_only
 from tests.support import jobs
 
-_LOOK = observations.RankLook(
-    0, 7, "S", observations.Doing.WAITS, 3.0, "train.py:8 step", "in all_reduce", False, None, "train", ("a:1 f",),
-    (observations.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(observations.Entered(2, "x", ""),)),),
-    ("0",), (observations.Mark(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
+_LOOK = observations.RankInspection(
+    0, 7, "S", observations.Activity.WAITS, 3.0, "train.py:8 step", "in all_reduce", False, None, "train", ("a:1 f",),
+    (observations.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(observations.EnteredCollective(2, "x", ""),)),),
+    ("0",), (observations.CollectiveCounts(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
 )  # fmt: skip
 TALE: tuple[News, ...] = (
     *jobs.crashed_once(),
     e.CheckpointFound(11.0, "node-0", 2, f"{jobs.ROOT}/checkpoints/last.pt", 3),
     e.CheckpointFound(11.1, "node-0", 2, f"{jobs.ROOT}/checkpoints/last.pt", 15),
-    e.Looked(11.2, "node-0", 2, 1, (_LOOK,)),
+    e.Inspected(11.2, "node-0", 2, 1, (_LOOK,)),
     d.Remark(11.3, "slow", 2, 3),
-    d.Withdraw(11.4, "it moves", 2),
+    d.ResolveAlert(11.4, "it moves", 2),
     *jobs.crash(2, 12.0, 30, 50),
     jobs.end(2, 13.0, d.JobEnd.FAILED, "crash"),
     jobs.submitted(14.0)[0],
     e.SupervisorStarted(14.1, 9),
-    e.ResumeAsked(14.2, 1, ""),  # tells of the attempt that is filed by now
+    e.ResumeRequested(14.2, 1, ""),  # tells of the attempt that is filed by now
     jobs.again(3, 14.3, d.Checkpoint(jobs.CKPT, 20)),
     *jobs.running(3, 14.4, 2),
 )

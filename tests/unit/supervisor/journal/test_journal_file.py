@@ -22,7 +22,9 @@ NEWS: tuple[News, ...] = (
     e.Prepared(1.0, "node-0", 1, "127.0.0.1", 20_000, ()),
     d.BeginAttempt(2.0, "submitted", 1, d.Checkpoint("/a", None)),
     e.Exited(3.0, "node-0", 1, 0, None, 9, 5, observations.Failure("E", "m", "t", "w"), False, False),
-    e.Beat(4.0, "node-0", 1, (e.RankBeat(0, 5, "S", 10, 0.5, seen=e.Seen(1.0, 2.0, 3.0, 4.0)),)),
+    e.Heartbeat(
+        4.0, "node-0", 1, (e.RankHeartbeat(0, 5, "S", 10, 0.5, seen=e.SignTimes(1.0, 2.0, 3.0, 4.0)),)
+    ),
 )
 
 

@@ -11,7 +11,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor.journal import journal_file
-from orchestrator.supervisor.journal.journaled_brain import Memory
+from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
 from orchestrator.supervisor.journal.planned import planned
 from tests.support import jobs
 from tests.support.fake_disk import FakeDisk
@@ -23,8 +23,8 @@ def job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> JobDir:
     return JobDir(tmp_path)
 
 
-def _begun(job: JobDir) -> Memory:
-    memory = Memory(job, "machine")
+def _begun(job: JobDir) -> JournaledBrain:
+    memory = JournaledBrain(job, "machine")
     memory.learn(planned(jobs.plan(), 0.0))
     memory.learn(e.SupervisorStarted(0.0, 1))
     return memory
@@ -37,21 +37,21 @@ def _written(job: JobDir) -> list[str]:
 def test_a_report_is_acknowledged_when_there_is_room_for_it(disk: FakeDisk, job: JobDir) -> None:
     memory = _begun(job)
     disk.room_bytes = 0
-    memory.learn_kept([e.AgentSilent(1.0, "node-0")], "boot", 7)
+    memory.learn_kept([e.AgentDisconnected(1.0, "node-0")], "boot", 7)
     assert not memory.sync() and memory.is_full
     assert memory.has("boot", 7) and memory.acked("boot") == 0
     disk.room_bytes = None
     assert memory.sync() and not memory.is_full
     assert memory.acked("boot") == 7
-    assert Memory(job, "machine").acked("boot") == 7, "and it is still known after a crash"
+    assert JournaledBrain(job, "machine").acked("boot") == 7, "and it is still known after a crash"
 
 
 def test_what_is_received_is_known_of_the_agent_that_sent_it_whoever_it_tells_of(job: JobDir) -> None:
     memory = _begun(job)
-    memory.learn_kept([e.AgentSilent(1.0, "node-1")], "boot-of-node-1", 3)
+    memory.learn_kept([e.AgentDisconnected(1.0, "node-1")], "boot-of-node-1", 3)
     memory.learn_kept([e.CheckpointFound(2.0, "node-1", 1, "/a", 5)], "boot-of-node-0", 7)
     memory.sync()
-    for known in (memory, Memory(job, "machine")):
+    for known in (memory, JournaledBrain(job, "machine")):
         assert (known.acked("boot-of-node-0"), known.acked("boot-of-node-1")) == (7, 3)
 
 
@@ -63,22 +63,22 @@ def test_steps_alone_do_not_make_the_journal_longer_and_are_known_to_the_next_su
         for beat in jobs.beats(1, 5.0 + count, count):
             memory.learn(beat)
     lines = _written(job)
-    assert lines.count("Beat") == 2, "the first step has its moment"
+    assert lines.count("Heartbeat") == 2, "the first step has its moment"
     memory.learn(e.CheckpointFound(20.0, "node-0", 1, "/a", 9))
     memory.close()
-    assert _written(job).count("Beat") == 2
-    again = Memory(job, "machine")
+    assert _written(job).count("Heartbeat") == 2
+    again = JournaledBrain(job, "machine")
     assert again.facts == memory.facts and again.facts.step == 9
     again.learn(e.SupervisorStarted(21.0, 2))
     again.close()
     job.facts.unlink()
-    assert Memory(job, "machine").facts == again.facts, (
+    assert JournaledBrain(job, "machine").facts == again.facts, (
         "the journal tells by itself what was known when it went on"
     )
 
 
 def test_nothing_is_decided_while_the_disk_is_full(disk: FakeDisk, job: JobDir) -> None:
-    memory = Memory(job, "machine")
+    memory = JournaledBrain(job, "machine")
     disk.room_bytes = 0
     memory.learn(planned(jobs.plan(), 0.0))
     memory.learn(e.SupervisorStarted(0.0, 1))
@@ -110,7 +110,7 @@ def test_it_is_said_once_that_the_disk_is_full_and_that_it_is_not(
 ) -> None:
     memory = _begun(job)
     disk.room_bytes = 0
-    memory.learn(e.AgentSilent(1.0, "node-0"))
+    memory.learn(e.AgentDisconnected(1.0, "node-0"))
     assert not any(memory.sync() for _ in range(3))
     assert not memory.waited(0.0)
     disk.room_bytes = None
@@ -127,8 +127,8 @@ def test_a_requeue_that_was_decided_is_known_to_the_next_supervisor_until_there_
     memory = _begun(job)
     memory.learn(d.Requeue(1.0, "preempted", 1, {"n3": "its disk is full"}))
     memory.close()
-    again = Memory(job, "machine")
+    again = JournaledBrain(job, "machine")
     assert again.requeue is not None and again.requeue.avoid == {"n3": "its disk is full"}
     again.learn(e.AllocationBegan(2.0, "8.1"))
     again.close()
-    assert Memory(job, "machine").requeue is None
+    assert JournaledBrain(job, "machine").requeue is None

@@ -163,7 +163,7 @@ def test_the_next_attempt_begins_once_every_node_has_said_that_nothing_is_left(
     if over_ssh:
         plan = dataclasses.replace(plan, ssh=SSH, pool=PlannedPool(1, 1, 0, 1))
     brain, at = _salvaged(plan, job, is_over=True)
-    brain.learn(e.ResumeAsked(at, 1, CHECKPOINT))
+    brain.learn(e.ResumeRequested(at, 1, CHECKPOINT))
     launched = _decided(brain, at)
     assert {(type(one), one.attempt) for one in launched} == {(d.Launch, 6)} and len(launched) == 2
     for name in ("node-0", "node-1"):
@@ -184,7 +184,7 @@ def test_a_cancel_ends_the_job_once_every_node_has_said_that_nothing_is_left(
     if over_ssh:
         plan = dataclasses.replace(plan, ssh=SSH, pool=PlannedPool(1, 1, 0, 1))
     brain, at = _salvaged(plan, job, is_over=False)
-    brain.learn(e.CancelAsked(at, 1))
+    brain.learn(e.CancelRequested(at, 1))
     decided = _decided(brain, at)
     for name in ("node-0", "node-1"):
         assert not any(isinstance(one, d.EndJob) for one in decided)
@@ -203,7 +203,7 @@ def test_in_another_allocation_the_next_attempt_begins_at_once(tmp_path: Path) -
     brain, at = _salvaged(plan, job, is_over=True)
     brain.learn(e.AllocationBegan(at, "9.0"))
     brain.learn(dataclasses.replace(planned(plan, at), nodes=(e.NodePlan("n0", ()), e.NodePlan("n1", ()))))
-    brain.learn(e.ResumeAsked(at, 1, CHECKPOINT))
+    brain.learn(e.ResumeRequested(at, 1, CHECKPOINT))
     begun = [one for one in _decided(brain, at) if isinstance(one, d.BeginAttempt)]
     assert [(one.attempt, one.resume) for one in begun] == [(7, d.Checkpoint(CHECKPOINT, None))]
 

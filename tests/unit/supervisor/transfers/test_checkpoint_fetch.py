@@ -25,7 +25,7 @@ def world(tmp_path: Path) -> World:
 
 def test_a_checkpoint_is_coming_at_once_and_found_when_its_files_are_at_home(world: World) -> None:
     (coming,) = world.save("n0", "step_10.pt", 10, b"ten", placed=ALONE)
-    assert coming == e.CheckpointComing(1.0, "n0", 1, world.path("step_10.pt"))
+    assert coming == e.CheckpointFetchStarted(1.0, "n0", 1, world.path("step_10.pt"))
     assert world.home("step_10.pt") == {}
     (found,) = world.arrive("n0")
     assert found == e.CheckpointFound(1.0, "n0", 1, world.path("step_10.pt"), 10)
@@ -148,7 +148,7 @@ def test_the_newest_version_follows_the_one_on_its_way(world: World) -> None:
     world.files["n0"]["last.pt"] = b"1"  # its copy had begun, and reads the old file
     found, coming = world.arrive(first.key)
     assert isinstance(found, e.CheckpointFound) and found.count == 10
-    assert isinstance(coming, e.CheckpointComing)
+    assert isinstance(coming, e.CheckpointFetchStarted)
     world.files["n0"]["last.pt"] = b"30"
     world.arrive_all()
     assert world.home("last.pt") == {"last.pt": b"30"} and world.kinds()[-1] == "Found"
@@ -229,7 +229,7 @@ def test_a_revived_supervisor_ends_what_the_brain_still_waits_for(world: World) 
     world.take()
     assert world.news == [
         e.CheckpointFound(2.0, "n0", 1, world.path("a.pt"), 10),
-        e.CheckpointSpoiled(2.0, "", 0, world.path("b.pt")),
+        e.CheckpointInvalidated(2.0, "", 0, world.path("b.pt")),
     ]
 
 
@@ -278,7 +278,7 @@ def test_the_newest_stay_at_home_and_always_the_one_to_resume_from(tmp_path: Pat
     world.take()
     left = sorted(path.name for path in world.job.checkpoints.glob("*.pt"))
     assert left == ["1.pt", "4.pt", "5.pt", "last.pt"]
-    spoiled = [event.path for event in world.news if isinstance(event, e.CheckpointSpoiled)]
+    spoiled = [event.path for event in world.news if isinstance(event, e.CheckpointInvalidated)]
     assert spoiled == [world.path("2.pt"), world.path("3.pt")]
 
 

@@ -136,7 +136,7 @@ def test_a_late_part_of_a_version_that_was_given_up_does_not_pass_for_another_on
 )
 def test_a_name_that_leads_elsewhere_is_refused(world: World, name: str, pieces: list[str]) -> None:
     (world.job.checkpoints / "link").symlink_to("/tmp")
-    told = tuple(m.Piece(one, 1, 1, "0" * 64) for one in pieces)
+    told = tuple(m.ManifestEntry(one, 1, 1, "0" * 64) for one in pieces)
     assert world.found("n0", name, 1, told, placed=ALONE) == ()
     assert world.copies == {} and "not fetched" in world.notes[0]
 
@@ -152,4 +152,4 @@ def test_more_than_can_be_carried_leaves_the_oldest(world: World) -> None:
     for n in range(COMING_MAX + 1):
         world.save("n0", f"{n}.pt", n, b"x", placed=ALONE)
     assert len(world.waits()) == len(world.copies) == COMING_MAX
-    assert world.news[-1] == e.CheckpointSpoiled(1.0, "n0", 1, world.path("0.pt"))
+    assert world.news[-1] == e.CheckpointInvalidated(1.0, "n0", 1, world.path("0.pt"))

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor.transfers import log_receiver as intake_module
-from orchestrator.supervisor.transfers.log_receiver import Intake, IntakeError
+from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
 
 LOG = "logs/attempt-001/rank-00002.log"
 
@@ -25,26 +25,26 @@ def _text(job: JobDir, path: str) -> bytes:
 
 
 def test_chunks_are_joined_and_confirmed(job: JobDir) -> None:
-    intake = Intake(job)
-    assert intake.have("n0") == m.Have({})
+    intake = LogReceiver(job)
+    assert intake.have("n0") == m.ResumeOffsets({})
     intake.take("n0", m.Chunk(LOG, 0), b"one ")
     intake.take("n0", m.Chunk(LOG, 4), b"two")
     assert _text(job, LOG) == b"one two"
-    assert intake.owed() == [("n0", m.Got(7))]
+    assert intake.owed() == [("n0", m.ChunkAck(7))]
     assert intake.owed() == []
 
 
 def test_what_is_there_is_never_written_again(job: JobDir) -> None:
-    intake = Intake(job)
+    intake = LogReceiver(job)
     intake.take("n0", m.Chunk(LOG, 0), b"0123456789")
     intake.take("n0", m.Chunk(LOG, 2), b"XX")
     intake.take("n1", m.Chunk(LOG, 8), b"XXab")
     assert _text(job, LOG) == b"0123456789ab"
-    assert intake.owed() == [("n0", m.Got(12)), ("n1", m.Got(4))]
+    assert intake.owed() == [("n0", m.ChunkAck(12)), ("n1", m.ChunkAck(4))]
 
 
 def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
-    first = Intake(job)
+    first = LogReceiver(job)
     pages = "evidence/attempt-001"
     for path in (
         LOG,
@@ -58,8 +58,8 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
     first.take("n0", m.Chunk("nodes/n0/agent.log", 0), b"word")
     first.take("n1", m.Chunk("logs/attempt-001/rank-00003.log", 0), b"1")
     first.close()
-    second = Intake(job)
-    assert second.have("n0") == m.Have(
+    second = LogReceiver(job)
+    assert second.have("n0") == m.ResumeOffsets(
         {
             LOG: 8,
             "logs/attempt-001/rank-00002.idx": 8,
@@ -70,16 +70,16 @@ def test_a_new_home_knows_whose_file_is_whose(job: JobDir) -> None:
             "nodes/n0/agent.log": 4,
         }
     )
-    assert second.have("n1") == m.Have({"logs/attempt-001/rank-00003.log": 1})
-    assert second.have("n") == m.Have({})
+    assert second.have("n1") == m.ResumeOffsets({"logs/attempt-001/rank-00003.log": 1})
+    assert second.have("n") == m.ResumeOffsets({})
 
 
 def test_a_new_connection_counts_from_zero(job: JobDir) -> None:
-    intake = Intake(job)
+    intake = LogReceiver(job)
     intake.take("n0", m.Chunk(LOG, 0), b"1234")
-    assert intake.have("n0") == m.Have({LOG: 4})
+    assert intake.have("n0") == m.ResumeOffsets({LOG: 4})
     intake.take("n0", m.Chunk(LOG, 4), b"5")
-    assert intake.owed() == [("n0", m.Got(1))]
+    assert intake.owed() == [("n0", m.ChunkAck(1))]
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,16 @@ def test_a_new_connection_counts_from_zero(job: JobDir) -> None:
 def test_a_file_that_is_not_the_nodes_is_refused_and_told_once(
     job: JobDir, capsys: pytest.CaptureFixture[str], path: str
 ) -> None:
-    intake = Intake(job)
+    intake = LogReceiver(job)
     for _ in range(3):
         intake.take("n0", m.Chunk(path, 0), b"evil")
     assert list(job.root.iterdir()) == []
     assert capsys.readouterr().out.count("refused") == 1
-    assert intake.owed() == [("n0", m.Got(12))]
+    assert intake.owed() == [("n0", m.ChunkAck(12))]
 
 
 def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
-    intake = Intake(job)
+    intake = LogReceiver(job)
     intake.take("n.0", m.Chunk("nodes/nx0/agent.log", 0), b"evil")
     assert not (job.root / "nodes").exists()
     intake.take("n.0", m.Chunk("nodes/n.0/agent.log", 0), b"good")
@@ -125,23 +125,23 @@ def test_a_node_whose_name_is_a_pattern_means_only_itself(job: JobDir) -> None:
 
 
 def test_a_gap_asks_for_a_new_beginning(job: JobDir) -> None:
-    intake = Intake(job)
+    intake = LogReceiver(job)
     intake.take("n0", m.Chunk(LOG, 0), b"1234")
-    with pytest.raises(IntakeError, match="has 4 bytes here, and bytes from 6 on came"):
+    with pytest.raises(LogReceiveError, match="has 4 bytes here, and bytes from 6 on came"):
         intake.take("n0", m.Chunk(LOG, 6), b"78")
     os.truncate(job.root / LOG, 2)
-    with pytest.raises(IntakeError, match="has 2 bytes here"):
+    with pytest.raises(LogReceiveError, match="has 2 bytes here"):
         intake.take("n0", m.Chunk(LOG, 4), b"56")
-    assert intake.have("n0") == m.Have({LOG: 2})
+    assert intake.have("n0") == m.ResumeOffsets({LOG: 2})
 
 
 def test_a_log_that_was_deleted_here_comes_again_from_its_start(job: JobDir) -> None:
-    intake = Intake(job)
+    intake = LogReceiver(job)
     intake.take("n0", m.Chunk(LOG, 0), b"1234")
     (job.root / LOG).unlink()
-    with pytest.raises(IntakeError, match="was deleted here"):
+    with pytest.raises(LogReceiveError, match="was deleted here"):
         intake.take("n0", m.Chunk(LOG, 4), b"56")
-    assert intake.have("n0") == m.Have({})
+    assert intake.have("n0") == m.ResumeOffsets({})
     intake.take("n0", m.Chunk(LOG, 0), b"123456")
     assert _text(job, LOG) == b"123456"
 
@@ -151,7 +151,7 @@ def test_a_link_in_the_way_is_not_followed(job: JobDir, tmp_path_factory: pytest
     victim.write_bytes(b"")
     (job.root / LOG).parent.mkdir(parents=True)
     (job.root / LOG).symlink_to(victim)
-    intake = Intake(job)
+    intake = LogReceiver(job)
     intake.take("n0", m.Chunk(LOG, 0), b"evil")
     assert victim.read_bytes() == b""
     assert not intake.is_full
@@ -159,7 +159,7 @@ def test_a_link_in_the_way_is_not_followed(job: JobDir, tmp_path_factory: pytest
 
 def test_few_files_are_open_however_many_are_written(job: JobDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "FILES_OPEN_MAX", 4)
-    intake = Intake(job)
+    intake = LogReceiver(job)
     before = len(list(Path("/proc/self/fd").iterdir()))
     for turn in range(3):
         for rank in range(20):
@@ -185,15 +185,15 @@ def test_a_full_disk_costs_time_and_nothing_else(
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     monkeypatch.setattr(intake_module, "RETRY_S", 0.0)
-    intake = Intake(job)
+    intake = LogReceiver(job)
     for offset in range(0, 20, 4):
         intake.take("n0", m.Chunk(LOG, offset), b"0123")
     assert intake.is_full
-    assert intake.owed() == [("n0", m.Got(4))]
+    assert intake.owed() == [("n0", m.ChunkAck(4))]
     assert _text(job, LOG) == b"012301"
     assert intake.owed() == []
     room[0] = 100
-    assert intake.owed() == [("n0", m.Got(20))]
+    assert intake.owed() == [("n0", m.ChunkAck(20))]
     assert not intake.is_full
     assert _text(job, LOG) == b"0123" * 5
     out = capsys.readouterr().out
@@ -208,13 +208,13 @@ def test_what_waits_for_room_is_bounded_and_forgotten_with_its_connection(
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     monkeypatch.setattr(intake_module, "WAITING_BYTES_MAX", 8)
-    intake = Intake(job)
+    intake = LogReceiver(job)
     intake.take("n0", m.Chunk(LOG, 0), b"0123")
     intake.take("n0", m.Chunk(LOG, 4), b"0123")
-    with pytest.raises(IntakeError, match="wait for room"):
+    with pytest.raises(LogReceiveError, match="wait for room"):
         intake.take("n0", m.Chunk(LOG, 8), b"0")
     monkeypatch.undo()
-    assert intake.have("n0") == m.Have({})
+    assert intake.have("n0") == m.ResumeOffsets({})
     intake.retry()
     assert _text(job, LOG) == b""
     assert not intake.is_full

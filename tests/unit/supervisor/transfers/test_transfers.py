@@ -16,8 +16,8 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
-from orchestrator.core.wire.messages import Said
-from orchestrator.supervisor.transfers.transfers import Ferry
+from orchestrator.core.wire.messages import Envelope
+from orchestrator.supervisor.transfers.transfers import Transfers
 from tests.support import jobs
 
 THREAD_S_MAX = 10.0
@@ -52,10 +52,10 @@ class Quay:
 
     job: JobDir
     carrier: Carrier
-    ferry: Ferry
+    ferry: Transfers
 
-    def say(self, node: str, message: object, boot: str = "a", seq: int = 1) -> Said:
-        return Said(node, boot, seq, codec.pack_kind(message))
+    def say(self, node: str, message: object, boot: str = "a", seq: int = 1) -> Envelope:
+        return Envelope(node, boot, seq, codec.pack_kind(message))
 
     def greet(
         self, node: str, boot: str = "a", started: int = 0, *, ships: bool = True, root: str = "/far"
@@ -67,13 +67,13 @@ class Quay:
         self.ferry.greeted(hello, started, 1.0)
         return hello
 
-    def up(self, node: str, *, ships: bool = True, root: str = "/far") -> m.Have | None:
+    def up(self, node: str, *, ships: bool = True, root: str = "/far") -> m.ResumeOffsets | None:
         return self.ferry.up(self.greet(node, ships=ships, root=root))
 
     def bring(self, name: str, data: bytes) -> list[e.Event]:
         """Let n0 report a checkpoint of one file, and its copy arrive."""
-        piece = m.Piece(name, len(data), 1, hashlib.sha256(data).hexdigest())
-        events = self.ferry.found(self.say("n0", m.PiecesFound(1, name, 10, (piece,))), 1, GANG, 1.0)
+        piece = m.ManifestEntry(name, len(data), 1, hashlib.sha256(data).hexdigest())
+        events = self.ferry.found(self.say("n0", m.ManifestReported(1, name, 10, (piece,))), 1, GANG, 1.0)
         copy = self.carrier.begun.pop()
         copy.here.mkdir(parents=True, exist_ok=True)
         (copy.here / name).write_bytes(data)
@@ -88,7 +88,7 @@ def quay(tmp_path: Path) -> Quay:
         folder.mkdir(parents=True)
     carrier = Carrier()
     plan = dataclasses.replace(jobs.plan(), id=job.id)
-    return Quay(job, carrier, Ferry(job, plan, carrier, lambda: ""))
+    return Quay(job, carrier, Transfers(job, plan, carrier, lambda: ""))
 
 
 def _prepare(quay: Quay, node: str, path: str) -> d.Prepare:
@@ -97,7 +97,7 @@ def _prepare(quay: Quay, node: str, path: str) -> d.Prepare:
 
 def test_a_node_that_sees_the_job_folder_is_told_nothing_of_files(quay: Quay) -> None:
     assert quay.up("n0", ships=False) is None
-    assert quay.up("n1") == m.Have({})
+    assert quay.up("n1") == m.ResumeOffsets({})
 
 
 def test_a_checkpoint_is_known_when_it_is_at_home(quay: Quay) -> None:
@@ -105,7 +105,7 @@ def test_a_checkpoint_is_known_when_it_is_at_home(quay: Quay) -> None:
     events = quay.bring("step-10.pt", b"ten")
     path = str(quay.job.checkpoints / "step-10.pt")
     assert [(type(one), getattr(one, "path", "")) for one in events] == [
-        (e.CheckpointComing, path),
+        (e.CheckpointFetchStarted, path),
         (e.CheckpointFound, path),
     ]
     assert Path(path).read_bytes() == b"ten"
@@ -114,7 +114,7 @@ def test_a_checkpoint_is_known_when_it_is_at_home(quay: Quay) -> None:
 def test_what_an_agent_had_kept_is_fetched_from_its_own_folder_before_it_is_up(quay: Quay) -> None:
     quay.greet("n0")
     quay.bring("step-10.pt", b"ten")
-    spoiled = e.CheckpointSpoiled(2.0, "n0", 1, "/far/n0/checkpoints/step-10.pt")
+    spoiled = e.CheckpointInvalidated(2.0, "n0", 1, "/far/n0/checkpoints/step-10.pt")
     assert quay.ferry.at_home(spoiled) == dataclasses.replace(
         spoiled, path=str(quay.job.checkpoints / "step-10.pt")
     )
@@ -123,20 +123,20 @@ def test_what_an_agent_had_kept_is_fetched_from_its_own_folder_before_it_is_up(q
 def test_an_agent_that_comes_after_another_does_not_speak_for_it(quay: Quay) -> None:
     quay.greet("n0")
     quay.greet("n1")
-    piece = m.Piece("step-10/n0.pt", 3, 1, hashlib.sha256(b"ten").hexdigest())
-    quay.ferry.found(quay.say("n0", m.PiecesFound(1, "step-10", 10, (piece,))), 1, GANG, 1.0)
+    piece = m.ManifestEntry("step-10/n0.pt", 3, 1, hashlib.sha256(b"ten").hexdigest())
+    quay.ferry.found(quay.say("n0", m.ManifestReported(1, "step-10", 10, (piece,))), 1, GANG, 1.0)
     quay.greet("n1", boot="b", started=1)
     for node in ("n0", "n1"):
         quay.ferry.heard(e.Stopped(2.0, node, 1, "asked"))
     (spoiled,) = quay.ferry.news(2.0)
-    assert isinstance(spoiled, e.CheckpointSpoiled)
+    assert isinstance(spoiled, e.CheckpointInvalidated)
     assert quay.carrier.begun == []
 
 
 def test_what_a_stale_attempt_reports_is_not_fetched(quay: Quay) -> None:
     quay.up("n0")
-    piece = m.Piece("a.pt", 1, 1, "0" * 64)
-    assert quay.ferry.found(quay.say("n0", m.PiecesFound(1, "a.pt", 10, (piece,))), 2, GANG, 1.0) == []
+    piece = m.ManifestEntry("a.pt", 1, 1, "0" * 64)
+    assert quay.ferry.found(quay.say("n0", m.ManifestReported(1, "a.pt", 10, (piece,))), 2, GANG, 1.0) == []
     assert quay.carrier.begun == []
 
 
@@ -193,8 +193,8 @@ def test_a_path_that_a_host_names_is_told_as_it_is_called_here(quay: Quay) -> No
 
 def test_what_travels_is_told(quay: Quay) -> None:
     quay.up("n0")
-    piece = m.Piece("a.pt", 5, 1, "0" * 64)
-    quay.ferry.found(quay.say("n0", m.PiecesFound(1, "a.pt", 10, (piece,))), 1, GANG, 1.0)
+    piece = m.ManifestEntry("a.pt", 5, 1, "0" * 64)
+    quay.ferry.found(quay.say("n0", m.ManifestReported(1, "a.pt", 10, (piece,))), 1, GANG, 1.0)
     (one,) = quay.ferry.travels()
     assert (one["name"], one["node"], one["direction"], one["bytes"]) == ("a.pt", "n0", "fetch", 5)
 

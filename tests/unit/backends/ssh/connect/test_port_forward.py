@@ -14,7 +14,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from orchestrator.backends.ssh.connect.port_forward import FLOWS_MAX, Flow, admit
+from orchestrator.backends.ssh.connect.port_forward import FLOWS_MAX, Forward, admit
 
 WAIT_S_MAX = 20.0
 WINDOW_BYTES = 256 * 1024
@@ -38,7 +38,7 @@ class Host:
     goal: tuple[str, int]
     far: paramiko.Transport = field(init=False)
     near: paramiko.Transport = field(init=False)
-    flows: list[Flow] = field(default_factory=list)
+    flows: list[Forward] = field(default_factory=list)
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Host:
         self.near.request_port_forward("127.0.0.1", 0, self._take)
 
     def _take(self, channel: paramiko.Channel, origin: object, server: object) -> None:
-        self.flows = admit(self.flows, Flow(channel, self.goal, self.ended.release))
+        self.flows = admit(self.flows, Forward(channel, self.goal, self.ended.release))
 
     def dial(self) -> paramiko.Channel:
         """Return the end of a new forwarded connection that an agent has."""
