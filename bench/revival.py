@@ -42,9 +42,9 @@ import atexit, pathlib, re, sys
 atexit.register(lambda: print(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1], file=sys.stderr))
 """
 REVIVE = f"""{MEASURED}
-from orchestrator.memory import Memory
-from orchestrator.wire.paths import JobDir
-Memory(JobDir(pathlib.Path(sys.argv[1])), "machine")
+from orchestrator.supervisor.journal.journaled_brain import JournaledBrain
+from orchestrator.core.jobdir.layout import JobDir
+JournaledBrain(JobDir(pathlib.Path(sys.argv[1])), "machine")
 """
 COMMAND = f"{MEASURED}\nfrom orchestrator.cli import main\nmain()"
 

@@ -196,8 +196,8 @@ def _states(facts: Facts, plans: int) -> dict[tuple[object, ...], str]:
     if facts.attempt is not None:
         number = facts.attempt.number
         states["attempt", number] = facts.attempt.phase.value
-    states |= {("agent", node.name): node.link.value for node in facts.every_node()}
-    states |= {("rank", plans, number, rank.rank): rank.life.value for rank in facts.ranks.values()}
+    states |= {("agent", node.name): node.agent_state.value for node in facts.every_node()}
+    states |= {("rank", plans, number, rank.rank): rank.rank_state.value for rank in facts.ranks.values()}
     return states
 
 

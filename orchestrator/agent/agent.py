@@ -158,7 +158,7 @@ class Agent:
         self._shipper.hold()
         return m.Hello(
             protocol=m.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
-            boot=self._boot, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
+            incarnation=self._boot, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
             ready=ready.attempt, address=ready.address, port=ready.port, ranks=seen, pending=pending,
             root=self._config.root, ships=self._config.ships, gpus=self._config.gpus,
         )  # fmt: skip
@@ -196,7 +196,7 @@ class Agent:
             case m.Fence():
                 self._fence.take(order)
             case m.Inspect() if self._eyes is not None:
-                self._eyes.begin(order.look)
+                self._eyes.begin(order.inspection)
 
     def _prepare(self, order: m.Prepare) -> None:
         """Make ready for an attempt; what an older one left running goes first."""

@@ -75,7 +75,7 @@ def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) ->
     if not is_token(config.token):
         tell(
             w.Failed(
-                "agent", "the token that it was given is empty or torn", "submit the job again", "lasting"
+                "agent", "the token that it was given is empty or torn", "submit the job again", "permanent"
             )
         )
         return 1
@@ -89,7 +89,7 @@ def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) ->
     try:
         held = leases.take(config.needs, leases.me(config.job, config.node), stock)
     except LeaseError as err:
-        tell(w.Failed("lease", err.reason, err.fix, "busy" if err.is_busy else "lasting"))
+        tell(w.Failed("lease", err.reason, err.fix, "busy" if err.is_busy else "permanent"))
         return 1
     if is_landed and not _may_go(held):
         return 1

@@ -21,7 +21,7 @@ class LaunchError(Exception):
     """An agent could not be started: at which stage, why, and how to mend it."""
 
     def __init__(
-        self, stage: str, reason: str, fix: str = "", trouble: Retryable = Retryable.PASSING
+        self, stage: str, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT
     ) -> None:
         super().__init__(f"{stage}: {reason}")
         self.stage = stage

@@ -82,7 +82,7 @@ def _decide(facts: Facts, watch: Deadlines) -> list[Decision]:
 
 
 def _first(facts: Facts, watch: Deadlines) -> list[Decision]:
-    if facts.want is JobGoal.CANCEL:
+    if facts.goal is JobGoal.CANCEL:
         return [d.EndJob(watch.now_s, f"{facts.cancelled} before it began", 0, d.JobEnd.CANCELLED)]
     return [d.BeginAttempt(watch.now_s, "submitted", 1, facts.checkpoint)]
 
@@ -90,7 +90,7 @@ def _first(facts: Facts, watch: Deadlines) -> list[Decision]:
 def _close(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """See whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before its
     verdict."""
-    if facts.want is JobGoal.CANCEL:
+    if facts.goal is JobGoal.CANCEL:
         return [d.Finish(watch.now_s, facts.cancelled, attempt.number)]
     if facts.done:
         return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
@@ -114,13 +114,13 @@ def _close(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
 def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: Deadlines) -> list[Decision]:
     """See to the evidence, then say it: nothing is stopped before every rank was looked at."""
     assert facts.limits is not None
-    if attempt.look_at is None or attempt.look_at < verdict.since_s:
+    if attempt.inspected_at is None or attempt.inspected_at < verdict.since_s:
         return inspections.orders(facts, attempt, f"evidence before the verdict: {verdict.summary}", watch)
     if not inspections.is_answered(facts, attempt, watch):
         return []
     if facts.limits.on_hang != "notify":
         return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
-    if attempt.noticed is None:
+    if attempt.alert is None:
         return [d.Alert(watch.now_s, verdict.summary, attempt.number, verdict)]
     return _look(facts, attempt, watch)
 
@@ -132,8 +132,8 @@ def _look(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisio
 
 def _withdraw(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
     """Take back what was said of a hang once the job moves again."""
-    hung = attempt.noticed is not None and attempt.noticed.signature.startswith(d.Kind.HANG.value)
-    if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.noticed_at or 0.0):
+    hung = attempt.alert is not None and attempt.alert.signature.startswith(d.Kind.HANG.value)
+    if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.alerted_at or 0.0):
         return []
     return [d.ResolveAlert(watch.now_s, "the job moves again", attempt.number)]
 
@@ -157,7 +157,7 @@ def _prepares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Dec
     return [
         d.Prepare(watch.now_s, f"{why} {node.name}", attempt.number, node.name, attempt.resume)
         for node in facts.gang
-        if node.link is AgentState.UP
+        if node.agent_state is AgentState.UP
         and node.ready < attempt.number
         and node.ordered_prepare < attempt.number
     ]
@@ -165,7 +165,7 @@ def _prepares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Dec
 
 def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether all ranks can be started: every node is set up, and they know where to meet."""
-    if any(node.link is not AgentState.UP or node.ready < attempt.number for node in facts.gang):
+    if any(node.agent_state is not AgentState.UP or node.ready < attempt.number for node in facts.gang):
         return False
     return rendezvous.are_probed(facts, attempt) and isinstance(
         rendezvous.rendezvous_point(facts), rendezvous.RendezvousPoint
@@ -176,7 +176,7 @@ def _starts(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decis
     waiting = [
         node
         for node in facts.gang
-        if node.link is AgentState.UP and max(node.started, node.ordered_start) < attempt.number
+        if node.agent_state is AgentState.UP and max(node.started, node.ordered_start) < attempt.number
     ]
     if not waiting:
         return []
@@ -219,13 +219,13 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Deadl
     assert facts.limits is not None
     if node.is_clear(attempt.number):
         return True
-    if node.link is AgentState.UP:
+    if node.agent_state is AgentState.UP:
         return False
     broken_at = facts.broken_at()
     if broken_at is None or facts.limits.fence_s is None:
         return False
     last_sign_s = max(node.contact_at, facts.stepped_at, attempt.stop_at or 0.0, broken_at)
-    is_past = attempt.gone_at is not None
+    is_past = attempt.allocation_lost_at is not None
     wait_s = facts.limits.node_silent_s_max if is_past else fence.silent_s(facts, node)
     return watch.passed(last_sign_s + wait_s)
 
@@ -237,7 +237,7 @@ def _stop_orders(
     lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
     orders: list[Decision] = []
     for node in left:
-        if node.link is AgentState.UP and node.ordered_stop < attempt.number:
+        if node.agent_state is AgentState.UP and node.ordered_stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
             orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s, saves))
         elif (lent is None or node.name in lent) and placement.is_due(facts, node, watch):
@@ -260,7 +260,7 @@ def _ending(facts: Facts, attempt: AttemptFacts) -> str:
         return attempt.verdict.kind.value
     if attempt.restart_asked and not facts.done:
         return restart_policy.RESTART_ASKED
-    return "cancelled" if facts.want is JobGoal.CANCEL else "done"
+    return "cancelled" if facts.goal is JobGoal.CANCEL else "done"
 
 
 def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Deadlines) -> list[Decision]:
@@ -268,7 +268,7 @@ def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: 
     grace_s = _grace_s(facts, attempt)
     for node in left:
         deadline_s = node.stop_ordered_at + grace_s + KILL_S_MAX
-        ordered = node.link is AgentState.UP and node.ordered_stop == attempt.number
+        ordered = node.agent_state is AgentState.UP and node.ordered_stop == attempt.number
         # Only one that was heard after the deadline has had its chance to say that all is stopped.
         if ordered and watch.passed(deadline_s) and node.contact_at >= deadline_s:
             why = (
@@ -290,7 +290,7 @@ def _end(facts: Facts) -> d.JobEnd:
     """Say how the job ends when it must end now."""
     if facts.done:
         return d.JobEnd.SUCCEEDED
-    return d.JobEnd.CANCELLED if facts.want is JobGoal.CANCEL else d.JobEnd.FAILED
+    return d.JobEnd.CANCELLED if facts.goal is JobGoal.CANCEL else d.JobEnd.FAILED
 
 
 def _follow(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
@@ -312,5 +312,5 @@ def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, watch: Deadline
     return [
         d.Dismiss(watch.now_s, why, number, node.name)
         for node in nodes
-        if node.link is AgentState.UP and not node.ordered_leave
+        if node.agent_state is AgentState.UP and not node.ordered_leave
     ]

@@ -16,8 +16,8 @@ from orchestrator.core import observations
 def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -> None:
     """Take in what a beat says of a living rank; what of it is a sign of life stands in `suspicion.SIGNS`."""
     if beat.seen is not None:
-        rank.count, rank.state, rank.log_bytes, rank.cpu_s = (
-            beat.count,
+        rank.steps, rank.state, rank.log_bytes, rank.cpu_s = (
+            beat.steps,
             beat.state,
             beat.log_bytes,
             beat.cpu_s,
@@ -25,8 +25,12 @@ def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -
         _rest(rank, beat)
         rank.sign_at, rank.step_at = beat.seen.sign_at, beat.seen.step_at
         rank.state_at, rank.beat_at = beat.seen.state_at, beat.seen.beat_at
-        rank.busy_at, rank.left_at, rank.pause_s = beat.seen.busy_at, beat.seen.left_at, beat.seen.pause_s
-        rank.told_at = beat.seen.told_at
+        rank.busy_at, rank.exiting_at, rank.pause_s = (
+            beat.seen.busy_at,
+            beat.seen.exiting_at,
+            beat.seen.pause_s,
+        )
+        rank.activity_at = beat.seen.activity_at
         return
     if suspicion.is_busy(rank, beat, at):
         rank.busy_at = at
@@ -35,38 +39,43 @@ def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -
     if moved:
         rank.sign_at = at
     if any(sign.weight is not suspicion.Weight.START for sign in signs):
-        rank.told_at = at
+        rank.activity_at = at
     rank.cpu_s = max(rank.cpu_s, beat.cpu_s)
     if beat.state != rank.state:
         rank.state, rank.state_at = beat.state, at
-    if beat.count > rank.count:
-        if rank.count:  # what nobody watched is no pause
+    if beat.steps > rank.steps:
+        if rank.steps:  # what nobody watched is no pause
             rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
-        rank.count, rank.step_at = beat.count, at
-    if beat.left and not rank.left:
-        rank.left_at = at
+        rank.steps, rank.step_at = beat.steps, at
+    if beat.exiting and not rank.exiting:
+        rank.exiting_at = at
     _rest(rank, beat)
     rank.log_bytes = max(rank.log_bytes, beat.log_bytes)
     rank.beat_at = at
 
 
 def _rest(rank: RankFacts, beat: e.RankHeartbeat) -> None:
-    rank.io_bytes, rank.usual_s, rank.own_s, rank.left = beat.io_bytes, beat.usual_s, beat.own_s, beat.left
+    rank.io_bytes, rank.median_step_s, rank.own_work_s, rank.exiting = (
+        beat.io_bytes,
+        beat.median_step_s,
+        beat.own_work_s,
+        beat.exiting,
+    )
 
 
 def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
     """Return the beat, heard `at`, that says of the node's living ranks all that the facts hold."""
     ranks = tuple(
         e.RankHeartbeat(
-            rank.rank, rank.count, rank.state, rank.log_bytes, rank.cpu_s, rank.io_bytes, rank.usual_s, rank.own_s,
-            rank.left,
+            rank.rank, rank.steps, rank.state, rank.log_bytes, rank.cpu_s, rank.io_bytes, rank.median_step_s, rank.own_work_s,
+            rank.exiting,
             seen=e.SignTimes(
-                rank.sign_at, rank.step_at, rank.state_at, rank.beat_at, rank.busy_at, rank.left_at, rank.pause_s,
-                rank.told_at,
+                rank.sign_at, rank.step_at, rank.state_at, rank.beat_at, rank.busy_at, rank.exiting_at, rank.pause_s,
+                rank.activity_at,
             ),
         )
         for rank in facts.ranks.values()
-        if rank.node == node and rank.life is RankState.ALIVE
+        if rank.node == node and rank.rank_state is RankState.ALIVE
     )  # fmt: skip
     return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 
@@ -75,7 +84,7 @@ def entered_another(facts: Facts, rank: RankFacts, look: observations.RankInspec
     """Tell whether a rank has entered another collective since the look before, in the present silence: those that
     were entered before it say nothing."""
     attempt = cast(AttemptFacts, facts.attempt)
-    if rank.look is None or rank.looked_at < suspicion.quiet_since(facts, attempt):
+    if rank.inspection is None or rank.inspected_at < suspicion.quiet_since(facts, attempt):
         return False
-    before = {(one.group, one.ranks): one.number for one in rank.look.collectives}
+    before = {(one.group, one.ranks): one.number for one in rank.inspection.collectives}
     return any(one.number > before.get((one.group, one.ranks), one.number) for one in look.collectives)

@@ -47,13 +47,13 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     if (
         facts.attempt is not None
         and facts.attempt.number > facts.resumed_after
-        and facts.attempt.gone_at is None
+        and facts.attempt.allocation_lost_at is None
     ):
         _note_missing(facts, facts.attempt)
     facts.attempt = AttemptFacts(news.attempt, news.at, news.at, news.resume)
     facts.attempt.patient = repeated_failure.is_unsure(facts)
-    facts.late.update(facts.coming)
-    facts.coming = {}
+    facts.fetching_late.update(facts.fetching)
+    facts.fetching = {}
     facts.ranks = {number: RankFacts(number, rank.node) for number, rank in facts.ranks.items()}
     desync.forget(facts)
     if facts.pool is None:
@@ -63,7 +63,7 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     for node in facts.nodes.values():
         node.trouble = node.trouble_tail = node.lost = ""
         node.lost_at, node.addresses, node.reached, node.missed = 0.0, (), (), ()
-        node.looked = 0
+        node.inspected = 0
         if facts.pool is not None:
             node.launch_failures = 0
     for node in facts.every_node() if facts.pool is not None else ():
@@ -82,7 +82,7 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
     verdict = attempt.verdict
     others = facts.pool is not None and len(facts.nodes) > facts.pool.nodes
     for node in facts.nodes.values():
-        if node.link is not AgentState.UP and (lost := node.lost_how(verdict)):
+        if node.agent_state is not AgentState.UP and (lost := node.lost_how(verdict)):
             node.missing = lost
         elif node.trouble and others:
             node.excluded = node.trouble
@@ -133,7 +133,7 @@ def _launch(facts: Facts, news: d.Launch) -> None:
     node = _known(facts, news.node)
     if facts.pool is not None and news.at >= placement.asked_again_s(facts):
         facts.round_at = news.at
-    node.link = AgentState.LAUNCHING
+    node.agent_state = AgentState.LAUNCHING
     node.launched_at = news.at
 
 
@@ -155,11 +155,13 @@ def _start(facts: Facts, news: d.Start) -> None:
 
 def _look(facts: Facts, news: d.Inspect) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
-    if news.look > attempt.look:  # one look is an order to each node
-        goes_on = attempt.look_at is not None and attempt.look_at >= suspicion.quiet_since(facts, attempt)
+    if news.inspection > attempt.inspection:  # one look is an order to each node
+        goes_on = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
+            facts, attempt
+        )
         attempt.round = attempt.round + 1 if goes_on else 1
-    attempt.look, attempt.look_at = news.look, news.at
-    facts.look_answered = facts.look_asked
+    attempt.inspection, attempt.inspected_at = news.inspection, news.at
+    facts.inspect_answered = facts.inspect_requested
 
 
 def _fence(facts: Facts, news: d.Fence) -> None:
@@ -188,11 +190,11 @@ def _notice(facts: Facts, news: d.Alert) -> None:
     if news.verdict.kind is d.Kind.DESYNC:
         attempt.desynced = news.verdict
     else:
-        attempt.noticed_at, attempt.noticed = news.at, news.verdict
+        attempt.alerted_at, attempt.alert = news.at, news.verdict
 
 
 def _withdraw(facts: Facts, news: d.ResolveAlert) -> None:
-    cast(AttemptFacts, facts.attempt).noticed = None
+    cast(AttemptFacts, facts.attempt).alert = None
 
 
 def _suspect(facts: Facts, news: d.Suspect) -> None:

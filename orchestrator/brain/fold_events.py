@@ -54,20 +54,20 @@ def _planned(facts: Facts, news: e.Planned) -> None:
 
 def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
     for node in facts.every_node():
-        if node.link is not AgentState.ABSENT:
+        if node.agent_state is not AgentState.ABSENT:
             _line_broke(node)
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
     desync.forget(facts)
     for rank in facts.ranks.values():
-        rank.sign_at = max(rank.sign_at, news.at) if rank.life is RankState.ALIVE else rank.sign_at
+        rank.sign_at = max(rank.sign_at, news.at) if rank.rank_state is RankState.ALIVE else rank.sign_at
         rank.state_at = news.at
 
 
 def _line_broke(node: NodeFacts) -> None:
     """Orders that were under way may never have arrived; they are given again when the agent is back."""
-    node.link = AgentState.SILENT
+    node.agent_state = AgentState.SILENT
     node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
     node.ordered_leave = False
     node.fence_lost = True
@@ -78,12 +78,12 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     if node is None:
         return
     attempt = facts.attempt.number if facts.attempt else 0
-    if node.boot and node.boot != news.boot:
+    if node.incarnation and node.incarnation != news.incarnation:
         _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
     _line_broke(node)
-    node.link = AgentState.UP
-    node.there = True
-    node.boot = news.boot
+    node.agent_state = AgentState.UP
+    node.agent_present = True
+    node.incarnation = news.incarnation
     node.contact_at = news.at
     node.launch_failures = 0
     node.missing = node.busy = ""
@@ -101,30 +101,30 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
 
 def _agent_silent(facts: Facts, news: e.AgentDisconnected) -> None:
     node = facts.node(news.node)
-    if node is None or node.link is not AgentState.UP:
+    if node is None or node.agent_state is not AgentState.UP:
         return
     attempt = facts.attempt.number if facts.attempt else 0
     dismissed = news.left and node.ordered_leave and node.is_clear(attempt)
     _line_broke(node)
     if dismissed:
-        node.link = AgentState.ABSENT
-        node.there = False
+        node.agent_state = AgentState.ABSENT
+        node.agent_present = False
 
 
 def _agent_gone(facts: Facts, news: e.AgentDied) -> None:
     node = facts.node(news.node)
     if node is None:
         return
-    node.there = False
-    if node.link is AgentState.ABSENT:
+    node.agent_present = False
+    if node.agent_state is AgentState.ABSENT:
         return
-    if node.link is AgentState.LAUNCHING:
+    if node.agent_state is AgentState.LAUNCHING:
         node.launch_failures += 1
         node.launch_reason = news.evidence
     else:
         _lost(facts, node, news.evidence, news.at)
     _line_broke(node)
-    node.link = AgentState.ABSENT
+    node.agent_state = AgentState.ABSENT
 
 
 def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
@@ -136,9 +136,9 @@ def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
 
 def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     node = facts.node(news.node)
-    if node is None or node.link is AgentState.UP:
+    if node is None or node.agent_state is AgentState.UP:
         return
-    node.link = AgentState.ABSENT
+    node.agent_state = AgentState.ABSENT
     if news.trouble is observations.Retryable.BUSY:
         node.busy, node.busy_at = news.reason, news.at
         _queued(facts, news.at)
@@ -146,7 +146,7 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
     node.busy = ""
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
-    if news.trouble is observations.Retryable.LASTING:
+    if news.trouble is observations.Retryable.PERMANENT:
         node.excluded = node.launch_reason
 
 
@@ -202,8 +202,8 @@ def _ranks_started(facts: Facts, node: NodeFacts, attempt: int, pids: tuple[int,
     for number, pid in zip(node.ranks, pids, strict=False):
         rank = facts.ranks[number]
         rank.pid = pid
-        if rank.life is RankState.WAITING:
-            rank.life = RankState.ALIVE
+        if rank.rank_state is RankState.WAITING:
+            rank.rank_state = RankState.ALIVE
             rank.sign_at = rank.state_at = rank.beat_at = at
     current = facts.attempt
     if current is not None and current.running_at is None and _all_started(facts, attempt):
@@ -218,15 +218,15 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     if _current(facts, news.node, news.attempt, news.at) is None or news.rank not in facts.ranks:
         return
     rank = facts.ranks[news.rank]
-    if rank.life is RankState.EXITED:
+    if rank.rank_state is RankState.EXITED:
         return
-    rank.life = RankState.EXITED
+    rank.rank_state = RankState.EXITED
     rank.code, rank.signal, rank.failure, rank.oom = news.code, news.signal, news.failure, news.oom
     rank.died_at = news.at
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.ordered = news.ordered or stopping
-    if news.count > rank.count:
-        rank.count, rank.step_at = news.count, news.at
+    if news.steps > rank.steps:
+        rank.steps, rank.step_at = news.steps, news.at
 
 
 def _beat(facts: Facts, news: e.Heartbeat) -> None:
@@ -234,13 +234,13 @@ def _beat(facts: Facts, news: e.Heartbeat) -> None:
         return
     for beat in news.ranks:
         rank = facts.ranks.get(beat.rank)
-        if rank is not None and rank.life is RankState.ALIVE:
-            slowed = beat.own_s is not None and beat.own_s != rank.own_s
+        if rank is not None and rank.rank_state is RankState.ALIVE:
+            slowed = beat.own_work_s is not None and beat.own_work_s != rank.own_work_s
             fold_beats.take(rank, beat, news.at, facts.attempt.watched_at if facts.attempt else 0.0)
             facts.pause_s = max(facts.pause_s, rank.pause_s)
             if beat.groups:
                 rank.groups = beat.groups
-                desync.note(facts, rank, beat.groups, beat.marks, news.at)
+                desync.note(facts, rank, beat.groups, beat.collective_counts, news.at)
             if slowed:
                 stragglers.note(facts, rank, news.at)
 
@@ -270,26 +270,26 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
 
 def _looked(facts: Facts, news: e.Inspected) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
-        node.looked = max(node.looked, news.look)
+        node.inspected = max(node.inspected, news.inspection)
         for look in news.ranks:
             rank = facts.ranks.get(look.rank)
-            if rank is not None and rank.life is RankState.ALIVE:
+            if rank is not None and rank.rank_state is RankState.ALIVE:
                 if fold_beats.entered_another(facts, rank, look):
                     rank.collective_at = news.at
-                rank.look, rank.looked_at = look, news.at
+                rank.inspection, rank.inspected_at = look, news.at
                 rank.longer_at = news.at if suspicion.takes_longer(look) else rank.longer_at
                 facts.mixed.update(look.mixed)
 
 
 def _checkpoint_coming(facts: Facts, news: e.CheckpointFetchStarted) -> None:
     if _is_current(facts, news.node, news.attempt):
-        facts.coming[news.path] = news.node
+        facts.fetching[news.path] = news.node
 
 
 def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
     """Adopt it only from the attempt that is current: a stale one may still be writing."""
     current = facts.attempt is not None and news.attempt == facts.attempt.number
-    (facts.coming if current else facts.late).pop(news.path, None)
+    (facts.fetching if current else facts.fetching_late).pop(news.path, None)
     # What an agent of the allocation before has kept for us is as good: all nodes of a queue share their disk.
     left = current and facts.queue is not None and news.node in facts.leaving
     if _is_current(facts, news.node, news.attempt) or left:
@@ -299,16 +299,16 @@ def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
 def _checkpoint_spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
     """What does not arrive leaves what is at home under its name as it is."""
     stale = facts.attempt is not None and news.attempt < facts.attempt.number
-    if stale and facts.late.pop(news.path, None) is not None:
+    if stale and facts.fetching_late.pop(news.path, None) is not None:
         return
-    if facts.coming.pop(news.path, None) is None:
+    if facts.fetching.pop(news.path, None) is None:
         checkpoints.spoiled(facts, news)
 
 
 def _cancel_asked(facts: Facts, news: e.CancelRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
-        facts.want = JobGoal.CANCEL
+        facts.goal = JobGoal.CANCEL
         facts.cancelled = facts.cancelled or "cancelled by the user"
 
 
@@ -322,7 +322,7 @@ def _restart_asked(facts: Facts, news: e.RestartRequested) -> None:
 
 def _look_asked(facts: Facts, news: e.InspectRequested) -> None:
     facts.requests = max(facts.requests, news.request)
-    facts.look_asked = news.request
+    facts.inspect_requested = news.request
 
 
 def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
@@ -330,7 +330,7 @@ def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
     if facts.end is None:
         return
     facts.end, facts.end_why, facts.ended_at = None, "", None
-    facts.want, facts.cancelled = JobGoal.RUN, ""
+    facts.goal, facts.cancelled = JobGoal.RUN, ""
     facts.run_began_at = facts.requeued_at = facts.over = None
     fold_decisions.file_attempt(facts)
     facts.spent = 0
@@ -344,7 +344,7 @@ def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
         node.launch_failures = node.ordered_stop = 0
         node.excluded = node.busy = node.missing = node.launch_reason = ""
         node.ordered_leave = False
-        node.link = AgentState.ABSENT if node.link is AgentState.LAUNCHING else node.link
+        node.agent_state = AgentState.ABSENT if node.agent_state is AgentState.LAUNCHING else node.agent_state
 
 
 _FOLDS: dict[type[Any], Any] = {

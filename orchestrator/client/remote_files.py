@@ -322,7 +322,7 @@ def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[tuple[str, int]]:
             continue
         except OSError as err:
             reason = f"{folder} of the job cannot be listed: {err.strerror or err}"
-            raise LaunchError("folder", reason, "make it readable there", Retryable.LASTING) from err
+            raise LaunchError("folder", reason, "make it readable there", Retryable.PERMANENT) from err
         for entry in entries:
             name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
             if "/" in entry.filename or entry.filename.startswith("."):

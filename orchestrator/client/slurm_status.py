@@ -101,15 +101,15 @@ def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
         "nodes": told.nodes,
         "by": told.by,
         "said": _say(job, told),
-        "silent": told.silent,
-        "heard_s": told.heard_s,
+        "silent": told.unanswered,
+        "heard_s": told.age_s,
     }
     return {**_joined(job, known, told, plan), "queue": shown}
 
 
 def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], Plan]) -> Json:
     stage = told.stage
-    if known is not None and told.silent and known.get("written_s", 0.0) <= told.heard_s:
+    if known is not None and told.unanswered and known.get("written_s", 0.0) <= told.age_s:
         return known  # its word is the later one
     if known is not None and (stage is not Stage.WAITING or known["state"] in status_file.ENDED):
         return known
@@ -135,7 +135,7 @@ def _beginning(job: JobDir, told: QueueJob) -> str:
             where = f" on {told.nodes}" if told.nodes else ""
             head = f"Slurm job {told.id} is {told.state}{where}, and its supervisor has not come up yet"
             return f"{head}; its batch script says: {said}" if said else head
-        case Stage.UNHEARD | Stage.OVER | Stage.FORGOTTEN:
+        case Stage.NO_ANSWER | Stage.OVER | Stage.NOT_FOUND:
             return _say(job, told)
 
 
@@ -183,18 +183,20 @@ def _of_this(job: JobDir, told: QueueJob) -> QueueJob:
     its memory, or whose numbers have come round, gives ids again. Every batch script runs in its job's folder, though
     not on every machine by the same path. Of a job that it does not know to be this one, the Slurm of another cluster
     says nothing."""
-    if told.stage is Stage.UNHEARD or PurePath(told.folder).name == job.id:
+    if told.stage is Stage.NO_ANSWER or PurePath(told.folder).name == job.id:
         return told
     at_home = _home_cluster(job)
     if at_home and (here := QUEUE.cluster_name()) != at_home:
         silent = f"it is in the queue of cluster {at_home}, and this machine's Slurm is "
         silent += f"cluster {here}" if here else "of a cluster that it does not name"
-        return QueueJob(told.id, "UNKNOWN", silent=silent)
+        return QueueJob(told.id, "UNKNOWN", unanswered=silent)
     if not told.folder:
         return told
     reason = f"its id is now that of a job in {told.folder}; fix: orch resume {job.id}"
     return replace(
-        QueueJob(told.id, "FORGOTTEN", reason, folder=told.folder), silent=told.silent, heard_s=told.heard_s
+        QueueJob(told.id, "FORGOTTEN", reason, folder=told.folder),
+        unanswered=told.unanswered,
+        age_s=told.age_s,
     )
 
 
@@ -204,12 +206,12 @@ def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
         with contextlib.suppress(OSError, codec.CodecError):
             last = codec.loads(QueueJob, ownership.read_regular(job.queue_said))
             age_s = round(max(0.0, time.time() - job.queue_said.stat().st_mtime), 1)
-            return replace(last, silent=told.silent, heard_s=age_s) if last.id == told.id else told
-    elif not told.silent and home.is_ours(job) and not job.ended.exists():
+            return replace(last, unanswered=told.unanswered, age_s=age_s) if last.id == told.id else told
+    elif not told.unanswered and home.is_ours(job) and not job.ended.exists():
         with contextlib.suppress(OSError):
-            if job.queue_said.exists() and job.queue_said.stat().st_mtime >= time.time() - told.heard_s:
+            if job.queue_said.exists() and job.queue_said.stat().st_mtime >= time.time() - told.age_s:
                 return told  # it was kept when it was heard
-            replace_text(job.queue_said, json.dumps(asdict(replace(told, heard_s=0.0))), durable=False)
+            replace_text(job.queue_said, json.dumps(asdict(replace(told, age_s=0.0))), durable=False)
     return told
 
 
@@ -243,14 +245,14 @@ def settle(job: JobDir) -> None:
             why = "its submit was cut off before Slurm had it; fix: submit it again"
             slurm_close.close(job, "", Cause.FAILED, why)
         return
-    if told.silent:
+    if told.unanswered:
         return
     if not is_over(told):
         _pursue_cancel(job, told)
         _bring_back(job, told)
     elif told.stage is Stage.OVER or _is_still(job):
         told = _of_this(job, QUEUE.confirmed(told))
-        if is_over(told) and not told.silent:
+        if is_over(told) and not told.unanswered:
             stay = told.id if told.restarts is None else f"{told.id}.{told.restarts}"
             slurm_close.close(job, stay, told.cause, _end_words(job, told))
 
@@ -258,10 +260,10 @@ def settle(job: JobDir) -> None:
 def require_over(job: JobDir) -> None:
     """Raise ClusterError unless Slurm says that the job has left its nodes, or was never given it."""
     told = _told(job)
-    if told is not None and (told.silent or not is_over(told)):
+    if told is not None and (told.unanswered or not is_over(told)):
         fix = f"scancel {told.id}, and try again once it is over"
         raise ClusterError(
-            told.silent or command_output.say(told, job.id).partition("; fix: ")[0], job.id, fix
+            told.unanswered or command_output.say(told, job.id).partition("; fix: ")[0], job.id, fix
         )
 
 
@@ -274,7 +276,7 @@ def cancel(job: JobDir) -> None:
         raise _cancelled_by_slurm(job, err) from err
     QUEUE.expect_news()
     told = _told(job)
-    if told is not None and not told.silent and told.stage is Stage.WAITING:
+    if told is not None and not told.unanswered and told.stage is Stage.WAITING:
         refusal = QUEUE.cancel(told.id)
         if refusal:
             fix = f"once Slurm answers: orch cancel {job.id} again, or scancel {told.id}"
@@ -285,8 +287,8 @@ def cancel(job: JobDir) -> None:
 def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     """Let Slurm end a job whose supervisor cannot be asked to, since the disk refuses; return what to say of that."""
     told = _told(job)
-    if told is None or told.silent or told.stage is Stage.FORGOTTEN:
-        said = (told.silent or command_output.ended(told)) if told else "Slurm was never given the job"
+    if told is None or told.unanswered or told.stage is Stage.NOT_FOUND:
+        said = (told.unanswered or command_output.ended(told)) if told else "Slurm was never given the job"
         return ClusterError(f"{err.what}; {said}", err.where, err.fix)
     refusal = QUEUE.cancel(told.id)
     if refusal:

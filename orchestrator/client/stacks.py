@@ -53,7 +53,7 @@ def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Jso
     _refuse_if_nothing_runs(status)
     answers, looks, began_s = _look(job, answer_s_max), 1, time.monotonic()
     if any(
-        rank.doing is observations.Activity.UNSEEN and rank.pid
+        rank.activity is observations.Activity.UNKNOWN and rank.pid
         for one in answers.looked
         for rank in one.ranks
     ):
@@ -114,12 +114,12 @@ def _answers(heard: list[journal_file.Entry], number: int) -> Answers | None:
     orders = [one for one in news[start:] if isinstance(one, d.Inspect)]
     if not orders:
         return None
-    attempt, look = orders[0].attempt, orders[0].look
-    asked = [one.node for one in orders if (one.attempt, one.look) == (attempt, look)]
+    attempt, look = orders[0].attempt, orders[0].inspection
+    asked = [one.node for one in orders if (one.attempt, one.inspection) == (attempt, look)]
     looked = [
         one
         for one in news[start:]
-        if isinstance(one, e.Inspected) and (one.attempt, one.look) == (attempt, look)
+        if isinstance(one, e.Inspected) and (one.attempt, one.inspection) == (attempt, look)
     ]
     return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(looked))
 
@@ -151,11 +151,11 @@ def rank_json(rank: observations.RankInspection, node: str) -> Json:
         "node": node,
         "pid": rank.pid or None,
         "state": rank.state,
-        "doing": rank.doing.value,
+        "activity": rank.activity.value,
         "still_s": round(rank.still_s, 1),
         "where": rank.where,
         "why": rank.why,
-        "certain": rank.certain,
+        "proven": rank.proven,
         "ends_s": rank.ends_s,
         "phase": rank.phase,
         "stack": list(rank.stack),
@@ -172,5 +172,5 @@ def rank_json(rank: observations.RankInspection, node: str) -> Json:
             for one in rank.collectives
         ],
         "gpu_use": rank.gpu_use,
-        "lacks": list(rank.lacks),
+        "unavailable": list(rank.unavailable),
     }

@@ -18,16 +18,23 @@ class RankSeen:
 class Activity(enum.Enum):
     """What a rank does, as its agent sees it."""
 
-    WAITS = "waits"  # for other ranks: in a collective, a barrier, the store, the rendezvous
-    WORKS = "works"  # its stack moves, or it or its children read, write or compute
-    SPINS = "spins"  # burns processor time in one place: a loop, or one long operation
-    SLEEPS = "sleeps"  # in a timed sleep
+    WAITING_FOR_RANKS = (
+        "waiting_for_ranks"  # for other ranks: in a collective, a barrier, the store, the rendezvous
+    )
+    PROGRESSING = "progressing"  # its stack moves, or it or its children read, write or compute
+    SPINNING = "spinning"  # burns processor time in one place: a loop, or one long operation
+    SLEEPING = "sleeping"  # in a timed sleep
     BLOCKED = (
         "blocked"  # idle in one place that is no wait for other ranks: a lock, a read, a question, a child
     )
     STOPPED = "stopped"  # state T or t
-    LEAVING = "leaving"  # has said its last word, and is still there
-    UNSEEN = "unseen"  # a first look, or no way to look
+    EXITING = "exiting"  # has said its last word, and is still there
+    UNKNOWN = "unknown"  # a first look, or no way to look
+
+    @property
+    def text(self) -> str:
+        """The activity in words, such as `waiting for ranks`."""
+        return self.value.replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +66,11 @@ class Collective:
 @dataclass(frozen=True, slots=True)
 class CollectiveCounts:
     """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
-    steps of its own, the last of them being step `turn` of its optimizer number `optimizer`, 0 the first that it used."""
+    steps of its own, the last of them being step `optimizer_step` of its optimizer number `optimizer`, 0 the first that it used."""
 
     step: int
     optimizer: int
-    turn: int
+    optimizer_step: int
     counts: tuple[int, ...]
 
 
@@ -72,11 +79,11 @@ class RankInspection:
     """What one look has found of a rank.
 
     `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
-    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `certain`: it
+    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `proven`: it
     cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
     save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
-    `file:line function`, the import machinery's left out; `groups` and `marks`: see `RankHeartbeat`, here with each step at
-    which a count grew by another number than before; `lacks`: the ways to look that did not work here, and why;
+    `file:line function`, the import machinery's left out; `groups` and `collective_counts`: see `RankHeartbeat`, here with each step at
+    which a count grew by another number than before; `unavailable`: the ways to look that did not work here, and why;
     `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
     thread was ready to run and had no
     processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
@@ -86,18 +93,18 @@ class RankInspection:
     rank: int
     pid: int
     state: str
-    doing: Activity
+    activity: Activity
     still_s: float
     where: str
     why: str
-    certain: bool
+    proven: bool
     ends_s: float | None
     phase: str
     stack: tuple[str, ...]
     collectives: tuple[Collective, ...]
     groups: tuple[str, ...]
-    marks: tuple[CollectiveCounts, ...]
-    lacks: tuple[str, ...]
+    collective_counts: tuple[CollectiveCounts, ...]
+    unavailable: tuple[str, ...]
     others_act: bool = False
     starved_s: float = 0.0
     gpu_use: float | None = None
@@ -133,6 +140,6 @@ class Reached:
 class Retryable(enum.Enum):
     """Whether a launch that failed is worth trying again."""
 
-    PASSING = "passing"  # no answer, a broken line: again, a few times
-    LASTING = "lasting"  # a wrong key, no Python: not before a person has mended it
+    TRANSIENT = "transient"  # no answer, a broken line: again, a few times
+    PERMANENT = "permanent"  # a wrong key, no Python: not before a person has mended it
     BUSY = "busy"  # others use the host: again, for as long as it takes

@@ -94,7 +94,7 @@ class AgentConnections:
         """Tell whether the node has a connection."""
         return node in self._lines
 
-    def boot(self, node: str) -> str:
+    def incarnation(self, node: str) -> str:
         """Return which agent process is connected for the node, empty when none is."""
         return self._lines[node][1] if node in self._lines else ""
 
@@ -174,7 +174,7 @@ class AgentConnections:
         old = self._lines.pop(hello.node, None)
         if old is not None:
             old[0].abort()
-        self._lines[hello.node] = (one, hello.boot)
+        self._lines[hello.node] = (one, hello.incarnation)
         self._put(AgentGreeted(hello))
         left = False
         try:
@@ -199,7 +199,7 @@ class AgentConnections:
         if data.get("kind") == m.Goodbye.__name__:
             return True
         seq = connection.take_seq(data)
-        self._put(Envelope(hello.node, hello.boot, seq, data, raw))
+        self._put(Envelope(hello.node, hello.incarnation, seq, data, raw))
         return False
 
     def _put(self, word: LinkEvent) -> None:

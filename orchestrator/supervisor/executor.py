@@ -48,7 +48,7 @@ class Executor:
         """Take up what an earlier supervisor has under way: agents that may run, checkpoints that travel."""
         self._ferry.begin(facts, stopped, now_s)
         for node in facts.every_node():
-            if node.link is not AgentState.ABSENT:
+            if node.agent_state is not AgentState.ABSENT:
                 self._backend.attend(self._config(node.name))
 
     def say_where(self) -> None:
@@ -63,7 +63,7 @@ class Executor:
         if not self._is_unsaid:
             file.touch()  # whoever has started this supervisor waits for it
 
-    def do(self, decision: d.Decision, gang: rank_env.Gang, now_s: float) -> list[e.Event]:
+    def carry_out(self, decision: d.Decision, gang: rank_env.Gang, now_s: float) -> list[e.Event]:
         """Carry out one decision for the current gang; the rest of the decisions are facts already."""
         match decision:
             case d.Launch(node=node):
@@ -80,7 +80,7 @@ class Executor:
                 )
             case d.Stop():
                 self._links.send(decision.node, translation.stop(self._plan, decision))
-            case d.Inspect(node=node, attempt=attempt, look=look):
+            case d.Inspect(node=node, attempt=attempt, inspection=look):
                 self._links.send(node, m.Inspect(attempt, look))
             case d.Fence(node=node, attempt=attempt, quiet_s=quiet_s, alone_s=alone_s):
                 self._links.send(node, m.Fence(attempt, quiet_s, alone_s))
@@ -115,8 +115,8 @@ class Executor:
         """Return what the backend knows by now of launches and agents, and what of checkpoints has travelled."""
         events = [self._failed(name, err, now_s) for name, err in self._backend.failures()]
         for node in facts.every_node():
-            sought = node.link in (AgentState.LAUNCHING, AgentState.SILENT) or (
-                node.there and node.link is AgentState.ABSENT
+            sought = node.agent_state in (AgentState.LAUNCHING, AgentState.SILENT) or (
+                node.agent_present and node.agent_state is AgentState.ABSENT
             )
             if sought and not self._links.connected(node.name):
                 evidence = self._backend.gone(node.name)
@@ -166,7 +166,9 @@ class Executor:
     def reasons(self, facts: Facts) -> dict[str, str]:
         """Return why there is no way to a node now, of those that are not connected."""
         told = {
-            n.name: self._backend.reason(n.name) for n in facts.every_node() if n.link is not AgentState.UP
+            n.name: self._backend.reason(n.name)
+            for n in facts.every_node()
+            if n.agent_state is not AgentState.UP
         }
         return {name: self._mask.apply(reason) for name, reason in told.items() if reason}
 

@@ -36,4 +36,8 @@ def unreached(facts: Facts, now_s: float) -> tuple[str, ...]:
         or now_s > facts.ended_at + LINGER_S_MAX
     ):
         return ()
-    return tuple(node.name for node in facts.every_node() if node.there or node.link is AgentState.LAUNCHING)
+    return tuple(
+        node.name
+        for node in facts.every_node()
+        if node.agent_present or node.agent_state is AgentState.LAUNCHING
+    )

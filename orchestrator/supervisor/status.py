@@ -63,7 +63,7 @@ def state(facts: Facts) -> str:
     if attempt is None:
         waits = facts.queue is not None and not facts.allocation
         return "QUEUED" if facts.ahead or waits else "STARTING"
-    if facts.want is JobGoal.CANCEL:
+    if facts.goal is JobGoal.CANCEL:
         return "STOPPING"
     if facts.requeued_at is not None:
         return "QUEUED"
@@ -85,7 +85,7 @@ def status(
     """
     attempt = facts.attempt
     number = attempt.number if attempt else 0
-    alive = [rank for rank in facts.ranks.values() if rank.life is RankState.ALIVE]
+    alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
     pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
     return {
         "id": plan.id,
@@ -117,7 +117,7 @@ def reason(facts: Facts) -> str:
     attempt = facts.attempt
     if facts.end is not None:
         return facts.end_why
-    if facts.want is JobGoal.CANCEL:
+    if facts.goal is JobGoal.CANCEL:
         return f"{facts.cancelled}; its ranks are being stopped"
     if facts.requeued_at is not None:
         return f"waiting in the queue for nodes again; {facts.requeued}"
@@ -125,18 +125,18 @@ def reason(facts: Facts) -> str:
         return _queue(facts)
     if attempt.verdict is not None:
         return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}"
-    if facts.coming and attempt.phase is Phase.STOP:
-        return f"waiting for {', '.join(sorted(facts.coming)[:MISSING_SHOWN])} to come home"
+    if facts.fetching and attempt.phase is Phase.STOP:
+        return f"waiting for {', '.join(sorted(facts.fetching)[:MISSING_SHOWN])} to come home"
     if placement.is_queued(facts):
         return _queue(facts)
     if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
         last = facts.past[-1].verdict
         return f"restarting after {last.kind.value}: {last.summary}"
     missing = [
-        f"{node.name} ({placement.note(node) or node.link.value})"
+        f"{node.name} ({placement.note(node) or node.agent_state.value})"
         for node in facts.gang or facts.nodes.values()
-        if node.link is not AgentState.UP
-        and (attempt.placed_at is not None or node.link is not AgentState.ABSENT)
+        if node.agent_state is not AgentState.UP
+        and (attempt.placed_at is not None or node.agent_state is not AgentState.ABSENT)
     ]
     if attempt.running_at is None and missing:
         more = len(missing) - MISSING_SHOWN
@@ -150,7 +150,7 @@ def _fence(facts: Facts, attempt: AttemptFacts) -> str:
     silent = [
         node.name
         for node in facts.every_node()
-        if node.link is not AgentState.UP and not node.is_clear(attempt.number)
+        if node.agent_state is not AgentState.UP and not node.is_clear(attempt.number)
     ]
     if attempt.phase is not Phase.STOP or not silent or facts.limits is None or facts.broken_at() is None:
         return ""
@@ -196,13 +196,13 @@ def _stragglers(facts: Facts) -> list[Json]:
         {
             "rank": rank.rank,
             "node": rank.node,
-            "factor": round(rank.slow.factor, 2),
-            "own_s": round(rank.slow.own_s, 4),
-            "peers_s": round(rank.slow.peers_s, 4),
-            "since_step": attempt.base_step + rank.slow.step,
+            "factor": round(rank.straggler.factor, 2),
+            "own_s": round(rank.straggler.own_work_s, 4),
+            "peers_s": round(rank.straggler.peers_s, 4),
+            "since_step": attempt.base_step + rank.straggler.step,
         }
         for rank in stragglers.found(facts)
-        if rank.slow is not None
+        if rank.straggler is not None
     ]
 
 
@@ -213,34 +213,34 @@ def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:
 def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> Json:
     host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
     # A supervisor gives every node a fresh start; what an agent never said is not "seen".
-    seen = now.age_s(node.contact_at) if node.contact_at and node.boot else None
+    seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
     return {
         "name": node.name,
         "host": host,
         "state": _node_state(node, ended=facts.end is not None),
         "seen_s": seen,
-        "role": "placed" if node.ranks else "spare" if node.link is AgentState.UP else "idle",
+        "role": "placed" if node.ranks else "spare" if node.agent_state is AgentState.UP else "idle",
         "ranks": list(node.ranks),
         "note": placement.note(node) or reasons.get(node.name, ""),
     }
 
 
 def _node_state(node: NodeFacts, *, ended: bool) -> str:
-    link: str = node.link.value
-    if node.link is AgentState.UP:
+    link: str = node.agent_state.value
+    if node.agent_state is AgentState.UP:
         return link
     if node.excluded:
         return "excluded"
     if ended:
-        return "left" if node.boot else link
-    return "busy" if node.busy and node.link is AgentState.ABSENT else link
+        return "left" if node.incarnation else link
+    return "busy" if node.busy and node.agent_state is AgentState.ABSENT else link
 
 
 def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -> Json:
     base = facts.attempt.base_step if facts.attempt else 0
     local = next((node.ranks.index(rank.rank) for node in facts.gang if rank.rank in node.ranks), 0)
-    alive = rank.life is RankState.ALIVE
-    shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.life.value
+    alive = rank.rank_state is RankState.ALIVE
+    shown = _PROCESS_STATES.get(rank.state, "running") if alive else rank.rank_state.value
     code = rank.code if rank.signal is None else -rank.signal
     return {
         "rank": rank.rank,
@@ -248,7 +248,7 @@ def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -
         "node": rank.node,
         "pid": rank.pid or None,
         "state": shown,
-        "step": base + rank.count if rank.count else None,
+        "step": base + rank.steps if rank.steps else None,
         "steps_per_s": round(rates[rank.rank], 3) if alive and rank.rank in rates else None,
         "beat_s": now.age_s(rank.beat_at) if alive else None,
         "exit": code,

@@ -162,7 +162,7 @@ class Supervisor:
         facts = self._memory.facts
         if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
             return False
-        return facts.over is None and not (facts.want is JobGoal.CANCEL and facts.attempt is None)
+        return facts.over is None and not (facts.goal is JobGoal.CANCEL and facts.attempt is None)
 
     def _is_over(self) -> bool:
         """Tell whether there is nothing more to do, here or on hosts that may come back; or the job is resumed."""
@@ -247,7 +247,7 @@ class Supervisor:
         if not said.seq:
             self._take_passing(said, now_s)
             return
-        if self._memory.has(said.boot, said.seq):
+        if self._memory.has(said.incarnation, said.seq):
             return
         try:
             if said.data.get("kind") == m.ManifestReported.__name__:
@@ -258,7 +258,7 @@ class Supervisor:
         except codec.CodecError as err:
             print(f"{said.node} sent what cannot be read: {err}", flush=True)
             return
-        self._memory.learn_kept(events, said.boot, said.seq)
+        self._memory.learn_kept(events, said.incarnation, said.seq)
         for event in events:
             self._ferry.heard(event)
 
@@ -314,7 +314,7 @@ class Supervisor:
         """Say what is on disk to those who said it; what a full disk keeps waiting, they say again after a break."""
         self._memory.sync()
         for node in self._nodes:
-            ack = m.Ack(self._memory.acked(self._links.boot(node)), self._beats.get(node, 0))
+            ack = m.Ack(self._memory.acked(self._links.incarnation(node)), self._beats.get(node, 0))
             if self._said_acks.get(node) != ack and self._links.send(node, ack):
                 self._said_acks[node] = ack
 
@@ -331,7 +331,7 @@ class Supervisor:
                 self.requeue = decision
             case _:
                 pass
-        for event in self._deeds.do(decision, self._gang(), self._memory.now_s()):
+        for event in self._deeds.carry_out(decision, self._gang(), self._memory.now_s()):
             self._memory.learn(event)
 
     def _turning_point(self, decision: d.Decision) -> None:
@@ -358,7 +358,7 @@ class Supervisor:
         self._deeds.go_on(self._gang, now_s)
         mute_s = max(MUTE_S_MIN, MUTE_BEATS * self._plan.heartbeat_s)
         for node in self._memory.facts.every_node():
-            if node.link is AgentState.UP and now_s > node.contact_at + mute_s:
+            if node.agent_state is AgentState.UP and now_s > node.contact_at + mute_s:
                 self._links.drop(node.name)
         self._show(durable=False)
 

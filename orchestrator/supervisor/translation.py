@@ -103,7 +103,9 @@ def _texts(text: str) -> dict[str, str]:
 def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     """Return a greeting as the brain's event."""
     address = hello.address or _address(plan, hello.node) or "127.0.0.1"
-    return e.AgentUp(at, hello.node, hello.boot, hello.running, hello.ready, address, hello.port, hello.ranks)
+    return e.AgentUp(
+        at, hello.node, hello.incarnation, hello.running, hello.ready, address, hello.port, hello.ranks
+    )
 
 
 def beat(node: str, said: m.Heartbeat, at: float) -> e.Heartbeat:
@@ -111,16 +113,16 @@ def beat(node: str, said: m.Heartbeat, at: float) -> e.Heartbeat:
     ranks = tuple(
         e.RankHeartbeat(
             rank=r.rank,
-            count=r.count,
+            steps=r.steps,
             state=r.state,
             log_bytes=r.log_bytes,
             cpu_s=r.cpu_s,
             io_bytes=r.io_bytes,
-            usual_s=r.usual_s,
-            own_s=r.own_s,
-            left=r.left,
+            median_step_s=r.median_step_s,
+            own_work_s=r.own_work_s,
+            exiting=r.exiting,
             groups=r.groups,
-            marks=r.marks,
+            collective_counts=r.collective_counts,
         )
         for r in said.ranks
     )

@@ -21,16 +21,16 @@ LACKS_MAX = 8
 
 _PAD = "  "
 _WORDS = {
-    "waits": "waiting for other ranks",
-    "works": "working",
-    "spins": "spinning in one place",
-    "sleeps": "sleeping",
+    "waiting_for_ranks": "waiting for other ranks",
+    "progressing": "working",
+    "spinning": "spinning in one place",
+    "sleeping": "sleeping",
     "blocked": "blocked",
     "stopped": "stopped",
-    "leaving": "has said its last word, and is still there",
-    "unseen": "",
+    "exiting": "has said its last word, and is still there",
+    "unknown": "",
 }
-_STYLES = {"works": "green", "waits": "", "unseen": ""}
+_STYLES = {"progressing": "green", "waiting_for_ranks": "", "unknown": ""}
 
 
 def stacks(taken: Json, only: Sequence[int] = ()) -> list[Line]:
@@ -53,7 +53,7 @@ def folded(ranks: Sequence[Json]) -> list[list[Json]]:
     """Return the ranks in groups that do the same in the same frames: large groups first, then by their first rank."""
     groups: dict[tuple[object, ...], list[Json]] = {}
     for rank in ranks:
-        alike = (tuple(rank["stack"]), rank["doing"], rank["where"], rank["state"] in ("T", "t", "Z"))
+        alike = (tuple(rank["stack"]), rank["activity"], rank["where"], rank["state"] in ("T", "t", "Z"))
         groups.setdefault(alike, []).append(rank)
     return sorted(groups.values(), key=lambda group: (-len(group), group[0]["rank"]))
 
@@ -63,14 +63,14 @@ def _group(group: Sequence[Json]) -> Iterator[Line]:
     name = text_named([rank["rank"] for rank in group])
     on = named(list(dict.fromkeys(rank["node"] for rank in group)))
     still_s = min(rank["still_s"] for rank in group)
-    still = f" for {span(still_s)}" if still_s and first["doing"] != "works" else ""
-    doing = f"{_WORDS.get(first['doing'], first['doing'])}{still}"
+    still = f" for {span(still_s)}" if still_s and first["activity"] != "progressing" else ""
+    doing = f"{_WORDS.get(first['activity'], first['activity'])}{still}"
     reasons = list(dict.fromkeys(rank["why"] for rank in group if rank["why"]))
     more = f" and {len(reasons) - 1} more reasons" if len(reasons) > 1 else ""
     why = f"{': ' if doing else ''}{cut(reasons[0], LINE_CHARS_MAX)}{more}" if reasons else ""
-    sure = " (it cannot go on by itself)" if all(rank["certain"] for rank in group) else ""
+    sure = " (it cannot go on by itself)" if all(rank["proven"] for rank in group) else ""
     colon = ": " if doing or why else ""
-    style = _STYLES.get(first["doing"], "yellow")
+    style = _STYLES.get(first["activity"], "yellow")
     yield line(Cell(name, "bold"), f" on {on}{colon}", Cell(f"{doing}{why}{sure}", style), _gpu_use(group))
     yield from _frames(first)
     yield from _collectives(group)
@@ -117,7 +117,7 @@ def _lacks(ranks: Sequence[Json]) -> Iterator[Line]:
     """Yield what could not be looked at, and why."""
     told: dict[str, list[int]] = {}
     for rank in ranks:
-        for lack in rank["lacks"]:
+        for lack in rank["unavailable"]:
             told.setdefault(lack, []).append(rank["rank"])
     for lack, who in list(told.items())[:LACKS_MAX]:
         whose = "" if len(who) == len(ranks) else f" (ranks {ranks_text(who)})"

@@ -306,7 +306,7 @@ def test_nothing_is_left_of_a_box() -> None:
 
 OWNER = """
     import json, sys, time
-    from orchestrator.node import procfs
+    from orchestrator.core.host import procfs
     from tests.support.cluster.box import Box, inside
     with Box(2) as box:
         pids = inside({inode for host in box.hosts.values() for inode in host.namespaces.values()})

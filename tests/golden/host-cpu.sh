@@ -50,10 +50,10 @@ for name in [os.path.basename(root)] + others:
     if is_right(data):
         break
 else:
-    say(kind="Want", what="bundle")
+    say(kind="SendBlob", what="bundle")
     data = sys.stdin.buffer.read(size)
     if not is_right(data):
-        say(kind="Failed", stage="copy", reason="the bundle did not arrive as it was sent", fix="", trouble="passing")
+        say(kind="Failed", stage="copy", reason="the bundle did not arrive as it was sent", fix="", trouble="transient")
         sys.exit(84)
 if hasattr(os, "memfd_create"):
     bundle = os.fdopen(os.memfd_create("orch"), "wb")
@@ -83,5 +83,5 @@ done
 reason='there is no Python'
 test -z "$found" || reason="no Python 3.10 or newer that has ssl and ctypes; there is ${found#, }"
 fix='install one there; one in the home folder will do, such as ~/miniconda3, ~/.pyenv or ~/.local/bin/python3'
-say '{"kind": "Failed", "stage": "python", "reason": "'"$(json "$reason")"'", "fix": "'"$fix"'", "trouble": "lasting"}'
+say '{"kind": "Failed", "stage": "python", "reason": "'"$(json "$reason")"'", "fix": "'"$fix"'", "trouble": "permanent"}'
 exit 127

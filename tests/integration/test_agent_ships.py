@@ -150,8 +150,10 @@ def test_every_checkpoint_is_told_with_its_pieces_before_its_step_counts_as_scan
         await host.start(SAVES)
         first = await home.report(m.ManifestReported)
         assert (first.name, first.count) == ("step 40", 39)
-        assert home.beats["node-0"].scanned <= first.count
-        await home.until(lambda: home.beats["node-0"].scanned > first.count, "the word that it was all")
+        assert home.beats["node-0"].reported_through_step <= first.count
+        await home.until(
+            lambda: home.beats["node-0"].reported_through_step > first.count, "the word that it was all"
+        )
         await home.report(m.Exited)
         host.say(m.Stop(1, 0.0))
         await home.report(m.Stopped)
@@ -207,7 +209,8 @@ def test_of_agents_that_share_a_disk_one_tells_of_its_checkpoints_and_another_ta
         teller = next(host for host in hosts if home.of(m.ManifestReported, host.config.node))
         other = next(host for host in hosts if host is not teller)
         await home.until(
-            lambda: home.beats[other.config.node].scanned > 0, "the other's word that it was all"
+            lambda: home.beats[other.config.node].reported_through_step > 0,
+            "the other's word that it was all",
         )
         assert not home.of(m.ManifestReported, other.config.node)
         assert teller.process is not None

@@ -46,7 +46,7 @@ def _assert_nothing_lost_or_doubled(job: Sight) -> None:
     """The journal has every line once, every kept report once, and every rank's log has each step once."""
     entries = list(journal_file.read(job.job.folder.journal))
     assert [entry.n for entry in entries] == list(range(1, len(entries) + 1))
-    kept = [(entry.boot, entry.seq) for entry in entries if entry.seq]
+    kept = [(entry.incarnation, entry.seq) for entry in entries if entry.seq]
     assert len(kept) == len(set(kept))
     assert [entry.news.at for entry in entries if entry.seq] == sorted(
         entry.news.at for entry in entries if entry.seq

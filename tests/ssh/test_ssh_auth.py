@@ -111,7 +111,7 @@ def test_an_encrypted_key_without_an_agent_names_ssh_add(desk: Desk, jumps: Jump
     refusal = _refusal(_target(server, identity_files=(key,)), jumps)
     assert f"the key {key} is encrypted and not in ssh-agent" in refusal.reason
     assert refusal.fix == f'eval "$(ssh-agent)" && ssh-add {key}'
-    assert refusal.trouble is Retryable.LASTING
+    assert refusal.trouble is Retryable.PERMANENT
 
 
 def test_an_encrypted_key_without_an_agent_holds_no_other_key_up(desk: Desk, jumps: Jumps) -> None:
@@ -173,7 +173,7 @@ def test_a_wrong_key_names_the_user_the_keys_and_what_the_host_offers(desk: Desk
     assert f"{server.user}@{LOOPBACK} takes none of the keys {key}" in refusal.reason
     assert "publickey" in refusal.reason
     assert f"ssh-copy-id -p {server.port} {server.user}@{LOOPBACK}" in refusal.fix
-    assert refusal.trouble is Retryable.LASTING
+    assert refusal.trouble is Retryable.PERMANENT
 
 
 def test_having_no_key_at_all_is_said(desk: Desk, jumps: Jumps) -> None:
@@ -191,7 +191,7 @@ def test_too_many_keys_are_named_with_the_remedy(desk: Desk, jumps: Jumps) -> No
     refusal = _refusal(_target(server, identity_files=(*keys, desk.key)), jumps)
     assert "too many keys" in refusal.reason
     assert "IdentitiesOnly yes" in refusal.fix
-    assert refusal.trouble is Retryable.LASTING
+    assert refusal.trouble is Retryable.PERMANENT
 
 
 def test_the_agents_key_that_a_file_names_goes_first_and_with_identities_only_alone(

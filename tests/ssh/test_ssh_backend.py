@@ -263,7 +263,7 @@ def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: Wor
         world.boss.hear(agent_connections.AgentDropped)
         world.backend.look_after("far")
         again = world.boss.hello()
-        assert (again.pid, again.boot) == (first.pid, first.boot)
+        assert (again.pid, again.incarnation) == (first.pid, first.incarnation)
     assert world.backend.gone("far") is None
     assert world.backend.failures() == []
 
@@ -347,7 +347,7 @@ def test_a_host_with_an_unknown_key_is_told_with_what_would_make_it_known(world:
     (world.desk.home / ".ssh" / "known_hosts").write_text("")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("host key", Retryable.LASTING)
+    assert (failure.stage, failure.trouble) == ("host key", Retryable.PERMANENT)
     assert "ssh-keyscan" in failure.fix
 
 
@@ -356,7 +356,7 @@ def test_a_host_where_nobody_listens_is_told_and_can_be_launched_later(world: Wo
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {free_port()}\n")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("connect", Retryable.PASSING)
+    assert (failure.stage, failure.trouble) == ("connect", Retryable.TRANSIENT)
     world.desk.configure(config)
     world.backend.launch(world.config)
     assert world.boss.hello().node == "far"
@@ -368,7 +368,7 @@ def test_a_server_that_forbids_forwards_is_told(world: World) -> None:
     world.desk.configure(f"Host far near\n  HostName 127.0.0.1\n  Port {strict.port}\n")
     world.backend.launch(world.config)
     failure = world.failure()
-    assert (failure.stage, failure.trouble) == ("forward", Retryable.LASTING)
+    assert (failure.stage, failure.trouble) == ("forward", Retryable.PERMANENT)
     assert not world.far.root.exists(), "an agent that could not be heard is not brought there"
 
 

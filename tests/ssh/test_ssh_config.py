@@ -97,7 +97,7 @@ def test_a_circle_of_bastions_is_refused(reader: str, home: Path) -> None:
     _write(home, "Host a\n  ProxyJump b\nHost b\n  ProxyJump a\n")
     with pytest.raises(LaunchError, match="in a circle") as caught:
         resolve("a")
-    assert (caught.value.stage, caught.value.trouble) == ("config", Retryable.LASTING)
+    assert (caught.value.stage, caught.value.trouble) == ("config", Retryable.PERMANENT)
 
 
 @needs_sshd

@@ -44,7 +44,7 @@ def test_an_unknown_host_is_refused_and_the_command_that_is_named_lets_it_in(
 ) -> None:
     made = desk.start()
     refusal = refused(target_of(made.port), jumps, "host key")
-    assert refusal.trouble is Retryable.LASTING
+    assert refusal.trouble is Retryable.PERMANENT
     assert fingerprint(made.host_keys[0]) in refusal.reason
     command = refusal.fix.partition(": ")[2]
     subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True, timeout=WAIT_S)
@@ -62,7 +62,7 @@ def test_a_changed_host_is_refused_and_the_commands_that_are_named_let_it_in(
     )
     refusal = refused(target_of(made.port), jumps, "host key")
     assert "~/.ssh/known_hosts:1" in refusal.reason
-    assert refusal.trouble is Retryable.LASTING
+    assert refusal.trouble is Retryable.PERMANENT
     command = refusal.fix.partition(": ")[2]
     subprocess.run(["/bin/sh", "-c", command], check=True, capture_output=True, timeout=WAIT_S)
     enter(made, jumps).close()
@@ -83,8 +83,8 @@ def test_a_line_that_breaks_in_the_login_is_a_failure_to_connect(
     def breaks(transport: paramiko.Transport, target: Target) -> None:
         raise OSError("the line broke")
 
-    monkeypatch.setattr("orchestrator.backends.ssh.connection.authenticate", breaks)
-    assert refused(target_of(made.port), jumps, "connect").trouble is Retryable.PASSING
+    monkeypatch.setattr("orchestrator.backends.ssh.connect.connection.authenticate", breaks)
+    assert refused(target_of(made.port), jumps, "connect").trouble is Retryable.TRANSIENT
 
 
 def test_the_known_type_of_key_is_asked_for(desk: Desk, jumps: Jumps, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_forbidden_forward_is_named_with_the_setting(desk: Desk, jumps: Jumps,
         connection.forward(lambda channel: None)
     assert setting.split()[0] in caught.value.fix
     assert "no-port-forwarding" in caught.value.fix
-    assert caught.value.trouble is Retryable.LASTING
+    assert caught.value.trouble is Retryable.PERMANENT
     assert connection.is_alive(WAIT_S)
     connection.close()
 
@@ -166,7 +166,7 @@ def test_a_stopped_server_is_found_out_and_the_connection_closed(
 def test_a_refused_connection_is_passing_trouble(jumps: Jumps) -> None:
     refusal = refused(target_of(free_port()), jumps, "connect")
     assert "refused" in refusal.reason
-    assert refusal.trouble is Retryable.PASSING
+    assert refusal.trouble is Retryable.TRANSIENT
 
 
 def test_a_name_without_an_address_is_said(jumps: Jumps) -> None:
@@ -189,7 +189,7 @@ def test_a_host_that_hangs_is_given_up(
         refusal = refused(target_of(listener.getsockname()[1]), jumps, "connect")
         held.join(WAIT_S)
     assert "takes connections, but did not greet as sshd within 1 s" in refusal.reason
-    assert refusal.trouble is Retryable.PASSING
+    assert refusal.trouble is Retryable.TRANSIENT
 
 
 def _greet(listener: socket.socket, greeting: bytes) -> None:
@@ -253,7 +253,7 @@ def test_a_host_that_hangs_in_the_login_is_given_up(
         pytest.raises(LaunchError, match=r"auth: .*did not answer within .* of logging in") as caught,
     ):
         Connection.open(target_of(port), host_keys="accept-new", jumps=jumps)
-    assert caught.value.trouble is Retryable.PASSING
+    assert caught.value.trouble is Retryable.TRANSIENT
     assert f"ssh -v -p {port}" in caught.value.fix
 
 

@@ -41,7 +41,7 @@ def _key(path: Path) -> HostKey:
 def _refusal(target: Target, path: Path, policy: Policy = "strict") -> LaunchError:
     with pytest.raises(LaunchError) as caught:
         check(target, _key(path), policy)
-    assert (caught.value.stage, caught.value.trouble) == ("host key", Retryable.LASTING)
+    assert (caught.value.stage, caught.value.trouble) == ("host key", Retryable.PERMANENT)
     return caught.value
 
 

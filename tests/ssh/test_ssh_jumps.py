@@ -69,10 +69,10 @@ def test_a_bastion_that_lets_nobody_through_is_named(desk: Desk, jumps: Jumps) -
     desk.know(bastion, inner)
     refusal = refused(replace(target_of(inner.port), jump=target_of(bastion.port)), jumps, "connect")
     assert f"the bastion {LOOPBACK} refuses to forward to {LOOPBACK} port {inner.port}" in refusal.reason
-    assert refusal.trouble is Retryable.LASTING
+    assert refusal.trouble is Retryable.PERMANENT
     refusal = refused(replace(target_of(free_port()), jump=target_of(inner.port)), jumps, "connect")
     assert "cannot reach" in refusal.reason
-    assert refusal.trouble is Retryable.PASSING
+    assert refusal.trouble is Retryable.TRANSIENT
 
 
 def test_a_bastion_that_broke_is_connected_to_again(desk: Desk, jumps: Jumps) -> None:

@@ -124,7 +124,7 @@ class Story:
     def looked(self, *looks: observations.RankInspection, attempt: int = 1) -> list[e.Inspected]:
         """Return the answers to the last look, one a node."""
         known = self.brain.facts.attempt
-        number = known.look if known is not None else 0
+        number = known.inspection if known is not None else 0
         return [e.Inspected(0.0, f"n{one.rank}", attempt, number, (one,)) for one in looks]
 
     def found(self, count: int, attempt: int = 1) -> e.CheckpointFound:
@@ -165,12 +165,12 @@ def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
 
 
 def look(
-    rank: int, doing: observations.Activity = observations.Activity.UNSEEN, **more: Any
+    rank: int, activity: observations.Activity = observations.Activity.UNKNOWN, **more: Any
 ) -> observations.RankInspection:
     """Return what a look has found of a rank, with plain values for what is not said."""
     plain: dict[str, Any] = {
-        "rank": rank, "pid": 100 + rank, "state": "S", "doing": doing, "still_s": 0.0, "where": "", "why": "",
-        "certain": False, "ends_s": None, "phase": "", "stack": (), "collectives": (), "groups": (), "marks": (),
-        "lacks": (),
+        "rank": rank, "pid": 100 + rank, "state": "S", "activity": activity, "still_s": 0.0, "where": "", "why": "",
+        "proven": False, "ends_s": None, "phase": "", "stack": (), "collectives": (), "groups": (), "collective_counts": (),
+        "unavailable": (),
     }  # fmt: skip
     return observations.RankInspection(**{**plain, **more})

@@ -11,7 +11,7 @@ from orchestrator.core import observations
 from tests.support.brain_story import Story, look, only
 
 WAITS, WORKS, SPINS, BLOCKED, SLEEPS = (
-    observations.Activity.WAITS, observations.Activity.WORKS, observations.Activity.SPINS, observations.Activity.BLOCKED, observations.Activity.SLEEPS,
+    observations.Activity.WAITING_FOR_RANKS, observations.Activity.PROGRESSING, observations.Activity.SPINNING, observations.Activity.BLOCKED, observations.Activity.SLEEPING,
 )  # fmt: skip
 ALL = (0, 1, 2, 3)
 
@@ -30,19 +30,19 @@ def beats(story: Story, count: int, **more: Any) -> list[d.Decision]:
 
 
 def beat(rank: int, count: int, state: str = "S", **more: Any) -> e.Heartbeat:
-    fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, "usual_s": 0.1 if count else None, **more}
+    fields: dict[str, Any] = {"log_bytes": 0, "cpu_s": 0.0, "median_step_s": 0.1 if count else None, **more}
     return e.Heartbeat(0.0, f"n{rank}", 1, (e.RankHeartbeat(rank, count, state, **fields),))
 
 
 def entered(
     rank: int, number: int, what: str = "all_reduce", shape: str = "float32[10]", members: tuple[int, ...] = ALL,
-    group: str = "0", where: str = "train.py:9 step", doing: observations.Activity = WAITS, entered_s: float = 5.0, **more: object,
+    group: str = "0", where: str = "train.py:9 step", activity: observations.Activity = WAITS, entered_s: float = 5.0, **more: object,
 ) -> observations.RankInspection:  # fmt: skip
     """Return the look of a rank that has entered so many collectives of a group."""
     one = observations.Collective(
         group, "default group" if group == "0" else "", members, number, what, shape, entered_s
     )
-    return look(rank, doing, where=where, stack=(where,), collectives=(one,), **more)
+    return look(rank, activity, where=where, stack=(where,), collectives=(one,), **more)
 
 
 def silence(story: Story, *found: observations.RankInspection, for_s: float = 9.0) -> list[d.Decision]:
@@ -56,7 +56,7 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 9.
             moved = [
                 stood(one, stood_s)
                 for one in found
-                if story.brain.facts.ranks[one.rank].life.value == "alive"
+                if story.brain.facts.ranks[one.rank].rank_state.value == "alive"
             ]
             story.hear(*story.looked(*moved))
         if any(isinstance(one, d.Judge | d.Alert) for one in story.said[began:]):
@@ -65,10 +65,10 @@ def silence(story: Story, *found: observations.RankInspection, for_s: float = 9.
 
 
 def stood(one: observations.RankInspection, stood_s: float) -> observations.RankInspection:
-    if one.doing is WORKS:
+    if one.activity is WORKS:
         return one
     if not stood_s:  # a first look cannot tell
-        return dataclasses.replace(one, doing=observations.Activity.UNSEEN, certain=False)
+        return dataclasses.replace(one, activity=observations.Activity.UNKNOWN, proven=False)
     return dataclasses.replace(one, still_s=stood_s)
 
 

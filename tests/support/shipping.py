@@ -29,9 +29,9 @@ _REPORTS = codec.by_kind(m.Report)
 
 RUN_AGENT = """
 import sys
-from orchestrator.node.agent import run_agent
-from orchestrator.wire import codec
-from orchestrator.wire.messages import AgentConfig
+from orchestrator.agent.agent import run_agent
+from orchestrator.core import codec
+from orchestrator.core.wire.messages import AgentConfig
 sys.exit(run_agent(codec.loads(AgentConfig, sys.stdin.buffer.read())))
 """
 
@@ -75,12 +75,12 @@ class Home:
             case m.Heartbeat():
                 self.beats[said.node] = report
                 boot, seq = self.acked.get(said.node, ("", 0))
-                self.links.send(said.node, m.Ack(seq if boot == said.boot else 0, report.beat))
+                self.links.send(said.node, m.Ack(seq if boot == said.incarnation else 0, report.beat))
             case _:
                 boot, seq = self.acked.get(said.node, ("", 0))
-                if boot == said.boot and said.seq <= seq:
+                if boot == said.incarnation and said.seq <= seq:
                     return
-                self.acked[said.node] = (said.boot, said.seq)
+                self.acked[said.node] = (said.incarnation, said.seq)
                 if isinstance(report, m.Stopped):
                     self.at_stopped[said.node] = self.text(
                         f"logs/attempt-{report.attempt:03d}/rank-00000.log"

@@ -89,7 +89,7 @@ class Watch:
         self.eyes.begin(self.count)
         while (looked := self.eyes.gather()) is None:
             time.sleep(0.01)
-        assert (looked.attempt, looked.look) == (1, self.count)
+        assert (looked.attempt, looked.inspection) == (1, self.count)
         return {one.rank: one for one in looked.ranks}
 
     def until(
@@ -104,11 +104,11 @@ class Watch:
             assert time.monotonic() < deadline_s, f"{found}\n{self.page(rank)}\n{self.logs()}"
             time.sleep(BETWEEN_S)
 
-    def until_doing(
-        self, doing: observations.Activity, rank: int = 0, certain: bool = False
+    def until_activity(
+        self, activity: observations.Activity, rank: int = 0, proven: bool = False
     ) -> observations.RankInspection:
         """Look until a rank does that, for certain if so asked."""
-        return self.until(lambda one: one.doing is doing and one.certain >= certain, rank)
+        return self.until(lambda one: one.activity is activity and one.proven >= proven, rank)
 
     def page(self, rank: int = 0) -> str:
         """Return the page of the last look."""
@@ -154,7 +154,7 @@ def stood(
         worked: Counter[int] = Counter()
         while time.monotonic() < until_s:
             for rank, found in watch.look().items():
-                worked[rank] += found.doing is observations.Activity.WORKS
+                worked[rank] += found.activity is observations.Activity.PROGRESSING
                 if found.still_s > still_s or worked[rank] > 1:
                     seen.setdefault(rank, found)
             if len(seen) == len(cases):

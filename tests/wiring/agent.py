@@ -19,7 +19,7 @@ MUTATIONS = (
         "tests/unit/agent/test_agent.py::test_ranks_are_started_only_in_the_attempt_that_was_prepared"),
     Mutation("an agent stays though its job is elsewhere", "orchestrator/agent/agent.py", "if self._orphan and not self._leaving and self._orphan.look(now_s - self._contact.proved_at):", "if False:",
         "tests/unit/agent/test_agent.py::test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks"),
-    Mutation("an order to look is not obeyed", "orchestrator/agent/agent.py", "self._eyes.begin(order.look)", "pass",
+    Mutation("an order to look is not obeyed", "orchestrator/agent/agent.py", "self._eyes.begin(order.inspection)", "pass",
         "tests/unit/agent/test_agent.py::test_a_look_is_taken_and_answered_by_its_number"),
     Mutation("evidence is not written", "orchestrator/agent/evidence/inspector.py", "self._append(asking, _page_of(look, found, threads))", "pass",
         "tests/unit/agent/evidence/test_inspector.py::test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same"),

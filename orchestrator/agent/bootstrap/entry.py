@@ -105,7 +105,7 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, talk: Replies) -
     except fork.EndedError as err:
         words = _last_words(log, begin_bytes) or "it left no word"
         reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {words}"
-        raise Fault("agent", reason, f"its log is {log} there", "passing") from err
+        raise Fault("agent", reason, f"its log is {log} there", "transient") from err
     finally:
         keeper.leave()
 
@@ -119,7 +119,7 @@ def _word(keeper: fork.Keeper, wait_s: float, *, while_heard: bool) -> w.Word:
     ready = select.select([words_fd, 0] if while_heard else [words_fd], [], [], wait_s)[0]
     if not ready:
         keeper.kill()
-        return w.Failed("agent", f"the agent's keeper has said nothing for {wait_s:.0f} s", "", "passing")
+        return w.Failed("agent", f"the agent's keeper has said nothing for {wait_s:.0f} s", "", "transient")
     if words_fd not in ready:
         raise BrokenPipeError("whoever launched this has gone")
     word: w.Word = codec.loads_kind(_WORDS, keeper.hear())
@@ -154,6 +154,6 @@ def _reach(request: w.Reach) -> w.AgentSeen:
         try:
             replace_text(node / "endpoint", f"{request.endpoint}\n", durable=False)
         except OSError as err:
-            raise Fault("folder", f"{node}: {err.strerror}", "", "passing") from err
+            raise Fault("folder", f"{node}: {err.strerror}", "", "transient") from err
     log = node / "agent.log"
     return w.AgentSeen(alive, procfs.boot_id(), _last_words(log, 0) if log.is_file() else "")

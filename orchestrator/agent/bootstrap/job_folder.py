@@ -142,7 +142,7 @@ def _locked(job: JobDir, talk: Replies) -> Iterator[None]:
         while not locks.take(fd, LOCK_POLL_S, LOCK_POLL_S):
             if time.monotonic() > deadline_s:
                 why = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
-                raise Fault("folder", why, "", "passing")
+                raise Fault("folder", why, "", "transient")
             beat.go_on()
         locks.sign(fd)
         yield
@@ -204,7 +204,7 @@ def _take(code: w.Blob, part: Path, talk: Replies) -> None:
     talk.say(w.SendBlob("code"))
     with part.open("wb") as file:
         if talk.take(code.size_bytes, file) != code.sha256:
-            raise Fault("copy", "the code archive did not arrive as it was sent", "", "passing")
+            raise Fault("copy", "the code archive did not arrive as it was sent", "", "transient")
 
 
 def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:

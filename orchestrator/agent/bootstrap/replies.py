@@ -24,7 +24,7 @@ PIECE_BYTES = 256 * 1024
 class Fault(Exception):
     """Why it ends here, in the words that go to the other end."""
 
-    def __init__(self, stage: str, reason: str, fix: str = "", trouble: str = "lasting") -> None:
+    def __init__(self, stage: str, reason: str, fix: str = "", trouble: str = "permanent") -> None:
         super().__init__(reason)
         self.word = w.Failed(stage, reason, fix, trouble)
 
@@ -78,7 +78,7 @@ def fault(stage: str, err: OSError, place: object) -> Fault:
         case errno.ENOLCK | errno.ENOSYS | errno.EOPNOTSUPP:
             fix = "files cannot be locked there: set ssh.remote_dir to a disk where they can"
         case _:
-            return Fault(stage, reason, "see to that disk, or set ssh.remote_dir to another one", "passing")
+            return Fault(stage, reason, "see to that disk, or set ssh.remote_dir to another one", "transient")
     return Fault(stage, reason, fix)
 
 

@@ -94,21 +94,21 @@ def classify(
         rank=sight.rank,
         pid=sight.pid,
         state=sight.state,
-        doing=found.doing,
+        activity=found.doing,
         still_s=round(now_s - since_s, 1),
         where=stack_frames.place(sight.stack),
         why=found.why,
-        certain=found.certain,
+        proven=found.certain,
         ends_s=sight.wait.ends_s
-        if found.doing in (observations.Activity.SLEEPS, observations.Activity.BLOCKED)
+        if found.doing in (observations.Activity.SLEEPING, observations.Activity.BLOCKED)
         else None,
         phase="exit" if word.left else stack_frames.phase(sight.stack),
         stack=texts(sight.stack),
         collectives=word.collectives,
         groups=word.groups,
-        marks=word.marks,
+        collective_counts=word.marks,
         mixed=word.mixed,
-        lacks=(*sight.lacks, *word.lacks),
+        unavailable=(*sight.lacks, *word.lacks),
         others_act=not sight.knows_others or any(_may_enter_collectives(thread) for thread in sight.others),
         gpu_use=word.gpu_use,
         starved_s=round(max(sight.after.queue_s - since_queue_s, 0.0), 1),
@@ -135,11 +135,11 @@ def _found(
         words = f"has said its last word, and is still there, {describe.in_words(sight)}"
         stands = earlier is not None and not moved and earlier.word.left
         is_stuck = sight.wait.call in ("futex", "pause") and sight.wait.for_ever and not sight.wait.is_shared
-        return Classification(observations.Activity.LEAVING, words, certain=stands and is_stuck)
+        return Classification(observations.Activity.EXITING, words, certain=stands and is_stuck)
     if earlier is None:
-        return Classification(observations.Activity.UNSEEN, describe.in_words(sight))
+        return Classification(observations.Activity.UNKNOWN, describe.in_words(sight))
     if moved:
-        return Classification(observations.Activity.WORKS, moved)
+        return Classification(observations.Activity.PROGRESSING, moved)
     return _still(sight, word, earlier)
 
 
@@ -243,27 +243,29 @@ def _still(sight: RankSample, word: SampleContext, earlier: PreviousSample) -> C
         return _burning(sight, word)
     found = stuck_proof.proof(sight, earlier.sight, word.on_device)
     if found:
-        doing = observations.Activity.SLEEPS if sight.wait.asleep else observations.Activity.BLOCKED
+        doing = observations.Activity.SLEEPING if sight.wait.asleep else observations.Activity.BLOCKED
         return Classification(doing, found, certain=True)
     awaited = _awaited(sight)
     if resource_use.beside_share(sight, earlier.sight) > BURNS_SHARE and not (
         awaited and stack_frames.is_collective(sight.stack)
     ):
-        return Classification(observations.Activity.SPINS, "its native threads compute")
+        return Classification(observations.Activity.SPINNING, "its native threads compute")
     burning = [
         c for c in sight.children if resource_use.child_share(sight, earlier.sight, c.pid) > BURNS_SHARE
     ]
     if burning:
         where = stack_frames.place(burning[0].frames)
         return Classification(
-            observations.Activity.SPINS, f"its child {burning[0].pid} computes at one place, {where}"
+            observations.Activity.SPINNING, f"its child {burning[0].pid} computes at one place, {where}"
         )
     if awaited:
-        return Classification(observations.Activity.WAITS, f"in {awaited}")
+        return Classification(observations.Activity.WAITING_FOR_RANKS, f"in {awaited}")
     if _awaits_device(sight, word):
-        return Classification(observations.Activity.WAITS, "waits for its GPU, which has collectives to run")
+        return Classification(
+            observations.Activity.WAITING_FOR_RANKS, "waits for its GPU, which has collectives to run"
+        )
     if sight.main is None and sight.wait.lack:
-        return Classification(observations.Activity.UNSEEN, sight.why_no_stack)
+        return Classification(observations.Activity.UNKNOWN, sight.why_no_stack)
     return _idle(sight, earlier)
 
 
@@ -273,7 +275,7 @@ def _idle(sight: RankSample, earlier: PreviousSample) -> Classification:
     shown = replace(sight, wait=replace(sight.wait, ends_s=None)) if again and sight.wait.asleep else sight
     words = f"{describe.in_words(shown)}{', again and again' if again else ''}"
     return Classification(
-        observations.Activity.SLEEPS if sight.wait.asleep else observations.Activity.BLOCKED, words
+        observations.Activity.SLEEPING if sight.wait.asleep else observations.Activity.BLOCKED, words
     )
 
 
@@ -292,17 +294,19 @@ def _awaited(sight: RankSample) -> str:
 def _burning(sight: RankSample, word: SampleContext) -> Classification:
     """Say what a rank is in whose thread computes and moves nowhere."""
     if sight.main is None:
-        return Classification(observations.Activity.UNSEEN, f"computes; {sight.why_no_stack}")
+        return Classification(observations.Activity.UNKNOWN, f"computes; {sight.why_no_stack}")
     awaited = stack_frames.awaits_ranks(sight.stack, "")
     if awaited and stack_frames.is_collective(sight.stack):
-        return Classification(observations.Activity.WAITS, f"in {awaited}")
+        return Classification(observations.Activity.WAITING_FOR_RANKS, f"in {awaited}")
     if _awaits_device(sight, word):
-        return Classification(observations.Activity.WAITS, "waits for its GPU, which has collectives to run")
+        return Classification(
+            observations.Activity.WAITING_FOR_RANKS, "waits for its GPU, which has collectives to run"
+        )
     if word.gil_held:
-        return Classification(observations.Activity.SPINS, "in C code that keeps Python's lock (the GIL)")
+        return Classification(observations.Activity.SPINNING, "in C code that keeps Python's lock (the GIL)")
     if sight.gpu and stack_frames.awaits_device(sight.stack, sight.line):
-        return Classification(observations.Activity.SPINS, "waits for its GPU")
-    return Classification(observations.Activity.SPINS, "computes at one place")
+        return Classification(observations.Activity.SPINNING, "waits for its GPU")
+    return Classification(observations.Activity.SPINNING, "computes at one place")
 
 
 def _awaits_device(sight: RankSample, word: SampleContext) -> bool:

@@ -294,9 +294,9 @@ def _shortened(trace: bytes, bytes_max: int) -> bytes:
 def _page_of(look: observations.RankInspection, found: list[python_stacks.RankStack], threads: str) -> str:
     place = f", {look.where}" if look.where else ""
     head = (
-        f"{time.strftime('%H:%M:%S')} {look.doing.value}, still for {look.still_s:g} s: {look.why}{place}\n"
+        f"{time.strftime('%H:%M:%S')} {look.activity.text}, still for {look.still_s:g} s: {look.why}{place}\n"
     )
-    lacks = "".join(f"lacking: {lack}\n" for lack in look.lacks)
+    lacks = "".join(f"lacking: {lack}\n" for lack in look.unavailable)
     bodies = (
         f"pid {one.pid}  state {one.state}  sleeps in {one.wchan or 'nothing'}\n{one.text}" for one in found
     )
@@ -306,7 +306,7 @@ def _page_of(look: observations.RankInspection, found: list[python_stacks.RankSt
 
 def _gone(rank: int) -> observations.RankInspection:
     return observations.RankInspection(
-        rank, 0, "X", observations.Activity.UNSEEN, 0.0, "", "gone", False, None, "", (), (), (), (), ()
+        rank, 0, "X", observations.Activity.UNKNOWN, 0.0, "", "gone", False, None, "", (), (), (), (), ()
     )
 
 
@@ -320,7 +320,7 @@ def _plain(asking: _Inspection) -> observations.RankInspection:
     main = stack_frames.own_stack(first.text)
     stack = main.frames if main is not None else ()
     return observations.RankInspection(
-        process.rank, first.pid, first.state, observations.Activity.UNSEEN, 0.0, stack_frames.place(stack), _TOO_LONG, False, None,
+        process.rank, first.pid, first.state, observations.Activity.UNKNOWN, 0.0, stack_frames.place(stack), _TOO_LONG, False, None,
         stack_frames.phase(stack), classify.texts(stack), (), (), (), (_TOO_LONG,),
     )  # fmt: skip
 
@@ -331,6 +331,6 @@ def _unanswered(process: RankProcess) -> observations.RankInspection:
     if stat is None:
         return _gone(process.rank)
     return observations.RankInspection(
-        process.rank, process.pid, stat.state, observations.Activity.UNSEEN, 0.0, "", _TOO_LONG, False, None, "", (), (), (), (),
+        process.rank, process.pid, stat.state, observations.Activity.UNKNOWN, 0.0, "", _TOO_LONG, False, None, "", (), (), (), (),
         (_TOO_LONG,),
     )  # fmt: skip

@@ -178,7 +178,7 @@ class CheckpointScanner:
         else:
             words = "too many to travel: it is not a checkpoint to start from"
             self._note(f"{found.name} has {len(pieces)} files, {words}")
-            self._report(dataclasses.replace(found, pieces=()))
+            self._report(dataclasses.replace(found, manifest=()))
 
     def _was_read(self, task: asyncio.Task[None]) -> None:
         self._reading.remove(task)

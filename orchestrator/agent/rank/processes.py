@@ -174,9 +174,9 @@ class NodeRanks:
         marks, process.marked = process.beats.marks(process.marked, count), count
         return m.RankHeartbeat(
             process.rank, count, state, process.log_bytes, cpu_s, process.beats.rate_per_s(),
-            io_bytes=process.traffic.bytes(now_s), usual_s=process.beats.usual_s(),
-            own_s=process.own.poll(process.beats, now_s) if count else None, left=process.has_left(),
-            groups=tuple(group.key for group in process.beats.groups()), marks=marks,
+            io_bytes=process.traffic.bytes(now_s), median_step_s=process.beats.usual_s(),
+            own_work_s=process.own.poll(process.beats, now_s) if count else None, exiting=process.has_left(),
+            groups=tuple(group.key for group in process.beats.groups()), collective_counts=marks,
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:

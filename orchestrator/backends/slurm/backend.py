@@ -132,7 +132,9 @@ class SlurmBackend:
         for config in configs:
             self._configs[config.node] = config
             if config.node not in nodes:
-                self._fail(config.node, LaunchError("srun", "not in this allocation", "", Retryable.LASTING))
+                self._fail(
+                    config.node, LaunchError("srun", "not in this allocation", "", Retryable.PERMANENT)
+                )
         if not nodes:
             return
         self._number += 1
@@ -208,7 +210,9 @@ class SlurmBackend:
     def _tell(self, step: Step, node: str) -> None:
         reason = step.reason(node) or "it ended without a word"
         lasting = len(step.nodes) == 1 and _LASTING.search(reason)
-        self._fail(node, LaunchError("srun", reason, "", Retryable.LASTING if lasting else Retryable.PASSING))
+        self._fail(
+            node, LaunchError("srun", reason, "", Retryable.PERMANENT if lasting else Retryable.TRANSIENT)
+        )
 
     def _is_new(self, step: Step, node: str) -> bool:
         if (step.name, node) in self._told or self._latest.get(node) is not step:
@@ -256,7 +260,7 @@ class NoAllocation:
 
     def launch(self, config: AgentConfig) -> None:
         """Refuse: there are no nodes. Raises LaunchError."""
-        raise LaunchError("srun", "the job has no nodes", "", Retryable.LASTING)
+        raise LaunchError("srun", "the job has no nodes", "", Retryable.PERMANENT)
 
     def failures(self) -> list[tuple[str, LaunchError]]:
         """Nothing was launched."""

@@ -93,12 +93,12 @@ class HostSession:
         self.rsync_on[config.node] = landed.has_rsync
         for note in landed.notes:
             print(f"{config.node}: {note}", flush=True)
-        return AgentPresence(True, landed.boot)
+        return AgentPresence(True, landed.boot_id)
 
     def reach(self, config: AgentConfig) -> AgentPresence:
         """Tell the agent where to dial, and look for it."""
         seen = reach(self.connection, self.goods.kit(config.node), config)
-        return AgentPresence(seen.alive, seen.boot, seen.words)
+        return AgentPresence(seen.alive, seen.boot_id, seen.words)
 
     def is_alive(self, answer_s_max: float) -> bool:
         """Ask the far end."""
@@ -207,7 +207,7 @@ def _carry(channel: paramiko.Channel, goal: str, ended: Wake) -> Forward:
 
 def _unreadable(err: OSError) -> LaunchError:
     return LaunchError(
-        "copy", f"{err.filename} cannot be read: {err.strerror}", "submit the job anew", Retryable.LASTING
+        "copy", f"{err.filename} cannot be read: {err.strerror}", "submit the job anew", Retryable.PERMANENT
     )
 
 

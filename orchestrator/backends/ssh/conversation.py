@@ -185,7 +185,7 @@ class Conversation:
                 "copy",
                 f"{self.code} cannot be read: {err.strerror}",
                 "submit the job anew",
-                Retryable.LASTING,
+                Retryable.PERMANENT,
             ) from err
 
     def _word(self) -> w.Word:
@@ -223,7 +223,7 @@ class Conversation:
         self._noise_bytes += len(data)
         if self._noise_bytes > NOISE_BYTES_MAX:
             raise self._fault(
-                "its shell prints without end", "look at what ~/.bashrc there prints", Retryable.LASTING
+                "its shell prints without end", "look at what ~/.bashrc there prints", Retryable.PERMANENT
             )
 
     def notes(self, clock_s: float) -> tuple[str, ...]:
@@ -237,7 +237,7 @@ class Conversation:
 
     # How it went wrong
 
-    def _fault(self, reason: str, fix: str = "", trouble: Retryable = Retryable.PASSING) -> LaunchError:
+    def _fault(self, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT) -> LaunchError:
         return LaunchError(self._stage, reason + self._evidence(), fix, trouble)
 
     def _stuck(self) -> LaunchError:
@@ -262,7 +262,7 @@ class Conversation:
         if self._stage == "shell":
             fix = "`ssh HOST true` must end with code 0 there: look at its ~/.bashrc and at the user's login shell"
             return self._fault(
-                f"its login shell ended with code {code} before it let us in", fix, Retryable.LASTING
+                f"its login shell ended with code {code} before it let us in", fix, Retryable.PERMANENT
             )
         return self._fault(f"it ended with code {code}")
 

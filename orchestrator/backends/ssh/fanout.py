@@ -158,7 +158,7 @@ def _gpus(connection: Connection, host: str) -> int:
         return sum(1 for line in lines if re.match(r"GPU [0-9]+:", line))
     last = " ".join(line for line in lines[-3:] if not line.startswith("orch-gpus"))[-WORDS_CHARS_MAX:]
     raise LaunchError(
-        "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Retryable.LASTING
+        "shell", f"nvidia-smi fails: {last or 'no word why'}", "mend the driver", Retryable.PERMANENT
     )
 
 

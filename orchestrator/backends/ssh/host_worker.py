@@ -270,7 +270,7 @@ class HostWorker:
                 raise Unwanted
             seen = session.land(_dialling(config, address), lambda: self._is_wanted(wish))
         with self._news:
-            self._boot = seen.boot
+            self._boot = seen.boot_id
             self._pace.see(self._clock.now_s())
             if self._wish == wish:
                 self._want = HostGoal.WAY
@@ -314,7 +314,7 @@ class HostWorker:
         config = self._wanted_config()
         session, address = self._open(config)
         seen = session.reach(_dialling(config, address))
-        known, self._boot = self._boot, seen.boot
+        known, self._boot = self._boot, seen.boot_id
         if seen.alive or self._wish != wish:
             return
         with self._news:
@@ -384,7 +384,7 @@ class HostWorker:
 
 
 def _evidence(seen: AgentPresence, known_boot: str) -> str:
-    if known_boot not in ("", seen.boot):
+    if known_boot not in ("", seen.boot_id):
         return "the host was restarted"
     return f"its agent is not running any more; {f'its last words: {seen.words}' if seen.words else 'it left no word'}"
 

@@ -87,7 +87,7 @@ class Landed:
     clock_s: float
     pid: int
     was_up: bool
-    boot: str
+    boot_id: str
     notes: tuple[str, ...]
 
 
@@ -125,7 +125,7 @@ def launch_agent(
         pid = held.pid if isinstance(held, w.AlreadyUp) else _go(talk)
         return Landed(
             root=placed.root, ships=placed.ships, gpus=held.gpus, python=python.path, version=python.version,
-            has_rsync=placed.has_rsync, clock_s=clock_s, pid=pid, was_up=isinstance(held, w.AlreadyUp), boot=placed.boot,
+            has_rsync=placed.has_rsync, clock_s=clock_s, pid=pid, was_up=isinstance(held, w.AlreadyUp), boot_id=placed.boot_id,
             notes=(*placed.notes, *talk.notes(clock_s)),
         )  # fmt: skip
 

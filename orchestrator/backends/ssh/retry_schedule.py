@@ -77,12 +77,12 @@ class RetrySchedule:
         if now_s >= self.opened_s + HELD_S:
             self.begin()
         else:
-            self.miss(now_s, Retryable.PASSING)
+            self.miss(now_s, Retryable.TRANSIENT)
 
     def miss(self, now_s: float, trouble: Retryable) -> None:
         """A try failed: the more failed in a row, the later the next."""
         pause_s = min(BACKOFF_S * 2**self.misses, BACKOFF_S_MAX)
-        self.retry_s = now_s + (LASTING_S if trouble is Retryable.LASTING else pause_s)
+        self.retry_s = now_s + (LASTING_S if trouble is Retryable.PERMANENT else pause_s)
         self.misses = min(self.misses + 1, MISSES_MAX)
 
     def ask_due_s(self) -> float:

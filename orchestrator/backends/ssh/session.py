@@ -24,7 +24,7 @@ class AgentPresence:
     """What a host says of the agent: whether it is there, which boot of the host this is, the agent's last words."""
 
     alive: bool
-    boot: str
+    boot_id: str
     words: str = ""
 
 

@@ -69,7 +69,7 @@ Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
 def current(look: RankInspection) -> Collective | None:
     """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits in the store or for one
     rank."""
-    if look.doing is not Activity.WAITS or look.phase == "rendezvous" or not look.collectives:
+    if look.activity is not Activity.WAITING_FOR_RANKS or look.phase == "rendezvous" or not look.collectives:
         return None
     last = min(look.collectives, key=lambda one: (one.entered_s, one.group))
     return None if look.why in NOT_COLLECTIVE or (look.mixed and not _is_in(last, look)) else last
@@ -87,7 +87,7 @@ def study(looks: Mapping[int, RankInspection], ended: frozenset[int]) -> Answer:
         gaps += [gap] if gap is not None else []
     if gaps:
         return _root(gaps, waits)
-    idle = [rank for rank, look in looks.items() if look.doing is Activity.WAITS]
+    idle = [rank for rank, look in looks.items() if look.activity is Activity.WAITING_FOR_RANKS]
     if not waits or any(rank not in waits for rank in idle) or ended:
         return Unknown()
     whole = all(now.ranks and waits.keys() >= set(now.ranks) for now in waits.values())
@@ -200,7 +200,7 @@ def waiting_text(looks: Mapping[int, RankInspection], answer: Answer) -> str:
     groups: dict[str, list[int]] = {}
     ages_s: dict[str, float] = {}
     for rank, look in sorted(looks.items()):
-        if look.doing is not Activity.WAITS:
+        if look.activity is not Activity.WAITING_FOR_RANKS:
             continue
         now = current(look)
         said = f"in {text(now)}" if now is not None else _elsewhere(look)

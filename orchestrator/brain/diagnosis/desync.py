@@ -60,10 +60,10 @@ def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
     found = find(facts, watch) if facts.odd_at and attempt.running_at is not None else None
     if found is None or attempt.desynced is not None:
         return []
-    if attempt.look_at is None or attempt.look_at < found.since_s:
+    if attempt.inspected_at is None or attempt.inspected_at < found.since_s:
         why = f"ranks {_text(list(found.odd))} run other collectives than their peers"
         return inspections.orders(facts, attempt, why, watch)
-    if not _is_explained(facts, found) and not watch.passed(attempt.look_at + inspections.LOOK_S_MAX):
+    if not _is_explained(facts, found) and not watch.passed(attempt.inspected_at + inspections.LOOK_S_MAX):
         return []
     said = _verdict(facts, found)
     if facts.limits.on_desync == "notify":
@@ -82,8 +82,8 @@ def note(
     for mark in marks:
         for key, count in zip(groups, mark.counts, strict=False):
             series = CountKey(key, mark.optimizer)
-            turns = facts.tallies.setdefault(series, {})
-            tally = turns.setdefault(mark.turn, {})
+            turns = facts.counts_at_steps.setdefault(series, {})
+            tally = turns.setdefault(mark.optimizer_step, {})
             equal = {one.count for one in tally.values()} <= {count}
             tally[rank.rank] = CountAtStep(count, mark.step)
             if not equal:
@@ -96,7 +96,7 @@ def note(
 
 def forget(facts: Facts) -> None:
     """Begin anew, with another attempt or another supervisor."""
-    facts.tallies.clear()
+    facts.counts_at_steps.clear()
     facts.odd_at.clear()
     facts.mixed.clear()
 
@@ -110,7 +110,7 @@ def find(facts: Facts, watch: Deadlines) -> Difference | None:
         members = sorted(_members(facts, series.key))
         turns = {
             turn: {rank: tally[rank].count for rank in members}
-            for turn, tally in sorted(facts.tallies[series].items())
+            for turn, tally in sorted(facts.counts_at_steps[series].items())
             if all(rank in tally for rank in members)
         }
         told = list(turns)
@@ -124,7 +124,7 @@ def find(facts: Facts, watch: Deadlines) -> Difference | None:
             continue
         if not watch.passed(since_s + LASTS_S):
             continue
-        before = min(tally.step for tally in facts.tallies[series][told[agreed - 1]].values())
+        before = min(tally.step for tally in facts.counts_at_steps[series][told[agreed - 1]].values())
         counts = turns[last]
         return Difference(series, told[agreed - 1], first, before, counts, _odd(counts), since_s)
     return None
@@ -153,9 +153,9 @@ def _odd(counts: dict[int, int]) -> tuple[int, ...]:
 def _is_explained(facts: Facts, found: Difference) -> bool:
     """Tell whether all living members were looked at since, so that the verdict can say where it began."""
     return all(
-        facts.ranks[rank].look is not None and facts.ranks[rank].looked_at >= found.since_s
+        facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= found.since_s
         for rank in found.counts
-        if facts.ranks[rank].life is RankState.ALIVE
+        if facts.ranks[rank].rank_state is RankState.ALIVE
     )
 
 
@@ -198,16 +198,20 @@ def _began(facts: Facts, found: Difference) -> int:
 def _changes(rank: RankFacts, found: Difference) -> dict[int, int]:
     """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by another
     number, and for each the attempt's own step."""
-    if rank.look is None:
+    if rank.inspection is None:
         return {}
-    marks = [mark for mark in rank.look.marks if mark.optimizer == found.series.optimizer]
-    return {mark.turn: mark.step for mark in marks if found.agreed < mark.turn <= found.differs}
+    marks = [mark for mark in rank.inspection.collective_counts if mark.optimizer == found.series.optimizer]
+    return {
+        mark.optimizer_step: mark.step
+        for mark in marks
+        if found.agreed < mark.optimizer_step <= found.differs
+    }
 
 
 def _name(facts: Facts, found: Difference) -> str:
     """Return the group's name, from the last collectives that a member was seen in."""
     for rank in found.counts:
-        look = facts.ranks[rank].look
+        look = facts.ranks[rank].inspection
         for one in look.collectives if look is not None else ():
             if set(one.ranks) == set(found.counts):
                 return one.label or f"group {one.group}"
@@ -215,11 +219,11 @@ def _name(facts: Facts, found: Difference) -> str:
 
 
 def _around(facts: Facts, rank: RankFacts) -> list[str]:
-    if rank.look is None:
+    if rank.inspection is None:
         return []
-    last = ", ".join(f"{one.what} #{one.number:,} {one.shape}" for one in rank.look.collectives)
+    last = ", ".join(f"{one.what} #{one.number:,} {one.shape}" for one in rank.inspection.collectives)
     return [
-        f"rank {rank.rank}: last in {last or 'no known collective'}; {rank.look.where or 'no frame of its own'}"
+        f"rank {rank.rank}: last in {last or 'no known collective'}; {rank.inspection.where or 'no frame of its own'}"
     ]
 
 

@@ -182,7 +182,7 @@ def _crashed(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict |
 def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict:
     kind = _crash_kind(facts, culprit)
     others = [rank.rank for rank in failed if rank is not culprit]
-    left = [rank for rank in facts.ranks.values() if rank.life is RankState.EXITED and not rank.failed]
+    left = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
     blamed = [culprit]
     failure = culprit.failure
     pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was told
@@ -209,9 +209,9 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
         else _how_it_ended(culprit)
     )
     place = f" at {failure.where}" if failure and failure.where else ""
-    hopeless = failure is not None and failure.type in HOPELESS and not culprit.count
+    hopeless = failure is not None and failure.type in HOPELESS and not culprit.steps
     never = facts.limits is not None and culprit.code in facts.limits.never_on_exit_codes
-    step = facts.attempt.base_step + culprit.count if facts.attempt and culprit.count else facts.step
+    step = facts.attempt.base_step + culprit.steps if facts.attempt and culprit.steps else facts.step
     return _verdict(
         facts, kind, f"{gone}rank {culprit.rank} on {culprit.node}: {what}{place}",
         ranks=tuple(rank.rank for rank in blamed), node=node_of(blamed), evidence=tuple(evidence),
@@ -223,7 +223,7 @@ def _crash_kind(facts: Facts, rank: RankFacts) -> Kind:
     text = f"{rank.failure.type} {rank.failure.message}" if rank.failure else ""
     if _CUDA_OOM.search(text) or text.startswith("MemoryError") or (rank.oom and rank.signal == _SIGKILL):
         return Kind.OOM
-    if not rank.count and _RENDEZVOUS.search(text):
+    if not rank.steps and _RENDEZVOUS.search(text):
         return Kind.RENDEZVOUS
     return Kind.CRASH
 
@@ -266,7 +266,7 @@ def _node_lost(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict
             return _lost(facts, node, node.lost)
     for node in facts.nodes.values():
         if (
-            node.link in (AgentState.UP, AgentState.SILENT)
+            node.agent_state in (AgentState.UP, AgentState.SILENT)
             and facts.unfinished(node)
             and _silent_too_long(facts, node, watch)
         ):
@@ -281,10 +281,12 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, watch: Deadlines) ->
     if facts.pool is None or attempt.placed_at is None:
         return None
     for node in facts.gang:
-        if node.link is AgentState.ABSENT:
+        if node.agent_state is AgentState.ABSENT:
             reason = f": {node.launch_reason}" if node.launch_reason else ""
             return _lost(facts, node, f"its agent was lost before its ranks were started{reason}")
-        if node.link is AgentState.SILENT and watch.passed(node.contact_at + facts.limits.node_silent_s_max):
+        if node.agent_state is AgentState.SILENT and watch.passed(
+            node.contact_at + facts.limits.node_silent_s_max
+        ):
             return _lost(
                 facts, node, f"no word for {watch.now_s - node.contact_at:.0f} s before its ranks started"
             )
@@ -323,11 +325,11 @@ def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Deadlines) 
 
 
 def _stage(node: NodeFacts, attempt: AttemptFacts) -> str:
-    if node.link is not AgentState.UP:
+    if node.agent_state is not AgentState.UP:
         reason = f" ({node.launch_reason})" if node.launch_reason else ""
-        return f"its agent is {node.link.value}{reason}"
+        return f"its agent is {node.agent_state.value}{reason}"
     return "its ranks were not started" if _is_ready(node, attempt) else "its setup has not ended"
 
 
 def _is_ready(node: NodeFacts, attempt: AttemptFacts) -> bool:
-    return node.link is AgentState.UP and node.ready == attempt.number
+    return node.agent_state is AgentState.UP and node.ready == attempt.number

@@ -60,7 +60,7 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | No
 
 def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
     """A stopped process (T) hangs the gang, unless looks see it go on; one whose main thread is a zombie (Z) never comes back."""
-    seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].link is AgentState.UP]
+    seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].agent_state is AgentState.UP]
     for state, limit_s, words in (
         ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
         ("T", STOPPED_S_MAX, "stopped (state T)"),
@@ -84,24 +84,27 @@ def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
     """A rank that has said its last word has nothing to do but to end; a destructor may never do so. Freeing much memory
     takes a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
     for rank in inspections.living(facts):
-        if not rank.left:
+        if not rank.exiting:
             continue
-        here_s = rank.beat_at - rank.left_at
+        here_s = rank.beat_at - rank.exiting_at
         busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
         proved = (
-            not busy and rank.look is not None and rank.look.doing is Activity.LEAVING and rank.look.certain
+            not busy
+            and rank.inspection is not None
+            and rank.inspection.activity is Activity.EXITING
+            and rank.inspection.proven
         )
         if here_s >= (EXIT_S_MAX if proved else suspicion.patience_s(facts, attempt, longer=True)):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
-            return _by_state(facts, [rank], summary, rank.left_at)
+            return _by_state(facts, [rank], summary, rank.exiting_at)
     return None
 
 
 def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float) -> Verdict:
     """Return the verdict on ranks whose state alone says enough."""
-    attempt, look = facts.attempt, ranks[0].look
+    attempt, look = facts.attempt, ranks[0].inspection
     assert attempt is not None
-    place = "has left" if ranks[0].left else "stopped"
+    place = "has left" if ranks[0].exiting else "stopped"
     at = f", {look.where}" if len(ranks) == 1 and look is not None and look.where else ""
     return _hang(
         facts, attempt, ranks, summary, Unknown(), culprit=summary + at, since_s=since_s,
@@ -130,7 +133,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdic
     due_s = suspicion.limit_at(facts, attempt, limit_s)
     if due_s is None:
         return None
-    seen = (attempt.look_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, watch)
+    seen = (attempt.inspected_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, watch)
     came = [rank for rank in inspections.living(facts) if _is_at_rendezvous(attempt, rank)] if seen else []
     if not came or not watch.passed(due_s):
         return None
@@ -150,7 +153,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdic
 
 def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
     look = inspections.found(attempt, rank)
-    return look is not None and look.phase == "rendezvous" and look.doing is not Activity.WORKS
+    return look is not None and look.phase == "rendezvous" and look.activity is not Activity.PROGRESSING
 
 
 def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
@@ -172,7 +175,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     if silence_s is None or not watch.passed(suspicion.quiet_since(facts, attempt) + silence_s):
         return False
     alive = inspections.living(facts)
-    if any(facts.nodes[rank.node].contact_at < (attempt.look_at or 0.0) for rank in alive):
+    if any(facts.nodes[rank.node].contact_at < (attempt.inspected_at or 0.0) for rank in alive):
         return False  # each node must have been heard since, still without progress
     if any(inspections.moves(attempt, rank) for rank in alive):
         return False
@@ -230,7 +233,7 @@ def _judged(facts: Facts, answer: collectives.Answer) -> list[RankFacts]:
 
 def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
     """Tell whether no rank has used a processor lately: large tensors take their time, but not without one."""
-    since_s = (attempt.look_at or 0.0) - IDLE_S
+    since_s = (attempt.inspected_at or 0.0) - IDLE_S
     return all(rank.busy_at < since_s for rank in alive)
 
 
@@ -266,31 +269,31 @@ def _is_proof(
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
     look = inspections.found(attempt, rank)
-    if look is None or look.doing is Activity.WAITS:
+    if look is None or look.activity is Activity.WAITING_FOR_RANKS:
         return False
-    if look.doing is Activity.LEAVING or look.state == "t":
+    if look.activity is Activity.EXITING or look.state == "t":
         return False  # see `_never_left`; and a debugger that holds a rank lets it go
-    if look.doing is Activity.STOPPED:
-        seen_s = rank.looked_at - rank.state_at if rank.state == "T" else 0.0
+    if look.activity is Activity.STOPPED:
+        seen_s = rank.inspected_at - rank.state_at if rank.state == "T" else 0.0
         return max(seen_s, inspections.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
-    if look.doing is Activity.SLEEPS:
+    if look.activity is Activity.SLEEPING:
         patience_s = suspicion.patience_s(facts, attempt, longer=True)
-        return look.certain and look.ends_s is not None and look.ends_s > patience_s
-    return look.certain
+        return look.proven and look.ends_s is not None and look.ends_s > patience_s
+    return look.proven
 
 
 def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
     """Tell whether others have made steps without this rank, such as one that serves them: its steps are not waited for,
     nor is it missed in a collective."""
-    if rank.count or (isinstance(answer, Missing) and rank.rank in answer.behind):
+    if rank.steps or (isinstance(answer, Missing) and rank.rank in answer.behind):
         return False
-    return max(other.count for other in facts.ranks.values()) >= APART_STEPS
+    return max(other.steps for other in facts.ranks.values()) >= APART_STEPS
 
 
 def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
     """Tell whether ranks have stood in one place for longer than such a thing may take."""
     assert facts.limits is not None
-    heard_s = max(rank.looked_at for rank in facts.ranks.values())
+    heard_s = max(rank.inspected_at for rank in facts.ranks.values())
     silent_s = heard_s - suspicion.silent_since(facts, attempt)
     if _is_free(facts, attempt, ranks):
         return False
@@ -312,7 +315,7 @@ def _patience_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float:
     """Return for how long a rank may stand where it does: the longest that fits what it was seen in since it last moved."""
     still_s = inspections.still_s(facts, attempt, rank)
     waited_for = any(_waits(attempt, one) for one in inspections.living(facts))
-    took_longer = still_s is not None and rank.longer_at >= rank.looked_at - still_s
+    took_longer = still_s is not None and rank.longer_at >= rank.inspected_at - still_s
     is_whole = _waits(attempt, rank)  # then all wait for each other, and the network may come back
     return suspicion.patience_s(facts, attempt, longer=took_longer or is_whole or not waited_for)
 
@@ -326,12 +329,12 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     if any(_waits(attempt, rank) for rank in inspections.living(facts)):
         return False
     found = [inspections.found(attempt, rank) for rank in ranks]
-    return all(look is not None and look.doing in (Activity.SPINS, Activity.SLEEPS) for look in found)
+    return all(look is not None and look.activity in (Activity.SPINNING, Activity.SLEEPING) for look in found)
 
 
 def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
     look = inspections.found(attempt, rank)
-    return look is not None and look.doing is Activity.WAITS
+    return look is not None and look.activity is Activity.WAITING_FOR_RANKS
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
@@ -342,8 +345,8 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
     stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]
     if stuck:
         return stuck
-    most = max(rank.count for rank in ranks)
-    late = [rank for rank in ranks if rank.count < most]
+    most = max(rank.steps for rank in ranks)
+    late = [rank for rank in ranks if rank.steps < most]
     return late if len(late) < len(ranks) else []
 
 
@@ -367,7 +370,7 @@ def _silence(
     since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     quiet = facts.progress_at <= since_s or not stepped
     since_s = since_s if stepped else max(since_s, facts.progress_at)
-    heard_s = max((rank.looked_at for rank in facts.ranks.values()), default=since_s)
+    heard_s = max((rank.inspected_at for rank in facts.ranks.values()), default=since_s)
     culprit = hang_report.who(attempt, culprits, answer)
     if not culprits and isinstance(answer, Whole):
         culprit = f"nobody is missing: {hang_report.nothing_flows(facts)}"

@@ -34,8 +34,8 @@ def who(
 
 def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | None) -> str:
     """Say what a rank does, in words."""
-    if rank.life is RankState.EXITED:
-        return f"ended with code 0 after {rank.count:,} steps" if rank.ended_well else "is no more"
+    if rank.rank_state is RankState.EXITED:
+        return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "is no more"
     look = inspections.found(attempt, rank)
     if look is None:
         return "has not been seen"
@@ -43,14 +43,14 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
     if isinstance(answer, Mismatch) and now is not None:
         why = f"in {collectives.shaped(now)}"
     else:
-        why = look.why or (f"in {collectives.text(now)}" if now is not None else _PLAIN[look.doing])
+        why = look.why or (f"in {collectives.text(now)}" if now is not None else _PLAIN[look.activity])
     return f"{why}, {look.where}" if look.where else why
 
 
 _PLAIN = {
-    Activity.WAITS: "waits for others", Activity.WORKS: "works without an end", Activity.SPINS: "burns processor time in one place",
-    Activity.SLEEPS: "sleeps", Activity.BLOCKED: "is blocked", Activity.STOPPED: "is stopped", Activity.LEAVING: "is about to end",
-    Activity.UNSEEN: "does not show what it does",
+    Activity.WAITING_FOR_RANKS: "waits for others", Activity.PROGRESSING: "works without an end", Activity.SPINNING: "burns processor time in one place",
+    Activity.SLEEPING: "sleeps", Activity.BLOCKED: "is blocked", Activity.STOPPED: "is stopped", Activity.EXITING: "is about to end",
+    Activity.UNKNOWN: "does not show what it does",
 }  # fmt: skip
 
 
@@ -114,6 +114,6 @@ def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
     """Return which ways to look did not work, and on which ranks."""
     groups: dict[str, list[int]] = {}
     for look in seen:
-        for lack in look.lacks:
+        for lack in look.unavailable:
             groups.setdefault(lack, []).append(look.rank)
     return tuple(f"not looked at ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))

@@ -39,35 +39,39 @@ LOOKS_MIN = 2
 
 def living(facts: Facts) -> list[RankFacts]:
     """Return the ranks whose processes live."""
-    return [rank for rank in facts.ranks.values() if rank.life is RankState.ALIVE]
+    return [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
 
 
 def all_heard(facts: Facts) -> bool:
     """Tell whether the agents of all living ranks are there; what a silent node does is another question."""
-    return all(facts.nodes[rank.node].link is AgentState.UP for rank in living(facts))
+    return all(facts.nodes[rank.node].agent_state is AgentState.UP for rank in living(facts))
 
 
 def is_answered(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     """Tell whether the last look is over: every node with living ranks has answered, or was waited for long enough."""
-    if attempt.look_at is None:
+    if attempt.inspected_at is None:
         return True
     names = {rank.node for rank in living(facts)}
-    late = [n for n in facts.gang if n.name in names and n.link is AgentState.UP and n.looked < attempt.look]
-    return not late or watch.passed(attempt.look_at + LOOK_S_MAX)
+    late = [
+        n
+        for n in facts.gang
+        if n.name in names and n.agent_state is AgentState.UP and n.inspected < attempt.inspection
+    ]
+    return not late or watch.passed(attempt.inspected_at + LOOK_S_MAX)
 
 
 def orders(facts: Facts, attempt: AttemptFacts, why: str, watch: Deadlines) -> list[Decision]:
     """Return the orders for one look at all ranks: every node that can be asked is."""
-    number = attempt.look + 1
-    asked = [node for node in facts.gang if node.link is AgentState.UP]
+    number = attempt.inspection + 1
+    asked = [node for node in facts.gang if node.agent_state is AgentState.UP]
     return [d.Inspect(watch.now_s, why, attempt.number, node.name, number) for node in asked]
 
 
 def found(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
     """Return what the last look has found of a rank, None if it was not told."""
-    if rank.look is None or attempt.look_at is None or rank.looked_at < attempt.look_at:
+    if rank.inspection is None or attempt.inspected_at is None or rank.inspected_at < attempt.inspected_at:
         return None
-    return rank.look
+    return rank.inspection
 
 
 def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
@@ -78,20 +82,24 @@ def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the last look has found that the rank goes on."""
     look = found(attempt, rank)
-    return look is not None and (look.doing is Activity.WORKS or rank.collective_at >= rank.looked_at)
+    return look is not None and (
+        look.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
+    )
 
 
 def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
     """Return for how long a rank has stood still by its looks, None where they cannot tell."""
     look = found(attempt, rank)
-    if look is None or look.doing is Activity.UNSEEN:
+    if look is None or look.activity is Activity.UNKNOWN:
         return None
-    return min(look.still_s, rank.looked_at - max(rank.collective_at, suspicion.gang_at(facts, attempt)))
+    return min(look.still_s, rank.inspected_at - max(rank.collective_at, suspicion.gang_at(facts, attempt)))
 
 
 def in_round(facts: Facts, attempt: AttemptFacts) -> int:
     """Return how many looks were ordered in the present silence."""
-    is_present = attempt.look_at is not None and attempt.look_at >= suspicion.quiet_since(facts, attempt)
+    is_present = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
+        facts, attempt
+    )
     return attempt.round if is_present else 0
 
 
@@ -99,14 +107,14 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
     """Say why every rank is to be looked at now; empty if it is not."""
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
-    if facts.look_asked > facts.look_answered:
+    if facts.inspect_requested > facts.inspect_answered:
         return "somebody wants to see what the ranks do"
     if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, watch):
         return ""
     assert facts.limits is not None
     limit_at = suspicion.limit_at(facts, attempt, facts.limits.rendezvous_s_max)
     for due_s in () if limit_at is None else (limit_at + after_s for after_s in LATE_AFTER_S):
-        if watch.passed(due_s) and (attempt.look_at or 0.0) < due_s:
+        if watch.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
             return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"
     return _why_stopped(facts, attempt, watch) or _why_silence(facts, attempt, watch)
 
@@ -116,7 +124,7 @@ def _why_stopped(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s
-            if watch.passed(due_s) and (attempt.look_at or 0.0) < due_s:
+            if watch.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
                 return f"rank {rank.rank} is stopped (state T)"
     return ""
 
@@ -129,7 +137,7 @@ def _why_silence(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
     if not watch.passed(since_s + silence_s):
         return ""
     made = in_round(facts, attempt)
-    if made and not watch.passed((attempt.look_at or 0.0) + _pause_s(facts, attempt, made)):
+    if made and not watch.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, made)):
         return ""
     return f"no sign of progress for {watch.now_s - since_s:.0f} s" + (f", look {made + 1}" if made else "")
 

@@ -25,7 +25,7 @@ def alike(looks: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], RankIn
     one that one looks for."""
     groups: dict[tuple[object, ...], list[RankInspection]] = {}
     for look in looks:
-        groups.setdefault((look.doing, look.where, look.why, look.stack), []).append(look)
+        groups.setdefault((look.activity, look.where, look.why, look.stack), []).append(look)
     folded = [(tuple(sorted(one.rank for one in group)), group[0]) for group in groups.values()]
     return sorted(folded, key=lambda one: (len(one[0]), one[0]))
 
@@ -57,7 +57,7 @@ def lines(looks: Iterable[RankInspection]) -> tuple[str, ...]:
 
 
 def _line(ranks: tuple[int, ...], look: RankInspection) -> str:
-    said = ", ".join(text for text in (look.doing.value, look.why) if text)
+    said = ", ".join(text for text in (look.activity.text, look.why) if text)
     chosen = frames(look)
     cut = " < …" if len(chosen) > FRAMES_MAX else ""
     stack = " < ".join(chosen[:FRAMES_MAX]) + cut if chosen else "no stack"

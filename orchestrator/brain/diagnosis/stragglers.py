@@ -32,20 +32,20 @@ PEERS_MAX = 4096
 def note(facts: Facts, rank: RankFacts, at: float) -> None:
     """Compare a rank's new word of its own work with what its peers have said."""
     peers = [
-        other.own_s
+        other.own_work_s
         for other in list(facts.ranks.values())[:PEERS_MAX]
-        if other is not rank and other.own_s is not None and other.life is RankState.ALIVE
+        if other is not rank and other.own_work_s is not None and other.rank_state is RankState.ALIVE
     ]
-    own_s = rank.own_s
+    own_s = rank.own_work_s
     if own_s is None or not peers:
         return
     peers_s = max(statistics.median(peers), 1e-6)
     if own_s < max(FACTOR_MIN * peers_s, peers_s + MORE_S_MIN):
-        rank.slow = None
+        rank.straggler = None
         return
-    before = rank.slow
-    step, since_s, times = (before.step, before.at, before.times + 1) if before else (rank.count, at, 1)
-    rank.slow = Straggler(own_s, peers_s, step, since_s, times)
+    before = rank.straggler
+    step, since_s, times = (before.step, before.at, before.times + 1) if before else (rank.steps, at, 1)
+    rank.straggler = Straggler(own_s, peers_s, step, since_s, times)
 
 
 def found(facts: Facts) -> list[RankFacts]:
@@ -53,9 +53,11 @@ def found(facts: Facts) -> list[RankFacts]:
     slow = [
         rank
         for rank in facts.ranks.values()
-        if rank.life is RankState.ALIVE and rank.slow is not None and _is_sure(rank.slow, rank.beat_at)
+        if rank.rank_state is RankState.ALIVE
+        and rank.straggler is not None
+        and _is_sure(rank.straggler, rank.beat_at)
     ]
-    return sorted(slow, key=lambda rank: (-rank.slow.factor if rank.slow else 0.0, rank.rank))
+    return sorted(slow, key=lambda rank: (-rank.straggler.factor if rank.straggler else 0.0, rank.rank))
 
 
 def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
@@ -69,11 +71,11 @@ def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
 
 def text(facts: Facts, rank: RankFacts) -> str:
     """Say in one line how slow a rank is, and since when."""
-    assert rank.slow is not None and facts.attempt is not None
-    slow = rank.slow
+    assert rank.straggler is not None and facts.attempt is not None
+    slow = rank.straggler
     step = facts.attempt.base_step + slow.step
     times = f"{slow.factor:.1f} x its peers"
-    return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_s * 1000:.0f} ms a step) since step {step:,}"
+    return f"rank {rank.rank} on {rank.node}, {times} ({slow.own_work_s * 1000:.0f} ms a step) since step {step:,}"
 
 
 def _is_sure(slow: Straggler, now_s: float) -> bool:

@@ -38,7 +38,7 @@ def text(facts: Facts, now_s: float) -> str:
     stopped = _standing(facts, now_s)
     if stopped:
         return stopped
-    noticed = attempt.noticed or attempt.desynced
+    noticed = attempt.alert or attempt.desynced
     if noticed is not None:
         return f"{noticed.kind.value}: {noticed.summary}"
     silence_s = suspicion.suspect_s(facts)
@@ -58,9 +58,9 @@ def _standing(facts: Facts, now_s: float) -> str:
     lines = [
         f"rank {rank.rank} on {rank.node} is {words[rank.state]} (state {rank.state}) for {now_s - rank.state_at:.0f} s"
         for rank in facts.ranks.values()
-        if rank.life is RankState.ALIVE
+        if rank.rank_state is RankState.ALIVE
         and rank.state in words
-        and facts.nodes[rank.node].link is AgentState.UP
+        and facts.nodes[rank.node].agent_state is AgentState.UP
         # A rank that ends is a zombie for a moment, and a tool that looks at native frames holds it for one.
         and (rank.state == "T" or now_s >= rank.state_at + BRIEF_S)
     ]
@@ -69,10 +69,10 @@ def _standing(facts: Facts, now_s: float) -> str:
 
 def _found(facts: Facts, attempt: AttemptFacts) -> str:
     """Say what the last look has found: who works, else who stands where, and in what the others wait."""
-    if attempt.look_at is None or attempt.look_at < suspicion.quiet_since(facts, attempt):
+    if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return "looking"
     seen = inspections.seen(facts, attempt)
-    if any(look.doing is Activity.UNSEEN for look in seen.values()) or not seen:
+    if any(look.activity is Activity.UNKNOWN for look in seen.values()) or not seen:
         return "looking"
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
     answer = hang.study(facts, attempt)

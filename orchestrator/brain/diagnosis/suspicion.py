@@ -72,7 +72,7 @@ class Sign:
 
 
 SIGNS = (
-    Sign("step", Weight.GANG, "an optimizer step was made", lambda rank, beat: beat.count > rank.count),
+    Sign("step", Weight.GANG, "an optimizer step was made", lambda rank, beat: beat.steps > rank.steps),
     Sign("log", Weight.RANK, "the rank's log has grown", lambda rank, beat: beat.log_bytes > rank.log_bytes),
     Sign(
         "I/O", Weight.RANK, "64 KiB or more read or written between two beats: data, a checkpoint that grows",
@@ -80,7 +80,7 @@ SIGNS = (
     ),
     Sign(
         "processor", Weight.START, "0.05 s of processor time between two beats: imports, compilation",
-        lambda rank, beat: not beat.count and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
+        lambda rank, beat: not beat.steps and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
     ),
     Sign("collective", Weight.LOOK, "between two looks the rank has entered another collective"),
     Sign("stack", Weight.LOOK, "between two looks its stack, or that of another thread or a child, has moved"),
@@ -109,12 +109,14 @@ def is_busy(rank: RankFacts, beat: RankHeartbeat, at: float) -> bool:
 
 def usual_s(facts: Facts) -> float | None:
     """Return the usual time of a step: that of the slowest rank, None before it is known."""
-    return max((rank.usual_s for rank in facts.ranks.values() if rank.usual_s is not None), default=None)
+    return max(
+        (rank.median_step_s for rank in facts.ranks.values() if rank.median_step_s is not None), default=None
+    )
 
 
 def has_stepped(facts: Facts) -> bool:
     """Tell whether the current attempt has made a step."""
-    return any(rank.count for rank in facts.ranks.values())
+    return any(rank.steps for rank in facts.ranks.values())
 
 
 def suspect_s(facts: Facts) -> float | None:
@@ -156,8 +158,10 @@ def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> flo
 
 def takes_longer(look: RankInspection) -> bool:
     """Tell whether what a rank stands in may well take long: it computes, sleeps, polls, saves, evaluates or exits."""
-    own = look.doing in (Activity.SPINS, Activity.SLEEPS, Activity.LEAVING) or look.phase in LONG_PHASES
-    return own or (look.doing is Activity.BLOCKED and look.ends_s is not None)
+    own = (
+        look.activity in (Activity.SPINNING, Activity.SLEEPING, Activity.EXITING) or look.phase in LONG_PHASES
+    )
+    return own or (look.activity is Activity.BLOCKED and look.ends_s is not None)
 
 
 def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
@@ -196,5 +200,5 @@ def silent_since(facts: Facts, attempt: AttemptFacts) -> float:
     if is_fixed(facts):
         return max(since_s, facts.progress_at)
     if not has_stepped(facts):
-        since_s = max(since_s, *(rank.told_at for rank in facts.ranks.values()))
+        since_s = max(since_s, *(rank.activity_at for rank in facts.ranks.values()))
     return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_s_ceiling))

@@ -142,7 +142,7 @@ class Inspect:
     why: str
     attempt: int
     node: str
-    look: int
+    inspection: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,33 +92,33 @@ class SignTimes:
     state_at: float
     beat_at: float
     busy_at: float = 0.0
-    left_at: float = 0.0
+    exiting_at: float = 0.0
     pause_s: float = 0.0
-    told_at: float = 0.0
+    activity_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """One rank's signs of life. `count`: optimizer steps since this process began; `state`: the letter of /proc.
+    """One rank's signs of life. `steps`: optimizer steps since this process began; `state`: the letter of /proc.
 
-    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 3 of them;
-    `own_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `left`: it has
-    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `marks`: some of its
+    `io_bytes`: what it has read and written; `median_step_s`: the median of its last step times, None before 3 of them;
+    `own_work_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `exiting`: it has
+    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `collective_counts`: some of its
     last steps with their counts, in order. `seen` is never sent: it stands in beats that were folded into one for the
     journal, see `Brain.beats`.
     """
 
     rank: int
-    count: int
+    steps: int
     state: str
     log_bytes: int
     cpu_s: float
     io_bytes: int = 0
-    usual_s: float | None = None
-    own_s: float | None = None
-    left: bool = False
+    median_step_s: float | None = None
+    own_work_s: float | None = None
+    exiting: bool = False
     groups: tuple[str, ...] = ()
-    marks: tuple[CollectiveCounts, ...] = ()
+    collective_counts: tuple[CollectiveCounts, ...] = ()
     seen: SignTimes | None = None
 
 
@@ -145,11 +145,11 @@ class SupervisorStarted:
 
 @dataclass(frozen=True, slots=True)
 class AgentUp:
-    """An agent connected. `boot` names its process; `running` and `ready` are attempts, 0 for none."""
+    """An agent connected. `incarnation` names its process; `running` and `ready` are attempts, 0 for none."""
 
     at: float
     node: str
-    boot: str
+    incarnation: str
     running: int
     ready: int
     address: str
@@ -243,7 +243,7 @@ class Started:
 class Exited:
     """A rank's process ended. Exactly one of `code` and `signal` is set.
 
-    `count`: its optimizer steps; `oom`: the kernel's OOM killer was at work on its host; `ordered`: its agent was
+    `steps`: its optimizer steps; `oom`: the kernel's OOM killer was at work on its host; `ordered`: its agent was
     stopping it.
     """
 
@@ -253,7 +253,7 @@ class Exited:
     rank: int
     code: int | None
     signal: int | None
-    count: int
+    steps: int
     failure: Failure | None
     oom: bool
     ordered: bool
@@ -281,12 +281,12 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A node has answered look number `look`; its evidence is on disk."""
+    """A node has answered look number `inspection`; its evidence is on disk."""
 
     at: float
     node: str
     attempt: int
-    look: int
+    inspection: int
     ranks: tuple[RankInspection, ...]
 
 
@@ -302,13 +302,13 @@ class CheckpointFetchStarted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFound:
-    """A complete checkpoint; `count`: the optimizer steps of that attempt's processes when it was written."""
+    """A complete checkpoint; `steps`: the optimizer steps of that attempt's processes when it was written."""
 
     at: float
     node: str
     attempt: int
     path: str
-    count: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)

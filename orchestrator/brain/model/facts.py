@@ -61,9 +61,9 @@ class NodeFacts:
 
     name: str
     ranks: tuple[int, ...]
-    link: AgentState = AgentState.ABSENT
-    there: bool = False  # an agent was up that has neither left nor been found to be gone
-    boot: str = ""
+    agent_state: AgentState = AgentState.ABSENT
+    agent_present: bool = False  # an agent was up that has neither left nor been found to be gone
+    incarnation: str = ""
     contact_at: float = 0.0
     launched_at: float = 0.0
     launch_failures: int = 0
@@ -80,7 +80,7 @@ class NodeFacts:
     started: int = 0
     clear: int = 0
     cleared_at: float = 0.0
-    looked: int = 0  # the last look that it has answered in the current attempt
+    inspected: int = 0  # the last look that it has answered in the current attempt
     trouble: str = ""  # setup failed or program not found, in the current attempt
     trouble_tail: str = ""
     lost_at: float = 0.0
@@ -103,7 +103,7 @@ class NodeFacts:
     @property
     def hopeless(self) -> bool:
         """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
-        return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.boot
+        return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.incarnation
 
     def lost_how(self, verdict: d.Verdict | None) -> str:
         """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
@@ -118,10 +118,10 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank's own work in a step, without waiting, takes `own_s`, that of its peers in the middle `peers_s`; so it
+    """A rank's own work in a step, without waiting, takes `own_work_s`, that of its peers in the middle `peers_s`; so it
     has been since step `step` of the attempt's own and `at`, in `times` reports."""
 
-    own_s: float
+    own_work_s: float
     peers_s: float
     step: int
     at: float
@@ -129,7 +129,7 @@ class Straggler:
 
     @property
     def factor(self) -> float:
-        return self.own_s / self.peers_s
+        return self.own_work_s / self.peers_s
 
 
 @dataclass(slots=True)
@@ -138,9 +138,9 @@ class RankFacts:
 
     rank: int
     node: str
-    life: RankState = RankState.WAITING
+    rank_state: RankState = RankState.WAITING
     pid: int = 0
-    count: int = 0
+    steps: int = 0
     state: str = ""
     state_at: float = 0.0
     log_bytes: int = 0
@@ -155,27 +155,27 @@ class RankFacts:
     failure: observations.Failure | None = None
     oom: bool = False
     io_bytes: int = 0
-    usual_s: float | None = None
-    own_s: float | None = None
-    left: bool = False  # it has said its last word
-    left_at: float = 0.0
+    median_step_s: float | None = None
+    own_work_s: float | None = None
+    exiting: bool = False  # it has said its last word
+    exiting_at: float = 0.0
     busy_at: float = 0.0  # when it last used much of a processor
     pause_s: float = 0.0  # the longest time between two of its steps
-    told_at: float = 0.0  # when it last gave a sign that is more than processor time
+    activity_at: float = 0.0  # when it last gave a sign that is more than processor time
     collective_at: float = 0.0  # when a look found that it had entered another collective
     groups: tuple[str, ...] = field(default=(), compare=False)  # as the counts of them, see `desync`
-    slow: Straggler | None = field(
+    straggler: Straggler | None = field(
         default=None, compare=False
     )  # its own work takes longer than that of its peers
-    look: observations.RankInspection | None = None  # what the last look has found, and when
-    looked_at: float = 0.0
+    inspection: observations.RankInspection | None = None  # what the last look has found, and when
+    inspected_at: float = 0.0
     longer_at: float = 0.0  # when a look last found it in something that may take long
 
     @property
     def failed(self) -> bool:
         """Tell whether this rank ended badly and not by our own hand."""
         return (
-            self.life is RankState.EXITED
+            self.rank_state is RankState.EXITED
             and not self.ordered
             and (self.code or 0, self.signal or 0) != (0, 0)
         )
@@ -183,17 +183,17 @@ class RankFacts:
     @property
     def ended_well(self) -> bool:
         """Tell whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
-        return self.life is RankState.EXITED and not self.ordered and self.code == 0
+        return self.rank_state is RankState.EXITED and not self.ordered and self.code == 0
 
 
 @dataclass(frozen=True, slots=True)
 class IgnoredCheckpoint:
     """A script has ignored its checkpoint: it truly began at step `base`, as `path` shows, which an earlier attempt
-    had written and which it wrote again after `count` steps of its own."""
+    had written and which it wrote again after `steps` steps of its own."""
 
     base: int
     path: str
-    count: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,11 +219,11 @@ class AttemptFacts:
     running_at: float | None = None
     verdict: d.Verdict | None = None
     judged_at: float = 0.0
-    noticed_at: float | None = None
-    noticed: d.Verdict | None = None  # the hang that was noticed last, unless it was withdrawn
+    alerted_at: float | None = None
+    alert: d.Verdict | None = None  # the hang that was noticed last, unless it was withdrawn
     desynced: d.Verdict | None = None  # the desync that was noticed; it does not pass
-    look: int = 0  # the last look that was ordered, and when
-    look_at: float | None = None
+    inspection: int = 0  # the last look that was ordered, and when
+    inspected_at: float | None = None
     round: int = 0  # which look it was in its silence
     remarks: dict[int, str] = field(default_factory=dict)  # what was said of ranks, see `Remark`
     suspects: dict[str, float] = field(default_factory=dict)  # when places were named last, see `Suspect`
@@ -236,26 +236,28 @@ class AttemptFacts:
     failed_count: int | None = None  # its own steps up to the failure that it was judged for
     placed_at: float | None = None  # since when its ranks have nodes
     queued_at: float = 0.0  # when it last had to wait for other jobs
-    anew: IgnoredCheckpoint | None = None
-    taken: AllocationLoss | None = None  # its nodes were taken away before it was judged, and that is how
-    gone_at: float | None = None  # since when its allocation is no more: others have come
+    ignored: IgnoredCheckpoint | None = None
+    allocation_loss: AllocationLoss | None = (
+        None  # its nodes were taken away before it was judged, and that is how
+    )
+    allocation_lost_at: float | None = None  # since when its allocation is no more: others have come
     resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
 
     @property
-    def is_taken(self) -> bool:
+    def lost_its_nodes(self) -> bool:
         """Tell whether it ended because its nodes are taken away."""
         return self.verdict is not None and self.verdict.kind in (d.Kind.PREEMPTED, d.Kind.TIME_LIMIT)
 
     @property
     def is_free(self) -> bool:
         """Tell whether it costs no restart budget: its nodes were taken away, or the user wanted the restart."""
-        return self.is_taken or (self.verdict is None and self.restart_asked)
+        return self.lost_its_nodes or (self.verdict is None and self.restart_asked)
 
     @property
     def base_step(self) -> int:
         """The job's step that the attempt started from."""
-        if self.anew is not None:
-            return self.anew.base
+        if self.ignored is not None:
+            return self.ignored.base
         return (self.resume.step or 0) if self.resume else 0
 
     def own_steps(self, verdict: d.Verdict) -> int | None:
@@ -310,7 +312,7 @@ class Facts:
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something
     ranks: dict[int, RankFacts] = field(default_factory=dict)
-    want: JobGoal = JobGoal.RUN
+    goal: JobGoal = JobGoal.RUN
     cancelled: str = ""  # by whom
     attempt: AttemptFacts | None = None
     past: list[PastAttempt] = field(default_factory=list)
@@ -323,13 +325,17 @@ class Facts:
     requeued_at: float | None = None  # since when the job waits for another one
     requeued: str = ""  # and why
     over: e.AllocationEnded | None = None  # there will be no other one
-    coming: dict[str, str] = field(default_factory=dict)  # checkpoints on their way home, and from which node
-    late: dict[str, str] = field(default_factory=dict)  # the same of earlier attempts: nobody waits for them
+    fetching: dict[str, str] = field(
+        default_factory=dict
+    )  # checkpoints on their way home, and from which node
+    fetching_late: dict[str, str] = field(
+        default_factory=dict
+    )  # the same of earlier attempts: nobody waits for them
     checkpoint: d.Checkpoint | None = None
     older: list[d.Checkpoint] = field(default_factory=list)  # what to fall back on if the newest is spoiled
     known_steps: dict[str, int] = field(default_factory=dict)
     writers: dict[str, int] = field(default_factory=dict)  # the attempt that wrote each of them last
-    slots: set[str] = field(default_factory=set)  # those that one attempt has written more than once
+    rewritten: set[str] = field(default_factory=set)  # those that one attempt has written more than once
     best_step: int = 0
     pause_s: float = 0.0  # the longest time between two steps that the job has shown, in all its attempts
     spent: int = 0
@@ -339,12 +345,14 @@ class Facts:
     end_why: str = ""
     ended_at: float | None = None
     requests: int = 0
-    look_asked: int = 0  # the last request of somebody who wants to see what the ranks do
+    inspect_requested: int = 0  # the last request of somebody who wants to see what the ranks do
     # What `desync` compares: for each step of an optimizer what its ranks had run.
-    tallies: dict[CountKey, dict[int, dict[int, CountAtStep]]] = field(default_factory=dict, compare=False)
+    counts_at_steps: dict[CountKey, dict[int, dict[int, CountAtStep]]] = field(
+        default_factory=dict, compare=False
+    )
     odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)  # since when counts differ
     mixed: set[str] = field(default_factory=set, compare=False)  # groups whose counts say nothing
-    look_answered: int = 0  # the last one for which looks were ordered
+    inspect_answered: int = 0  # the last one for which looks were ordered
     heard_at: float = 0.0
 
     @property
@@ -352,7 +360,7 @@ class Facts:
         """The job's optimizer step: the furthest rank's, None while no rank has made one and none was resumed."""
         if self.attempt is None:
             return None
-        count = max((rank.count for rank in self.ranks.values()), default=0)
+        count = max((rank.steps for rank in self.ranks.values()), default=0)
         if count == 0 and self.attempt.base_step == 0:
             return None
         return self.attempt.base_step + count
@@ -393,7 +401,7 @@ class Facts:
     def unfinished(self, node: NodeFacts) -> bool:
         """Tell whether a rank of the node has not been seen to end."""
         return any(
-            rank.life is not RankState.EXITED for rank in self.ranks.values() if rank.node == node.name
+            rank.rank_state is not RankState.EXITED for rank in self.ranks.values() if rank.node == node.name
         )
 
     def broken_at(self) -> float | None:
@@ -405,10 +413,10 @@ class Facts:
         attempt = self.attempt
         assert attempt is not None
         started = [node for node in self.every_node() if node.ever_started == attempt.number]
-        ends_at = [rank.died_at for rank in self.ranks.values() if rank.life is RankState.EXITED]
+        ends_at = [rank.died_at for rank in self.ranks.values() if rank.rank_state is RankState.EXITED]
         ends_at += [node.cleared_at for node in started if node.is_clear(attempt.number)]
         ends_at += [node.lost_at for node in started if node.lost]
-        ends_at += [attempt.gone_at] if attempt.gone_at is not None else []
+        ends_at += [attempt.allocation_lost_at] if attempt.allocation_lost_at is not None else []
         return max(ends_at, default=None)
 
     def progressed(self) -> bool:
@@ -420,6 +428,6 @@ class Facts:
         attempt = self.attempt
         if attempt is None:
             return False
-        newer = attempt.checkpointed and attempt.anew is None
-        stepped = any(rank.count for rank in self.ranks.values())
+        newer = attempt.checkpointed and attempt.ignored is None
+        stepped = any(rank.steps for rank in self.ranks.values())
         return newer or (stepped and (self.step or 0) > self.best_step)

@@ -62,18 +62,18 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
         return
     attempt, before = facts.attempt, facts.allocation
     if attempt is not None and (attempt.phase is not Phase.PREPARE or attempt.placed_at is not None):
-        attempt.gone_at = news.at
+        attempt.allocation_lost_at = news.at
         if attempt.phase is not Phase.STOP:
             first = next(iter(facts.nodes), "")
             lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
             unsaid = AllocationLoss(news.at, before, Cause.NODE_LOST, lost, first)
-            attempt.taken = _taken(facts.ending) if facts.ending is not None else unsaid
+            attempt.allocation_loss = _taken(facts.ending) if facts.ending is not None else unsaid
     facts.allocations = (*facts.allocations, news.allocation)
     facts.allocation = news.allocation
     facts.ending = facts.requeued_at = facts.over = None
     facts.requeued = ""
     for node in facts.every_node():
-        node.link, node.boot, node.launch_failures = AgentState.ABSENT, "", 0
+        node.agent_state, node.incarnation, node.launch_failures = AgentState.ABSENT, "", 0
         node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
         node.ordered_leave = False
         node.excluded = node.missing = node.busy = node.launch_reason = ""
@@ -93,7 +93,7 @@ def planned(facts: Facts, news: e.Planned) -> None:
         name: node
         for name, node in known.items()
         if name not in there
-        and (name in facts.nodes or node.link is not AgentState.ABSENT or not node.is_clear(number))
+        and (name in facts.nodes or node.agent_state is not AgentState.ABSENT or not node.is_clear(number))
     }
     facts.nodes = {plan.name: known.get(plan.name, NodeFacts(plan.name, ())) for plan in news.nodes}
     facts.last_places = tuple(name for name in facts.last_places if name in facts.nodes)
@@ -113,7 +113,11 @@ def ended(facts: Facts, news: e.AllocationEnded) -> None:
     """An agent that is connected proves that the queue's word is stale, and so does an allocation after that one."""
     facts.requests = max(facts.requests, news.request)
     is_past = news.allocation in facts.allocations[:-1]
-    if facts.end is not None or is_past or any(node.link is AgentState.UP for node in facts.nodes.values()):
+    if (
+        facts.end is not None
+        or is_past
+        or any(node.agent_state is AgentState.UP for node in facts.nodes.values())
+    ):
         return
     facts.over = news
     if news.cause is Cause.CANCELLED:
@@ -121,7 +125,7 @@ def ended(facts: Facts, news: e.AllocationEnded) -> None:
 
 
 def _cancelled(facts: Facts, why: str) -> None:
-    facts.want = JobGoal.CANCEL
+    facts.goal = JobGoal.CANCEL
     facts.cancelled = facts.cancelled or f"cancelled from outside: {why}"
 
 
@@ -130,11 +134,11 @@ def _cancelled(facts: Facts, why: str) -> None:
 
 def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     """Return the verdict on an attempt whose nodes were taken away, or will be."""
-    taken = attempt.taken or (_taken(facts.ending) if facts.ending is not None else None)
+    taken = attempt.allocation_loss or (_taken(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
         return None
     # Where the time was over and there is another allocation all the same, somebody wants the job to go on.
-    goes_on = facts.queue.requeues_at_time_limit or attempt.gone_at is not None
+    goes_on = facts.queue.requeues_at_time_limit or attempt.allocation_lost_at is not None
     return _verdict(facts, taken, retry=taken.cause is not Cause.TIME_LIMIT or goes_on)
 
 
@@ -157,7 +161,7 @@ def may_be_taken(facts: Facts, at_s: float, watch: Deadlines) -> bool:
 
 def saves(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether the gang is whole and may save itself before its nodes are taken away."""
-    return facts.queue is not None and attempt.is_taken and attempt.gone_at is None
+    return facts.queue is not None and attempt.lost_its_nodes and attempt.allocation_lost_at is None
 
 
 def grace_s(facts: Facts, attempt: AttemptFacts, plain_s: float) -> float:
@@ -166,9 +170,9 @@ def grace_s(facts: Facts, attempt: AttemptFacts, plain_s: float) -> float:
     least_s = facts.limits.break_grace_s
     if facts.queue is None:
         return plain_s
-    if attempt.gone_at is not None:
+    if attempt.allocation_lost_at is not None:
         return least_s
-    wanted_s = facts.queue.grace_s if attempt.is_taken else plain_s
+    wanted_s = facts.queue.grace_s if attempt.lost_its_nodes else plain_s
     by_s = _leave_by_s(facts)
     return wanted_s if by_s is None else min(wanted_s, max(least_s, by_s - (attempt.stop_at or 0.0)))
 
@@ -184,7 +188,7 @@ def _leave_by_s(facts: Facts) -> float | None:
 
 def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
     """Say why the job cannot go on in this allocation; empty if it can."""
-    if facts.queue is None or attempt.gone_at is not None:
+    if facts.queue is None or attempt.allocation_lost_at is not None:
         return ""
     if facts.ending is not None:
         return f"{_name(facts.allocation)} {_WORDS[facts.ending.cause]}"
@@ -196,7 +200,7 @@ def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
 def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether a node was lost, has not come back while its ranks had to be waited for, and leaves too few."""
     verdict, pool = attempt.verdict, facts.pool
-    if facts.queue is None or pool is None or attempt.gone_at is not None or verdict is None:
+    if facts.queue is None or pool is None or attempt.allocation_lost_at is not None or verdict is None:
         return False
     if verdict.kind is not Kind.NODE_LOST:
         return False
@@ -207,7 +211,7 @@ def is_short(facts: Facts, attempt: AttemptFacts) -> bool:
 def _is_lost(node: NodeFacts, attempt: AttemptFacts) -> bool:
     """Tell whether a node is gone. One without ranks was not waited for: its agent may just have to be launched again."""
     lost = node.ever_started == attempt.number and node.lost_how(attempt.verdict)
-    return node.link is not AgentState.UP and bool(lost or node.missing)
+    return node.agent_state is not AgentState.UP and bool(lost or node.missing)
 
 
 def is_out_of_time(facts: Facts) -> bool:
@@ -235,7 +239,9 @@ def leaves(
     """Tell whether not to wait any longer for nodes that are not clear, since the queue will clear them."""
     if not why_leave(facts, attempt):
         return False
-    if not any(node.link is AgentState.UP or not watch.passed(node.contact_at + RETURN_S) for node in left):
+    if not any(
+        node.agent_state is AgentState.UP or not watch.passed(node.contact_at + RETURN_S) for node in left
+    ):
         return True
     by_s = (attempt.stop_at or 0.0) + grace_s + LEAVE_S_MAX
     latest_s = _leave_by_s(facts)
@@ -248,8 +254,8 @@ def avoid(facts: Facts) -> dict[str, str]:
     too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
     found = {}
     for node in facts.nodes.values():
-        lost = "" if node.link is AgentState.UP else node.lost_how(verdict) or node.missing
-        launch = node.launch_reason if too_few and node.link is not AgentState.UP else ""
+        lost = "" if node.agent_state is AgentState.UP else node.lost_how(verdict) or node.missing
+        launch = node.launch_reason if too_few and node.agent_state is not AgentState.UP else ""
         if reason := node.excluded or lost or launch:
             found[node.name] = reason
     return found
@@ -257,7 +263,7 @@ def avoid(facts: Facts) -> dict[str, str]:
 
 def over(facts: Facts, news: e.AllocationEnded, watch: Deadlines) -> list[Decision]:
     """End the job that is in no queue any more: its ranks are gone with their nodes."""
-    attempt, cancelled = facts.attempt, facts.want is JobGoal.CANCEL
+    attempt, cancelled = facts.attempt, facts.goal is JobGoal.CANCEL
     why = facts.cancelled if cancelled else f"{_name(news.allocation)} {_WORDS[news.cause]}: {news.why}"
     if attempt is None:
         return [d.EndJob(watch.now_s, why, 0, JobEnd.CANCELLED if cancelled else JobEnd.FAILED)]

@@ -37,11 +37,11 @@ def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     anew = _anew(facts, attempt, news)
     if anew is not None:
         _begin_anew(facts, attempt, anew)
-    about = attempt.base_step + news.count
+    about = attempt.base_step + news.steps
     named = _named(news.path, about)
     step = about if named is None else named
     # Close to 0 the count alone is near the sum as well, so that a fitting name proves nothing.
-    if named is not None and attempt.anew is None and attempt.base_step > 2 * NEAR_STEPS:
+    if named is not None and attempt.ignored is None and attempt.base_step > 2 * NEAR_STEPS:
         attempt.resumes = True
     _enter(facts, attempt, news.path, step)
     _offer(facts, attempt, d.Checkpoint(news.path, step))
@@ -81,9 +81,9 @@ def _is_out_of_step(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoin
 
 def ignores_checkpoint(attempt: AttemptFacts) -> str:
     """Say in one line how it is known that the attempt's script ignores its checkpoint; empty if it is not."""
-    if attempt.anew is None or attempt.resume is None:
+    if attempt.ignored is None or attempt.resume is None:
         return ""
-    seen = f"it wrote {attempt.anew.path} again after {attempt.anew.count} steps of its own"
+    seen = f"it wrote {attempt.ignored.path} again after {attempt.ignored.steps} steps of its own"
     return f"{SUSPICION} {attempt.resume.path}: {seen} ({QUESTION})"
 
 
@@ -103,23 +103,23 @@ def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> Ignor
     known = facts.known_steps.get(news.path)
     if known is None or attempt.resume is None or facts.writers.get(news.path) == attempt.number:
         return None
-    if attempt.anew is not None or attempt.resumes or attempt.base_step <= NEAR_STEPS:
+    if attempt.ignored is not None or attempt.resumes or attempt.base_step <= NEAR_STEPS:
         return None
-    base = known - news.count
+    base = known - news.steps
     numbered = known in _numbers(news.path)
-    overwritten = news.path == attempt.resume.path or news.path in facts.slots
+    overwritten = news.path == attempt.resume.path or news.path in facts.rewritten
     if abs(base) <= NEAR_STEPS and (numbered or not overwritten):
-        return IgnoredCheckpoint(0, news.path, news.count)
+        return IgnoredCheckpoint(0, news.path, news.steps)
     # A script may choose an older checkpoint by itself; only a name that bears its step is proof enough of that.
     if numbered and NEAR_STEPS < base < attempt.base_step - APART_STEPS:
-        return IgnoredCheckpoint(base, news.path, news.count)
+        return IgnoredCheckpoint(base, news.path, news.steps)
     return None
 
 
 def _begin_anew(facts: Facts, attempt: AttemptFacts, anew: IgnoredCheckpoint) -> None:
     """Count the attempt from where it truly began, with what it has written so far."""
     too_far = attempt.base_step - anew.base
-    attempt.anew = anew
+    attempt.ignored = anew
     mine = [path for path, number in facts.writers.items() if number == attempt.number]
     for path in mine:
         about = facts.known_steps[path] - too_far
@@ -137,7 +137,7 @@ def _enter(facts: Facts, attempt: AttemptFacts, path: str, step: int) -> None:
     """Note who wrote a path at which step; what it held before is gone."""
     before = facts.known_steps.get(path, step)
     if facts.writers.get(path) == attempt.number and abs(step - before) > NEAR_STEPS:
-        facts.slots.add(path)
+        facts.rewritten.add(path)
     if step < before:
         _forget(facts, path)
     facts.known_steps[path] = step

@@ -96,17 +96,21 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | 
         return None
     ready = sum(_is_ready(node) for node in facts.nodes.values())
     usable = sum(
-        not node.excluded and (node.link is AgentState.UP or not node.hopeless)
+        not node.excluded and (node.agent_state is AgentState.UP or not node.hopeless)
         for node in facts.nodes.values()
     )
     if ready >= pool.nodes or (usable >= pool.nodes and _is_busy_anywhere(facts)):
         return None
-    missing = [node for node in facts.nodes.values() if node.missing and node.link is not AgentState.UP]
+    missing = [
+        node for node in facts.nodes.values() if node.missing and node.agent_state is not AgentState.UP
+    ]
     if missing and usable >= pool.nodes and _hopes(facts, watch) >= pool.nodes:
         return None  # others may take the place of the lost ones
     if missing:
         return _lost_for_good(facts, attempt, missing, ready, watch)
-    launching = [node.launched_at for node in facts.nodes.values() if node.link is AgentState.LAUNCHING]
+    launching = [
+        node.launched_at for node in facts.nodes.values() if node.agent_state is AgentState.LAUNCHING
+    ]
     if usable >= pool.nodes or (launching and not watch.passed(max(launching) + LAUNCH_S_MAX)):
         return None  # whoever has to mend this wants to know of all hosts at once
     reasons = _reasons(facts.nodes.values())
@@ -164,7 +168,7 @@ def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
 
 def note(node: NodeFacts) -> str:
     """Say in one line why a host is not used; empty when there is nothing to say."""
-    if node.link is AgentState.UP:
+    if node.agent_state is AgentState.UP:
         return node.excluded
     return node.excluded or node.missing or (f"busy: {node.busy}" if node.busy else "") or node.launch_reason
 
@@ -173,14 +177,14 @@ def note(node: NodeFacts) -> str:
 
 
 def _is_ready(node: NodeFacts) -> bool:
-    return node.link is AgentState.UP and not node.ordered_leave and not node.excluded
+    return node.agent_state is AgentState.UP and not node.ordered_leave and not node.excluded
 
 
 def _may_come(node: NodeFacts) -> bool:
     """Tell whether the host is there, or may soon be if nobody else uses it; of one that was lost nobody knows."""
-    if node.link is AgentState.UP:
+    if node.agent_state is AgentState.UP:
         return not node.excluded
-    if node.link is AgentState.LAUNCHING:
+    if node.agent_state is AgentState.LAUNCHING:
         return not node.missing
     return not (node.excluded or node.missing or node.launch_failures >= LAUNCH_FAILURES_MAX)
 
@@ -191,7 +195,7 @@ def _hopes(facts: Facts, watch: Deadlines) -> int:
 
 def _said_busy(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     """Tell whether the host was asked in the present round, and others use it."""
-    asked = node.link is not AgentState.LAUNCHING and node.busy_at >= facts.round_at
+    asked = node.agent_state is not AgentState.LAUNCHING and node.busy_at >= facts.round_at
     return bool(node.busy) and asked and not watch.passed(asked_again_s(facts))
 
 
@@ -234,7 +238,7 @@ def _comes_one_before(facts: Facts, last: str, watch: Deadlines) -> bool:
     for node in facts.nodes.values():
         if node.name == last:
             return False
-        if node.link is AgentState.LAUNCHING and not watch.passed(node.launched_at + PATIENCE_S):
+        if node.agent_state is AgentState.LAUNCHING and not watch.passed(node.launched_at + PATIENCE_S):
             return True
     return False
 
@@ -276,7 +280,7 @@ def _is_coming(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     if node.missing or node.excluded:
         return False
     patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_silent_s_max
-    match node.link:
+    match node.agent_state:
         case AgentState.UP:
             return not node.ordered_leave
         case AgentState.LAUNCHING:
@@ -293,7 +297,7 @@ def is_due(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     assert facts.limits is not None
     if node.excluded or (facts.pool is not None and _said_busy(facts, node, watch)):
         return False
-    match node.link:
+    match node.agent_state:
         case AgentState.UP:
             return False
         case AgentState.LAUNCHING:
@@ -322,5 +326,5 @@ def _dismissals(
     return [
         d.Dismiss(watch.now_s, why, attempt.number, node.name)
         for node in nodes
-        if node.link is AgentState.UP and not node.ordered_leave
+        if node.agent_state is AgentState.UP and not node.ordered_leave
     ]

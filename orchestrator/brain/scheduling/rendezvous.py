@@ -43,7 +43,7 @@ def probes(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
             watch.now_s, f"does {node.name} reach {first.name}?", attempt.number, node.name, addresses, first.port
         )
         for node in others
-        if node.link is AgentState.UP and max(node.ordered_probe, node.probed) < attempt.number
+        if node.agent_state is AgentState.UP and max(node.ordered_probe, node.probed) < attempt.number
     ]  # fmt: skip
 
 

@@ -47,9 +47,9 @@ class GiveUp:
 
 def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     """Tell whether what follows may depend on a checkpoint that is still on its way home."""
-    limit_s = CARRY_CANCELLED_S_MAX if facts.want is JobGoal.CANCEL else CARRY_S_MAX
+    limit_s = CARRY_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else CARRY_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    sending = [name for name in facts.coming.values() if _may_send(facts, name, watch)]
+    sending = [name for name in facts.fetching.values() if _may_send(facts, name, watch)]
     return bool(sending) and not watch.passed(since_s + limit_s)
 
 
@@ -59,7 +59,9 @@ def _may_send(facts: Facts, name: str, watch: Deadlines) -> bool:
     node = facts.node(name)
     if node is None:
         return False
-    return node.link is AgentState.UP or not watch.passed(node.contact_at + facts.limits.node_silent_s_max)
+    return node.agent_state is AgentState.UP or not watch.passed(
+        node.contact_at + facts.limits.node_silent_s_max
+    )
 
 
 def after(facts: Facts) -> RestartAttempt | RequeueJob | GiveUp:
@@ -81,11 +83,11 @@ def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
     """Say what follows wherever the next attempt may run."""
     assert facts.limits is not None
     verdict = attempt.verdict
-    if attempt.number <= facts.resumed_after and facts.want is JobGoal.RUN:
+    if attempt.number <= facts.resumed_after and facts.goal is JobGoal.RUN:
         return RestartAttempt(attempt.watched_at, facts.checkpoint, "resumed by the user")
     if verdict is None and facts.done:
         return GiveUp(JobEnd.SUCCEEDED, "every rank exited with code 0")
-    if facts.want is JobGoal.CANCEL:
+    if facts.goal is JobGoal.CANCEL:
         return GiveUp(JobEnd.CANCELLED, facts.cancelled)
     if verdict is None and attempt.restart_asked:
         return RestartAttempt(attempt.watched_at, facts.checkpoint, f"{RESTART_ASKED}, from {_source(facts)}")
@@ -147,4 +149,4 @@ def _verdict_text(attempt: AttemptFacts) -> str:
 
 def _suspicion(attempt: AttemptFacts) -> str:
     """Say that the script seems to ignore its checkpoint, where that was seen."""
-    return "" if attempt.anew is None else f"; {SUSPICION} ({QUESTION})"
+    return "" if attempt.ignored is None else f"; {SUSPICION} ({QUESTION})"

@@ -49,7 +49,7 @@ class QueueJob:
     `state`: Slurm's word, `FORGOTTEN` or `UNKNOWN` where it has none. `expected_start`: UTC, ISO 8601, of a waiting
     job. `nodes`: as Slurm writes them, `node[1-4]`. `by`: who cancelled it. `exit`: of the batch script, `1:0` is code
     and signal. `restarts`: how often it was requeued, which only scontrol tells. `folder`: where its batch script runs;
-    empty where that is not told. `silent`: why Slurm did not answer the last question, empty when it did; `heard_s`:
+    empty where that is not told. `unanswered`: why Slurm did not answer the last question, empty when it did; `age_s`:
     how old all this is.
     """
 
@@ -63,16 +63,16 @@ class QueueJob:
     exit: str = ""
     restarts: int | None = None
     folder: str = ""
-    silent: str = ""
-    heard_s: float = 0.0
+    unanswered: str = ""
+    age_s: float = 0.0
 
     @property
     def stage(self) -> Stage:
         """How far it is."""
         if self.state == "FORGOTTEN":
-            return Stage.FORGOTTEN
+            return Stage.NOT_FOUND
         if self.state == "UNKNOWN":
-            return Stage.UNHEARD
+            return Stage.NO_ANSWER
         return job_states.stage_of(self.state)
 
     @property
@@ -173,9 +173,9 @@ def say(job: QueueJob, name: str) -> str:
             return f"Slurm has suspended its job {job.id}{where}; fix: scontrol resume {job.id} lets it go on"
         case Stage.RUNNING | Stage.LEAVING | Stage.UNKNOWN:
             return f"Slurm job {job.id} is {job.state}{f' on {job.nodes}' if job.nodes else ''}"
-        case Stage.OVER | Stage.FORGOTTEN:
+        case Stage.OVER | Stage.NOT_FOUND:
             return ended(job)
-        case Stage.UNHEARD:
+        case Stage.NO_ANSWER:
             return f"Slurm has told nothing of its job {job.id} yet"
 
 

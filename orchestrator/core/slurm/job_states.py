@@ -19,8 +19,8 @@ class Stage(enum.Enum):
     RUNNING = "running"  # it has nodes
     LEAVING = "leaving"  # it is losing them: what comes then is not known yet
     OVER = "over"
-    FORGOTTEN = "forgotten"  # Slurm answers, and knows no such job
-    UNHEARD = "unheard"  # Slurm has never answered
+    NOT_FOUND = "forgotten"  # Slurm answers, and knows no such job
+    NO_ANSWER = "unheard"  # Slurm has never answered
     UNKNOWN = "unknown"  # Slurm's word does not tell
 
 

@@ -97,8 +97,8 @@ class SlurmQueue:
         accounts tell. It is `silent` where squeue does not list it and scontrol does not say that there is none."""
         said = command(["scontrol", "show", "job", "-o", job.id], self._environ())
         found = command_output.scontrol_job(said.out)
-        if found is None and job.stage is Stage.FORGOTTEN and command_output.UNKNOWN_ID not in said.err:
-            return replace(job, silent=_refusal(said, "scontrol"))
+        if found is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in said.err:
+            return replace(job, unanswered=_refusal(said, "scontrol"))
         found = found or job
         if not is_over(found):
             return found
@@ -162,9 +162,9 @@ class SlurmQueue:
     def _told(self, job_id: str) -> QueueJob:
         known = self._known.get(job_id)
         if known is None:
-            return QueueJob(job_id, "UNKNOWN", silent=self._silent)
+            return QueueJob(job_id, "UNKNOWN", unanswered=self._silent)
         heard_s = max(0.0, self._clock_s() - self._answered_at)
-        return replace(known, silent=self._silent, heard_s=round(heard_s, 1))
+        return replace(known, unanswered=self._silent, age_s=round(heard_s, 1))
 
     def _ask(self, ids: list[str]) -> None:
         """Ask squeue for jobs, and keep what it says, or why it says nothing."""
@@ -198,4 +198,4 @@ def _user_name(uid: int) -> str:
 
 def is_over(job: QueueJob) -> bool:
     """Tell whether a job will never run again, as far as Slurm says."""
-    return job.stage in (Stage.OVER, Stage.FORGOTTEN)
+    return job.stage in (Stage.OVER, Stage.NOT_FOUND)

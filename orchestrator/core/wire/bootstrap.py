@@ -115,7 +115,7 @@ class Placed:
     root: str
     ships: bool
     has_rsync: bool
-    boot: str
+    boot_id: str
     notes: tuple[str, ...]
 
 
@@ -148,7 +148,7 @@ class KeeperUp:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ends here. `trouble` is one of `passing`, `lasting`, `busy`."""
+    """It ends here. `trouble` is one of `transient`, `permanent`, `busy`."""
 
     stage: str
     reason: str
@@ -158,10 +158,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """Whether the node's agent is there; `boot`: of the host's kernel; `words`: the last line that it left."""
+    """Whether the node's agent is there; `boot_id`: of the host's kernel; `words`: the last line that it left."""
 
     alive: bool
-    boot: str
+    boot_id: str
     words: str
 
 

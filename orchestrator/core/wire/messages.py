@@ -18,7 +18,7 @@ from orchestrator.core.observations import (
     Reached,
 )
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Both ends run the same bundle, so another number means a stranger."""
 
 
@@ -34,7 +34,7 @@ class Hello:
     job: str
     token: str
     node: str
-    boot: str
+    incarnation: str
     host: str
     pid: int
     running: int
@@ -50,40 +50,40 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """One rank's signs of life. `count`: optimizer steps; `state`: letter of /proc; `rate_per_s`: steps a second.
+    """One rank's signs of life. `steps`: optimizer steps; `state`: letter of /proc; `rate_per_s`: steps a second.
 
-    `io_bytes`: what it has read and written; `usual_s`: the median of its last step times, None before 3 of them;
-    `own_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `left`: it has
-    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `marks`: some of its
+    `io_bytes`: what it has read and written; `median_step_s`: the median of its last step times, None before 3 of them;
+    `own_work_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `exiting`: it has
+    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `collective_counts`: some of its
     last steps with their counts, in order.
     """
 
     rank: int
-    count: int
+    steps: int
     state: str
     log_bytes: int
     cpu_s: float
     rate_per_s: float | None
     io_bytes: int = 0
-    usual_s: float | None = None
-    own_s: float | None = None
-    left: bool = False
+    median_step_s: float | None = None
+    own_work_s: float | None = None
+    exiting: bool = False
     groups: tuple[str, ...] = ()
-    marks: tuple[CollectiveCounts, ...] = ()
+    collective_counts: tuple[CollectiveCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The regular word of an agent; `beat` numbers it, so that its acknowledgement proves fresh contact.
 
-    `scanned`: all checkpoint pieces that were complete when each rank here had made so many steps have been reported;
+    `reported_through_step`: all checkpoint pieces that were complete when each rank here had made so many steps have been reported;
     -1 when that is not known (yet).
     """
 
     beat: int
     attempt: int
     ranks: tuple[RankHeartbeat, ...]
-    scanned: int
+    reported_through_step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Exited:
     rank: int
     code: int | None
     signal: int | None
-    count: int
+    steps: int
     failure: Failure | None
     oom: bool
     ordered: bool
@@ -138,10 +138,10 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The answer to `Inspect` number `look`; the pages with all stacks are in the node's evidence folder by then."""
+    """The answer to `Inspect` number `inspection`; the pages with all stacks are in the node's evidence folder by then."""
 
     attempt: int
-    look: int
+    inspection: int
     ranks: tuple[RankInspection, ...]
 
 
@@ -149,7 +149,7 @@ class Inspected:
 class CheckpointFound:
     attempt: int
     path: str
-    count: int
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +172,14 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class ManifestReported:
-    """What a host has of a complete checkpoint that must travel; `name` is its name in the checkpoint folder, `count`
+    """What a host has of a complete checkpoint that must travel; `name` is its name in the checkpoint folder, `steps`
     the optimizer steps of that attempt's processes when it was written. Without pieces: ranks ended before what they
     wrote here was known to be whole, so it must not be taken for whole without this host's part."""
 
     attempt: int
     name: str
-    count: int
-    pieces: tuple[ManifestEntry, ...]
+    steps: int
+    manifest: tuple[ManifestEntry, ...]
 
 
 ReliableReport: TypeAlias = (
@@ -295,7 +295,7 @@ class Inspect:
     """See what every rank of the node is doing, compare it with the look before, and write the evidence down."""
 
     attempt: int
-    look: int
+    inspection: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,13 +370,13 @@ class AgentConfig:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A report as plain data; `seq` numbers the kept reports of the agent process `boot`, 0 is a beat or a chunk.
+    """A report as plain data; `seq` numbers the kept reports of the agent process `incarnation`, 0 is a beat or a chunk.
 
     `raw`: the bytes of a chunk.
     """
 
     node: str
-    boot: str
+    incarnation: str
     seq: int
     data: dict[str, Any]
     raw: bytes = b""

@@ -80,7 +80,7 @@ class Record:
         _tell(self.attempts, entry)
         fold(self.facts, entry.news)
         # Of beats that come together the facts may know all before the first is entered: one counts for what it says.
-        if not isinstance(entry.news, e.Heartbeat) or any(rank.count for rank in entry.news.ranks):
+        if not isinstance(entry.news, e.Heartbeat) or any(rank.steps for rank in entry.news.ranks):
             self.keep_up(entry.news.at)
         ends = isinstance(entry.news, (e.Stopped, e.Exited, d.Judge, d.EndJob))
         if ends and (attempt := self._current()) is not None:
@@ -93,7 +93,7 @@ class Record:
             return
         attempt.running_at = current.running_at
         attempt.base_step = current.base_step  # known better once the script is seen to have begun anew
-        made = max((rank.count for rank in self.facts.ranks.values()), default=0)
+        made = max((rank.steps for rank in self.facts.ranks.values()), default=0)
         if made:
             attempt.last_step = attempt.base_step + made
             if attempt.first_step_at is None:
@@ -105,7 +105,7 @@ class Record:
         attempt = self._current()
         if attempt is None or attempt.first_step_at is not None:
             return False
-        return any(rank.count for rank in self.facts.ranks.values())
+        return any(rank.steps for rank in self.facts.ranks.values())
 
     def _current(self) -> AttemptHistory | None:
         """Return the story of the attempt that the facts are of."""
@@ -130,7 +130,7 @@ class Record:
             case _:
                 pass
         if entry.seq:
-            self.received[entry.boot] = entry.seq
+            self.received[entry.incarnation] = entry.seq
 
 
 def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:

@@ -23,18 +23,22 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.durable import LineLog, read_lines
 
+FORMAT = 1
+"""Number of the form of a journal's lines; each line names it. Raise it when a line of before cannot be read any more."""
+
 _NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One journaled piece of news. `wall_s`: seconds since 1970; `seq` and `boot`: which kept report it was."""
+    """One journaled piece of news. `wall_s`: seconds since 1970; `seq` and `incarnation`: which reliable report of which
+    agent process it was."""
 
     n: int
     wall_s: float
     mono_s: float
     machine: str
-    boot: str
+    incarnation: str
     seq: int
     news: News
 
@@ -47,7 +51,8 @@ class _Head:
     wall: float
     mono: float
     on: str
-    boot: str = ""
+    format: int = 0
+    incarnation: str = ""
     seq: int = 0
 
 
@@ -115,9 +120,11 @@ def _parsed(text: str, where: str) -> Entry:
 
 
 def _entry(data: dict[str, Any]) -> Entry:
+    if data.get("format") != FORMAT:
+        raise codec.CodecError(f"its format is {data.get('format')}, and this version of orch reads {FORMAT}")
     news = codec.unpack_kind(_NEWS, data.pop("news"))
     head = codec.unpack(_Head, data)
-    return Entry(head.n, head.wall, head.mono, head.on, head.boot, head.seq, news)
+    return Entry(head.n, head.wall, head.mono, head.on, head.incarnation, head.seq, news)
 
 
 class Journal:
@@ -130,11 +137,12 @@ class Journal:
         self._n = last_n
         self._retry_s = 0.0
 
-    def write(self, news: News, boot: str = "", seq: int = 0) -> Entry:
+    def write(self, news: News, incarnation: str = "", seq: int = 0) -> Entry:
         """Append one piece of news and return its entry. `sync` makes it durable; on a full disk it waits in memory."""
         self._n += 1
         wall_s, mono_s = round(time.time(), 3), round(time.monotonic(), 3)
         line: dict[str, Any] = {
+            "format": FORMAT,
             "n": self._n,
             "wall": wall_s,
             "mono": mono_s,
@@ -142,9 +150,9 @@ class Journal:
             "news": codec.pack_kind(news),
         }
         if seq:
-            line["boot"], line["seq"] = boot, seq
+            line["incarnation"], line["seq"] = incarnation, seq
         self._log.append(codec.dumps_plain(line))
-        return Entry(self._n, wall_s, mono_s, self._machine, boot if seq else "", seq, news)
+        return Entry(self._n, wall_s, mono_s, self._machine, incarnation if seq else "", seq, news)
 
     @property
     def safe_bytes(self) -> int:

@@ -111,9 +111,9 @@ class CheckpointFetch:
     ) -> None:
         """A host reports its part of a complete checkpoint; `placed` are the nodes of that attempt. What must be
         remembered is on disk when this returns, so that the report may be acknowledged."""
-        name, part = report.name, Part(node, root, report.count, report.pieces)
+        name, part = report.name, Part(node, root, report.steps, report.manifest)
         is_file = part.is_all_of(name)
-        flaw = self._shelf.flaw(name, report.pieces) if report.pieces else ""
+        flaw = self._shelf.flaw(name, report.manifest) if report.manifest else ""
         if self._lost.get(node, 0) >= report.attempt and not is_file:
             flaw = flaw or "what it had not told before it was lost is given up"
         if flaw:

@@ -60,19 +60,19 @@ class Transfers:
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], at: float) -> None:
         """Go on where the supervisor before left off. `stopped`: the last attempt that each node said to be over."""
-        self._boots = {node.name: node.boot for node in facts.every_node() if node.boot}
+        self._boots = {node.name: node.incarnation for node in facts.every_node() if node.incarnation}
         if self._carry is not None:
-            self._carry.begin(at, tuple(facts.coming), stopped)
+            self._carry.begin(at, tuple(facts.fetching), stopped)
 
     # Nodes
 
     def greeted(self, hello: m.Hello, started: int, at: float) -> None:
         """A node's agent says who it is, before all else. `started`: the last attempt that had ranks there; what an
         agent before this one had not told of it will not come."""
-        known = self._boots.get(hello.node, hello.boot)
-        if known != hello.boot:
+        known = self._boots.get(hello.node, hello.incarnation)
+        if known != hello.incarnation:
             self.lost(hello.node, started, at)
-        self._boots[hello.node] = hello.boot
+        self._boots[hello.node] = hello.incarnation
         self._hellos[hello.node] = hello
 
     def up(self, hello: m.Hello) -> m.ResumeOffsets | None:
@@ -131,8 +131,8 @@ class Transfers:
 
     def scanned(self, node: str, beat: m.Heartbeat, at: float) -> None:
         """A node tells how far it has reported its checkpoints."""
-        if self._carry is not None and beat.scanned >= 0:
-            self._carry.scanned(at, node, beat.attempt, beat.scanned)
+        if self._carry is not None and beat.reported_through_step >= 0:
+            self._carry.scanned(at, node, beat.attempt, beat.reported_through_step)
 
     def heard(self, event: e.Event) -> None:
         """A node's news that tells something of its checkpoints too."""

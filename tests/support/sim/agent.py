@@ -132,7 +132,7 @@ class Agent:
             rank.gang.settle()
             count = rank.count
             cpu_s = 0.4 * (min(self.world.now, rank.ready_s) - self.started_s) + 0.5 * count
-            state, usual_s = (
+            state, median_step_s = (
                 rank.state if rank.alive else "Z",
                 self.world.night.step_s if count >= 4 else None,
             )
@@ -143,10 +143,10 @@ class Agent:
                     state,
                     count * 20 + rank.logged,
                     cpu_s + rank.burnt_s,
-                    usual_s=usual_s,
-                    left=rank.left,
+                    median_step_s=median_step_s,
+                    exiting=rank.left,
                     groups=() if rank.is_silent else counts.GROUPS,
-                    marks=() if rank.is_silent else counts.marks(rank),
+                    collective_counts=() if rank.is_silent else counts.marks(rank),
                 )
             )
         if not line.black_down and not self.host.cut_down:
@@ -210,7 +210,7 @@ class Agent:
                 self.quiet_s, self.alone_s = order.quiet_s, order.alone_s
             case d.Inspect():
                 looks = tuple(self.eyes.look(rank) for rank in self.host.living())
-                looked = e.Inspected(0.0, self.host.name, order.attempt, order.look, looks)
+                looked = e.Inspected(0.0, self.host.name, order.attempt, order.inspection, looks)
                 self.world.after(self.world.look_rng.uniform(*self.world.night.look_s), self.post, looked)
             case _:
                 raise AssertionError(f"no order: {order}")

@@ -62,7 +62,7 @@ class Boss:
         self.look_at_queue()
         self.look()
         attempt = self.brain.facts.attempt
-        for path, name in list(self.brain.facts.coming.items()):
+        for path, name in list(self.brain.facts.fetching.items()):
             assert attempt is not None
             self._fetch(e.CheckpointFetchStarted(0.0, name, attempt.number, path))
         for node in self.brain.facts.every_node():

@@ -54,8 +54,8 @@ class DesyncBook:
         for one in beat.ranks:
             self.unsure = self.unsure or now_s - self.beat_s.get(one.rank, now_s) > BEAT_S_MAX
             self.beat_s[one.rank] = now_s
-            for mark in one.marks:
-                self.told.setdefault(mark.turn, set()).add(one.rank)
+            for mark in one.collective_counts:
+                self.told.setdefault(mark.optimizer_step, set()).add(one.rank)
         for step in sorted(self.told)[:-STEPS_MAX]:
             del self.told[step]
         equal, unequal = self._split(gang)

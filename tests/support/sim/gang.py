@@ -206,7 +206,7 @@ class Gang:
         if rank.alive and self.world.night.stays_rank == rank.number and self.attempt == 1:
             rank.left = rank.hung = True
             rank.stance = Stance(
-                Activity.LEAVING, "", "said its last word", certain=True, since_s=self.world.now
+                Activity.EXITING, "", "said its last word", proven=True, since_s=self.world.now
             )
         elif rank.alive and not rank.stands:
             self.exited_well += 1
@@ -261,23 +261,23 @@ def harm_rank(rank: Rank, fault: Fault) -> None:
 
 STANCES = {
     Harm.STUCK: Stance(
-        Activity.BLOCKED, "train.py:88 load", "on a lock, and no other thread goes on either", certain=True
+        Activity.BLOCKED, "train.py:88 load", "on a lock, and no other thread goes on either", proven=True
     ),
-    Harm.STUCK_AND_LOGS: Stance(Activity.BLOCKED, "train.py:88 load", "on a lock", certain=True, logs=True),
-    Harm.SPINS: Stance(Activity.SPINS, "train.py:50 loop", cpu=1.0),
+    Harm.STUCK_AND_LOGS: Stance(Activity.BLOCKED, "train.py:88 load", "on a lock", proven=True, logs=True),
+    Harm.SPINS: Stance(Activity.SPINNING, "train.py:50 loop", cpu=1.0),
     Harm.SYNCS_BESIDE: Stance(
-        Activity.WAITS, "train.py:25 sync", "in barrier", what="barrier", others_act=True
+        Activity.WAITING_FOR_RANKS, "train.py:25 sync", "in barrier", what="barrier", others_act=True
     ),
-    Harm.SLEEPS: Stance(Activity.SLEEPS, "train.py:60 nap", "in a sleep", certain=True, ends_at=SLEEP_S),
-    Harm.SKIPS: Stance(Activity.WAITS, "train.py:20 odd", what="broadcast"),
-    Harm.ELSEWHERE: Stance(Activity.WAITS, "train.py:30 sync", "in the store", elsewhere=True),
-    Harm.EVALUATES: Stance(Activity.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
+    Harm.SLEEPS: Stance(Activity.SLEEPING, "train.py:60 nap", "in a sleep", proven=True, ends_at=SLEEP_S),
+    Harm.SKIPS: Stance(Activity.WAITING_FOR_RANKS, "train.py:20 odd", what="broadcast"),
+    Harm.ELSEWHERE: Stance(Activity.WAITING_FOR_RANKS, "train.py:30 sync", "in the store", elsewhere=True),
+    Harm.EVALUATES: Stance(Activity.PROGRESSING, "train.py:70 evaluate", phase="evaluate", cpu=1.0),
     Harm.EVALUATES_AND_LOGS: Stance(
-        Activity.WORKS, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
+        Activity.PROGRESSING, "train.py:70 evaluate", phase="evaluate", cpu=1.0, logs=True
     ),
     Harm.SAVES: Stance(Activity.BLOCKED, "train.py:80 save", "in write() of a file", phase="save"),
-    Harm.NAPS: Stance(Activity.SLEEPS, "train.py:61 nap", "in a sleep", certain=True, ends_at=0.0),
-    Harm.LONG_STEP: Stance(Activity.SPINS, "train.py:9 step", cpu=1.0),
+    Harm.NAPS: Stance(Activity.SLEEPING, "train.py:61 nap", "in a sleep", proven=True, ends_at=0.0),
+    Harm.LONG_STEP: Stance(Activity.SPINNING, "train.py:9 step", cpu=1.0),
     Harm.STARVES: Stance(
         Activity.BLOCKED, "train.py:55 sort", "in C code that keeps the GIL", cpu=0.3, starved=0.7
     ),

@@ -31,8 +31,8 @@ class HangBook:
 
     def looked(self, facts: Facts, decisions: list[d.Decision]) -> None:
         """Whatever was noticed is taken back before anything else once the job moves."""
-        self.heard = max((rank.count for rank in facts.ranks.values()), default=0)
-        self.living = sum(rank.life is RankState.ALIVE for rank in facts.ranks.values())
+        self.heard = max((rank.steps for rank in facts.ranks.values()), default=0)
+        self.living = sum(rank.rank_state is RankState.ALIVE for rank in facts.ranks.values())
         usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
         self.others = facts.pool is not None and len(usable) > facts.pool.nodes
         if self.noticed is not None and not decisions:
@@ -44,7 +44,7 @@ class HangBook:
             case d.BeginAttempt() | d.Judge() | d.Finish():
                 self.noticed = None
             case d.Inspect():
-                self.looked_s.setdefault(decision.look, self.ledger.world.now)
+                self.looked_s.setdefault(decision.inspection, self.ledger.world.now)
             case d.Alert() if decision.verdict.kind is not d.Kind.DESYNC:
                 must(self.noticed is None, f"what stands is said again: {decision}")
                 self._hangs(decision.verdict)

@@ -61,7 +61,7 @@ class Host:
             self.world.after(rng.uniform(0.05, 3.0), self._land, boss)
         elif self.index == 0 and self.launches <= night.launch_fails:
             failed = e.LaunchFailed(
-                0.0, self.name, "start", "no python3 there", observations.Retryable.PASSING
+                0.0, self.name, "start", "no python3 there", observations.Retryable.TRANSIENT
             )
             self.world.after(rng.uniform(0.05, 3.0), boss.hear_alive, failed)
         elif self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
@@ -70,7 +70,7 @@ class Host:
             self.world.after(rng.uniform(0.05, 3.0), self._boot)
         elif rng.random() < 0.7:
             failed = e.LaunchFailed(
-                0.0, self.name, "connect", "no route to host", observations.Retryable.PASSING
+                0.0, self.name, "connect", "no route to host", observations.Retryable.TRANSIENT
             )
             self.world.after(rng.uniform(1.0, 3.0), boss.hear_alive, failed)
 
@@ -81,17 +81,17 @@ class Host:
         if self.index == 0 and self.launches <= night.launch_fails + night.launch_lost:
             if self.launches <= night.launch_fails:
                 boss.hear_alive(
-                    e.LaunchFailed(0.0, self.name, "python", "it broke off", observations.Retryable.PASSING)
+                    e.LaunchFailed(0.0, self.name, "python", "it broke off", observations.Retryable.TRANSIENT)
                 )
         elif not (self.up and self.reaches_boss()) or (self.world.slurm and not self.world.slurm.has(self)):
             failed = e.LaunchFailed(
-                0.0, self.name, "connect", "no route to host", observations.Retryable.PASSING
+                0.0, self.name, "connect", "no route to host", observations.Retryable.TRANSIENT
             )
             patience_s = self.world.rng.choice((5.0, 5.0, 12.0))
             self.world.after(self.world.rng.uniform(0.0, patience_s), boss.hear_alive, failed)
         elif self.refuses:
             failed = e.LaunchFailed(
-                0.0, self.name, "host key", f"{self.name}'s key is new", observations.Retryable.LASTING
+                0.0, self.name, "host key", f"{self.name}'s key is new", observations.Retryable.PERMANENT
             )
             boss.hear_alive(failed)
         elif (

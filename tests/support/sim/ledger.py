@@ -104,7 +104,7 @@ class Ledger:
         gang = self.world.gangs.get(attempt.number)
         sure = not night.begins_anew and night.naming in (Naming.ITS_OWN, Naming.STEP)
         if gang is not None and (sure or attempt.anew):
-            heard = max((rank.count for rank in boss.brain.facts.ranks.values()), default=0)
+            heard = max((rank.steps for rank in boss.brain.facts.ranks.values()), default=0)
             step = boss.brain.facts.step or 0
             self.must(step == gang.base + heard, f"step {step}, but it is {gang.base} + {heard}")
 
@@ -176,7 +176,7 @@ class Ledger:
         if isinstance(news, e.Prepared):
             self.tries[-1].prepared[news.node] = (news.address, news.port)
             return
-        self.tries[-1].counts.setdefault(news.rank, news.count)
+        self.tries[-1].counts.setdefault(news.rank, news.steps)
         if news.code == 0:
             self.tries[-1].ok.append(news.rank)
 
@@ -188,9 +188,9 @@ class Ledger:
         attempt = self.tries[-1]
         if self._shows_its_beginning(attempt, news):
             self._begins_anew(attempt)
-        if abs(attempt.wrote.get(news.path, news.count) - news.count) > 2:
+        if abs(attempt.wrote.get(news.path, news.steps) - news.steps) > 2:
             self.rewritten.add(news.path)
-        attempt.wrote[news.path] = news.count
+        attempt.wrote[news.path] = news.steps
         step = self._step(attempt, news.path)
         if step < self.known.get(news.path, step):
             self.drop(news.path)
@@ -218,7 +218,7 @@ class Ledger:
         told = attempt.begun.resume.path if attempt.begun.resume else ""
         by_number = naming is Naming.STEP and known == self.world.saved[news.path]
         by_order = naming is not Naming.ITS_OWN and news.path != told and news.path not in self.rewritten
-        return known is not None and abs(known - news.count) <= 2 and (by_number or by_order)
+        return known is not None and abs(known - news.steps) <= 2 and (by_number or by_order)
 
     def _begins_anew(self, attempt: Try) -> None:
         """Enter all that the attempt has written at the steps that it truly holds."""

@@ -140,9 +140,9 @@ class PoolBook:
             case observations.Retryable.BUSY:
                 self.busy.add(news.node)
                 self.queued_s = self.world.clock
-            case observations.Retryable.LASTING:
+            case observations.Retryable.PERMANENT:
                 self.barred[news.node] = "refused"
-            case observations.Retryable.PASSING:
+            case observations.Retryable.TRANSIENT:
                 self.fails[news.node] = self.fails.get(news.node, 0) + 1
 
     def _decided(self, news: News) -> None:

@@ -22,10 +22,10 @@ class Stance:
     second; `what`: the collective it is in instead of its peers'; `elsewhere`: it waits for others, but not in theirs;
     `starved`: the share of time in which it could run and may not; `others_act`: a thread beside may enter collectives."""
 
-    doing: observations.Activity
+    activity: observations.Activity
     where: str
     why: str = ""
-    certain: bool = False
+    proven: bool = False
     ends_at: float | None = None
     phase: str = "train"
     cpu: float = 0.0
@@ -51,11 +51,11 @@ class Eyes:
         )
         key, now_s = (rank.pid, rank.gang.count, same), rank.gang.world.now
         known = self.before.get(rank.number)
-        if known is None or known[0] != key or found.doing is observations.Activity.WORKS:
+        if known is None or known[0] != key or found.activity is observations.Activity.PROGRESSING:
             self.before[rank.number] = (key, now_s)
-            first = known is None or found.doing is not observations.Activity.WORKS
+            first = known is None or found.activity is not observations.Activity.PROGRESSING
             return (
-                dataclasses.replace(found, doing=observations.Activity.UNSEEN, certain=False)
+                dataclasses.replace(found, activity=observations.Activity.UNKNOWN, proven=False)
                 if first
                 else found
             )
@@ -74,7 +74,7 @@ def _found(rank: Rank) -> observations.RankInspection:
     gang.settle()
     stance = rank.stance or _plain(rank)
     members = tuple(number for number in range(gang.size) if number != world.night.serves_rank)
-    waits = stance.doing is observations.Activity.WAITS
+    waits = stance.activity is observations.Activity.WAITING_FOR_RANKS
     number = counts.COLLECTIVES_A_STEP * gang.count + (2 if waits and not stance.elsewhere else 1)
     if waits and any(one.host.cut_gang for one in gang.ranks.values()):
         number -= rank.number % 2  # the cut fell into a collective, which some have come through
@@ -84,13 +84,13 @@ def _found(rank: Rank) -> observations.RankInspection:
     )
     if rank.number == world.night.hidden_rank and world.now < world.night.hidden_s:
         return observations.RankInspection(
-            rank.number, rank.pid, rank.state, observations.Activity.UNSEEN, 0.0, "", "it did not answer", False, None, "",
+            rank.number, rank.pid, rank.state, observations.Activity.UNKNOWN, 0.0, "", "it did not answer", False, None, "",
             (), (), (), (), (),
         )  # fmt: skip
     ends_s = None if stance.ends_at is None else stance.ends_at - world.now
     there = world.now >= rank.ready_s and not rank.is_silent
     return observations.RankInspection(
-        rank.number, rank.pid, rank.state, stance.doing, 0.0, stance.where, stance.why, stance.certain, ends_s,
+        rank.number, rank.pid, rank.state, stance.activity, 0.0, stance.where, stance.why, stance.proven, ends_s,
         stance.phase, (stance.where,), (one,) if there else (), counts.GROUPS if rank.counted.odd else (), counts.history(rank), (),
         stance.others_act, mixed=(counts.MAIN,) if world.night.sends else (),
     )  # fmt: skip
@@ -100,17 +100,20 @@ def _plain(rank: Rank) -> Stance:
     """Return what a rank does that nothing has befallen: it imports, trains, or waits for others."""
     gang = rank.gang
     if rank.state == "T":
-        return Stance(observations.Activity.STOPPED, "train.py:9 step", "stopped by a signal", certain=True)
+        return Stance(observations.Activity.STOPPED, "train.py:9 step", "stopped by a signal", proven=True)
     if gang.world.now < rank.ready_s:
-        return Stance(observations.Activity.WORKS, "train.py:1 <module>", phase="import")
+        return Stance(observations.Activity.PROGRESSING, "train.py:1 <module>", phase="import")
     if not gang.count and any(one.ready_s > gang.world.now for one in gang.ranks.values()):
         return Stance(
-            observations.Activity.WAITS, "train.py:2 <module>", "in a wait for the store", phase="rendezvous"
+            observations.Activity.WAITING_FOR_RANKS,
+            "train.py:2 <module>",
+            "in a wait for the store",
+            phase="rendezvous",
         )
     if rank.serves:
-        return Stance(observations.Activity.SLEEPS, "train.py:5 serve", "in sleep(), again and again")
+        return Stance(observations.Activity.SLEEPING, "train.py:5 serve", "in sleep(), again and again")
     if gang.stepping:
-        return Stance(observations.Activity.WORKS, "train.py:9 step")
+        return Stance(observations.Activity.PROGRESSING, "train.py:9 step")
     if gang.world.night.polls:
-        return Stance(observations.Activity.SLEEPS, "train.py:6 meet", "in sleep(), again and again")
-    return Stance(observations.Activity.WAITS, "train.py:9 step", "in all_reduce")
+        return Stance(observations.Activity.SLEEPING, "train.py:6 meet", "in sleep(), again and again")
+    return Stance(observations.Activity.WAITING_FOR_RANKS, "train.py:9 step", "in all_reduce")

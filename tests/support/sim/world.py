@@ -132,7 +132,7 @@ class World:
     def journal_high(self, attempt: int) -> int:
         """Return the most steps of one rank of an attempt that the journal tells of."""
         counts = [
-            rank["count"]
+            rank["steps"]
             for line in map(json.loads, self.journal.lines)
             if line["kind"] in ("Heartbeat", "Exited") and line["attempt"] == attempt
             for rank in line.get("ranks", [line])

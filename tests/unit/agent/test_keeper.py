@@ -25,10 +25,10 @@ pytestmark = pytest.mark.slow
 WAIT_S_MAX = 30.0
 PROGRAM = """
 import sys, time
-from orchestrator.node import keeper
-from orchestrator.wire import landing
+from orchestrator.agent import keeper
+from orchestrator.core.wire import bootstrap
 
-landing.GO_S_MAX = float(sys.argv[1])
+bootstrap.GO_S_MAX = float(sys.argv[1])
 keeper.STOPPED_S_MAX = 0.1
 
 
@@ -173,7 +173,7 @@ def test_the_record_names_pid_start_and_gpus(tmp_path: Path) -> None:
 DIES_ONCE = """
 import subprocess, sys
 from pathlib import Path
-from orchestrator.node import keeper
+from orchestrator.agent import keeper
 
 
 def agent(config):
@@ -205,7 +205,7 @@ def test_a_keeper_clears_up_after_an_agent_that_died_and_starts_another_though_i
 
 STEP = """
 import asyncio, signal, sys, time
-from orchestrator.node import keeper
+from orchestrator.agent import keeper
 
 
 def agent(config):

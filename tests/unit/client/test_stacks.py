@@ -38,25 +38,27 @@ READS = ("dataset.py:31 read", "train.py:88 load_batch", "train.py:120 main")
 Answer = Callable[[int, int], list[News]]
 
 
-def _look(rank: int, doing: observations.Activity, **more: Any) -> observations.RankInspection:
+def _look(rank: int, activity: observations.Activity, **more: Any) -> observations.RankInspection:
     plain: dict[str, Any] = {
-        "rank": rank, "pid": 5000 + rank, "state": "S", "doing": doing, "still_s": 3.04, "where": "train.py:97 train_step",
-        "why": "in all_reduce #9,655 (default group)", "certain": False, "ends_s": None, "phase": "train", "stack": WAITS,
-        "collectives": (GROUP,), "groups": (), "marks": (), "lacks": ("py-spy is not installed: no native frames",),
+        "rank": rank, "pid": 5000 + rank, "state": "S", "activity": activity, "still_s": 3.04, "where": "train.py:97 train_step",
+        "why": "in all_reduce #9,655 (default group)", "proven": False, "ends_s": None, "phase": "train", "stack": WAITS,
+        "collectives": (GROUP,), "groups": (), "collective_counts": (), "unavailable": ("py-spy is not installed: no native frames",),
     }  # fmt: skip
     return observations.RankInspection(**{**plain, **more})
 
 
 READER = _look(
     2, observations.Activity.BLOCKED, where="train.py:88 load_batch", why="in read() of data/shard-17.bin, a FIFO that nobody writes",
-    certain=True, stack=READS, collectives=(),
+    proven=True, stack=READS, collectives=(),
 )  # fmt: skip
 
 
-def _looked(look: int, *nodes: int, doing: observations.Activity = observations.Activity.WAITS) -> list[News]:
+def _looked(
+    look: int, *nodes: int, activity: observations.Activity = observations.Activity.WAITING_FOR_RANKS
+) -> list[News]:
     """Both nodes were asked for a look, and these have answered."""
     told: list[News] = [d.Inspect(20.0, "somebody asked", 1, f"node-{n}", look) for n in (0, 1)]
-    ranks = {0: (_look(0, doing), _look(1, doing)), 1: (READER, _look(3, doing))}
+    ranks = {0: (_look(0, activity), _look(1, activity)), 1: (READER, _look(3, activity))}
     return [*told, *(e.Inspected(20.5, f"node-{n}", 1, look, ranks[n]) for n in nodes)]
 
 
@@ -110,13 +112,13 @@ def test_a_first_look_is_followed_by_a_second_that_tells_what_moves(
     job = folders.make(tmp_path, RUNNING)
 
     def answer(number: int, n: int) -> list[News]:
-        seen = observations.Activity.UNSEEN if n == 1 else observations.Activity.WAITS
-        return [e.InspectRequested(20.0, number), *_looked(n, 0, 1, doing=seen)]
+        seen = observations.Activity.UNKNOWN if n == 1 else observations.Activity.WAITING_FOR_RANKS
+        return [e.InspectRequested(20.0, number), *_looked(n, 0, 1, activity=seen)]
 
     with _supervised(job, answer) as asked:
         taken = stacks.stacks(job, _status(job))
     assert asked == [1, 2]
-    assert (taken["looks"], taken["ranks"][0]["doing"]) == (2, "waits")
+    assert (taken["looks"], taken["ranks"][0]["activity"]) == (2, "waiting_for_ranks")
     assert taken["apart_s"] >= stacks.APART_S
 
 
@@ -186,7 +188,7 @@ def test_a_line_of_the_journal_that_is_still_being_written_is_read_later(tmp_pat
 
 def _taken() -> dict[str, Any]:
     ranks: list[observations.RankInspection] = [
-        *(_look(rank, observations.Activity.WAITS) for rank in (0, 1, 3, 4, 5, 6, 7)),
+        *(_look(rank, observations.Activity.WAITING_FOR_RANKS) for rank in (0, 1, 3, 4, 5, 6, 7)),
         READER,
     ]
     nodes = {rank: f"gpu{rank // 4:02d}" for rank in range(8)}
@@ -203,7 +205,7 @@ def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
 
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
-    look = _look(0, observations.Activity.WORKS, where="train.py:3 <module>", stack=deep)
+    look = _look(0, observations.Activity.PROGRESSING, where="train.py:3 <module>", stack=deep)
     assert stack_groups.frames(look) == ("train.py:3 <module>", *deep)
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
     assert "\n  train.py:3 <module>\n  inside: lazy.py:0 load < lazy.py:1 load" in text
@@ -211,7 +213,7 @@ def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it(
 
 def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     where = f"{READS[1]} (DataLoader of the main thread)"
-    assert stack_groups.frames(_look(0, observations.Activity.WORKS, where=where, stack=READS)) == (
+    assert stack_groups.frames(_look(0, observations.Activity.PROGRESSING, where=where, stack=READS)) == (
         where,
         READS[0],
         READS[2],
@@ -225,7 +227,14 @@ def test_only_the_wanted_ranks_are_shown() -> None:
 
 def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
     works = _look(
-        0, observations.Activity.WORKS, why="", where="", stack=(), collectives=(), lacks=(), still_s=0.0
+        0,
+        observations.Activity.PROGRESSING,
+        why="",
+        where="",
+        stack=(),
+        collectives=(),
+        unavailable=(),
+        still_s=0.0,
     )
     taken = {**_taken(), "ranks": [stacks.rank_json(works, "gpu00")]}
     assert "rank 0 on gpu00: working\n" in cells.plain(stack_view.stacks(taken))
@@ -233,7 +242,8 @@ def test_ranks_that_run_on_their_own_are_shown_without_a_reason() -> None:
 
 def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
     one, other = (
-        _look(rank, observations.Activity.WAITS, gpu_use=share) for rank, share in ((0, 1.0), (1, 0.05))
+        _look(rank, observations.Activity.WAITING_FOR_RANKS, gpu_use=share)
+        for rank, share in ((0, 1.0), (1, 0.05))
     )
     alike = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(one, "gpu00")]}
     assert ", GPU 100% busy\n" in cells.plain(stack_view.stacks(alike))

@@ -62,7 +62,7 @@ def _sha256_built_in(folder: Path, seed: str) -> str:
     for path in sorted(folder.rglob("*.py"), reverse=seed == "2"):
         path.chmod(0o600 if seed == "2" else 0o755)
         os.utime(path, (1e9 * int(seed), 1e9 * int(seed)))
-    code = "import os; from orchestrator import bundle; os.umask(0o077); print(bundle.sha256(bundle.build()))"
+    code = "import os; from orchestrator.submission import bundle; os.umask(0o077); print(bundle.sha256(bundle.build()))"
     done = subprocess.run(
         [sys.executable, "-B", "-c", code],
         capture_output=True, text=True, timeout=RUN_S_MAX, cwd=folder, check=True,

@@ -17,7 +17,7 @@ def _left(*events: e.Event) -> tuple[str, ...]:
         story.hear(event)
     facts.ended_at = 100.0
     for node in facts.nodes.values():
-        node.link = AgentState.ABSENT if node.link is AgentState.LAUNCHING else node.link
+        node.agent_state = AgentState.ABSENT if node.agent_state is AgentState.LAUNCHING else node.agent_state
     return shutdown.unreached(facts, 101.0)
 
 
@@ -41,14 +41,14 @@ def test_a_host_whose_agent_could_not_be_dismissed_is_tried_for_a_while() -> Non
     facts = story.brain.facts
     story.hear(story.up(0), e.AgentDisconnected(0.0, "n0"))
     facts.ended_at = 100.0
-    facts.nodes["n1"].link = AgentState.ABSENT
+    facts.nodes["n1"].agent_state = AgentState.ABSENT
     assert shutdown.unreached(facts, 100.0 + shutdown.LINGER_S_MAX) == ("n0",)
     assert shutdown.unreached(facts, 100.1 + shutdown.LINGER_S_MAX) == ()
 
 
 def test_one_that_is_still_coming_up_is_waited_for_too() -> None:
     facts = Story(hosts=1).brain.facts
-    facts.ended_at, facts.nodes["n0"].link = 100.0, AgentState.LAUNCHING
+    facts.ended_at, facts.nodes["n0"].agent_state = 100.0, AgentState.LAUNCHING
     assert shutdown.unreached(facts, 101.0) == ("n0",)
 
 
@@ -62,7 +62,7 @@ def test_an_agent_that_was_told_to_leave_is_waited_for_until_it_says_that_it_doe
 def test_an_agent_that_could_not_be_reached_again_may_still_be_there() -> None:
     silent, failed = (
         e.AgentDisconnected(0.0, "n0"),
-        e.LaunchFailed(0.0, "n0", "connect", "no", observations.Retryable.PASSING),
+        e.LaunchFailed(0.0, "n0", "connect", "no", observations.Retryable.TRANSIENT),
     )
     assert _left(silent, failed) == ("n0",)
     assert _left(silent, failed, e.AgentDied(0.0, "n0", "the host was restarted")) == ()

@@ -146,7 +146,7 @@ def test_what_a_restart_waits_for_when_a_node_is_silent_is_said() -> None:
     for one in CRASHED[:-1]:  # nothing was heard of what is left on node-1
         fold(facts, one)
     assert "none is started" not in status_object.reason(facts)
-    facts.nodes["node-1"].link = AgentState.SILENT
+    facts.nodes["node-1"].agent_state = AgentState.SILENT
     assert status_object.reason(facts).endswith("; until no rank is left on node-1, none is started")
     assert facts.limits is not None
     facts.limits = dataclasses.replace(facts.limits, fence_s=36.0)
@@ -197,7 +197,9 @@ def test_ranks_that_are_slow_by_themselves_are_told_while_they_run() -> None:
     for number in range(1, 5):
         for node in (0, 1):
             beats = tuple(
-                e.RankHeartbeat(r, 20 + number, "S", 0, 0.0, own_s=(0.18 if r == 3 else 0.1) + number * 1e-6)
+                e.RankHeartbeat(
+                    r, 20 + number, "S", 0, 0.0, own_work_s=(0.18 if r == 3 else 0.1) + number * 1e-6
+                )
                 for r in (2 * node, 2 * node + 1)
             )
             fold(facts, e.Heartbeat(10.0 * number, f"node-{node}", 1, beats))

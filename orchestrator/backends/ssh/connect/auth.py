@@ -79,7 +79,7 @@ class _Login:
             "auth",
             f"{who} got too many keys and hung up after {len(self.tried)} ({', '.join(self.tried)})",
             f"name the right one: `IdentityFile …` and `IdentitiesOnly yes` for {self._target.host} in ~/.ssh/config",
-            Retryable.LASTING,
+            Retryable.PERMANENT,
         ) from err
 
 
@@ -97,11 +97,11 @@ def _refused(target: Target, login: _Login, found: Found, also: str) -> LaunchEr
     copy = f"ssh-copy-id {target.port_option}{shlex.quote(target.user)}@{target.host}"
     if login.is_partial:
         why = f"{who} takes the key {tried[-1]}, but wants {offers} as well"
-        return LaunchError("auth", why, "allow this key alone for this user there", Retryable.LASTING)
+        return LaunchError("auth", why, "allow this key alone for this user there", Retryable.PERMANENT)
     if "publickey" not in login.methods:
         why = f"{who} takes no keys, only {offers}{also}"
         return LaunchError(
-            "auth", why, "set `PubkeyAuthentication yes` in its sshd_config", Retryable.LASTING
+            "auth", why, "set `PubkeyAuthentication yes` in its sshd_config", Retryable.PERMANENT
         )
     if found.locked:
         also = f"; the key {found.locked[0]} is encrypted and not in ssh-agent{also}"
@@ -114,4 +114,4 @@ def _refused(target: Target, login: _Login, found: Found, also: str) -> LaunchEr
         fix = f"ssh-keygen -t ed25519 && {copy}"
     if found.locked:
         fix = ssh_add(target, found.locked[0])
-    return LaunchError("auth", why, fix, Retryable.LASTING)
+    return LaunchError("auth", why, fix, Retryable.PERMANENT)

@@ -119,7 +119,7 @@ class Connection:
                 f"sshd on {host} refuses remote port forwarding",
                 "in its sshd_config: `AllowTcpForwarding yes` (or `remote`), no `DisableForwarding`, and a `PermitListen` "
                 "that allows localhost:*; in authorized_keys: no `restrict` or `no-port-forwarding` before the key",
-                Retryable.LASTING,
+                Retryable.PERMANENT,
             ) from err
 
     def sftp(self) -> paramiko.SFTPClient:
@@ -135,7 +135,7 @@ class Connection:
             channel.close()
             fix = "install rsync on both ends, or set `Subsystem sftp internal-sftp` in its sshd_config"
             raise LaunchError(
-                "copy", f"{self.target.host} has no sftp-server ({err})", fix, Retryable.LASTING
+                "copy", f"{self.target.host} has no sftp-server ({err})", fix, Retryable.PERMANENT
             ) from err
 
     def is_alive(self, answer_s_max: float = ALIVE_S_MAX) -> bool:
@@ -323,7 +323,7 @@ def _not_reached(target: Target, jump: Target, err: paramiko.ChannelException) -
     if err.code == _PROHIBITED:
         why = f"the bastion {jump.host} refuses to forward to {where(target)}"
         fix = f"in the sshd_config of {jump.host}: `AllowTcpForwarding yes` (or `local`), and a `PermitOpen` that allows it"
-        return LaunchError("connect", why, fix, Retryable.LASTING)
+        return LaunchError("connect", why, fix, Retryable.PERMANENT)
     why = f"the bastion {jump.host} cannot reach {where(target)}: {err.text}"
     return LaunchError(
         "connect", why, f"is the host up? `ssh {jump.host} nc -zv {target.hostname} {target.port}`"

@@ -125,7 +125,7 @@ def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | No
     failure = transport.get_exception()
     if isinstance(failure, IncompatiblePeer):
         fix = "let its sshd offer today's algorithms (curve25519, aes-gcm or aes-ctr, ed25519 or rsa-sha2)"
-        raise LaunchError("connect", f"{where(target)}: {failure}", fix, Retryable.LASTING)
+        raise LaunchError("connect", f"{where(target)}: {failure}", fix, Retryable.PERMANENT)
     if proxy is not None:
         why = f"the ProxyCommand `{target.proxy_command}` ended: {proxy.words() or 'it left no word'}"
         raise LaunchError("connect", why, f"try it by hand; `ssh -G {target.host}` shows where it comes from")

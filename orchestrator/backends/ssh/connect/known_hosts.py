@@ -88,7 +88,7 @@ def check(target: Target, key: HostKey, policy: Policy) -> None:
         "host key",
         f"its {key} is not in known_hosts{note}",
         f"compare the fingerprint with the host's own, then: {_add_command(target, key)}",
-        Retryable.LASTING,
+        Retryable.PERMANENT,
     )
 
 
@@ -104,7 +104,7 @@ def _is_known(target: Target, key: HostKey) -> bool:
                 "host key",
                 f"its {key} is revoked by {known.where}",
                 "do not trust this host before its keeper has said why",
-                Retryable.LASTING,
+                Retryable.PERMANENT,
             )
     plain = _plain(exact)
     if plain and all(known.key != key for known in plain):
@@ -129,7 +129,7 @@ def _refuse_changed(target: Target, key: HostKey, plain: list[Known]) -> NoRetur
         f"its {key} {what} the one in {old.where}, {old.key}: "
         "the host was set up anew, or something stands between it and you",
         f"only if it was set up anew: {removals} && {_add_command(target, key)}",
-        Retryable.LASTING,
+        Retryable.PERMANENT,
     )
 
 
@@ -159,7 +159,7 @@ def _append(target: Target, key: HostKey) -> None:
             "host key",
             f"its {key} is new, and with this UserKnownHostsFile there is no place to keep it",
             f"name a file: `UserKnownHostsFile ~/.ssh/known_hosts` for {target.host} in ~/.ssh/config",
-            Retryable.LASTING,
+            Retryable.PERMANENT,
         )
     name = _hashed(target.key_name) if target.hash_known_hosts else target.key_name
     line = f"{name} {key.kind} {base64.b64encode(key.blob).decode()}\n".encode()
@@ -175,7 +175,7 @@ def _append(target: Target, key: HostKey) -> None:
             os.close(fd)
     except OSError as err:
         reason = f"its {key} is new and cannot be kept: {err.strerror}: {file}"
-        raise LaunchError("host key", reason, f"make {_short(file)} writable", Retryable.LASTING) from err
+        raise LaunchError("host key", reason, f"make {_short(file)} writable", Retryable.PERMANENT) from err
 
 
 def _hashed(name: str) -> str:

@@ -334,5 +334,5 @@ def _tilde(text: str) -> str:
 
 def _bad(what: str, host: str) -> LaunchError:
     return LaunchError(
-        "config", what, f"mend ~/.ssh/config; `ssh -G {host}` reads it again", Retryable.LASTING
+        "config", what, f"mend ~/.ssh/config; `ssh -G {host}` reads it again", Retryable.PERMANENT
     )

@@ -184,7 +184,7 @@ class CopyQueue:
         except (Broken, LaunchError) as err:
             if not isinstance(err, LaunchError):
                 return self._again(job, str(err))
-            if err.trouble is not Retryable.LASTING:
+            if err.trouble is not Retryable.PERMANENT:
                 return self._again(job, err.reason)
             return f"{err.reason}; fix: {err.fix}" if err.fix else err.reason
         except Failed as err:
@@ -196,7 +196,7 @@ class CopyQueue:
         try:
             connection = self._connection_of(job.load.copy.node)
         except LaunchError as err:
-            if err.trouble is Retryable.LASTING:
+            if err.trouble is Retryable.PERMANENT:
                 raise
             return None
         if connection is None or not connection.is_open:

@@ -162,7 +162,7 @@ def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: FakeHost, co
 def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, code: Code) -> None:
     host.rc = "echo 'This account is closed'; exit 7"
     failure = fake_host.failure(host, code)
-    assert (failure.stage, failure.trouble) == ("shell", Retryable.LASTING)
+    assert (failure.stage, failure.trouble) == ("shell", Retryable.PERMANENT)
     assert "code 7" in failure.reason and "This account is closed" in failure.reason
     assert "~/.bashrc" in failure.fix
 
@@ -187,7 +187,7 @@ def test_a_host_without_a_fitting_python_says_which_ones_it_has(
 ) -> None:
     old = fake_host.program(tmp_path / "o \"l' d", "python3", OLD_PYTHON)
     failure = fake_host.failure(host, code, of=_without_pythons(host, tmp_path, old.parent))
-    assert (failure.stage, failure.trouble) == ("python", Retryable.LASTING)
+    assert (failure.stage, failure.trouble) == ("python", Retryable.PERMANENT)
     assert f"{old} (Python 3.8.10)" in failure.reason and "3.10" in failure.reason
     assert "install" in failure.fix
 
@@ -243,7 +243,7 @@ def test_a_host_with_too_few_gpus_is_no_use_and_one_without_any_neither(
     told = fake_host.config(needs=Needs(8, 0, 0))
     _gpus(host, tmp_path, 2)
     failure = fake_host.failure(host, code, told)
-    assert (failure.stage, failure.trouble) == ("lease", Retryable.LASTING)
+    assert (failure.stage, failure.trouble) == ("lease", Retryable.PERMANENT)
     assert "8 GPUs wanted, the host has 2" in failure.reason
     fake_host.program(
         tmp_path / "gpu", "nvidia-smi", "#!/bin/sh\necho 'NVML: Driver/library version mismatch'; exit 18\n"

@@ -24,7 +24,7 @@ def test_a_disk_without_room_says_how_much_there_is_and_how_much_is_needed(
 ) -> None:
     with fake_host.disk(tmp_path / "small", "size=1m") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
-        assert (failure.stage, failure.trouble) == ("folder", Retryable.LASTING)
+        assert (failure.stage, failure.trouble) == ("folder", Retryable.PERMANENT)
         assert (
             "1.0 MB free" in failure.reason
             and "MB needed" in failure.reason
@@ -42,7 +42,7 @@ def test_a_read_only_disk_is_named(host: FakeHost, code: Code, tmp_path: Path) -
 def test_a_disk_out_of_inodes_is_named(host: FakeHost, code: Code, tmp_path: Path) -> None:
     with fake_host.disk(tmp_path / "small", "size=40m,nr_inodes=7") as small:
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
-        assert failure.stage == "folder" and failure.trouble is Retryable.LASTING
+        assert failure.stage == "folder" and failure.trouble is Retryable.PERMANENT
         assert "no space left on device" in failure.reason or "inodes" in failure.reason
 
 
@@ -59,7 +59,7 @@ def test_a_disk_that_fills_during_the_copy_is_named_and_no_part_of_it_stays(
 
         host.before_send = fill
         failure = fake_host.failure(host, code, fake_host.config(root=f"{small}/jobs/{jobs.ID}"))
-        assert (failure.stage, failure.trouble) == ("copy", Retryable.LASTING)
+        assert (failure.stage, failure.trouble) == ("copy", Retryable.PERMANENT)
         assert "no space left on device" in failure.reason and "ssh.remote_dir" in failure.fix
         job = JobDir(small / "jobs" / jobs.ID)
         assert [path.name for path in job.root.iterdir() if "code" in path.name] == []
@@ -82,7 +82,7 @@ def test_noexec_is_noted_where_a_program_of_the_snapshot_is_to_run(
 def test_a_place_where_no_folder_can_be_made_is_named(host: FakeHost, code: Code) -> None:
     (host.home / ".orch").write_text("a file")
     failure = fake_host.failure(host, code)
-    assert (failure.stage, failure.trouble) == ("folder", Retryable.LASTING)
+    assert (failure.stage, failure.trouble) == ("folder", Retryable.PERMANENT)
     assert str(host.home / ".orch") in failure.reason and "ssh.remote_dir" in failure.fix
 
 
@@ -103,7 +103,7 @@ def test_a_folder_that_the_user_may_not_write_is_named(host: FakeHost, code: Cod
     finally:
         for folder, mode in closed:
             folder.chmod(mode)
-    assert (failure.stage, failure.trouble) == ("folder", Retryable.LASTING)
+    assert (failure.stage, failure.trouble) == ("folder", Retryable.PERMANENT)
     assert (
         f"{host.home}/.orch: permission denied" in failure.reason and "let nobody write there" in failure.fix
     )
@@ -115,7 +115,7 @@ def test_a_folder_that_the_user_may_not_write_is_named(host: FakeHost, code: Cod
 def test_a_bundle_that_is_damaged_on_the_way_is_not_run(host: FakeHost, code: Code) -> None:
     host.damages = fake_host.BUNDLE[:4]
     failure = fake_host.failure(host, code)
-    assert (failure.stage, failure.trouble) == ("copy", Retryable.PASSING) and "bundle" in failure.reason
+    assert (failure.stage, failure.trouble) == ("copy", Retryable.TRANSIENT) and "bundle" in failure.reason
     assert list(host.home.iterdir()) == []
 
 

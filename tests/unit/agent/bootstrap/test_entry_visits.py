@@ -27,7 +27,7 @@ def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: FakeH
     endpoint = host.job.node("node-0") / "endpoint"
     assert endpoint.read_text() == "127.0.0.1:9\n"
     seen = reach(host, fake_host.kit(), fake_host.config(address="127.0.0.1:7"))
-    assert seen.alive and seen.boot == procfs.boot_id() and endpoint.read_text() == "127.0.0.1:7\n"
+    assert seen.alive and seen.boot_id == procfs.boot_id() and endpoint.read_text() == "127.0.0.1:7\n"
     log = host.job.node("node-0") / "agent.log"
     fake_host.wait_for(lambda: "Connect call failed" in log.read_text(), "the agent's first call")
     fake_host.end_all(host.home)

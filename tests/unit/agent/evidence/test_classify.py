@@ -28,7 +28,7 @@ def test_a_first_look_says_where_a_rank_is_and_judges_nothing(tmp_path: Path) ->
     script = f"import time\n{GO}def rest():\n    time.sleep(3600)\nrest()\n"
     with watching(tmp_path, script) as watch:
         found = watch.look()[0]
-        assert (found.doing, found.still_s, found.certain) == (Activity.UNSEEN, 0.0, False)
+        assert (found.activity, found.still_s, found.proven) == (Activity.UNKNOWN, 0.0, False)
         assert (found.where, found.state) == ("train.py:4 rest", "S")
         assert found.stack == ("train.py:4 rest", "train.py:5 <module>")
 
@@ -58,13 +58,13 @@ two()
 """
     go = tmp_path / "go"
     with watching(tmp_path, script, GO=str(go)) as watch:
-        first = watch.until_doing(Activity.SLEEPS)
+        first = watch.until_activity(Activity.SLEEPING)
         second = watch.until(lambda one: one.still_s > first.still_s + 0.5)
-        assert not second.certain
+        assert not second.proven
         go.touch()
-        moved = watch.until_doing(Activity.WORKS)
+        moved = watch.until_activity(Activity.PROGRESSING)
         assert (moved.still_s, moved.why) == (0.0, "its stack moves")
-        assert watch.until_doing(Activity.SLEEPS).still_s < second.still_s + 30
+        assert watch.until_activity(Activity.SLEEPING).still_s < second.still_s + 30
 
 
 def test_a_stopped_rank_is_stopped_and_goes_on_to_work(tmp_path: Path) -> None:
@@ -72,10 +72,10 @@ def test_a_stopped_rank_is_stopped_and_goes_on_to_work(tmp_path: Path) -> None:
     with watching(tmp_path, script) as watch:
         pid = watch.ranks.processes[0].pid
         os.kill(pid, signal.SIGSTOP)
-        found = watch.until(lambda one: one.doing is Activity.STOPPED and one.still_s > 0.5)
+        found = watch.until(lambda one: one.activity is Activity.STOPPED and one.still_s > 0.5)
         assert (found.why, found.state) == ("stopped (state T)", "T")
         os.kill(pid, signal.SIGCONT)
-        assert watch.until(lambda one: one.doing is not Activity.STOPPED).still_s == 0.0
+        assert watch.until(lambda one: one.activity is not Activity.STOPPED).still_s == 0.0
 
 
 def test_the_rank_behind_a_launcher_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ if 'INNER' in os.environ:
 subprocess.run([sys.executable, __file__], env=dict(os.environ, INNER='1'))
 """
     with watching(tmp_path, script) as watch:
-        found = watch.until_doing(Activity.SLEEPS, certain=True)
+        found = watch.until_activity(Activity.SLEEPING, proven=True)
         assert found.pid != watch.ranks.processes[0].pid
         assert found.where == "train.py:4 <module>"
 
@@ -93,7 +93,7 @@ subprocess.run([sys.executable, __file__], env=dict(os.environ, INNER='1'))
 def test_a_rank_that_still_imports_is_in_the_phase_of_importing(tmp_path: Path) -> None:
     script = f"import sys\nsys.path.insert(0, '.')\nopen('slow.py', 'w').write('import time; time.sleep(40)')\n{GO}import slow\n"
     with watching(tmp_path, script) as watch:
-        found = watch.until_doing(Activity.SLEEPS)
+        found = watch.until_activity(Activity.SLEEPING)
         assert found.phase == "import"
         assert found.where == "slow.py:1 <module>"
 
@@ -102,9 +102,9 @@ def test_a_program_without_a_python_stack_is_told_by_its_system_call(tmp_path: P
     script = f"import os\n{GO}os.execvp('sleep', ['sleep', '3600'])\n"
     with watching(tmp_path, script) as watch:
         watch.await_name("sleep")
-        found = watch.until_doing(Activity.SLEEPS)
+        found = watch.until_activity(Activity.SLEEPING)
         assert found.why == "in sleep()"
-        assert not found.certain  # a relative sleep: nobody but the kernel knows how much of it is left
+        assert not found.proven  # a relative sleep: nobody but the kernel knows how much of it is left
         assert found.stack == ()
 
 
@@ -113,7 +113,7 @@ def test_a_page_grows_by_each_look_with_all_stacks(tmp_path: Path) -> None:
     with watching(tmp_path, script) as watch:
         watch.look()
         before = watch.page()
-        watch.until_doing(Activity.SLEEPS)
+        watch.until_activity(Activity.SLEEPING)
         assert watch.page().startswith(before)
         assert watch.page().count("Stack (most recent call first)") == watch.count
         assert watch.page().count("all Python threads") == watch.count

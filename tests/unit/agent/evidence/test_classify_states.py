@@ -283,19 +283,22 @@ LIFE = {
 
 def test_a_state_that_cannot_mend_itself_is_certain_and_named(tmp_path: Path) -> None:
     for name, found in stood(tmp_path, {name: code for name, (code, _) in PROOFS.items()}).items():
-        assert found.certain and found.doing in (Activity.BLOCKED, Activity.SLEEPS), (name, found)
+        assert found.proven and found.activity in (Activity.BLOCKED, Activity.SLEEPING), (name, found)
         assert re.match(PROOFS[name][1], found.why), (name, found.why)
 
 
 def test_what_may_end_by_itself_is_never_certain(tmp_path: Path) -> None:
     for name, found in stood(tmp_path, INNOCENTS).items():
-        assert not found.certain and found.doing not in (Activity.WORKS, Activity.LEAVING), (name, found)
+        assert not found.proven and found.activity not in (Activity.PROGRESSING, Activity.EXITING), (
+            name,
+            found,
+        )
 
 
 def test_whatever_moves_of_a_rank_is_work(tmp_path: Path) -> None:
     cases = {name: code for name, (code, _) in LIFE.items()}
     for name, found in stood(tmp_path, cases, still_s=STILL_S_MAX).items():
-        assert found.doing is Activity.WORKS and re.search(LIFE[name][1], found.why), (name, found)
+        assert found.activity is Activity.PROGRESSING and re.search(LIFE[name][1], found.why), (name, found)
 
 
 WORDS = {
@@ -329,9 +332,9 @@ time.sleep(3600)
     child = trainer.replace("{does}", "subprocess.run(['sleep', '60'])")
     steps = trainer.replace("{does}", "[time.sleep(n % 7 / 10) for n in range(999)]")
     found = stood(tmp_path, {"child": child, "steps": steps})
-    assert found["child"].why.startswith("waits for a child to end") and not found["child"].certain
+    assert found["child"].why.startswith("waits for a child to end") and not found["child"].proven
     assert found["child"].where.endswith(":5 train")
-    assert found["steps"].where.endswith((":5 train", ":5 <listcomp>")) and not found["steps"].certain
+    assert found["steps"].where.endswith((":5 train", ":5 <listcomp>")) and not found["steps"].proven
 
 
 def test_a_wait_for_the_store_is_known_by_its_address_whatever_it_is_called(tmp_path: Path) -> None:
@@ -341,9 +344,9 @@ def test_a_wait_for_the_store_is_known_by_its_address_whatever_it_is_called(tmp_
             f"import socket\nkv = socket.create_connection(('127.0.0.1', {port}))\n{SAY_READY}kv.recv(1)\n"
         )
         with watching(tmp_path / "store", script, MASTER_PORT=str(port)) as watch:
-            assert watch.until_doing(Activity.WAITS).why == "in the store"
+            assert watch.until_activity(Activity.WAITING_FOR_RANKS).why == "in the store"
         with watching(tmp_path / "other", script, MASTER_PORT="1") as watch:
-            assert not watch.until_doing(Activity.BLOCKED).certain
+            assert not watch.until_activity(Activity.BLOCKED).proven
 
 
 def test_a_look_does_not_wake_what_sleeps_in_c_code(tmp_path: Path) -> None:
@@ -371,7 +374,7 @@ def test_a_look_does_not_end_what_any_signal_would_end(tmp_path: Path) -> None:
     begin = "import ctypes, os, signal\nlibc = ctypes.CDLL(None)\n"
     cases = {call: f"{begin}{call}\nraise SystemExit('woken')" for call in calls}
     for name, found in stood(tmp_path, cases).items():
-        assert re.match(calls[name], found.why) and found.stack and not found.certain, (name, found)
+        assert re.match(calls[name], found.why) and found.stack and not found.proven, (name, found)
 
 
 def test_a_look_writes_into_no_file_of_a_script_that_has_closed_its_descriptors(tmp_path: Path) -> None:
@@ -382,7 +385,7 @@ def test_a_look_writes_into_no_file_of_a_script_that_has_closed_its_descriptors(
     with watching(tmp_path, script) as watch:
         while not (watch.job.code / "all").exists():
             pass
-        watch.until_doing(Activity.SLEEPS)
+        watch.until_activity(Activity.SLEEPING)
         assert [path for path in watch.job.code.glob("part-*") if path.stat().st_size] == []
 
 

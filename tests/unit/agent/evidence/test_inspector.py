@@ -95,7 +95,7 @@ def test_a_rank_with_a_gpu_is_looked_at_with_its_use(tmp_path: Path, monkeypatch
     monkeypatch.setattr(open_files, "uses_gpu", lambda pid: True)
     with watching(tmp_path, f"import time\n{SAY_READY}time.sleep(3600)\n") as watch:
         found = watch.look()[0]
-        assert (found.gpu_use, found.lacks[-1:]) == (
+        assert (found.gpu_use, found.unavailable[-1:]) == (
             None,
             ("nvidia-smi does not say which GPU the process uses",),
         )

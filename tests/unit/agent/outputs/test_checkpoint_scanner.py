@@ -72,11 +72,11 @@ class Bench:
 
     @property
     def names(self) -> list[str]:
-        return [one.name for one in self.reports if isinstance(one, m.ManifestReported) and one.pieces]
+        return [one.name for one in self.reports if isinstance(one, m.ManifestReported) and one.manifest]
 
     @property
     def doubts(self) -> list[str]:
-        return [one.name for one in self.reports if isinstance(one, m.ManifestReported) and not one.pieces]
+        return [one.name for one in self.reports if isinstance(one, m.ManifestReported) and not one.manifest]
 
 
 def _bench(folder: Path, **change: object) -> Bench:

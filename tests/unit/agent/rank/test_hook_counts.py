@@ -114,7 +114,7 @@ for parameters in range(10, 20):
         observations.CollectiveCounts(1, 0, 1, (1,)),
         observations.CollectiveCounts(7, 0, 4, (5,)),
     )
-    assert [(mark.optimizer, mark.turn) for mark in reader.marks(7, 17)] == [
+    assert [(mark.optimizer, mark.optimizer_step) for mark in reader.marks(7, 17)] == [
         (number, 1) for number in (4, 5, 6, 7)
     ]
 

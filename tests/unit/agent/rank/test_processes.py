@@ -21,10 +21,10 @@ WAIT_S_MAX = 30.0
 AGENT = """
 import json, os, sys, time
 from pathlib import Path
-from orchestrator.node import spawn
-from orchestrator.node.ranks import NodeRanks
-from orchestrator.wire import messages as m
-from orchestrator.wire.paths import JobDir
+from orchestrator.agent.rank import spawn
+from orchestrator.agent.rank.processes import NodeRanks
+from orchestrator.core.wire import messages as m
+from orchestrator.core.jobdir.layout import JobDir
 
 root, script, grace_s = sys.argv[1:]
 job = JobDir(Path(root))

@@ -161,7 +161,7 @@ def test_a_step_that_slurm_does_not_make_is_tried_node_by_node(world: World) -> 
     fake_host.wait_for(lambda: world.runs() == 4, "an srun for each node")
     assert len(failures) == 1
     ((node, err),) = failures.items()
-    assert f"--nodelist={node}" in world.run(2) and err.trouble is Retryable.LASTING
+    assert f"--nodelist={node}" in world.run(2) and err.trouble is Retryable.PERMANENT
 
 
 def test_an_agent_that_never_speaks_is_a_failure_and_its_srun_is_ended(
@@ -176,7 +176,7 @@ def test_an_agent_that_never_speaks_is_a_failure_and_its_srun_is_ended(
 def test_a_node_outside_of_the_allocation_is_refused_for_good(world: World) -> None:
     one = world.backend()
     ((node, err),) = world.launch(one, "n9")
-    assert (node, err.trouble, world.runs()) == ("n9", Retryable.LASTING, 0)
+    assert (node, err.trouble, world.runs()) == ("n9", Retryable.PERMANENT, 0)
 
 
 def test_an_agent_is_gone_when_srun_says_so_and_not_before(world: World) -> None:

@@ -134,7 +134,7 @@ def test_an_agent_that_cannot_be_looked_for_keeps_its_way(world: World) -> None:
 
 
 def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(world: World) -> None:
-    world.host.refuses = LaunchError("host key", "its key changed", "", Retryable.LASTING)
+    world.host.refuses = LaunchError("host key", "its key changed", "", Retryable.PERMANENT)
     worker = world.worker()
     world.clock.until_rest(lambda: worker.attend(CONFIG))
     assert world.host.since(lambda: world.clock.advance(29.0)) == []

@@ -133,7 +133,7 @@ class FakeHost:
             case None:
                 return self._say(self.steps[self._said])
             case Kind.FAILS:
-                return self._word(w.Failed(self.steps[self._said].stage, "so it is", "mend it", "lasting"))
+                return self._word(w.Failed(self.steps[self._said].stage, "so it is", "mend it", "permanent"))
             case Kind.EXITS | Kind.DIES | Kind.HANGS_UP:
                 return None
             case Kind.HANGS | Kind.TAKES_NOTHING:
@@ -283,7 +283,7 @@ def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
         def send(self, data: bytes) -> None:
             if data[:1] == b"C":
                 self.steps[self._said :] = [
-                    Step("copy", w.Failed("copy", "no space left", "free some", "lasting"))
+                    Step("copy", w.Failed("copy", "no space left", "free some", "permanent"))
                 ]
                 raise BrokenPipeError
             super().send(data)
@@ -291,7 +291,7 @@ def test_what_a_host_said_before_it_hung_up_is_the_reason(code: Code) -> None:
     result = _land(Full(steps(True, False, False), None, []), code)
     assert isinstance(result, LaunchError)
     assert (result.stage, result.reason, result.fix, result.trouble) == (
-        "copy", "no space left", "free some", Retryable.LASTING,
+        "copy", "no space left", "free some", Retryable.PERMANENT,
     )  # fmt: skip
 
 

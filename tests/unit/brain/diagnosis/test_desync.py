@@ -31,28 +31,32 @@ def train(
         story.now_s += 1.0
         steps = range(begin, min(begin + EVERY_BEAT_STEPS, last + 1), 2)
         for rank in range(ranks):
-            marks = tuple(
+            collective_counts = tuple(
                 observations.CollectiveCounts(step, 0, step, tuple(counts(rank, step) for _ in groups))
                 for step in steps
             )
-            beat = e.RankHeartbeat(rank, steps[-1], "S", 0, 0.0, groups=groups, marks=marks)
+            beat = e.RankHeartbeat(
+                rank, steps[-1], "S", 0, 0.0, groups=groups, collective_counts=collective_counts
+            )
             said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     return said
 
 
 def looked(story: Story, began: int = 0, odd: int = 2, mixed: tuple[str, ...] = ()) -> list[d.Decision]:
     """Let every rank answer the look; the odd one's counts changed at `began`."""
-    number = story.brain.facts.attempt.look  # type: ignore[union-attr]
+    number = story.brain.facts.attempt.inspection  # type: ignore[union-attr]
     said = []
     for rank in range(len(story.brain.facts.ranks)):
-        marks = (observations.CollectiveCounts(began, 0, began, (0,)),) if began and rank == odd else ()
+        collective_counts = (
+            (observations.CollectiveCounts(began, 0, began, (0,)),) if began and rank == odd else ()
+        )
         last = observations.Collective(
             "0", "default group", (0, 1, 2, 3), 90 + rank, "all_reduce", "float32[1000]", 0.1
         )
         found = look(
             rank,
-            observations.Activity.WORKS,
-            marks=marks,
+            observations.Activity.PROGRESSING,
+            collective_counts=collective_counts,
             mixed=mixed if rank == 0 else (),
             collectives=(last,),
             where="train.py:9 step",
@@ -137,7 +141,7 @@ def test_while_no_step_is_made_a_difference_cannot_pass_and_is_none() -> None:
     train(story, 2, 204, a_thread_lags)
     assert story.brain.facts.odd_at
     for rank in range(4):
-        beat = e.RankHeartbeat(rank, 204, "S", 0, 0.0, usual_s=0.1, groups=(GROUP,))
+        beat = e.RankHeartbeat(rank, 204, "S", 0, 0.0, median_step_s=0.1, groups=(GROUP,))
         story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     story.now_s += 25.0  # an evaluation, for instance
     assert not train(story, 206, 400, a_thread_lags)
@@ -153,12 +157,18 @@ def test_only_members_of_a_group_are_compared() -> None:
     for begin in range(2, 60, 8):
         story.now_s += 1.0
         for rank in range(4):
-            marks = tuple(
+            collective_counts = tuple(
                 observations.CollectiveCounts(step, 0, step, (3 * step, (rank // 2 + 1) * step))
                 for step in range(begin, begin + 8, 2)
             )
             beat = e.RankHeartbeat(
-                rank, begin + 6, "S", 0, 0.0, groups=(GROUP, f"part{rank // 2}"), marks=marks
+                rank,
+                begin + 6,
+                "S",
+                0,
+                0.0,
+                groups=(GROUP, f"part{rank // 2}"),
+                collective_counts=collective_counts,
             )
             assert not story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
 
@@ -180,7 +190,7 @@ def test_a_hang_that_was_noticed_is_taken_back_though_a_desync_is_said_meanwhile
     story.brain.learn(d.Alert(story.now_s, "hang", 1, hang))
     said = train(story, 66, 120, skips)
     assert [type(one) for one in said] == [d.ResolveAlert]
-    assert facts.attempt.noticed is None and facts.attempt.desynced is not None
+    assert facts.attempt.alert is None and facts.attempt.desynced is not None
 
 
 def test_a_checkpoint_written_after_it_began_is_not_adopted() -> None:

@@ -130,7 +130,7 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
     story = _running()
     story.hear(e.AgentDied(0.0, "n1", "killed"), story.stopped(0))
     for _ in range(6):
-        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host", observations.Retryable.PASSING))
+        story.hear(e.LaunchFailed(0.0, "n1", "connect", "no route to host", observations.Retryable.TRANSIENT))
         story.wait(30.0)
     assert story.brain.facts.end is None and len([x for x in story.said if isinstance(x, d.Launch)]) >= 4
 
@@ -138,7 +138,7 @@ def test_a_host_that_was_up_before_may_take_its_time_to_reboot() -> None:
 def test_an_agent_that_never_started_ends_the_job() -> None:
     story = Story(1)
     for _ in range(3):
-        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", observations.Retryable.PASSING))
+        story.hear(e.LaunchFailed(0.0, "n0", "start", "no python3 there", observations.Retryable.TRANSIENT))
         story.wait(5.0)
     assert only(story.said, d.EndJob).end is d.JobEnd.FAILED
 

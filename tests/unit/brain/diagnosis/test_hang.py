@@ -33,7 +33,7 @@ from tests.support.hang_story import (
 def test_a_rank_that_cannot_go_on_is_named_with_its_place_and_the_others_with_what_they_wait_in() -> None:
     story = gang_of()
     read = entered(
-        2, 9654, doing=BLOCKED, where="train.py:88 load", why="in read() of data/shard-17.bin", certain=True
+        2, 9654, activity=BLOCKED, where="train.py:88 load", why="in read() of data/shard-17.bin", proven=True
     )
     verdict = judged(story, entered(0, 9655), entered(1, 9655), read, entered(3, 9655))
     assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.HANG, (2,), "n2", 9)
@@ -48,7 +48,7 @@ def test_a_rank_that_cannot_go_on_is_named_with_its_place_and_the_others_with_wh
     assert verdict.evidence[1].startswith(
         "rank 2 (state S; blocked, in read() of data/shard-17.bin): train.py:88 load"
     )
-    assert verdict.evidence[2].startswith("ranks 0,1,3 (state S; waits)")
+    assert verdict.evidence[2].startswith("ranks 0,1,3 (state S; waiting for ranks)")
     assert verdict.signature == "hang at train.py:88 load"
     assert story.now_s == pytest.approx(7.0, abs=0.6), "5 s of silence, and a second look 2 s later"
 
@@ -67,17 +67,17 @@ def test_a_rank_without_steps_among_ranks_with_steps_serves_them_and_is_not_judg
         story.hear(*(beat(rank, 9) for rank in (0, 1, 2)), beat(3, 0))
         return story
 
-    naps = [look(rank, doing=SLEEPS, where="train.py:61 nap", ends_s=30.0) for rank in (0, 1, 2)]
-    serves = look(3, doing=SLEEPS, where="train.py:5 serve", certain=True)
+    naps = [look(rank, activity=SLEEPS, where="train.py:61 nap", ends_s=30.0) for rank in (0, 1, 2)]
+    serves = look(3, activity=SLEEPS, where="train.py:5 serve", proven=True)
     assert none_of(silence(served(), *naps, serves, for_s=500.0), d.Judge)
-    stuck = entered(0, 6, members=(0, 1, 2), doing=BLOCKED, where="train.py:88 load", certain=True)
+    stuck = entered(0, 6, members=(0, 1, 2), activity=BLOCKED, where="train.py:88 load", proven=True)
     waits = [entered(rank, 7, members=(0, 1, 2)) for rank in (1, 2)]
     assert judged(served(), stuck, *waits, serves).ranks == (0,)
 
 
 @pytest.mark.parametrize(("starved_s", "hangs"), [(0.0, True), (80.0, False), (1e6, False)])
 def test_time_without_a_processor_is_no_time_in_one_place(starved_s: float, hangs: bool) -> None:
-    sorts = entered(2, 9654, doing=BLOCKED, where="train.py:55 sort", why="in C code", starved_s=starved_s)
+    sorts = entered(2, 9654, activity=BLOCKED, where="train.py:55 sort", why="in C code", starved_s=starved_s)
     found = [entered(0, 9655), entered(1, 9655), sorts, entered(3, 9655)]
     verdicts = [one for one in silence(gang_of(), *found, for_s=360.0) if isinstance(one, d.Judge)]
     assert bool(verdicts) is hangs
@@ -87,7 +87,7 @@ def test_time_without_a_processor_is_no_time_in_one_place(starved_s: float, hang
 
 def test_the_use_of_gpus_is_part_of_the_evidence() -> None:
     found = [entered(rank, 9655, gpu_use=1.0) for rank in (0, 1, 3)]
-    stuck = entered(2, 9654, doing=BLOCKED, where="train.py:88 load", certain=True, gpu_use=0.0)
+    stuck = entered(2, 9654, activity=BLOCKED, where="train.py:88 load", proven=True, gpu_use=0.0)
     verdict = judged(gang_of(), *found, stuck)
     assert verdict.evidence[0].endswith("collective sequence numbers · /proc state · GPU use")
     assert "GPU use: ranks 0,1,3 100%, rank 2 0%" in verdict.evidence
@@ -95,7 +95,7 @@ def test_the_use_of_gpus_is_part_of_the_evidence() -> None:
 
 def test_one_look_is_not_enough_however_certain_it_is() -> None:
     story = gang_of()
-    found = [entered(rank, 7) for rank in (0, 1, 3)] + [entered(2, 6, doing=BLOCKED, certain=True)]
+    found = [entered(rank, 7) for rank in (0, 1, 3)] + [entered(2, 6, activity=BLOCKED, proven=True)]
     assert none_of(silence(story, *found, for_s=6.5), d.Judge)
 
 
@@ -104,8 +104,8 @@ def test_nobody_is_judged_while_any_rank_moves() -> None:
     found = [
         entered(0, 7),
         entered(1, 7),
-        entered(2, 6, doing=BLOCKED, certain=True),
-        entered(3, 6, doing=WORKS),
+        entered(2, 6, activity=BLOCKED, proven=True),
+        entered(3, 6, activity=WORKS),
     ]
     assert none_of(silence(story, *found, for_s=590.0), d.Judge)
 
@@ -120,10 +120,10 @@ def test_a_rank_that_enters_further_collectives_moves() -> None:
 
 def test_a_sleep_longer_than_patience_is_a_proof_and_a_shorter_one_is_not() -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
-    nap = entered(2, 6, doing=SLEEPS, why="in sleep(), 3,590 s to go", certain=True, ends_s=3590.0)
+    nap = entered(2, 6, activity=SLEEPS, why="in sleep(), 3,590 s to go", proven=True, ends_s=3590.0)
     assert judged(gang_of(), *waiting, nap).ranks == (2,)
     assert none_of(silence(gang_of(), *waiting, replace(nap, ends_s=590.0), for_s=500.0), d.Judge)
-    assert none_of(silence(gang_of(), *waiting, replace(nap, certain=False), for_s=500.0), d.Judge)
+    assert none_of(silence(gang_of(), *waiting, replace(nap, proven=False), for_s=500.0), d.Judge)
     assert judged(gang_of(patience_s=20.0), *waiting, replace(nap, ends_s=60.0)).ranks == (2,)
     assert none_of(silence(gang_of(patience_s=None), *waiting, nap, for_s=900.0), d.Judge)
 
@@ -218,7 +218,7 @@ def test_victims_of_one_group_are_not_the_culprits_of_another() -> None:
         where="t.py:5 b",
         collectives=(observations.Collective("2", "", both, 8, "all_reduce", "", 40.0), other),
     )
-    three = look(3, BLOCKED, where="t.py:7 c", why="waits for a debugger to attach", certain=True,
+    three = look(3, BLOCKED, where="t.py:7 c", why="waits for a debugger to attach", proven=True,
                  collectives=(observations.Collective("1", "pair", (2, 3), 4, "all_gather", "", 60.0),))  # fmt: skip
     first = [entered(rank, 9, members=both, group="2") for rank in (0, 1)]
     assert judged(gang_of(), *first, two, three).ranks == (3,)
@@ -238,7 +238,7 @@ def test_ranks_that_wait_for_each_other_in_two_groups_are_both_shown() -> None:
 
 
 def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
-    held = entered(2, 6, doing=observations.Activity.STOPPED, state="t", why="held by a debugger")
+    held = entered(2, 6, activity=observations.Activity.STOPPED, state="t", why="held by a debugger")
     story = gang_of()
     story.hear(beat(2, 9, "t"))
     assert none_of(silence(story, entered(0, 7), entered(1, 7), held, entered(3, 7), for_s=290.0), d.Judge)
@@ -248,7 +248,7 @@ def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("doing", "more", "patience_s"),
+    ("activity", "more", "patience_s"),
     [
         (BLOCKED, {}, 300.0),
         (BLOCKED, {"ends_s": 30.0}, 600.0),
@@ -259,10 +259,10 @@ def test_a_debugger_that_holds_a_rank_lets_it_go_again() -> None:
     ],
 )
 def test_patience_is_five_minutes_where_a_rank_is_blocked_and_twice_that_where_it_is_busy(
-    doing: observations.Activity, more: dict[str, Any], patience_s: float
+    activity: observations.Activity, more: dict[str, Any], patience_s: float
 ) -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
-    odd = entered(2, 6, doing=doing, where="train.py:50 odd", **more)
+    odd = entered(2, 6, activity=activity, where="train.py:50 odd", **more)
     assert none_of(silence(gang_of(), *waiting, odd, for_s=patience_s - 5.0), d.Judge)
     story = gang_of()
     verdict = judged(story, *waiting, odd, for_s=patience_s + 70.0)
@@ -281,13 +281,13 @@ def test_patience_is_the_longest_that_fits_what_was_seen_since_the_rank_last_mov
     for _ in range(1100):
         if not none_of(story.wait(0.5), d.Inspect):
             first_s = story.now_s if first_s is None else first_s
-            odd = entered(2, 6, doing=next(kinds), where="train.py:50 poll")
+            odd = entered(2, 6, activity=next(kinds), where="train.py:50 poll")
             story.hear(*story.looked(*(stood(one, story.now_s - first_s) for one in (*waiting, odd))))
     assert none_of(story.said, d.Judge)
 
 
 def test_no_hang_is_seen_without_a_proof_where_the_user_wants_none() -> None:
-    found = [entered(0, 7), entered(1, 7), entered(2, 6, doing=BLOCKED), entered(3, 7)]
+    found = [entered(0, 7), entered(1, 7), entered(2, 6, activity=BLOCKED), entered(3, 7)]
     assert none_of(silence(gang_of(patience_s=None), *found, for_s=2000.0), d.Judge)
 
 
@@ -314,8 +314,8 @@ def test_processor_time_alone_does_not_hide_a_hang_before_the_first_step_for_eve
 def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> None:
     waiting = [entered(0, 7), entered(1, 7), entered(3, 7)]
     for odd, is_judged in (
-        (entered(2, 6, doing=BLOCKED), False),
-        (entered(2, 6, doing=BLOCKED, certain=True), True),
+        (entered(2, 6, activity=BLOCKED), False),
+        (entered(2, 6, activity=BLOCKED, proven=True), True),
     ):
         story = gang_of()
         for second in range(1, 400):
@@ -330,14 +330,14 @@ def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> Non
 
 
 def test_who_works_is_never_judged_however_long_others_wait_for_it() -> None:
-    works = entered(2, 6, doing=WORKS, where="train.py:60 loop")
+    works = entered(2, 6, activity=WORKS, where="train.py:60 loop")
     found = [entered(0, 7), entered(1, 7), works, entered(3, 7)]
     assert none_of(silence(gang_of(hang_s_ceiling=100.0), *found, for_s=2000.0), d.Judge)
 
 
 def test_a_whole_gang_that_works_in_silence_is_never_judged() -> None:
     story = gang_of(hang_s_ceiling=100.0)
-    assert none_of(silence(story, *(entered(rank, 6, doing=WORKS) for rank in ALL), for_s=2000.0), d.Judge)
+    assert none_of(silence(story, *(entered(rank, 6, activity=WORKS) for rank in ALL), for_s=2000.0), d.Judge)
 
 
 def test_what_cannot_be_seen_has_the_ceiling() -> None:

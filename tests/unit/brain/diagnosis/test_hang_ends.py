@@ -65,7 +65,7 @@ def test_what_others_wait_in_is_known_before_a_stopped_rank_is_judged() -> None:
         looks += [one for one in story.hear(beat(0, 9, "T")) if isinstance(one, d.Inspect)]
         story.hear(*story.looked(look(0, observations.Activity.STOPPED, state="T"), look(1, WAITS)))
         story.now_s += 1.0
-    assert [one.look for one in looks if one.node == "n1"] == [1, 2]
+    assert [one.inspection for one in looks if one.node == "n1"] == [1, 2]
     assert only(story.hear(beat(0, 9, "T")), d.Judge).verdict.ranks == (0,)
 
 
@@ -86,23 +86,23 @@ def test_a_rank_that_alone_is_left_behind_is_named() -> None:
 def _left(here_s: float, busy: bool = False) -> Story:
     """Return a job one of whose ranks has said its last word and is still there."""
     story = gang_of(2)
-    story.hear(story.exited(1, 0, None, count=9), beat(0, 9, left=True))
+    story.hear(story.exited(1, 0, None, count=9), beat(0, 9, exiting=True))
     for second in range(1, int(here_s) + 1):
         story.now_s += 1.0
-        story.hear(beat(0, 9, left=True, cpu_s=second * 0.9 if busy else 0.0))
+        story.hear(beat(0, 9, exiting=True, cpu_s=second * 0.9 if busy else 0.0))
     return story
 
 
 def test_a_rank_that_said_its_last_word_and_never_leaves_is_a_hang_after_7_s() -> None:
     early = _left(6.0)
-    assert none_of(early.hear(*early.looked(look(0, observations.Activity.LEAVING, certain=True))), d.Judge)
+    assert none_of(early.hear(*early.looked(look(0, observations.Activity.EXITING, proven=True))), d.Judge)
     story = _left(7.0)
     assert not none_of(story.said, d.Inspect)
     assert none_of(
-        story.hear(*story.looked(look(0, observations.Activity.LEAVING, why="in read() of a pipe"))), d.Judge
+        story.hear(*story.looked(look(0, observations.Activity.EXITING, why="in read() of a pipe"))), d.Judge
     )
     verdict = only(
-        story.hear(*story.looked(look(0, observations.Activity.LEAVING, certain=True))), d.Judge
+        story.hear(*story.looked(look(0, observations.Activity.EXITING, proven=True))), d.Judge
     ).verdict
     assert verdict.summary == "rank 0 on n0 said its last word 7 s ago and never left"
 
@@ -136,7 +136,7 @@ def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> 
 def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -> None:
     came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1)]
     late = look(2, WORKS, phase="import", stack=AT)
-    unseen = look(3, observations.Activity.UNSEEN, why="it did not answer")
+    unseen = look(3, observations.Activity.UNKNOWN, why="it did not answer")
     story = gang_of(steps=0, rendezvous_s_max=100.0)
     assert none_of(silence(story, *came, late, unseen, for_s=130.0), d.Judge)
     seen = look(3, WAITS, phase="rendezvous", stack=AT)
@@ -145,7 +145,7 @@ def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -
 
 def test_a_rank_that_shows_no_stack_is_not_waited_for_without_end() -> None:
     came = [look(rank, WAITS, phase="rendezvous", stack=AT) for rank in (0, 1, 2)]
-    unseen = look(3, observations.Activity.UNSEEN, why="it did not answer")
+    unseen = look(3, observations.Activity.UNKNOWN, why="it did not answer")
     verdict = judged(gang_of(steps=0, rendezvous_s_max=100.0), *came, unseen, for_s=150.0)
     assert verdict.ranks == (3,) and "it did not answer" in verdict.culprit
 
@@ -153,7 +153,7 @@ def test_a_rank_that_shows_no_stack_is_not_waited_for_without_end() -> None:
 def test_a_rank_that_never_comes_to_the_rendezvous_is_judged_at_once_when_that_is_certain() -> None:
     story = gang_of(steps=0)
     came = [look(rank, WAITS, phase="rendezvous") for rank in (0, 1, 3)]
-    late = look(2, SLEEPS, phase="import", where="slow.py:2 <module>", certain=True, ends_s=3570.0)
+    late = look(2, SLEEPS, phase="import", where="slow.py:2 <module>", proven=True, ends_s=3570.0)
     verdict = judged(story, *came, late, for_s=40.0)
     assert verdict.ranks == (2,) and verdict.waiting == "ranks 0,1,3 at the rendezvous"
 
@@ -169,7 +169,7 @@ def test_long_after_the_rendezvous_its_limit_is_no_matter() -> None:
 
 def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_job_moves() -> None:
     story = gang_of(2, on_hang="notify")
-    found = [look(0, WAITS), look(1, BLOCKED, certain=True, where="train.py:5 f")]
+    found = [look(0, WAITS), look(1, BLOCKED, proven=True, where="train.py:5 f")]
     assert not none_of(silence(story, *found), d.Alert)
     looks = len([one for one in story.said if isinstance(one, d.Inspect)])
     said = []
@@ -184,7 +184,7 @@ def test_notify_tells_of_a_hang_once_keeps_looking_and_takes_it_back_when_the_jo
 
 def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_again_and_again() -> None:
     story = gang_of(2, on_hang="notify")
-    found = [look(0, WAITS), look(1, BLOCKED, certain=True, where="train.py:5 f")]
+    found = [look(0, WAITS), look(1, BLOCKED, proven=True, where="train.py:5 f")]
     for second in range(1, 300):
         story.hear(beat(0, 9, log_bytes=second))
         story.wait(1.0)
@@ -197,7 +197,7 @@ def test_a_thread_that_logs_for_ever_neither_hides_a_hang_nor_takes_it_back_agai
 
 def test_fail_ends_the_job() -> None:
     story = gang_of(2, on_hang="fail")
-    judged(story, look(0, WAITS), look(1, BLOCKED, certain=True))
+    judged(story, look(0, WAITS), look(1, BLOCKED, proven=True))
     assert only(story.stop_all(), d.EndJob).end is d.JobEnd.FAILED
 
 
@@ -205,11 +205,11 @@ LOOK_WAITS_MAX = 200
 """So many half seconds without a look mean that there will be none."""
 
 
-def hang_at(story: Story, attempt: int, *, certain: bool) -> tuple[d.Verdict, float]:
+def hang_at(story: Story, attempt: int, *, proven: bool) -> tuple[d.Verdict, float]:
     """Let rank 0 of two stand at one place after step 9 until it is judged; return the verdict, and after how long."""
     story.run(attempt)
     for rank in (0, 1):
-        made = e.RankHeartbeat(rank, 9, "S", 0, 0.0, usual_s=0.1)
+        made = e.RankHeartbeat(rank, 9, "S", 0, 0.0, median_step_s=0.1)
         story.hear(e.Heartbeat(0.0, f"n{rank}", attempt, (made,)))
     began_s, first_s = story.now_s, 0.0
     for _ in range(2000):
@@ -217,7 +217,7 @@ def hang_at(story: Story, attempt: int, *, certain: bool) -> tuple[d.Verdict, fl
             continue
         first_s = first_s or story.now_s
         stood_s = story.now_s - first_s
-        blocked = look(0, BLOCKED, certain=certain, where="train.py:5 f", still_s=stood_s)
+        blocked = look(0, BLOCKED, proven=proven, where="train.py:5 f", still_s=stood_s)
         found = story.hear(*story.looked(blocked, look(1, WAITS, still_s=stood_s), attempt=attempt))
         if not none_of(found, d.Judge):
             return only(found, d.Judge).verdict, story.now_s - began_s
@@ -228,7 +228,7 @@ def test_a_hang_that_returns_at_the_same_step_and_place_is_no_progress_whichever
     story = gang_of(2, steps=0)
     kinds = []
     for attempt in (1, 2):
-        kinds.append(hang_at(story, attempt, certain=True)[0].kind)
+        kinds.append(hang_at(story, attempt, proven=True)[0].kind)
         story.stop_all(attempt)
         story.wait(5.0)
     assert kinds == [d.Kind.HANG, d.Kind.NO_PROGRESS]
@@ -238,7 +238,7 @@ def test_a_hang_that_only_patience_saw_has_a_third_attempt_with_patience_up_to_t
     story = gang_of(2, steps=0)
     found = []
     for attempt in (1, 2, 3):
-        found.append(hang_at(story, attempt, certain=False))
+        found.append(hang_at(story, attempt, proven=False))
         story.stop_all(attempt)
         story.wait(20.0)
     assert [one.kind for one, _ in found] == [d.Kind.HANG, d.Kind.HANG, d.Kind.NO_PROGRESS]
@@ -251,18 +251,18 @@ def hang_of_rank_1(story: Story, attempt: int, step: int, *nodes: int) -> d.Verd
     """Let two ranks run on these nodes, rank 1 hang after a step, and all stop until the next attempt is placed."""
     story.run_on(*nodes, attempt=attempt)
     for rank, node in enumerate(nodes):
-        made = e.RankHeartbeat(rank, step, "S", 0, 0.0, usual_s=0.1)
+        made = e.RankHeartbeat(rank, step, "S", 0, 0.0, median_step_s=0.1)
         story.hear(e.Heartbeat(0.0, f"n{node}", attempt, (made,)))
     said: list[d.Decision] = []
     for stood_s in (0.0, 3.0):
         assert any(not none_of(story.wait(0.5), d.Inspect) for _ in range(LOOK_WAITS_MAX))
         waits = look(0, WAITS, still_s=stood_s)
-        blocked = look(1, BLOCKED, certain=True, where="a.py:1 f", still_s=stood_s)
+        blocked = look(1, BLOCKED, proven=True, where="a.py:1 f", still_s=stood_s)
         looked = story.looked(waits, blocked, attempt=attempt)
         said += story.hear(*(replace(one, node=f"n{node}") for one, node in zip(looked, nodes, strict=True)))
     story.hear(*(story.stopped(node, attempt) for node in nodes))
     story.wait(20.0)
-    away = [name for name, node in story.brain.facts.nodes.items() if node.link.value != "up"]
+    away = [name for name, node in story.brain.facts.nodes.items() if node.agent_state.value != "up"]
     story.hear(*(story.up(int(name[1:])) for name in away))
     return only([one for one in said if isinstance(one, d.Judge)], d.Judge).verdict
 
@@ -310,7 +310,7 @@ def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> No
     )
     assert stack_groups.lines([*alike, odd]) == (
         "rank 7 (state D; blocked, in read()): t.py:3 load < t.py:9 step",
-        "ranks 0-6 (state S; waits): t.py:9 step < c10d.py:5 all_reduce",
+        "ranks 0-6 (state S; waiting for ranks): t.py:9 step < c10d.py:5 all_reduce",
     )
 
 
@@ -323,7 +323,9 @@ def test_many_different_stacks_are_cut() -> None:
 def test_what_could_not_be_looked_at_is_said() -> None:
     lack = "no flight recorder there"
     found = [
-        entered(rank, 6 + (rank > 0), doing=WAITS if rank else BLOCKED, certain=not rank, lacks=(lack,))
+        entered(
+            rank, 6 + (rank > 0), activity=WAITS if rank else BLOCKED, proven=not rank, unavailable=(lack,)
+        )
         for rank in ALL
     ]
     assert f"not looked at (ranks 0-3): {lack}" in judged(gang_of(), *found).evidence

@@ -23,12 +23,12 @@ from tests.support.hang_story import (
 )
 
 
-@pytest.mark.parametrize("doing", [SLEEPS, SPINS])
+@pytest.mark.parametrize("activity", [SLEEPS, SPINS])
 def test_ranks_that_compute_or_sleep_and_wait_for_no_other_may_do_so_for_as_long_as_they_like(
-    doing: observations.Activity,
+    activity: observations.Activity,
 ) -> None:
     found = [
-        look(rank, doing=doing, where=f"train.py:{rank} f", certain=doing is SLEEPS, ends_s=7200.0)
+        look(rank, activity=activity, where=f"train.py:{rank} f", proven=activity is SLEEPS, ends_s=7200.0)
         for rank in ALL
     ]
     assert none_of(silence(gang_of(), *found, for_s=3000.0), d.Judge)
@@ -46,16 +46,16 @@ def test_where_no_rank_is_seen_to_wait_one_that_is_blocked_has_twice_the_patienc
         story.hear(*(beat(rank, 9 if rank != 3 else 8) for rank in ALL))
         return story
 
-    polls = [look(rank, doing=SLEEPS, where="train.py:20 wait_for_peers") for rank in (0, 1, 2)]
-    reads = look(3, doing=BLOCKED, where="train.py:88 load")
+    polls = [look(rank, activity=SLEEPS, where="train.py:20 wait_for_peers") for rank in (0, 1, 2)]
+    reads = look(3, activity=BLOCKED, where="train.py:88 load")
     assert none_of(silence(polled(), *polls, reads, for_s=590.0), d.Judge)
     assert judged(polled(), *polls, reads, for_s=640.0).ranks == (3,)
 
 
 def test_a_rank_that_can_go_on_may_let_one_go_on_that_cannot_by_itself() -> None:
-    locked = look(1, doing=BLOCKED, where="train.py:88 load", why="on a lock", certain=True)
+    locked = look(1, activity=BLOCKED, where="train.py:88 load", why="on a lock", proven=True)
     waits = [entered(rank, 7) for rank in (2, 3)]
-    writes = look(0, doing=SLEEPS, where="train.py:12 prepare", ends_s=25.0)
+    writes = look(0, activity=SLEEPS, where="train.py:12 prepare", ends_s=25.0)
     assert none_of(silence(gang_of(), writes, locked, *waits, for_s=50.0), d.Judge)
     assert judged(gang_of(), entered(0, 7), locked, *waits).ranks == (1,)
     everywhere = [replace(locked, rank=rank) for rank in ALL]
@@ -63,14 +63,14 @@ def test_a_rank_that_can_go_on_may_let_one_go_on_that_cannot_by_itself() -> None
 
 
 def test_a_program_without_steps_whose_ranks_serve_is_let_be_up_to_the_ceiling() -> None:
-    serves = look(0, doing=BLOCKED, where="serve.py:3 accept")
-    idle = [look(rank, doing=SLEEPS, where=f"serve.py:9 idle_{rank}") for rank in ALL[1:]]
+    serves = look(0, activity=BLOCKED, where="serve.py:3 accept")
+    idle = [look(rank, activity=SLEEPS, where=f"serve.py:9 idle_{rank}") for rank in ALL[1:]]
     assert none_of(silence(gang_of(steps=0), serves, *idle, for_s=590.0), d.Judge)
 
 
 def test_a_rank_that_no_other_waits_for_proves_nothing() -> None:
     others = [entered(rank, 10, members=(1, 2, 3), group="1") for rank in (1, 2, 3)]
-    asleep = look(0, SLEEPS, where="train.py:5 serve", ends_s=3600.0, certain=True)
+    asleep = look(0, SLEEPS, where="train.py:5 serve", ends_s=3600.0, proven=True)
     assert none_of(silence(gang_of(), asleep, *others, for_s=290.0), d.Judge)
 
 
@@ -95,5 +95,5 @@ def test_a_rank_that_is_held_back_now_and_then_is_not_stopped() -> None:
     for _ in range(8):  # each beat finds it stopped
         story.hear(beat(2, 9, "T"))
         if any(isinstance(one, d.Inspect) for one in story.wait(1.0)):
-            story.hear(*story.looked(*(look(rank, observations.Activity.WORKS) for rank in ALL)))
+            story.hear(*story.looked(*(look(rank, observations.Activity.PROGRESSING) for rank in ALL)))
     assert none_of(story.said, d.Judge)

@@ -28,7 +28,7 @@ def test_where_ranks_wait_for_single_others_nobody_knows_that_nobody_is_missing(
     assert none_of(silence(gang_of(), *in_recv, for_s=500.0), d.Judge)
     waits = [entered(rank, 7, why="in wait() of a collective", mixed=("k",)) for rank in ALL]
     assert none_of(silence(gang_of(), *waits, for_s=50.0), d.Judge)
-    asleep = entered(3, 7, doing=SLEEPS, certain=True, ends_s=20.0)
+    asleep = entered(3, 7, activity=SLEEPS, proven=True, ends_s=20.0)
     three = [entered(rank, 7) for rank in (0, 1, 2)]
     assert none_of(silence(gang_of(), *three, asleep, for_s=15.0), d.Judge)
 
@@ -40,7 +40,7 @@ def test_a_rank_without_steps_that_is_missed_in_a_collective_has_patience_as_any
             story.hear(beat(rank, 9))
         return story
 
-    late = entered(3, 6, doing=BLOCKED, why="waits for a child to end")
+    late = entered(3, 6, activity=BLOCKED, why="waits for a child to end")
     waiting = [entered(rank, 7) for rank in (0, 1, 2)]
     assert none_of(silence(served(), *waiting, late, for_s=280.0), d.Judge)
     assert judged(served(), *waiting, late, for_s=340.0).ranks == (3,)

@@ -14,12 +14,12 @@ def running() -> Story:
     return story
 
 
-def report(story: Story, own_s: list[float], count: int) -> list[d.Decision]:
+def report(story: Story, own_work_s: list[float], count: int) -> list[d.Decision]:
     """Let ten seconds pass, and every rank tell how long its own work takes."""
     story.now_s += 10.0
     said = []
-    for rank, one in enumerate(own_s):
-        beat = e.RankHeartbeat(rank, count, "S", 0, 0.0, own_s=one + count * 1e-9)
+    for rank, one in enumerate(own_work_s):
+        beat = e.RankHeartbeat(rank, count, "S", 0, 0.0, own_work_s=one + count * 1e-9)
         said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
     return said
 

@@ -13,7 +13,7 @@ from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from tests.support.brain_story import Story, look, none_of
 
-WAITS = observations.Activity.WAITS
+WAITS = observations.Activity.WAITING_FOR_RANKS
 
 
 def _auto(nodes: int = 2, **limits: object) -> Story:
@@ -28,8 +28,10 @@ def _beat(rank: int, count: int = 0, **more: Any) -> e.Heartbeat:
     return e.Heartbeat(0.0, f"n{rank}", 1, (e.RankHeartbeat(rank, count, "S", **fields),))
 
 
-def _step(story: Story, count: int, usual_s: float | None = 0.1) -> None:
-    story.hear(*(_beat(rank, count, usual_s=usual_s) for rank in range(len(story.brain.facts.nodes))))
+def _step(story: Story, count: int, median_step_s: float | None = 0.1) -> None:
+    story.hear(
+        *(_beat(rank, count, median_step_s=median_step_s) for rank in range(len(story.brain.facts.nodes)))
+    )
 
 
 def _looks(decisions: list[d.Decision]) -> list[d.Inspect]:
@@ -45,12 +47,14 @@ def _first_look_s(story: Story, until_s: float = 1000.0) -> float | None:
     return None
 
 
-@pytest.mark.parametrize(("usual_s", "wanted_s"), [(0.01, 5.0), (1.0, 5.0), (4.0, 12.0), (1000.0, 600.0)])
+@pytest.mark.parametrize(
+    ("median_step_s", "wanted_s"), [(0.01, 5.0), (1.0, 5.0), (4.0, 12.0), (1000.0, 600.0)]
+)
 def test_three_usual_steps_of_silence_are_suspicious_within_floor_and_ceiling(
-    usual_s: float, wanted_s: float
+    median_step_s: float, wanted_s: float
 ) -> None:
     story = _auto()
-    _step(story, 9, usual_s)
+    _step(story, 9, median_step_s)
     assert _first_look_s(story) == pytest.approx(wanted_s, abs=0.5)
 
 
@@ -59,13 +63,13 @@ def test_the_user_sets_floor_and_ceiling() -> None:
     _step(story, 9)
     assert _first_look_s(story) == pytest.approx(20.0, abs=0.5)
     story = _auto(hang_s_ceiling=9.0)
-    _step(story, 9, usual_s=60.0)
+    _step(story, 9, median_step_s=60.0)
     assert _first_look_s(story) == pytest.approx(9.0, abs=0.5)
 
 
 def test_the_slowest_rank_tells_what_is_usual() -> None:
     story = _auto()
-    story.hear(_beat(0, 9, usual_s=0.1), _beat(1, 9, usual_s=10.0))
+    story.hear(_beat(0, 9, median_step_s=0.1), _beat(1, 9, median_step_s=10.0))
     assert _first_look_s(story) == pytest.approx(30.0, abs=0.5)
 
 
@@ -83,28 +87,33 @@ def test_processor_time_counts_before_the_first_step_and_not_after_it() -> None:
     looked: list[d.Inspect] = []
     for second in range(10):
         story.now_s += 1.0
-        looked += _looks(story.hear(_beat(0, 9, cpu_s=float(second), usual_s=0.1), _beat(1, 9, usual_s=0.1)))
+        looked += _looks(
+            story.hear(_beat(0, 9, cpu_s=float(second), median_step_s=0.1), _beat(1, 9, median_step_s=0.1))
+        )
     assert looked
 
 
 def test_when_some_have_ended_well_the_others_have_five_seconds() -> None:
     story = _auto()
-    _step(story, 9, usual_s=30.0)
+    _step(story, 9, median_step_s=30.0)
     story.hear(story.exited(1, 0, None, count=9))
     assert _first_look_s(story) == pytest.approx(5.0, abs=0.5)
 
 
 @pytest.mark.parametrize("sign", ["log_bytes", "io_bytes"])
-@pytest.mark.parametrize(("usual_s", "look_s"), [(0.1, 0.2 * 5.0 + 5.0), (None, 6 * 30.0 + 30.0)])
+@pytest.mark.parametrize(("median_step_s", "look_s"), [(0.1, 0.2 * 5.0 + 5.0), (None, 6 * 30.0 + 30.0)])
 def test_a_sign_of_one_rank_puts_a_look_off_but_not_for_ever(
-    sign: str, usual_s: float | None, look_s: float
+    sign: str, median_step_s: float | None, look_s: float
 ) -> None:
     story = _auto()
-    _step(story, 9, usual_s)
+    _step(story, 9, median_step_s)
     began_s, first_s = story.now_s, 0.0
     for second in range(1, 300):
         story.now_s += 1.0
-        beats = _beat(0, 9, usual_s=usual_s, **{sign: second * 100_000}), _beat(1, 9, usual_s=usual_s)
+        beats = (
+            _beat(0, 9, median_step_s=median_step_s, **{sign: second * 100_000}),
+            _beat(1, 9, median_step_s=median_step_s),
+        )
         if _looks(story.hear(*beats)):
             first_s = first_s or story.now_s - began_s
     assert first_s == pytest.approx(look_s, abs=1.0)
@@ -117,7 +126,9 @@ def test_a_little_input_and_output_is_no_sign() -> None:
     for second in range(1, 8):
         story.now_s += 1.0
         looked += _looks(
-            story.hear(_beat(0, 9, usual_s=0.1, io_bytes=second * 10_000), _beat(1, 9, usual_s=0.1))
+            story.hear(
+                _beat(0, 9, median_step_s=0.1, io_bytes=second * 10_000), _beat(1, 9, median_step_s=0.1)
+            )
         )
     assert looked
 
@@ -143,8 +154,8 @@ def test_whoever_has_just_come_to_stand_is_looked_at_again_soon() -> None:
     for _ in range(200):
         if _looks(story.wait(0.5)):
             times.append(story.now_s)
-            doing, still_s = (observations.Activity.WORKS, 0.0) if len(times) < 6 else (WAITS, 0.0)
-            story.hear(*story.looked(look(0, doing, still_s=still_s), look(1, WAITS, still_s=50.0)))
+            activity, still_s = (observations.Activity.PROGRESSING, 0.0) if len(times) < 6 else (WAITS, 0.0)
+            story.hear(*story.looked(look(0, activity, still_s=still_s), look(1, WAITS, still_s=50.0)))
     assert times[5] - times[4] == pytest.approx(30.0, abs=0.6) and times[6] - times[5] == pytest.approx(
         2.0, abs=0.6
     )
@@ -167,9 +178,9 @@ def test_no_look_is_ordered_while_the_last_one_is_still_to_be_answered() -> None
     story = _auto()
     _step(story, 9)
     story.wait(5.0 + inspections.LOOK_S_MAX - 0.5)
-    assert {one.look for one in _looks(story.said)} == {1}
+    assert {one.inspection for one in _looks(story.said)} == {1}
     story.wait(1.0)
-    assert {one.look for one in _looks(story.said)} == {1, 2}
+    assert {one.inspection for one in _looks(story.said)} == {1, 2}
 
 
 def test_a_silent_node_is_not_looked_at() -> None:
@@ -193,9 +204,9 @@ def test_a_look_that_the_user_asks_for_goes_to_all_nodes_once_and_changes_nothin
         (d.Inspect, "n0"),
         (d.Inspect, "n1"),
     ]
-    assert story.brain.facts.look_answered == 1
+    assert story.brain.facts.inspect_answered == 1
     assert not story.hear(
-        *story.looked(look(0, WAITS, still_s=99.0), look(1, observations.Activity.BLOCKED, certain=True))
+        *story.looked(look(0, WAITS, still_s=99.0), look(1, observations.Activity.BLOCKED, proven=True))
     )
     assert not story.hear(_beat(0, 10), _beat(1, 10))
 
@@ -212,20 +223,20 @@ def test_a_supervisor_that_comes_back_holds_nothing_against_what_nobody_watched(
 
 def test_what_is_suspected_is_said_in_one_line() -> None:
     story = _auto()
-    _step(story, 9, usual_s=0.3)
+    _step(story, 9, median_step_s=0.3)
     assert suspects.text(story.brain.facts, story.now_s) == ""
     story.now_s += 2.0
     story.hear(story.beat(1, 9, "T"))
     assert suspects.text(story.brain.facts, story.now_s + 2.0) == "rank 1 on n1 is stopped (state T) for 2 s"
-    story.hear(_beat(1, 9, usual_s=0.3))
+    story.hear(_beat(1, 9, median_step_s=0.3))
     story.wait(10.0)
     assert suspects.text(story.brain.facts, story.now_s) == "no step for 12 s (usual: 0.3 s): looking"
-    asleep = look(1, observations.Activity.SLEEPS, where="train.py:7 load", why="in sleep(), 9 s to go")
+    asleep = look(1, observations.Activity.SLEEPING, where="train.py:7 load", why="in sleep(), 9 s to go")
     story.hear(*story.looked(look(0, WAITS, why="in all_reduce"), asleep))
     assert suspects.text(story.brain.facts, story.now_s).endswith(
         ": rank 1 on n1: in sleep(), 9 s to go, train.py:7 load; rank 0 in all_reduce"
     )
-    works = look(1, observations.Activity.WORKS, where="train.py:7 load", why="its stack moves")
+    works = look(1, observations.Activity.PROGRESSING, where="train.py:7 load", why="its stack moves")
     story.hear(*story.looked(look(0, WAITS), works))
     assert ": rank 1 on n1: its stack moves, train.py:7 load; rank 0 " in suspects.text(
         story.brain.facts, story.now_s
@@ -266,18 +277,18 @@ def test_patience_grows_with_the_steps_and_with_the_pauses_that_the_job_has_show
 
     story = _auto()
     assert patience_s(story) == 600.0, "before the first step it is the ceiling"
-    _step(story, 1, usual_s=0.1)
+    _step(story, 1, median_step_s=0.1)
     assert (patience_s(story), patience_s(story, longer=True)) == (300.0, 600.0)
     story.now_s += 150.0
-    story.hear(_beat(0, 2, usual_s=0.1), _beat(1, 2, usual_s=4.0))
+    story.hear(_beat(0, 2, median_step_s=0.1), _beat(1, 2, median_step_s=4.0))
     assert patience_s(story) == 450.0, "three times the pause"
     story.hear(story.exited(0, 1, None, count=2))
     story.stop_all()
     story.run(2)
-    story.hear(e.Heartbeat(0.0, "n0", 2, (e.RankHeartbeat(0, 1, "S", 0, 0.0, usual_s=0.1),)))
+    story.hear(e.Heartbeat(0.0, "n0", 2, (e.RankHeartbeat(0, 1, "S", 0, 0.0, median_step_s=0.1),)))
     assert patience_s(story) == 450.0, "the job has shown it, in whichever attempt"
     story = _auto()
-    _step(story, 1, usual_s=40.0)
+    _step(story, 1, median_step_s=40.0)
     assert patience_s(story) == 800.0, "20 steps, though that is above the ceiling"
     story = _auto(patience_s=60.0)
     _step(story, 1)

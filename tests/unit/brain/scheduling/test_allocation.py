@@ -106,11 +106,11 @@ def test_a_crash_is_judged_at_once_in_a_queue_too() -> None:
 
 def test_too_few_usable_nodes_are_a_requeue_that_names_them_and_costs_budget() -> None:
     job = Story(hosts=2, queue=e.QueueTerms(True, 30.0), restarts_max=1)
-    job.hear(job.up(0), job.refused(1, observations.Retryable.LASTING, "no python"))
+    job.hear(job.up(0), job.refused(1, observations.Retryable.PERMANENT, "no python"))
     assert only(job.said, d.Requeue).avoid == {"n1": "stage: no python"}
     job.said.clear()
     job.lent("7.1", 0, 2)
-    job.hear(job.up(0, boot="b"), job.refused(2, observations.Retryable.LASTING, "no python"))
+    job.hear(job.up(0, boot="b"), job.refused(2, observations.Retryable.PERMANENT, "no python"))
     assert none_of(job.said, d.Requeue)
     assert "is spent" in only(job.said, d.EndJob).why
 
@@ -123,7 +123,7 @@ def test_a_lost_node_without_a_spare_costs_one_restart_together_with_the_way_to_
     job.hear(e.AgentDisconnected(0.0, "n1"), e.AgentDied(0.0, "n1", "srun: node failure"))
     assert only(job.wait(allocation.TERM_S + 1.0), d.Judge).verdict.node == "n1"
     job.hear(job.stopped(0))
-    job.hear(job.refused(1, observations.Retryable.LASTING, "srun: not in this allocation"))
+    job.hear(job.refused(1, observations.Retryable.PERMANENT, "srun: not in this allocation"))
     job.wait(job.limits.node_silent_s_max + 5.0)  # until its ranks must be gone
     assert none_of(job.said, d.Requeue) != is_requeued
     assert none_of(job.said, d.EndJob) == is_requeued
@@ -201,7 +201,7 @@ def test_what_the_queue_says_of_an_allocation_that_was_replaced_does_not_end_the
     assert none_of(job.hear(_over(Cause.FAILED)), d.EndJob), "7.0 is over, and 7.1 has just begun"
     job.lent("9.0", 0, 1)
     assert none_of(job.hear(_over(Cause.CANCELLED, 2)), d.EndJob)
-    assert job.brain.facts.requests == 2 and job.brain.facts.want is JobGoal.RUN
+    assert job.brain.facts.requests == 2 and job.brain.facts.goal is JobGoal.RUN
 
 
 @pytest.mark.parametrize("named", ["7.1", "7.2", "7"])

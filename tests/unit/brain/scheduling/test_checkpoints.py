@@ -235,4 +235,4 @@ def test_what_does_not_arrive_after_its_attempt_leaves_what_is_at_home_too() -> 
     story.wait(601.0)
     story.hear(_coming(2, "step-10"), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
     assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
-    assert "step-10" in story.brain.facts.coming, "the present attempt's is still on its way"
+    assert "step-10" in story.brain.facts.fetching, "the present attempt's is still on its way"

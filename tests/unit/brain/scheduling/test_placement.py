@@ -10,8 +10,8 @@ from tests.support.brain_story import Story, names, none_of, only
 
 BUSY, LASTING, PASSING = (
     observations.Retryable.BUSY,
-    observations.Retryable.LASTING,
-    observations.Retryable.PASSING,
+    observations.Retryable.PERMANENT,
+    observations.Retryable.TRANSIENT,
 )
 
 

@@ -15,9 +15,9 @@ from tests.support.fake_disk import FakeDisk
 
 PRINTS = """
 import os, sys
-from orchestrator.wire import room
+from orchestrator.core.jobdir import full_disk
 
-room.print_patiently()
+full_disk.print_patiently()
 print("said", 1)
 print("and to whom it may concern", file=sys.stderr)
 if os.fork() == 0:
@@ -115,6 +115,8 @@ def test_work_without_a_descriptor_waits_which_is_told_once(capsys: pytest.Captu
 
 @pytest.mark.slow
 def test_what_no_encoding_has_is_printed_all_the_same(tmp_path: Path) -> None:
-    program = "from orchestrator.wire import room; room.print_patiently(); print('a\\ud800b')"
+    program = (
+        "from orchestrator.core.jobdir import full_disk; full_disk.print_patiently(); print('a\\ud800b')"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60.0)
     assert (done.returncode, done.stdout) == (0, b"a\\ud800b\n"), done.stderr

@@ -232,13 +232,13 @@ def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
     slurm.queue(PENDING)
     there = _queue(slurm, clock)
     missed = there.look(["3", "2"])["3"]
-    assert (missed.stage, missed.silent) == (Stage.FORGOTTEN, "")
+    assert (missed.stage, missed.unanswered) == (Stage.NOT_FOUND, "")
     found = there.confirmed(missed)
     assert (found.state, found.by) == (("CANCELLED", "root") if accounts else ("FORGOTTEN", ""))
     slurm.says("scontrol.job", SHOWN.replace("=2 ", "=3 ").replace("=FAILED", "=PENDING"))
     assert there.confirmed(missed).stage is Stage.WAITING
     slurm.down()
-    assert "Unable to contact slurm controller" in there.confirmed(missed).silent
+    assert "Unable to contact slurm controller" in there.confirmed(missed).unanswered
 
 
 @pytest.mark.slow
@@ -249,18 +249,18 @@ def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: T
     slurm.down()
     clock.now_s += 5.0
     told = there.look(["1", "9"])
-    assert (told["1"].state, told["1"].heard_s) == ("RUNNING", 5.0)
-    assert told["1"].silent.endswith("Unable to contact slurm controller (connect failure)")
-    assert told["9"].stage is Stage.UNHEARD
+    assert (told["1"].state, told["1"].age_s) == ("RUNNING", 5.0)
+    assert told["1"].unanswered.endswith("Unable to contact slurm controller (connect failure)")
+    assert told["9"].stage is Stage.NO_ANSWER
     slurm.queue(RUNNING)
     clock.now_s += 5.0
-    assert there.look(["1"])["1"].silent == ""
+    assert there.look(["1"])["1"].unanswered == ""
 
 
 @pytest.mark.slow
 def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
     told = SlurmQueue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).look(["1"])["1"]
-    assert (told.state, told.silent) == ("UNKNOWN", "there is no squeue on this machine")
+    assert (told.state, told.unanswered) == ("UNKNOWN", "there is no squeue on this machine")
 
 
 @pytest.mark.slow

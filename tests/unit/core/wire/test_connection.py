@@ -162,7 +162,7 @@ def test_what_an_agent_had_kept_comes_before_the_word_that_it_is_up(tmp_path: Pa
         heard = [await place.hear(greetings=True) for _ in range(5)]
         assert [type(word) for word in heard] == [AgentGreeted, Envelope, Envelope, AgentReady, Envelope]
         assert [word.seq for word in heard if isinstance(word, Envelope)] == [3, 4, 0]
-        assert place.links.boot("node-0") == "boot"
+        assert place.links.incarnation("node-0") == "boot"
 
     play(tmp_path, act)
 
@@ -180,11 +180,11 @@ def test_the_end_of_an_agent_that_takes_its_leave_is_told_as_such(tmp_path: Path
 def test_a_new_connection_replaces_the_old_without_a_word_of_its_end(tmp_path: Path) -> None:
     async def act(place: Place) -> None:
         old = await place.agent()
-        new = await place.greet(dataclasses.replace(HELLO, boot="second"))
+        new = await place.greet(dataclasses.replace(HELLO, incarnation="second"))
         assert await _is_cut_off(old)
         up = await place.hear()
         assert isinstance(up, AgentReady)
-        assert up.hello.boot == "second"
+        assert up.hello.incarnation == "second"
         assert place.links.send("node-0", m.Dismiss())
         assert await new.receive() == ({"kind": "Dismiss"}, b"")
         new.abort()
@@ -342,7 +342,7 @@ def test_beats_wait_for_one_another_and_for_no_other_word(
             one.send(m.Heartbeat(beat, 0, (), -1))
         one.send(m.Goodbye())
         words = await place.links.hear(ANSWER_S_MAX)
-        assert [type(word).__name__ for word in words] == ["Said", "Said", "Said", "Down"]
+        assert [type(word).__name__ for word in words] == ["Envelope", "Envelope", "Envelope", "AgentDropped"]
         assert time.monotonic() - start_s < ANSWER_S_MAX, "the last word ended the wait"
         assert await place.links.hear(0.01) == []
 

@@ -21,7 +21,7 @@ from orchestrator.supervisor.journal.journal_file import Journal, JournalError, 
 from tests.support import jobs
 
 _LOOK = observations.RankInspection(
-    0, 7, "S", observations.Activity.WAITS, 3.0, "train.py:8 step", "in all_reduce", False, None, "train", ("a:1 f",),
+    0, 7, "S", observations.Activity.WAITING_FOR_RANKS, 3.0, "train.py:8 step", "in all_reduce", False, None, "train", ("a:1 f",),
     (observations.Collective("0", "default", (0, 1), 3, "all_reduce", "float32[4]", 2.0, earlier=(observations.EnteredCollective(2, "x", ""),)),),
     ("0",), (observations.CollectiveCounts(3, 0, 3, (9,)),), ("gpu: none",), mixed=("0",),
 )  # fmt: skip

@@ -44,7 +44,7 @@ def test_what_was_written_is_read_in_order_across_writers(tmp_path: Path) -> Non
     entries = list(read(path))
     assert tuple(entry.news for entry in entries) == NEWS
     assert [entry.n for entry in entries] == [1, 2, 3, 4, 5]
-    assert [(entry.boot, entry.seq) for entry in entries] == [("", 0)] * 3 + [("boot", 7), ("", 0)]
+    assert [(entry.incarnation, entry.seq) for entry in entries] == [("", 0)] * 3 + [("boot", 7), ("", 0)]
     assert {entry.machine for entry in entries} == {"machine"}
 
 

@@ -38,7 +38,7 @@ def test_one_that_is_a_single_file_is_whole_without_a_word_of_the_other_nodes(wo
     world.carry.lost(1.0, "n1", 1)
     world.take()
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"]
+    assert world.kinds() == ["FetchStarted", "Found"]
     world.save("n1", "a.pt", 10, b"of another host that saves it too")
     assert world.copies == {}
 
@@ -47,10 +47,10 @@ def test_it_is_fetched_when_every_host_has_told_all_up_to_later_steps(world: Wor
     world.save_in("n0", "a-1", 10, b"ten")
     world.tell_all(count=10)
     world.tell_all("n0", "n1", count=11)
-    assert world.copies == {} and world.kinds() == ["Coming"]
+    assert world.copies == {} and world.kinds() == ["FetchStarted"]
     world.scanned("n2", 11)
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"]
+    assert world.kinds() == ["FetchStarted", "Found"]
 
 
 def test_a_node_that_has_stopped_the_attempt_has_told_all(world: World) -> None:
@@ -67,7 +67,7 @@ def test_parts_of_several_hosts_gather_in_one_folder(world: World) -> None:
         world.found(node, "step_5", 5 + n, world.write(node, {f"step_5/rank{n}.pt": node.encode()}))
     world.tell_all()
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"]
+    assert world.kinds() == ["FetchStarted", "Found"]
     assert world.home("step_5") == {f"step_5/rank{n}.pt": f"n{n}".encode() for n in range(3)}
 
 
@@ -91,14 +91,14 @@ def test_pieces_of_torch_wait_for_their_metadata_and_count_with_all_that_it_name
     assert world.copies == {}
     world.found("n0", "s-5", 8, (*pieces["n0"], *world.write("n0", {"s-5/.metadata": saved})))
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"] and len(world.home("s-5")) == 3
+    assert world.kinds() == ["FetchStarted", "Found"] and len(world.home("s-5")) == 3
     world.found("n0", "s-6", 9, world.write("n0", {"s-6/__0_0.distcp": zipped(), "s-6/.metadata": saved}))
     world.arrive_all()
-    assert world.kinds()[2:] == ["Coming", "Spoiled"] and "pieces that it names" in world.notes[-1]
+    assert world.kinds()[2:] == ["FetchStarted", "Invalidated"] and "pieces that it names" in world.notes[-1]
     world.found("n0", "s-7", 9, world.write("n0", {"s-7/__0_0.distcp": zipped()}))
     for node in GANG:
         world.stopped(node)
-    assert world.kinds()[4:] == ["Coming", "Spoiled"] and "before its .metadata" in world.notes[-1]
+    assert world.kinds()[4:] == ["FetchStarted", "Invalidated"] and "before its .metadata" in world.notes[-1]
 
 
 def test_the_same_report_again_changes_nothing(world: World) -> None:
@@ -113,9 +113,11 @@ def test_a_part_that_was_not_expected_any_more_makes_it_whole_again(world: World
     world.save_in("n0", "s-50", 50, b"0")
     world.tell_all(count=51)
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"]
+    assert world.kinds() == ["FetchStarted", "Found"]
     world.save_in("n1", "s-50", 55, b"1")
-    assert world.kinds() == ["Coming", "Found", "Spoiled", "Coming"] and world.home("s-50") == {}
+    assert (
+        world.kinds() == ["FetchStarted", "Found", "Invalidated", "FetchStarted"] and world.home("s-50") == {}
+    )
     world.tell_all()
     world.arrive_all()
     assert world.kinds()[4:] == ["Found"]
@@ -135,7 +137,7 @@ def test_a_name_that_is_written_again_is_at_home_in_its_old_version_until_the_ne
         assert before == ({} if count == 1 else {"last/a.pt": b"1", "last/1.pt": b""})
         world.arrive_all()
     assert world.home("last") == {"last/a.pt": b"2", "last/2.pt": b""}
-    assert world.kinds() == ["Coming", "Found"] * 2
+    assert world.kinds() == ["FetchStarted", "Found"] * 2
     assert [path.name for path in world.job.checkpoints.rglob("*") if path.is_file()] == ["a.pt", "2.pt"]
 
 
@@ -147,7 +149,7 @@ def test_the_newest_version_follows_the_one_on_its_way(world: World) -> None:
     assert list(world.copies.values()) == [first]
     world.files["n0"]["last.pt"] = b"1"  # its copy had begun, and reads the old file
     found, coming = world.arrive(first.key)
-    assert isinstance(found, e.CheckpointFound) and found.count == 10
+    assert isinstance(found, e.CheckpointFound) and found.steps == 10
     assert isinstance(coming, e.CheckpointFetchStarted)
     world.files["n0"]["last.pt"] = b"30"
     world.arrive_all()
@@ -158,7 +160,7 @@ def test_a_version_that_was_written_over_is_given_up_for_the_one_that_follows(wo
     world.save("n0", "last.pt", 10, b"1", placed=ALONE)
     world.save("n0", "last.pt", 20, b"2", placed=ALONE)
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Spoiled", "Coming", "Found"]
+    assert world.kinds() == ["FetchStarted", "Invalidated", "FetchStarted", "Found"]
     assert world.home("last.pt") == {"last.pt": b"2"}
 
 
@@ -181,12 +183,12 @@ def test_of_a_name_that_is_written_again_only_parts_of_the_same_step_are_one_ver
     world.save_in("n1", name, 203, b"v2")  # in the background, or the one after
     world.save_in("n2", name, 200, b"v2")
     world.tell_all(count=250)
-    assert world.kinds() == ["Coming", "Spoiled"] and "different steps" in world.notes[-1]
+    assert world.kinds() == ["FetchStarted", "Invalidated"] and "different steps" in world.notes[-1]
     for node in GANG:
         world.save_in(node, name, 300, b"v3")
     world.tell_all()
     world.arrive_all()
-    assert world.kinds()[2:] == ["Coming", "Found"]
+    assert world.kinds()[2:] == ["FetchStarted", "Found"]
     assert world.home(name) == {f"{name}/{node}.pt": b"v3" for node in GANG}
 
 
@@ -217,7 +219,7 @@ def test_a_revived_supervisor_goes_on_with_what_was_on_its_way(world: World) -> 
     world.take()
     world.stopped("n0")
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"]
+    assert world.kinds() == ["FetchStarted", "Found"]
 
 
 def test_a_revived_supervisor_ends_what_the_brain_still_waits_for(world: World) -> None:
@@ -261,7 +263,7 @@ def test_a_manifest_that_cannot_be_read_counts_as_none(world: World) -> None:
     world.revive()
     world.carry.begin(2.0, world.waits(), {})
     world.take()
-    assert world.kinds() == ["Coming", "Spoiled"]
+    assert world.kinds() == ["FetchStarted", "Invalidated"]
 
 
 # What stays at home

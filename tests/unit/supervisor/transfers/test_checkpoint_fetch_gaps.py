@@ -24,7 +24,7 @@ def test_what_vanished_before_it_came_is_spoiled_and_the_one_before_stays(world:
     world.save("n0", "last.pt", 20, b"2", placed=ALONE)
     del world.files["n0"]["last.pt"]
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found", "Coming", "Spoiled"]
+    assert world.kinds() == ["FetchStarted", "Found", "FetchStarted", "Invalidated"]
     assert world.home("last.pt") == {"last.pt": b"1"}
     assert "does not come home" in world.notes[0]
 
@@ -39,7 +39,7 @@ def test_a_doubt_about_the_newest_version_leaves_the_one_before(world: World) ->
         world.save_in(node, "last", 20, b"twenty")
     world.tell_all()
     assert world.home("last") == {f"last/{node}.pt": b"ten" for node in GANG}
-    assert world.kinds()[-1] == "Spoiled" and "ended before their part" in world.notes[-1]
+    assert world.kinds()[-1] == "Invalidated" and "ended before their part" in world.notes[-1]
 
 
 @pytest.mark.parametrize("revived", [False, True])
@@ -68,7 +68,7 @@ def test_nothing_is_taken_for_whole_of_which_a_lost_node_may_have_had_a_part(
     world.save_in("n1", "step-10", 10, b"one")
     world.carry.lost(1.0, "n2", 1)
     world.take()
-    assert world.kinds() == ["Coming", "Spoiled"]
+    assert world.kinds() == ["FetchStarted", "Invalidated"]
     if revived:
         world.revive()
         world.carry.begin(2.0, (), dict.fromkeys(GANG, 1))
@@ -97,7 +97,7 @@ def test_a_node_that_was_lost_after_it_had_told_all_or_before_the_attempt_is_no_
         world.carry.begin(2.0, world.waits(), {})
         world.take()
     world.arrive_all()
-    assert world.kinds() == ["Coming", "Found"], "its files may still be there"
+    assert world.kinds() == ["FetchStarted", "Found"], "its files may still be there"
 
 
 def test_a_late_part_of_a_version_that_was_given_up_does_not_pass_for_another_one(world: World) -> None:
