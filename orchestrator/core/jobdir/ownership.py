@@ -2,8 +2,9 @@
 
 Rules: a folder and its files count as they are, never as what a symbolic link leads to. The folder is the caller's; what
 is in it is his or root's, who could change it anyway; no other user can write to it. The two folders above it, `jobs`
-and the job home, may be shared when they are sticky. What lies further up is the choice of the user who named the job
-home. Jobs of others are read, and nothing else.
+and the job home, may be shared when they are sticky and his or root's: the owner of a sticky folder can replace what
+lies in it. What lies further up is the choice of the user who named the job home. Jobs of others are read, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -131,10 +132,10 @@ def _of_parent(folder: Path) -> Fault | None:
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
     if not _is_trusted(link.st_uid) and stat.S_ISLNK(link.st_mode):
         return Fault(f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere", folder, fix)
-    if found.st_mode & stat.S_ISVTX:
-        return None
     if not _is_trusted(found.st_uid):
         return Fault(f"it belongs to {_name(found.st_uid)}, who can replace what lies in it", folder, fix)
+    if found.st_mode & stat.S_ISVTX:
+        return None
     if found.st_mode & WRITABLE:
         what = (
             f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o}), and replace what lies in it"

@@ -131,6 +131,11 @@ def _code_is_a_link(job: JobDir) -> None:
     job.code.symlink_to("/")
 
 
+def _give_sticky(folder: Path) -> None:
+    folder.chmod(0o1777)
+    os.chown(folder, MALLORY, MALLORY)
+
+
 def _home_link_of_another(job: JobDir) -> None:
     place = job.root.parent.parent
     place.rename(place.with_name("real"))
@@ -145,6 +150,8 @@ UNSAFE: dict[str, tuple[Callable[[JobDir], object], str]] = {
     "jobs is open to all": (lambda job: job.root.parent.chmod(0o777), "chmod +t"),
     "the home is open to all": (lambda job: job.root.parent.parent.chmod(0o777), "chmod +t"),
     "jobs is another's": (lambda job: os.chown(job.root.parent, MALLORY, -1), "who can replace what lies in it"),
+    "jobs is another's, though sticky": (lambda job: _give_sticky(job.root.parent), "who can replace what lies in it"),
+    "the home is another's, though sticky": (lambda job: _give_sticky(job.root.parent.parent), "who can replace"),
     "the home is another's link": (_home_link_of_another, "who can lead it elsewhere"),
     "the bundle is a link": (lambda job: _link(job.bundle, job.plan), "orch.pyz: it is a symbolic link"),
     "the bundle is another's": (lambda job: _give(job.bundle), f"orch.pyz: it belongs to user {MALLORY}"),
@@ -189,12 +196,10 @@ def revive_says(job: JobDir) -> str:
         return str(err)
 
 
-@root_only
 def test_a_shared_sticky_home_and_own_links_are_fine(tmp_path: Path) -> None:
     job = folders.make(tmp_path / "home", RUNNING)
     for folder in (job.root.parent, job.root.parent.parent):
         folder.chmod(0o1777)
-        os.chown(folder, MALLORY, MALLORY)
     (tmp_path / "link").symlink_to("home")
     job.checkpoints.rmdir()
     job.checkpoints.symlink_to(tmp_path)
