@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import time
 
+<<<<<<< HEAD:orchestrator/client/slurm_close.py
 from orchestrator.core import codec
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import locks, ownership, requests
 from orchestrator.core.jobdir.layout import JobDir
+=======
+from orchestrator import home, requests
+from orchestrator.brain.causes import Cause
+from orchestrator.errors import ClusterError
+from orchestrator.wire import codec, locks, ownership
+from orchestrator.wire.paths import JobDir
+>>>>>>> 26616d8 (Write nothing into a job folder that others can write to, on cancel and on Slurm's word):orchestrator/closing.py
 
 CLOSE_S_MAX = 30.0
 """How long it may take until a job that is over is closed."""
@@ -22,7 +30,8 @@ POLL_S = 0.02
 
 def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
     """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time, or the disk
-    refuses."""
+    refuses, and UserError for a job that is not this user's alone."""
+    home.require_ours(job)
     try:
         _close(job, allocation, cause, why)
     except OSError as err:

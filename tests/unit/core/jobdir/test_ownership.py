@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.ssh.launch import Code
+<<<<<<< HEAD:tests/unit/core/jobdir/test_ownership.py
 from orchestrator.cli import app
 from orchestrator.client import slurm_status
 from orchestrator.core.errors import OrchError, UserError
@@ -20,7 +21,17 @@ from orchestrator.spec.load import load
 from orchestrator.submission import bundle, submit, supervisor_process
 from orchestrator.submission.supervisor_process import revive
 from tests.support import fake_host, folders, jobs
+=======
+from orchestrator.errors import OrchError, UserError
+from orchestrator.job import Job
+from orchestrator.revival import revive
+from orchestrator.spec import load
+from orchestrator.wire import ownership
+from orchestrator.wire.paths import JobDir
+from tests.support import fake_host, fake_slurm, folders, jobs
+>>>>>>> 26616d8 (Write nothing into a job folder that others can write to, on cancel and on Slurm's word):tests/unit/test_ownership.py
 from tests.support.fake_host import FakeHost
+from tests.support.fake_slurm import FakeSlurm
 
 RUNNING = [*jobs.submitted(), *jobs.running(1, 1.0, 7)]
 MALLORY = 12345
@@ -219,6 +230,30 @@ def test_what_root_has_left_in_a_users_job_is_trusted_and_a_third_users_is_not(
     os.chown(job.journal, MALLORY + 1, MALLORY)
     found = ownership.fault_within(job.root)
     assert found and found.where == job.journal and str(MALLORY + 1) in found.what
+
+
+def test_a_cancel_of_a_job_without_journal_writes_nothing_where_others_can_write(tmp_path: Path) -> None:
+    job = folders.make(tmp_path / "home", RUNNING)
+    job.journal.write_text("")
+    job.root.chmod(0o777)
+    before = _state(job.root)
+    with pytest.raises(UserError, match="other users can write to it"):
+        Job(job).cancel()
+    assert _state(job.root) == before
+
+
+@pytest.mark.slow
+def test_slurms_word_is_not_kept_where_others_can_write(slurm: FakeSlurm, tmp_path: Path) -> None:
+    job = fake_slurm.job(tmp_path, "7")
+    job.root.chmod(0o777)
+    before = _state(job.root)
+    slurm.queue(f"{fake_slurm.RUNNING}|/nfs/jobs/{job.id}")
+    assert Job(job).last_status()["queue"]["state"] == "RUNNING"
+    slurm.queue(f"{fake_slurm.FAILED}|/nfs/jobs/{job.id}")
+    queued.QUEUE.expect_news()
+    with pytest.raises(UserError, match="other users can write to it"):
+        queued.settle(job)
+    assert _state(job.root) == before
 
 
 @root_only
