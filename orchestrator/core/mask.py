@@ -101,10 +101,11 @@ def host_alone(url: str) -> str:
 
 
 def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
-    """Return where in `text` a form begins that goes on behind `at`, with at least so much of it before; `at` if none."""
+    """Return where in `text` a form begins that goes on behind `at`, with at least so much of it before; `at` if none.
+    What of it would stand behind the end of `text` may be anything."""
     begin = text.find(form[:1], max(0, at - len(form) + 1), at)
     while 0 <= begin <= at - least:
-        if form.startswith(text[begin:at]):
+        if form.startswith(text[begin : begin + len(form)]):
             return begin
         begin = text.find(form[:1], begin + 1, at)
     return at

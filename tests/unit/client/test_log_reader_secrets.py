@@ -58,6 +58,14 @@ def test_a_secret_across_the_cut_of_a_long_line_is_in_one_piece(
     assert parts_shown([*follower.poll(), *follower.drain()]) == []
 
 
+@pytest.mark.parametrize("query", [LogQuery(), LogQuery(tail=9)], ids=["all", "tail"])
+def test_a_run_of_the_character_that_another_secret_begins_with_is_no_beginning_of_it(
+    job: JobDir, query: LogQuery
+) -> None:
+    write(job, "." * (LINE_BYTES_MAX - 8) + SECRET + "." * (LINE_BYTES_MAX - 7))
+    assert parts_shown(read(job, query, NOW_NS, Mask([SECRET, ".another one"]))) == []
+
+
 def test_of_a_secret_that_is_being_written_nothing_is_shown(job: JobDir) -> None:
     write(job, f"key {SECRET[:9]}")
     assert parts_shown(read(job, LogQuery(), NOW_NS, MASK)) == []
