@@ -120,7 +120,8 @@ def address(url: str) -> str:
         raise ValueError("has no host, or a port that is no number")
     if "@" in parts.netloc:
         raise ValueError(
-            "has a user or password in it, and none is sent; a command can: notify.command: curl -u … -d @- URL"
+            "has a user or password in it, and none is sent; a command can: "
+            'notify.command: curl -u "$HOOK" -d @- URL, with HOOK in secrets'
         )
     return url
 

@@ -53,7 +53,7 @@ def record(job: JobDir, workdir: Path) -> None:
     }
     replace_text(job.provenance, json.dumps(known, indent=1), durable=False)
     if diff:
-        replace_bytes(job.dirty_diff, diff[:DIFF_BYTES_MAX], durable=False)
+        replace_bytes(job.dirty_diff, diff[:DIFF_BYTES_MAX], mode=0o600, durable=False)
 
 
 def list_packages(job: JobDir, program: str, after_s: float = LIST_AFTER_S) -> subprocess.Popen[bytes] | None:

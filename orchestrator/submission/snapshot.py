@@ -123,6 +123,7 @@ def pack(snapshot: Snapshot, code: Path, to: Path) -> None:
     """
     sources = {name: _source(snapshot.root, name) for name in snapshot.synced}
     sources |= {name: code / name for name in snapshot.copies}
+    to.touch(mode=0o600)  # files in it may be private
     with (
         to.open("wb") as file,
         gzip.GzipFile("", "wb", COMPRESS_LEVEL, file, mtime=0) as packed,

@@ -61,6 +61,7 @@ def test_what_is_not_committed_is_kept_as_a_diff_that_applies(tmp_path: Path) ->
     (work / "a.py").write_text("b\n")
     job, known = _recorded(tmp_path, work)
     assert known["git_dirty"] is True
+    assert job.dirty_diff.stat().st_mode & 0o777 == 0o600  # a changed file may be private, such as a .env
     _git(work, "checkout", "-q", ".")
     _git(work, "apply", str(job.dirty_diff))
     assert (work / "a.py").read_text() == "b\n"

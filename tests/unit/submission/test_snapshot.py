@@ -249,6 +249,10 @@ def test_the_archive_holds_the_copies_and_nothing_that_git_ignores(repo: Path, t
     assert list(_members(_packed(repo, tmp_path / "to"))) == [".gitignore", "pkg/model.py", "train.py"]
 
 
+def test_an_archive_is_private_since_a_file_in_it_may_be(repo: Path, tmp_path: Path) -> None:
+    assert _packed(repo, tmp_path / "to").stat().st_mode & 0o777 == 0o600
+
+
 def test_the_same_content_makes_the_same_archive(repo: Path, tmp_path: Path) -> None:
     (repo / "train.py").chmod(0o777)
     first = _packed(repo, tmp_path / "one", "data")
