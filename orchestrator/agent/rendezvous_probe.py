@@ -66,10 +66,12 @@ class Listener:
         out = self._probers.add(task, address)
         task.add_done_callback(lambda _: self._gone(task, prober))
         if out is not None:
+            self._probers.remove(out)
             out.cancel()
 
     def _gone(self, task: asyncio.Task[None], prober: socket.socket) -> None:
-        self._probers.remove(task)
+        if task in self._probers:
+            self._probers.remove(task)
         prober.close()  # one that is cancelled before it has begun has not done so
 
     async def _answer(self, prober: socket.socket) -> None:

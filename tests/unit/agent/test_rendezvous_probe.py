@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -132,6 +133,21 @@ def test_too_many_at_the_listener_make_no_node_wait(monkeypatch: pytest.MonkeyPa
             for _ in range(20):
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0))
             assert await _ask("127.0.0.1", port=port) == ((Reached("127.0.0.1", ""),), ())
+
+    asyncio.run(act())
+
+
+def test_of_many_who_come_at_once_no_more_stay_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "PROBERS_MAX", 4)
+
+    async def act() -> None:
+        with _listening() as (_, port), contextlib.ExitStack() as stack:
+            there = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", port), 5.0)) for _ in range(20)
+            ]
+            await asyncio.sleep(0.1)
+            gone, _, _ = select.select(there, [], [], 0)
+            assert gone == there[:-4]
 
     asyncio.run(act())
 
