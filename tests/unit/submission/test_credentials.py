@@ -70,6 +70,18 @@ def test_no_supervisor_works_with_damaged_secrets_and_it_says_so_in_one_line(
     assert line.startswith(f"{job.secrets}/") and "submit it again" in line
 
 
+@pytest.mark.parametrize("name", ["certificate.pem", "key.pem"])
+def test_a_certificate_or_a_key_with_another_text_in_its_frame_is_said_in_one_line(
+    tmp_path: Path, name: str, streams: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job, _ = folder_of(tmp_path)
+    first, *_, last = (job.secrets / name).read_text().splitlines()
+    (job.secrets / name).write_text(f"{first}\nAAAA\n{last}\n")
+    assert entry.main(["supervise", str(job.root)]) == guard.UNFIT
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"{job.secrets}/certificate.pem: ") and "submit it again" in line
+
+
 @pytest.mark.parametrize("token", ["", "t" * 63, "F" * 64, "f" * 64 + "\n"])
 def test_no_agent_works_with_a_token_that_is_empty_or_torn(
     tmp_path: Path,
