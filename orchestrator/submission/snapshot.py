@@ -171,11 +171,12 @@ def _copy(root: Path, name: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file with its times and its mode, but for other users' right to write: what is copied is executed."""
+    """Copy a file with its times and its mode, but for set-user-ID and other users' right to write: what is copied is
+    executed."""
     shutil.copyfile(source, target)
     found = source.stat()
     os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
-    target.chmod(stat.S_IMODE(found.st_mode) & ~ownership.WRITABLE)
+    target.chmod(found.st_mode & 0o777 & ~ownership.WRITABLE)
 
 
 def _copy_link(root: Path, source: Path, target: Path) -> None:

@@ -67,6 +67,21 @@ def test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets(tmp_
     assert json.loads((to / "why.json").read_text())["attempts"][0]["verdict"]["kind"] == "crash"
 
 
+def test_what_is_collected_lends_nobodys_rights_and_others_cannot_write_to_it(tmp_path: Path) -> None:
+    job = folders.failed(tmp_path)
+    job.rank_log(1, 1).chmod(0o6777)
+    job.attempt_logs(1).chmod(0o777)
+    job.spec.chmod(0o600)
+    collect.collect(Job(job), tmp_path / "to")
+    folder = tmp_path / "to" / "logs" / "attempt-001"
+    modes = [
+        path.stat().st_mode & 0o7777
+        for path in (folder, folder / "rank-00001.log", tmp_path / "to" / "job.yaml")
+    ]
+    assert modes == [0o755, 0o755, 0o600]
+    assert (folder / "rank-00001.log").stat().st_mtime == job.rank_log(1, 1).stat().st_mtime
+
+
 def test_collect_without_a_folder_says_where_everything_is(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     assert collect.collect(Job(job), None) == job.root

@@ -176,12 +176,12 @@ def test_names_that_shells_and_git_quote_come_through(repo: Path, tmp_path: Path
     assert {*names, raw} <= set(_taken(repo, tmp_path / "to"))
 
 
-def test_the_mode_of_a_file_stays(tmp_path: Path) -> None:
+def test_the_mode_of_a_file_stays_but_for_whose_rights_it_runs_with(tmp_path: Path) -> None:
     root = tmp_path / "code"
     _write(root, "run.sh")
-    (root / "run.sh").chmod(0o755)
+    (root / "run.sh").chmod(0o6755)
     _taken(root, tmp_path / "to")
-    assert (tmp_path / "to/run.sh").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "to/run.sh").stat().st_mode & 0o7777 == 0o755
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
