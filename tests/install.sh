@@ -5,7 +5,7 @@
 set -euo pipefail
 
 policy=/usr/sbin/policy-rc.d
-wanted=(openssh-server openssh-client iproute2 nftables rsync pdsh clustershell slurm-wlm munge slurmdbd mariadb-server)
+wanted=(openssh-server openssh-client iproute2 nftables rsync pdsh clustershell slurm-wlm munge slurmdbd mariadb-server systemd)
 command -v cc >/dev/null || wanted+=(gcc libc6-dev) # tests/hangs makes a clock of its own
 [[ $EUID -eq 0 ]] && command -v apt-get dpkg-query >/dev/null || exit 0
 
