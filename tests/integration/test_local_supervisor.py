@@ -6,13 +6,23 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
+<<<<<<< HEAD
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import requests
 from orchestrator.supervisor.journal import journal_file
 from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
+=======
+from orchestrator import journal, requests
+from orchestrator.brain import decisions as d
+from orchestrator.brain import events as e
+from orchestrator.node import procfs
+from orchestrator.revival import STOPPED_S_MAX
+from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, proc_of, wait_until
+>>>>>>> e05bb70 (A guard that was stopped together with its supervisor goes on with it)
 
 GATED = (
     STEPPER
@@ -84,6 +94,27 @@ def test_ranks_go_on_without_a_supervisor_and_the_next_look_revives_it(desk: Des
     wait_until(lambda: all(node["state"] == "up" for node in job.seen()["nodes"]), "both nodes")
     assert job.rank_procs() == ranks
     assert job.seen()["restarts"] == 0
+    _open_gate(job)
+    assert job.wait()["state"] == "SUCCEEDED"
+    _assert_nothing_lost_or_doubled(job)
+
+
+def test_a_look_lets_a_stopped_supervisor_go_on_and_its_guard_as_well(desk: Desk) -> None:
+    job = _gated(desk)
+    job.wait_for_step(50)
+    ranks, supervisor = job.rank_procs(), job.supervisor()
+    stat = procfs.look(supervisor.pid)
+    assert stat is not None
+    for proc in (proc_of(stat.ppid), supervisor):
+        kill(proc, signal.SIGSTOP)
+        stopped = lambda proc=proc: (found := procfs.look(proc.pid)) and found.state == "T"  # noqa: E731
+        wait_until(stopped, "the stop")
+    long_ago = time.time() - STOPPED_S_MAX - 1.0
+    os.utime(job.job.folder.state, (long_ago, long_ago))
+    job.job.status()
+    kill(supervisor)
+    wait_until(lambda: len(job.news(e.SupervisorStarted)) == 2, "another supervisor", 10.0)
+    assert job.rank_procs() == ranks
     _open_gate(job)
     assert job.wait()["state"] == "SUCCEEDED"
     _assert_nothing_lost_or_doubled(job)
