@@ -59,6 +59,11 @@ def test_random_nights_break_no_oracle() -> None:
         _live(World(random_night(seed)), seed, "test_random_nights")
 
 
+def test_a_night_may_go_on_that_has_no_step_and_a_rank_that_logs_for_ever() -> None:
+    """One rank computes in one place, another is blocked beside a thread that logs: no state proves that they hang."""
+    _live(World(random_night(700607)), 700607, "test_random_nights")
+
+
 def test_one_fault_is_judged_as_what_it_was_and_a_harmless_one_not_at_all() -> None:
     _live_each(CLEAN_SEEDS, "test_one_fault", clean_night, check_clean)
 
