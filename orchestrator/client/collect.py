@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from orchestrator.brain.model.facts import Facts
 from orchestrator.client.job import POLL_S, Job
 from orchestrator.core.errors import ClusterError, OrchError, UserError
-from orchestrator.core.jobdir import home, status_file
+from orchestrator.core.jobdir import home, ownership, status_file
 
 Json: TypeAlias = dict[str, Any]
 
@@ -74,10 +75,11 @@ def collect(job: Job, to: Path | None) -> Path:
         (to / "why.json").write_text(why)
         for part in parts:
             if part.exists() and (not part.is_symlink() or home.is_ours(job.folder)):
-                shutil.copytree(part, to / part.name, symlinks=True)
+                shutil.copytree(part, to / part.name, symlinks=True, copy_function=_copy)
+                _close_folders(to / part.name)
         for file in files:
             if file.exists():
-                shutil.copy2(file, to, follow_symlinks=False)
+                _copy(file, to / file.name)
     except BaseException as err:
         _take_back([to / "why.json", *(to / path.name for path in (*parts, *files))], made)
         if isinstance(err, OSError):
@@ -85,6 +87,22 @@ def collect(job: Job, to: Path | None) -> Path:
             raise ClusterError(f"cannot be copied: {_reason(err)}", str(to), fix) from err
         raise
     return to
+
+
+def _copy(source: str | Path, target: str | Path) -> None:
+    """Copy a file with its times. Of its mode no set-user-ID is kept, nor others' right to write: the file of another
+    user's job would run as whoever collects it."""
+    shutil.copyfile(source, target, follow_symlinks=False)
+    if not Path(target).is_symlink():
+        found = Path(source).lstat()
+        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
+        Path(target).chmod(found.st_mode & 0o777 & ~ownership.WRITABLE)
+
+
+def _close_folders(root: Path) -> None:
+    """Take others' right to write from the copies of folders, which have the modes of their sources."""
+    for folder, _, _ in os.walk(root):
+        Path(folder).chmod(Path(folder).stat().st_mode & 0o777 & ~ownership.WRITABLE)
 
 
 def _why(job: Job) -> Json:

@@ -171,14 +171,9 @@ class Job:
         plan = self.plan()
         if not lost_journal.lost_or_damaged(self.folder, plan):
             return False
-<<<<<<< HEAD:orchestrator/client/job.py
+        home.require_ours(self.folder)
         with locks.locked(self.folder) as mine:  # a supervisor that is at work knows without
             traces = lost_journal.lost_or_damaged(self.folder, plan) if mine else None
-=======
-        home.require_ours(self.folder)
-        with joblock.locked(self.folder) as mine:  # a supervisor that is at work knows without
-            traces = salvage.lost_or_damaged(self.folder, plan) if mine else None
->>>>>>> 26616d8 (Write nothing into a job folder that others can write to, on cancel and on Slurm's word):orchestrator/job.py
             if traces is None or self.folder.ended.exists():
                 return False
             lost_journal.rewrite(self.folder, plan, traces, is_over=False)

@@ -8,19 +8,11 @@ from __future__ import annotations
 
 import time
 
-<<<<<<< HEAD:orchestrator/client/slurm_close.py
 from orchestrator.core import codec
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import locks, ownership, requests
+from orchestrator.core.jobdir import home, locks, ownership, requests
 from orchestrator.core.jobdir.layout import JobDir
-=======
-from orchestrator import home, requests
-from orchestrator.brain.causes import Cause
-from orchestrator.errors import ClusterError
-from orchestrator.wire import codec, locks, ownership
-from orchestrator.wire.paths import JobDir
->>>>>>> 26616d8 (Write nothing into a job folder that others can write to, on cancel and on Slurm's word):orchestrator/closing.py
 
 CLOSE_S_MAX = 30.0
 """How long it may take until a job that is over is closed."""

@@ -206,13 +206,10 @@ def _remembered(job: JobDir, told: QueueJob) -> QueueJob:
         with contextlib.suppress(OSError, codec.CodecError):
             last = codec.loads(QueueJob, ownership.read_regular(job.queue_said))
             age_s = round(max(0.0, time.time() - job.queue_said.stat().st_mtime), 1)
-<<<<<<< HEAD:orchestrator/client/slurm_status.py
             return replace(last, unanswered=told.unanswered, age_s=age_s) if last.id == told.id else told
-    elif not told.unanswered and home.is_ours(job) and not job.ended.exists():
-=======
-            return replace(last, silent=told.silent, heard_s=age_s) if last.id == told.id else told
-    elif not told.silent and home.is_ours(job) and not job.ended.exists() and not ownership.fault(job.root):
->>>>>>> 26616d8 (Write nothing into a job folder that others can write to, on cancel and on Slurm's word):orchestrator/queued.py
+    elif (
+        not told.unanswered and home.is_ours(job) and not job.ended.exists() and not ownership.fault(job.root)
+    ):
         with contextlib.suppress(OSError):
             if job.queue_said.exists() and job.queue_said.stat().st_mtime >= time.time() - told.age_s:
                 return told  # it was kept when it was heard

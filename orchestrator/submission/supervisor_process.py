@@ -57,6 +57,8 @@ def _let_go_on(job: JobDir) -> str:
         stat = procfs.look(who["pid"])
         if stat is None or stat.state != "T" or time.time() - job.state.stat().st_mtime < STOPPED_S_MAX:
             return ""
+        if stat.ppid == stat.session:  # its guard, which began this session and may have been stopped with it
+            os.kill(stat.ppid, signal.SIGCONT)
         os.kill(who["pid"], signal.SIGCONT)
     except OSError:
         return ""  # it has written nothing yet, or has gone meanwhile

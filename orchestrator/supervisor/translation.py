@@ -9,17 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-<<<<<<< HEAD:orchestrator/supervisor/translation.py
-=======
 import ssl
-import zlib
->>>>>>> 5cfd2f7 (Say in one line that a job's certificate or key is damaged inside its frame):orchestrator/orders.py
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-<<<<<<< HEAD:orchestrator/supervisor/translation.py
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec, observations
@@ -30,23 +25,10 @@ from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.rank_env import Gang
 from orchestrator.core.mask import Mask, of_secrets
 from orchestrator.core.slurm import step_env
+from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Envelope
 from orchestrator.core.wire.tokens import is_token
-=======
-from orchestrator import plan as planning
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.errors import ClusterError
-from orchestrator.links import Said
-from orchestrator.node import procfs, stepenv
-from orchestrator.plan import Plan
-from orchestrator.wire import codec, line
-from orchestrator.wire import messages as m
-from orchestrator.wire.mask import Mask, of_secrets
-from orchestrator.wire.paths import JobDir
-from orchestrator.wire.tokens import is_token
->>>>>>> 5cfd2f7 (Say in one line that a job's certificate or key is damaged inside its frame):orchestrator/orders.py
 
 T = TypeVar("T")
 
@@ -78,15 +60,10 @@ class JobSecrets:
 
 def read_secrets(job: JobDir) -> JobSecrets:
     """Read the job's private files. Raises ClusterError when one is missing or damaged."""
-<<<<<<< HEAD:orchestrator/supervisor/translation.py
-    _read_private(job.secrets / "key.pem", _pem)
-    return JobSecrets(
-=======
     certificate, key = job.secrets / "certificate.pem", job.secrets / "key.pem"
     _read_private(key, _pem)
-    _read_private(certificate, lambda _: line.server_context(certificate, key))
-    return Private(
->>>>>>> 5cfd2f7 (Say in one line that a job's certificate or key is damaged inside its frame):orchestrator/orders.py
+    _read_private(certificate, lambda _: connection.server_context(certificate, key))
+    return JobSecrets(
         token=_read_private(job.secrets / "token", _token),
         certificate=_read_private(certificate, _pem),
         outer=_read_private(job.secrets / "environment.json", _texts),

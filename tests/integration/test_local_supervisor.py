@@ -8,21 +8,13 @@ import subprocess
 import sys
 import time
 
-<<<<<<< HEAD
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import requests
+from orchestrator.submission.supervisor_process import STOPPED_S_MAX
 from orchestrator.supervisor.journal import journal_file
-from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, wait_until
-=======
-from orchestrator import journal, requests
-from orchestrator.brain import decisions as d
-from orchestrator.brain import events as e
-from orchestrator.node import procfs
-from orchestrator.revival import STOPPED_S_MAX
 from tests.support.local import FAKE_TORCH, STEPPER, WAIT_S_MAX, Desk, Sight, kill, proc_of, wait_until
->>>>>>> e05bb70 (A guard that was stopped together with its supervisor goes on with it)
 
 GATED = (
     STEPPER

@@ -138,7 +138,7 @@ def test_too_many_at_the_listener_make_no_node_wait(monkeypatch: pytest.MonkeyPa
 
 
 def test_of_many_who_come_at_once_no_more_stay_than_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(network, "PROBERS_MAX", 4)
+    monkeypatch.setattr(rendezvous_probe, "PROBERS_MAX", 4)
 
     async def act() -> None:
         with _listening() as (_, port), contextlib.ExitStack() as stack:

@@ -16,15 +16,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-<<<<<<< HEAD:tests/unit/submission/test_render.py
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedPool, PlannedSsh
-from orchestrator.submission.render import render
-=======
-from orchestrator.plan import Plan, PlannedPool, PlannedSsh
-from orchestrator.render import render, systemd_unit
-from orchestrator.wire.paths import JobDir
->>>>>>> c8c33a8 (The unit of systemd is written where no folder was, and loads nothing from the home folder):tests/unit/test_render.py
+from orchestrator.submission.render import render, systemd_unit
 from tests.support import fake_host, golden, jobs
 
 RUN_S_MAX = 20.0

@@ -11,25 +11,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.ssh.launch import Code
-<<<<<<< HEAD:tests/unit/core/jobdir/test_ownership.py
 from orchestrator.cli import app
 from orchestrator.client import slurm_status
+from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home, ownership, requests
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.spec.load import load
 from orchestrator.submission import bundle, submit, supervisor_process
 from orchestrator.submission.supervisor_process import revive
-from tests.support import fake_host, folders, jobs
-=======
-from orchestrator.errors import OrchError, UserError
-from orchestrator.job import Job
-from orchestrator.revival import revive
-from orchestrator.spec import load
-from orchestrator.wire import ownership
-from orchestrator.wire.paths import JobDir
 from tests.support import fake_host, fake_slurm, folders, jobs
->>>>>>> 26616d8 (Write nothing into a job folder that others can write to, on cancel and on Slurm's word):tests/unit/test_ownership.py
 from tests.support.fake_host import FakeHost
 from tests.support.fake_slurm import FakeSlurm
 
@@ -250,9 +241,9 @@ def test_slurms_word_is_not_kept_where_others_can_write(slurm: FakeSlurm, tmp_pa
     slurm.queue(f"{fake_slurm.RUNNING}|/nfs/jobs/{job.id}")
     assert Job(job).last_status()["queue"]["state"] == "RUNNING"
     slurm.queue(f"{fake_slurm.FAILED}|/nfs/jobs/{job.id}")
-    queued.QUEUE.expect_news()
+    slurm_status.QUEUE.expect_news()
     with pytest.raises(UserError, match="other users can write to it"):
-        queued.settle(job)
+        slurm_status.settle(job)
     assert _state(job.root) == before
 
 
