@@ -59,17 +59,29 @@ def require_journal(job: JobDir, plan: Plan) -> None:
 
 
 def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
-    """Return the same also of a job whose journal cannot be read to its end, or tells only of traces and of no
-    checkpoint: without the user's word it would begin from nothing."""
+    """Return the same also of a job whose journal cannot be read to its end, ends before what the folder shows, or tells
+    only of traces and of no checkpoint: without the user's word it would begin from nothing."""
     found = lost(job, plan)
     if found is not None:
         return found
+    shown, has_ended = max(_in_folders(job), default=0), job.ended.exists()  # first, since a journal grows
     try:
+<<<<<<< HEAD:orchestrator/supervisor/journal/lost_journal.py
         record = facts_file.read(job)
         begun = record.attempts[-1].why if record.attempts else ""
         if record.facts.checkpoint is not None or not begun.startswith(_UNKNOWN):
+=======
+        record = factsfile.read(job)
+        last = record.attempts[-1] if record.attempts else None
+        if shown > (last.attempt if last else 0):
+            how = f"the journal was cut: it tells of attempts up to {last.attempt if last else 0}"
+        elif shown and has_ended and record.facts.end is None:
+            how = "the journal was cut: it does not tell of the job's end"
+        elif last and last.why.startswith(_UNKNOWN) and record.facts.checkpoint is None:
+            how = "the journal was lost, and no attempt has begun since"
+        else:
+>>>>>>> 94e98c6 (Refuse to resume a job whose journal ends before what its folder shows):orchestrator/salvage.py
             return None
-        how = "the journal was lost, and no attempt has begun since"
     except JournalError as err:
         how = f"{err.where}: {err.what}"
     return Traces(how, max(_attempts(job), default=0), _checkpoints(job, plan))
@@ -142,8 +154,7 @@ def _latest(traces: Traces) -> int:
 
 def _attempts(job: JobDir) -> Iterator[int]:
     """Yield the attempts that have left anything: folders, the last status, and what there is of the journal."""
-    for pattern in ("logs/attempt-*", "evidence/attempt-*", "nodes/*/attempt-*"):
-        yield from (number for path in job.root.glob(pattern) if (number := attempt_of(path)) is not None)
+    yield from _in_folders(job)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with os.fdopen(ownership.open_regular(job.state), "rb") as file:
             known = codec.loads_plain(file.read())
@@ -151,6 +162,11 @@ def _attempts(job: JobDir) -> Iterator[int]:
     for path in (job.journal, job.facts):
         with contextlib.suppress(OSError), os.fdopen(ownership.open_regular(path), "rb") as file:
             yield from (int(number) for line in file for number in _ATTEMPT.findall(line))
+
+
+def _in_folders(job: JobDir) -> Iterator[int]:
+    for pattern in ("logs/attempt-*", "evidence/attempt-*", "nodes/*/attempt-*"):
+        yield from (number for path in job.root.glob(pattern) if (number := attempt_of(path)) is not None)
 
 
 def _checkpoints(job: JobDir, plan: Plan) -> tuple[str, ...]:
