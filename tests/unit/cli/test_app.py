@@ -188,6 +188,16 @@ def test_a_starter_file_is_a_spec_as_soon_as_its_script_is_there(orch: Type) -> 
     assert "job.yaml:10: entrypoint: no file train.py" in orch("check", "job.yaml").err
 
 
+@pytest.mark.parametrize(
+    "words", ["clean W --older-than 0s --yes", "clean W", "status W", "cancel W", "resume broken --from W"]
+)
+def test_an_empty_word_stands_for_no_job_and_no_checkpoint(orch: Type, home: Path, words: str) -> None:
+    before = sorted(home.rglob("*"))
+    said = orch(*(word.replace("W", "") for word in words.split()))
+    assert said.code == 2 and "fix: " in said.err
+    assert sorted(home.rglob("*")) == before
+
+
 def test_clean_deletes_only_the_job_that_was_named(orch: Type, home: Path) -> None:
     said = orch("clean", "done", "--older-than", "0s", "--yes")
     assert "deleted 1 job (done)" in said.out
