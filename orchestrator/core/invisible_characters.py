@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 
 _HIDDEN = (
-    r"\xad\u061c\u115f\u1160\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb"
-    r"\ud800-\udfff\U000e0000-\U000e0fff"
+    r"\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    r"\ufff0-\ufffb\ud800-\udfff\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 """Characters that show nothing, or change the order of others (Unicode's Cf and its like, UAX #9). The joiners U+200C and
-U+200D are not among them: scripts and emoji are written with them."""
+U+200D and the variation selectors are not among them: scripts and emoji are written with them."""
 
 _INVISIBLE = re.compile(f"[{_HIDDEN}]")
 _HARMFUL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_HIDDEN}]")
