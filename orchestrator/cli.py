@@ -417,7 +417,7 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
     from orchestrator import submission
 
     for file in submission.rendered(spec, backend, overrides, os.environ):
-        click.echo(f"# ─── {file.name}\n{file.text}")
+        click.echo(f"# ─── {file.name}\n{harmless(file.text) if terminal.is_terminal() else file.text}")
     return 0
 
 
@@ -669,7 +669,8 @@ def run(argv: list[str]) -> int:
         terminal.say(f"{new_line}interrupted", err=True)
         return INTERRUPTED
     except terminal.ReaderGone:
-        return 0
+        is_awaited = argv[0] in ("submit", "resume") and "--follow" in argv
+        return INTERRUPTED if is_awaited else 0  # 0 would say that the job has succeeded
     except OSError as err:
         terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")
         return CLUSTER_CANNOT

@@ -287,5 +287,7 @@ def missing_file(path: Path) -> str:
             return ""
         if path.exists():
             return f"{escaped(str(path))} is {'a folder' if path.is_dir() else 'no regular file'}"
+        if path.is_symlink():
+            return f"{escaped(str(path))} is a link that leads nowhere"
         names = sorted(entry.name for entry in itertools.islice(path.parent.iterdir(), FOLDER_NAMES_MAX))
     return f"no file {escaped(path.name)} in {escaped(str(path.parent))}{did_you_mean(path.name, names)}"

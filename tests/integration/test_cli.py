@@ -128,6 +128,21 @@ def _read_until(terminal: int, word: bytes) -> bytes:
     return seen
 
 
+def test_a_reader_that_leaves_a_followed_job_has_not_seen_its_success(desk: Desk) -> None:
+    follow = subprocess.Popen(
+        _argv("submit", _spec(desk, COUNT), "--follow"), cwd=desk.folder, env=desk.environ,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert follow.stdout is not None and follow.stdout.readline().startswith("submitted t-")
+    follow.stdout.close()
+    assert follow.stderr is not None and "Traceback" not in follow.stderr.read()
+    assert follow.wait(RUN_S_MAX) == 130
+    _adopt(desk)
+    assert desk.jobs[0].job.status()["state"] in ("STARTING", "RUNNING")
+    desk.jobs[0].job.cancel()
+    assert desk.jobs[0].wait()["state"] == "CANCELLED"
+
+
 def test_a_reader_that_leaves_early_is_no_error(desk: Desk, orch: Type) -> None:
     orch("submit", _spec(desk, "for n in range(50000): print('a line of a long log', n)"))
     desk.jobs[0].wait()

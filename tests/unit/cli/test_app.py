@@ -343,6 +343,24 @@ def test_words_of_the_user_cannot_command_the_terminal(orch: Type, words: str) -
     assert "\\u202etxt" in said.out + said.err
 
 
+def test_a_rendered_script_hides_nothing_from_a_person_and_is_exact_in_a_pipe(
+    orch: Type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("render", "good.yaml", "--set", "setup=echo \u202etxt")
+    assert "echo \u202etxt" in orch(*words).out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    said = orch(*words)
+    assert "echo \\u202etxt" in said.out and "\u202e" not in said.out
+
+
+def test_a_link_that_leads_nowhere_is_not_offered_in_its_own_place(orch: Type) -> None:
+    Path("circle.yaml").symlink_to("circle.yaml")
+    Path("dangling.yaml").symlink_to("nosuch.yaml")
+    for name in ("circle.yaml", "dangling.yaml"):
+        said = orch("submit", name)
+        assert said.code == 2 and f"{name} is a link that leads nowhere" in said.err
+
+
 STREAMS = [
     ("schema >&-", 3), ("status >/dev/full", 3), ("status --json >&-", 3), ("logs -f >/dev/full", 3), ("--help >&-", 3),
     ("status --nosuch >&-", 2), ("status nosuch 2>/dev/full", 2), ("why 2>&-", 0), ("why >&- 2>&-", 3), ("logs <&-", 0),
