@@ -126,6 +126,12 @@ def test_a_copy_that_fails_half_way_leaves_nothing(tmp_path: Path, to: str) -> N
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_copy_whose_folder_cannot_be_made_leaves_none_of_those_around_it(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="too long"):
+        collect.collect(Job(folders.failed(tmp_path)), tmp_path / "new" / ("x" * 300))
+    assert not (tmp_path / "new").exists()
+
+
 def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path) -> None:
     ended = folders.failed(tmp_path)
     running = folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
