@@ -69,7 +69,7 @@ def _has_ended(job: JobDir) -> bool:
 
 def _is_said(job: JobDir, allocation: str) -> bool:
     """Tell whether the latest request says already that this allocation is over."""
-    path = max((one for one in job.requests.glob("*.json") if one.stem.isdigit()), default=None)
+    path = max((one for one in job.requests.glob("*.json") if requests.number_of(one)), default=None)
     if path is None:
         return False
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 
 from orchestrator.core import codec
@@ -59,9 +60,12 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
             return number
     finally:
         part.unlink()
-    raise AssertionError("a job has fewer requests than that")
+    what = f"no number is left for a request: the last is {NUMBER_MAX - 1}"
+    raise ClusterError(
+        what, str(folder), "delete there the files with the highest numbers that orch did not write"
+    )
 
 
 def number_of(path: Path) -> int:
     """Return the number in a request's file name; 0 for a file that is none."""
-    return int(path.stem) if path.stem.isdigit() else 0
+    return int(path.stem) if re.fullmatch(r"[0-9]{1,6}", path.stem) else 0

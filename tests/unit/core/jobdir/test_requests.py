@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -86,6 +87,27 @@ def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text('{"ask":"cancel"}')
     assert RequestInbox(tmp_path).since(0, 1.0) == [CancelRequested(1.0, 4)]
     assert RequestInbox(tmp_path / "missing").since(0, 1.0) == []
+
+
+def test_a_pipe_among_the_requests_does_not_hold_the_supervisor_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "000001.json")
+    assert ask(tmp_path, "cancel") == 2
+    watch = threading.Thread(target=lambda: heard.extend(Requests(tmp_path).since(0, 1.0)), daemon=True)
+    heard: list[object] = []
+    watch.start()
+    watch.join(5.0)
+    assert heard == [CancelAsked(1.0, 2)]
+
+
+@pytest.mark.parametrize("name", ["9" * 20, "9" * 5000, "\u00b2", "\u0661"])
+def test_a_file_named_with_no_number_of_a_request_is_none(tmp_path: Path, name: str) -> None:
+    assert requests.number_of(tmp_path / f"{name}.json") == 0
+
+
+def test_when_no_number_is_left_the_way_on_is_told(tmp_path: Path) -> None:
+    (tmp_path / f"{requests.NUMBER_MAX - 1}.json").write_text("{}")
+    with pytest.raises(ClusterError, match="no number is left"):
+        ask(tmp_path, "cancel")
 
 
 @pytest.mark.slow
