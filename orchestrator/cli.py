@@ -632,8 +632,11 @@ def _revive_all() -> None:
         try:
             if done := revive(folder):
                 terminal.say(f"the supervisor of {folder.id} {done}", err=True)
-        except (OrchError, OSError) as err:
+        except OrchError as err:
             terminal.complain(f"{folder.id}: its supervisor is dead and cannot be started: {err}")
+        except OSError as err:  # such as a disk without locks: whether it is dead cannot be seen
+            why = f"{err.filename or folder.root}: {err.strerror or err}"
+            terminal.complain(f"{folder.id}: its supervisor cannot be looked after: {why}")
 
 
 _NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "submit"})

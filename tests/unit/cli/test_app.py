@@ -5,6 +5,8 @@ The command line runs in this process on job folders that a supervisor left behi
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import io
 import json
 import random
@@ -351,6 +353,24 @@ def test_a_rendered_script_hides_nothing_from_a_person_and_is_exact_in_a_pipe(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     said = orch(*words)
     assert "echo \\u202etxt" in said.out and "\u202e" not in said.out
+
+
+def test_a_job_on_a_disk_without_locks_is_told_of_in_words(
+    orch: Type, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = folders.make(home, [*jobs.submitted(), *jobs.running(1, 1.0, 7)])
+    job.lock.touch()
+
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    said = orch("status", "broken")
+    assert (
+        f"{job.id}: its supervisor cannot be looked after: {job.lock}: this disk does not lock files"
+        in said.err
+    )
+    assert "Errno" not in said.err and "dead" not in said.err
 
 
 def test_a_link_that_leads_nowhere_is_not_offered_in_its_own_place(orch: Type) -> None:
