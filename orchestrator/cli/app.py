@@ -36,8 +36,11 @@ def _revive_all() -> None:
         try:
             if done := revive(folder):
                 terminal.say(f"the supervisor of {folder.id} {done}", err=True)
-        except (OrchError, OSError) as err:
+        except OrchError as err:
             terminal.complain(f"{folder.id}: its supervisor is dead and cannot be started: {err}")
+        except OSError as err:  # such as a disk without locks: whether it is dead cannot be seen
+            why = f"{err.filename or folder.root}: {err.strerror or err}"
+            terminal.complain(f"{folder.id}: its supervisor cannot be looked after: {why}")
 
 
 _NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "submit"})
@@ -73,7 +76,8 @@ def run(argv: list[str]) -> int:
         terminal.say(f"{new_line}interrupted", err=True)
         return INTERRUPTED
     except terminal.ReaderGone:
-        return 0
+        is_awaited = argv[0] in ("submit", "resume") and "--follow" in argv
+        return INTERRUPTED if is_awaited else 0  # 0 would say that the job has succeeded
     except OSError as err:
         terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")
         return CLUSTER_CANNOT

@@ -59,10 +59,10 @@ def clean(job: str | None, older_than: float | None, yes: bool) -> int:
     from orchestrator.client import cleanup
     from orchestrator.views import cells
 
-    jobs = [find_job(job)] if job else own_jobs()
-    if job:
+    jobs = own_jobs() if job is None else [find_job(job)]
+    if job is not None:
         home.require_ours(jobs[0].folder)
-    if job and not jobs[0].folder.ended.exists():
+    if job is not None and not jobs[0].folder.ended.exists():
         raise UserError("the job is not over yet", jobs[0].id, "wait for its end, or orch cancel it")
     tidied, untidied = cleanup.clean_local(jobs)
     accounts = cleanup.clean_hosts(jobs)

@@ -13,6 +13,7 @@ import click
 from orchestrator.cli import terminal
 from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
 from orchestrator.core.errors import UserError
+from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.jobdir import home
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
     from orchestrator.submission import submit as submission
 
     for file in submission.rendered(spec, backend, overrides, os.environ):
-        click.echo(f"# ─── {file.name}\n{file.text}")
+        click.echo(f"# ─── {file.name}\n{harmless(file.text) if terminal.is_terminal() else file.text}")
     return 0
 
 

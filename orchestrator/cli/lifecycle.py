@@ -21,7 +21,7 @@ from orchestrator.cli.group import (
     print_json,
 )
 from orchestrator.client.job import Job
-from orchestrator.core.errors import ClusterError
+from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.text import with_fix
 
 if TYPE_CHECKING:
@@ -112,18 +112,19 @@ def restart(job: str | None) -> int:
 
 @click.command()
 @JOB
-@click.option(
-    "--from", "checkpoint", metavar="CHECKPOINT", default="", help="Start from this one, not the newest."
-)
+@click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Start from this one, not the newest.")
 @SET
 @FOLLOW
-def resume(job: str | None, checkpoint: str, overrides: tuple[str, ...], follow: bool) -> int:
+def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], follow: bool) -> int:
     """Let an ended job go on from its newest checkpoint.
 
     It goes on in its own folder, with the code of its submit. A job that has succeeded goes on only with --set or --from: by itself it would find nothing left to do.
     """
     found = find_job(job)
-    found.resume(checkpoint, overrides)
+    if checkpoint == "":
+        fix = "orch checkpoints lists what there is; without --from: the newest"
+        raise UserError("names no checkpoint", "--from", fix)
+    found.resume(checkpoint or "", overrides)
     terminal.say(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
     if found.slurm_id:
         _print_queue(found)

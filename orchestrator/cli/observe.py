@@ -42,11 +42,11 @@ def status(job: str | None, show_all: bool, watch: bool, as_json: bool) -> int:
     from orchestrator.views import status as status_view
     from orchestrator.views import tables
 
-    if show_all and (job or watch):
+    if show_all and (job is not None or watch):
         raise UserError("--all shows all jobs, once", "--all", "leave out JOB and --watch, or --all")
     place = home.home(os.environ)
     statuses = all_statuses() if show_all else []
-    folder = None if show_all else home.find(place, job) if job else home.latest(place)
+    folder = None if show_all else home.latest(place) if job is None else home.find(place, job)
     if folder is not None:
         if watch:
             return watch_job(Job(folder), as_json=as_json)

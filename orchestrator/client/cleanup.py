@@ -14,7 +14,8 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.client import remote_files
 from orchestrator.client.job import Job
 from orchestrator.core.errors import OrchError
-from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir import home, locks
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import counted
 
 
@@ -82,6 +83,24 @@ def _undeleted(folder: Path) -> remote_files.Account | None:
     return None
 
 
+def _undeleted_job(job: JobDir) -> remote_files.Account | None:
+    """Delete the folder of a job that is over, and is not resumed meanwhile. What makes it one goes last, so that a clean
+    that failed can be repeated; return what is left and why, None when it is gone."""
+    again = f"see to that, then orch clean again, or rm -r {job.root}"
+    try:
+        with locks.resuming(job, 0.0) as mine:
+            if not mine or not job.ended.exists():
+                return _left("is not over any more: it was resumed", f"orch status {job.id} shows how it is")
+            for path in sorted({*job.root.iterdir()} - {job.plan, job.ended}):
+                if not path.is_dir() or path.is_symlink():
+                    path.unlink()
+                elif why := _undeleted(path):
+                    return why
+            return _undeleted(job.root)
+    except OSError as err:
+        return _left(f"cannot be deleted: {err.filename or job.root}: {err.strerror or err}", again)
+
+
 def _left(what: str, fix: str) -> remote_files.Account:
     return remote_files.Account({}, {"this machine": LaunchError("clean", what, fix)})
 
@@ -126,8 +145,7 @@ def delete(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:
     """Delete ended jobs' folders; return what was done, and, by job, what could not be done and why."""
     left: dict[str, remote_files.Account] = {}
     for job in jobs:
-        assert job.folder.ended.exists(), "only ended jobs are deleted"
-        if why := _undeleted(job.folder.root):
+        if why := _undeleted_job(job.folder):
             left[job.id] = why
     gone = [job for job in jobs if job.id not in left]
     names = sorted({home.name_of(job.id) for job in gone})

@@ -143,8 +143,8 @@ def _take_back(copies: Sequence[Path], made: Sequence[Path]) -> None:
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             path.unlink()
-    with contextlib.suppress(OSError):  # somebody else uses one of them by now
-        for path in made:
+    for path in made:
+        with contextlib.suppress(OSError):  # it was not made, or somebody else uses it by now
             path.rmdir()
 
 

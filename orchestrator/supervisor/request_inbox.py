@@ -9,18 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeAlias
 
-<<<<<<< HEAD:orchestrator/supervisor/request_inbox.py
 from orchestrator.brain.model import events as e
 from orchestrator.core import codec
 from orchestrator.core.end_cause import Cause
-from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.requests import number_of
-=======
-from orchestrator.brain import events as e
-from orchestrator.brain.causes import Cause
-from orchestrator.requests import number_of
-from orchestrator.wire import codec, ownership, room
->>>>>>> 5a9e26f (Pass over a pipe and odd names among a job's requests):orchestrator/asked.py
 
 Request: TypeAlias = (
     e.CancelRequested | e.RestartRequested | e.ResumeRequested | e.InspectRequested | e.AllocationEnded

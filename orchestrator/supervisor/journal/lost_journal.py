@@ -66,12 +66,7 @@ def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
         return found
     shown, has_ended = max(_in_folders(job), default=0), job.ended.exists()  # first, since a journal grows
     try:
-<<<<<<< HEAD:orchestrator/supervisor/journal/lost_journal.py
         record = facts_file.read(job)
-        begun = record.attempts[-1].why if record.attempts else ""
-        if record.facts.checkpoint is not None or not begun.startswith(_UNKNOWN):
-=======
-        record = factsfile.read(job)
         last = record.attempts[-1] if record.attempts else None
         if shown > (last.attempt if last else 0):
             how = f"the journal was cut: it tells of attempts up to {last.attempt if last else 0}"
@@ -80,7 +75,6 @@ def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
         elif last and last.why.startswith(_UNKNOWN) and record.facts.checkpoint is None:
             how = "the journal was lost, and no attempt has begun since"
         else:
->>>>>>> 94e98c6 (Refuse to resume a job whose journal ends before what its folder shows):orchestrator/salvage.py
             return None
     except JournalError as err:
         how = f"{err.where}: {err.what}"

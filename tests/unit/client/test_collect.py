@@ -11,21 +11,13 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD:tests/unit/client/test_collect.py
 from orchestrator.agent import keeper
 from orchestrator.brain.model import events as e
 from orchestrator.client import cleanup, collect
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
-=======
-from orchestrator import collect, joblock
-from orchestrator.brain import events as e
-from orchestrator.errors import ClusterError, UserError
-from orchestrator.job import Job
-from orchestrator.node import keeper
-from orchestrator.wire.paths import JobDir
->>>>>>> 573217e (Let a clean that failed be repeated, and keep a job that is resumed while clean asks):tests/unit/test_collect.py
 from tests.support import folders, jobs
 from tests.support.unprivileged import unprivileged
 
@@ -187,20 +179,20 @@ def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path:
     job.ended.touch()
     with unprivileged(tmp_path):
         job.checkpoints.chmod(0o555)
-        assert collect.delete([Job(job)])[0] == ""
+        assert cleanup.delete([Job(job)])[0] == ""
         job.checkpoints.chmod(0o755)
     assert job.plan.exists() and job.ended.exists() and list(job.checkpoints.iterdir())
-    assert collect.delete([Job(job)])[1] == {} and not job.root.exists()
+    assert cleanup.delete([Job(job)])[1] == {} and not job.root.exists()
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_job_that_is_resumed_while_clean_asks_is_not_deleted(tmp_path: Path, when: str) -> None:
     job = folders.failed(tmp_path)
-    with joblock.resuming(job) if when == "meanwhile" else contextlib.nullcontext():
+    with locks.resuming(job) if when == "meanwhile" else contextlib.nullcontext():
         if when == "before":
             job.ended.unlink()
         before = sorted(job.root.iterdir())
-        said, left = collect.delete([Job(job)])
+        said, left = cleanup.delete([Job(job)])
     assert said == "" and "is not over any more" in left[job.id].lines()[0]
     assert set(before) <= set(job.root.iterdir())
 

@@ -80,7 +80,9 @@ def test_the_bundle_holds_sources_with_their_code_and_tells_no_time_and_no_place
     assert [name for name in compiled if str(bundle.PACKAGE).encode() in archive.read(name)] == []
     assert {info.date_time for info in infos} == {(1980, 1, 1, 0, 0, 0)}
     assert {info.external_attr >> 16 for info in infos} == {0o644}
-    assert archive.read("orchestrator/core/version.py") == (bundle.PACKAGE / "version.py").read_bytes()
+    assert (
+        archive.read("orchestrator/core/version.py") == (bundle.PACKAGE / "core" / "version.py").read_bytes()
+    )
 
 
 def test_a_kept_bundle_is_taken_only_as_it_was_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

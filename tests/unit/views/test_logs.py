@@ -10,15 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
-<<<<<<< HEAD:tests/unit/views/test_logs.py
 from orchestrator.client.log_reader import LogLine, LogQuery
+from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.mask import Mask
 from orchestrator.views.logs import (
-=======
-from orchestrator.characters import harmless
-from orchestrator.logs import LogLine, LogQuery
-from orchestrator.logview import (
->>>>>>> 703315f (Show every character that shows nothing, also in a rendered script on a terminal):tests/unit/test_logview.py
     FOLD_LINES_MAX,
     Deduplicator,
     LogStyle,
@@ -206,7 +201,7 @@ def test_what_would_not_be_seen_is_shown_to_people_and_left_as_it_is_in_files() 
 @pytest.mark.parametrize("code", [0x34F, 0x17B4, 0x200B, 0x2062, 0xFFF0, 0x1BCA0, 0x1D173, 0xE0041])
 def test_characters_that_show_nothing_are_shown_whatever_their_kind(code: int) -> None:
     escape = ascii(chr(code))[1:-1]
-    (seen,) = shown(TERMINAL, Folded(line(1, f"a{chr(code)}b"), (1,)))
+    (seen,) = shown(TERMINAL, ShownLine(line(1, f"a{chr(code)}b"), (1,)))
     assert seen.endswith(f"a{escape}b") and harmless(f"a{chr(code)}b") == f"a{escape}b"
 
 

@@ -92,11 +92,11 @@ def test_what_is_no_request_is_passed_over(tmp_path: Path) -> None:
 def test_a_pipe_among_the_requests_does_not_hold_the_supervisor_up(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "000001.json")
     assert ask(tmp_path, "cancel") == 2
-    watch = threading.Thread(target=lambda: heard.extend(Requests(tmp_path).since(0, 1.0)), daemon=True)
+    watch = threading.Thread(target=lambda: heard.extend(RequestInbox(tmp_path).since(0, 1.0)), daemon=True)
     heard: list[object] = []
     watch.start()
     watch.join(5.0)
-    assert heard == [CancelAsked(1.0, 2)]
+    assert heard == [CancelRequested(1.0, 2)]
 
 
 @pytest.mark.parametrize("name", ["9" * 20, "9" * 5000, "\u00b2", "\u0661"])

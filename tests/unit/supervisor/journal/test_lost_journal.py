@@ -107,14 +107,14 @@ def test_a_journal_that_ends_before_what_the_folder_shows_is_cut_though_no_facts
     job = folders.failed(tmp_path)
     job.attempt_logs(1).mkdir(parents=True, exist_ok=True)
     job.facts.unlink(missing_ok=True)
-    assert salvage.lost_or_damaged(job, Job(job).plan()) is None
+    assert lost_journal.lost_or_damaged(job, Job(job).plan()) is None
     if what == "later attempts":
         job.attempt_logs(3).mkdir(parents=True)
     else:
         job.journal.write_bytes(
             job.journal.read_bytes().partition(b'"kind":"EndJob"')[0].rpartition(b"\n")[0] + b"\n"
         )
-    found = salvage.lost_or_damaged(job, Job(job).plan())
+    found = lost_journal.lost_or_damaged(job, Job(job).plan())
     assert found is not None and found.how.startswith("the journal was cut")
     with pytest.raises(ClusterError, match="to begin from nothing would write over that"):
         Job(job).resume()
