@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,9 +17,7 @@ from orchestrator.core import codec
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import home, locks, ownership
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import with_fix
-from orchestrator.supervisor.journal import lost_journal
 
 STOPPED_S_MAX = 30.0
 """How long a supervisor may be stopped (state T) before it is let go on: so long it has written no status."""
@@ -93,6 +90,11 @@ START_S_MAX = 30.0
 def start_supervisor(job: JobDir) -> None:
     """Start the job's supervisor under its guard, detached, and wait until it listens. Raises ClusterError when it does
     not come up, and UserError for a job that is not this user's alone."""
+    import subprocess
+
+    from orchestrator.core.jobdir.plan import Plan
+    from orchestrator.supervisor.journal import lost_journal
+
     home.require_ours(job)
     over_ssh = _is_over_ssh(job)
     names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV

@@ -307,6 +307,18 @@ def test_nobody_loads_the_way_to_hosts_before_it_is_needed() -> None:
     assert wrong == []
 
 
+def test_a_quick_verb_loads_no_brain_no_supervisor_and_no_library_but_click() -> None:
+    loaded: dict[str, None] = {}
+    todo = ["orchestrator.cli.app"]
+    while todo:
+        module = todo.pop()
+        if module not in loaded:
+            loaded[module] = None
+            todo += [ours for ours, one in _ours(module) if one.when is When.AT_IMPORT]
+    heavy = {"brain", "supervisor", "backends", "agent", "spec"}
+    assert [module for module in loaded if _outer(module) in heavy] == []
+
+
 def _is_of_the_rank(module: str, one: Import) -> bool:
     """The hook runs inside a rank: there it may use the rank's torch, and call another sitecustomize before it."""
     top = one.name.split(".")[0]
