@@ -369,13 +369,10 @@ def _silent_s(job: JobDir) -> float:
 
 def _cancel_age_s(job: JobDir) -> float | None:
     """Return how long ago a cancel was asked for that nothing has followed; None when there is none."""
-    try:
-        path = max((one for one in job.requests.glob("*.json") if requests.number_of(one)), default=None)
-        if path is None or codec.loads_plain(ownership.read_regular(path)).get("ask") != "cancel":
-            return None
-        return max(0.0, time.time() - path.stat().st_mtime)
-    except (OSError, codec.CodecError):
+    request = requests.latest(job.requests)
+    if request is None or request.ask != "cancel":
         return None
+    return max(0.0, time.time() - request.written_s)
 
 
 def _cancel_s_max(job: JobDir) -> float:
