@@ -1,12 +1,14 @@
-"""What was decided before the first process starts, and what does a rank get of it? Made by `planning`, pure.
+"""The plan: everything decided before the first process starts. Made by `submission.planner`, pure.
 
-The plan is what the supervisor works from, so its types are plain data of the standard library. What differs between
-attempts (the port, the checkpoint) is added by `rank_env` and `arguments` when an attempt starts.
+The supervisor works from the plan, so its types are plain data of the standard library. What differs between attempts
+(the port, the checkpoint) is added by `rank_env` and `arguments` when an attempt starts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from orchestrator.core.text import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +148,7 @@ class Plan:
         if self.pool is not None:
             gpus, nodes = self.pool.nodes * self.pool.gpus_each, self.pool.nodes
             spares = f" and {self.pool.spares} to spare" if self.pool.spares else ""
-            hosts = f" of {len(self.nodes)} host{'s' if len(self.nodes) != 1 else ''}"
+            hosts = f" of {counted(len(self.nodes), 'host')}"
             chosen = f"{spares}{'' if self.slurm else hosts}"
-        ranks = f"{self.world_size} rank{'s' if self.world_size != 1 else ''}"
-        plural = "s" if nodes != 1 else ""
-        return f"{ranks} on {nodes} node{plural}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"
+        ranks, on_nodes = counted(self.world_size, "rank"), counted(nodes, "node")
+        return f"{ranks} on {on_nodes}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
 
 
@@ -68,7 +68,7 @@ def rank_env(
     never set: rank 0 itself serves the store, a new one for each attempt.
     """
     rank, world = str(seat.rank), str(plan.world_size)
-    error_file = job.rank_run(seat.node, attempt, seat.rank) / "torchelastic-error.json"
+    error_file = job.rank_run(seat.node, attempt, seat.rank) / TORCHELASTIC_ERROR_FILE
     return {
         "RANK": rank,
         "WORLD_SIZE": world,
