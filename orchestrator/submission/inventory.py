@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 
 from orchestrator.core.errors import ClusterError
+from orchestrator.core.host import gpus
 from orchestrator.spec.load import SpecFile
 from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
@@ -26,31 +25,27 @@ def _inventory_of_hosts(file: SpecFile) -> Inventory:
     """Return what the hosts have, asking them only for what the spec leaves open. Raises OrchError."""
     from orchestrator.backends.ssh import fanout
 
-    gpus: int | None = None
+    gpus_per_node: int | None = None
     if planner.asks_hosts(file):
         names = [host.name for host in file.hosts]
-        gpus = fanout.gpus_each(names, planner.ssh_of(file.spec), file.where("gpus_per_node"))
-    return Inventory(socket.gethostname(), (), sys.executable, gpus)
+        gpus_per_node = fanout.gpus_each(names, planner.ssh_of(file.spec), file.where("gpus_per_node"))
+    return Inventory(socket.gethostname(), (), sys.executable, gpus_per_node)
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
     """List this machine's GPUs by nvidia-smi, or those of them that CUDA_VISIBLE_DEVICES leaves to the submitter."""
-    tool = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    tool = gpus.program(environ.get("PATH", os.defpath))
     if tool is None:
         return ()
     try:
-        done = subprocess.run(
-            [tool, "--query-gpu=index,uuid", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=GPU_LIST_S_MAX, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise ClusterError(
-            "nvidia-smi does not answer", tool, "see why with nvidia-smi, or use procs_per_node"
-        ) from err
+        done = gpus.run(tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX)
+    except gpus.GpuError as err:
+        fix = "see why with nvidia-smi, or use procs_per_node"
+        raise ClusterError("nvidia-smi does not answer", tool, fix) from err
     if done.returncode != 0:
         return ()
-    rows = [line.split(",") for line in done.stdout.splitlines()]
-    found = {row[1].strip(): int(row[0]) for row in rows if len(row) == 2 and row[0].strip().isdigit()}
+    rows = gpus.rows(done.stdout)
+    found = {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(found.values()) if visible is None else _visible(visible, found)
 
