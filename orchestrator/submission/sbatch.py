@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.slurm.command import environment
+from orchestrator.core.slurm.command import (
+    NO_ANSWER,
+    NOT_FOUND,
+    NOT_STARTED,
+    TIMED_OUT,
+    CommandResult,
+    command,
+    environment,
+)
 
 if TYPE_CHECKING:
     from submitit.slurm.slurm import SlurmExecutor
@@ -30,15 +37,16 @@ TRIES_MAX = 3
 PAUSE_S = 2.0
 WORDS_CHARS_MAX = 600
 
+_FIXES = {
+    NOT_FOUND: "do it on a login node of the cluster, or load its Slurm (module load slurm)",
+    TIMED_OUT: "see with scontrol ping whether Slurm answers, then try again",
+    NOT_STARTED: "see to that program",
+}
+"""What to do when a command could not be run, or has not ended in time."""
+
 Where = Callable[[str], str]
 """From a key of the spec to its place, such as `job.yaml:7: slurm.partition`."""
 
-_PASSING = re.compile(
-    r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|standby mode"
-    r"|resource temporarily unavailable|connection (refused|timed out|reset)|communication (connection|failure)"
-    r"|slurmctld.*(not responding|busy)|unable to confirm allocation",
-    re.IGNORECASE,
-)
 _LASTING = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",
     re.IGNORECASE,
@@ -111,7 +119,7 @@ def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
 def test(script: str, environ: Mapping[str, str], where: Where) -> str:
     """Ask sbatch whether it would take a batch script, and return what it says. Raises OrchError as `submit` does."""
     done = _tried(("sbatch", "--test-only"), environ, script)
-    if done.returncode:
+    if done.code:
         raise _refused(done, script, where)
     return _words(done) or "sbatch would take it"
 
@@ -140,18 +148,15 @@ def _executor() -> Callable[[JobDir, Mapping[str, str], Where], SlurmExecutor]:
         def _submit_command(self, command: str) -> SlurmJob[None]:
             argv = self._make_submission_command(Path(self.folder) / "slurm.sh")
             done = _tried(argv, self._environ)
-            if done.returncode:
+            if done.code:
                 raise _refused(done, self._make_submission_file_text("", ""), self._where)
-            return SlurmJob(
-                folder=self.folder, job_id=self._get_job_id_from_submission_command(done.stdout), tasks=[0]
-            )
+            job_id = self._get_job_id_from_submission_command(done.out)
+            return SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
 
     return ScriptExecutor
 
 
-def _tried(
-    argv: Sequence[str], environ: Mapping[str, str], text: str | None = None
-) -> subprocess.CompletedProcess[str]:
+def _tried(argv: Sequence[str], environ: Mapping[str, str], text: str = "") -> CommandResult:
     """Run a command of Slurm, again for troubles that pass. A job that got queued although sbatch did not hear so is
     no harm: its script starts nothing, since the job folder does not know its id.
 
@@ -159,7 +164,7 @@ def _tried(
     """
     for tries in range(1, TRIES_MAX + 1):
         done = _run(argv, environ, text)
-        if not done.returncode or not _PASSING.search(_words(done)):
+        if not done.code or not NO_ANSWER.search(_words(done)):
             return done
         if tries < TRIES_MAX:
             time.sleep(PAUSE_S * tries)
@@ -167,42 +172,28 @@ def _tried(
     raise ClusterError(f"Slurm does not answer: {_words(done)}", argv[0], fix)
 
 
-def _run(
-    argv: Sequence[str], environ: Mapping[str, str], text: str | None
-) -> subprocess.CompletedProcess[str]:
-    program = _path_of(argv[0], environ)
-    if program is None:
-        fix = "do it on a login node of the cluster, or load its Slurm (module load slurm)"
-        raise ClusterError(f"there is no {argv[0]} here", "", fix)
-    try:
-        return subprocess.run(
-            [program, *argv[1:]], env=environment(environ), input=text or "", capture_output=True, text=True,
-            errors="replace", timeout=COMMAND_S_MAX, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as err:
-        what = f"{argv[0]} has not ended after {COMMAND_S_MAX:g} s"
-        raise ClusterError(
-            what, program, "see with scontrol ping whether Slurm answers, then try again"
-        ) from err
-    except OSError as err:
-        raise ClusterError(f"cannot be started: {err.strerror}", program, "see to that program") from err
+def _run(argv: Sequence[str], environ: Mapping[str, str], text: str) -> CommandResult:
+    done = command(argv, environment(environ), COMMAND_S_MAX, text)
+    if done.silent:
+        raise ClusterError(done.silent, argv[0], _FIXES[done.code])
+    return done
 
 
 def _path_of(program: str, environ: Mapping[str, str]) -> str | None:
     return shutil.which(program, path=environ.get("PATH", os.defpath))
 
 
-def _words(done: subprocess.CompletedProcess[str]) -> str:
+def _words(done: CommandResult) -> str:
     """Return what a command said, in one line without its own name before each."""
     lines = [
         re.sub(r"^sbatch: (error: |fatal: )?", "", line).strip()
-        for line in (done.stderr or done.stdout).splitlines()
+        for line in (done.err or done.out).splitlines()
     ]
     said = "; ".join(dict.fromkeys(line for line in lines if line))
-    return said[:WORDS_CHARS_MAX] or f"it ended with code {done.returncode}"
+    return said[:WORDS_CHARS_MAX] or f"it ended with code {done.code}"
 
 
-def _refused(done: subprocess.CompletedProcess[str], script: str, where: Where) -> OrchError:
+def _refused(done: CommandResult, script: str, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
     said = _words(done)
     if _LASTING.search(said):

@@ -126,9 +126,20 @@ def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
     return {job_id: job for job_id, job in found.items() if job.stage is Stage.OVER}
 
 
+def fields(text: str) -> dict[str, str]:
+    """Read a line of `NAME=value`, as `scontrol show job -o ID` prints it, the first of each name. Values may hold blanks,
+    and texts of the job itself may look like fields: those come later than what they could be taken for."""
+    found: dict[str, str] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if equals:
+            found.setdefault(name, value)
+    return found
+
+
 def scontrol_job(text: str) -> QueueJob | None:
     """Read what `scontrol show job -o ID` prints."""
-    found = dict(re.findall(r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", text))
+    found = fields(text)
     if "JobId" not in found or "JobState" not in found:
         return None
     return QueueJob(

@@ -7,14 +7,13 @@ squeue lists a job no more does not prove that it is lost, see `Queue.confirmed`
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from orchestrator.core.slurm import command_output, scontrol
-from orchestrator.core.slurm.command import environment
+from orchestrator.core.slurm import command_output
+from orchestrator.core.slurm.command import ASK_S_MAX, CommandResult, command, environment
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.scontrol import is_orphaned
@@ -22,45 +21,14 @@ from orchestrator.core.slurm.scontrol import is_orphaned
 AGE_S_MAX = 2.0
 """How old an answer of squeue may be before Slurm is asked again."""
 
-ASK_S_MAX = 6.0
-"""How long Slurm may take to answer a question; with slurmctld down its commands give up after 9 to 12 s."""
-
-DEED_S_MAX = 20.0
-"""How long it may take to do something."""
+CHANGE_S_MAX = 20.0
+"""How long it may take to change something."""
 
 CANCEL_APART_S = 5.0
 OUTPUT_CHARS_MAX = 300
 
 IS_PENDING = "Job is pending execution"
 """What Slurm says to a requeue of a job that waits in the queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """What a command said; `silent`: why it has not said anything."""
-
-    out: str
-    err: str
-    code: int
-    silent: str = ""
-
-
-def command(argv: list[str], environ: Mapping[str, str], limit_s: float = ASK_S_MAX) -> CommandResult:
-    """Run one of Slurm's commands, within a limit. The user's formats (SQUEUE_FORMAT, SLURM_TIME_FORMAT) are kept from
-    it, as is what another job of Slurm has left in the environment."""
-    env = {**environment(environ), "TZ": "UTC", "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", env=env, timeout=limit_s,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        return CommandResult("", "", 127, f"there is no {argv[0]} on this machine")
-    except subprocess.TimeoutExpired:
-        return CommandResult("", "", 124, f"{argv[0]} gave no answer within {limit_s:g} s")
-    except OSError as err:
-        return CommandResult("", "", 126, f"{argv[0]} cannot be run: {err.strerror}")
-    return CommandResult(done.stdout, done.stderr, done.returncode)
 
 
 class SlurmQueue:
@@ -95,24 +63,15 @@ class SlurmQueue:
     def confirmed(self, job: QueueJob) -> QueueJob:
         """Return a job that squeue says is over, or does not list, as scontrol shows it, and who ended it and how, where
         accounts tell. It is `silent` where squeue does not list it and scontrol does not say that there is none."""
-        said = command(["scontrol", "show", "job", "-o", job.id], self._environ())
+        said = self._command("scontrol", "show", "job", "-o", job.id)
         found = command_output.scontrol_job(said.out)
         if found is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in said.err:
             return replace(job, unanswered=_refusal(said, "scontrol"))
         found = found or job
         if not is_over(found):
             return found
-        argv = [
-            "sacct",
-            "-n",
-            "-X",
-            "-P",
-            "--duplicates",
-            f"--format={command_output.SACCT_FORMAT}",
-            "-j",
-            job.id,
-        ]
-        kept = command_output.sacct(command(argv, self._environ()).out, _user_name).get(job.id)
+        options = ("-n", "-X", "-P", "--duplicates", f"--format={command_output.SACCT_FORMAT}", "-j", job.id)
+        kept = command_output.sacct(self._command("sacct", *options).out, _user_name).get(job.id)
         if kept is None or (found.stage is Stage.OVER and kept.state != found.state):
             return found
         return replace(kept, restarts=found.restarts, folder=found.folder)
@@ -127,18 +86,18 @@ class SlurmQueue:
             if again and now_s - self._cancelled_at.get(job_id, float("-inf")) < CANCEL_APART_S:
                 return ""
             self._cancelled_at[job_id] = now_s
-        said = command(["scancel", job_id], self._environ(), DEED_S_MAX)
+        said = self._command("scancel", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
         return "" if not said.code else _refusal(said, "scancel")
 
     def bring_back(self, job_id: str) -> str:
         """Put a job that runs on without its batch script back into the queue; return what is lost and Slurm's words when
         it refuses, nothing when that is done, or nothing is lost, or Slurm does not say."""
-        shown = command(["scontrol", "show", "job", "-o", job_id], self._environ())
-        job = scontrol.fields(shown.out) if shown.code == 0 else {}
+        shown = self._command("scontrol", "show", "job", "-o", job_id)
+        job = command_output.fields(shown.out) if shown.code == 0 else {}
         if not is_orphaned(job, job.get("Restarts", "")):
             return ""
-        said = command(["scontrol", "requeue", job_id], self._environ(), DEED_S_MAX)
+        said = self._command("scontrol", "requeue", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
         if not said.code or IS_PENDING in said.err:  # somebody else was faster
             return ""
@@ -155,9 +114,14 @@ class SlurmQueue:
     def cluster_name(self) -> str:
         """Return the name of this machine's cluster, asked once; empty while Slurm does not say."""
         if not self._cluster_name:
-            said = command(["scontrol", "show", "config"], self._environ())
+            said = self._command("scontrol", "show", "config")
             self._cluster_name = command_output.cluster_name(said.out)
         return self._cluster_name
+
+    def _command(self, *argv: str, limit_s: float = ASK_S_MAX) -> CommandResult:
+        """Run a command without the user's formats (SQUEUE_FORMAT, SLURM_TIME_FORMAT), and without what another job of
+        Slurm has left in the environment."""
+        return command(argv, {**environment(self._environ()), "TZ": "UTC", "LC_ALL": "C"}, limit_s)
 
     def _told(self, job_id: str) -> QueueJob:
         known = self._known.get(job_id)
@@ -168,8 +132,8 @@ class SlurmQueue:
 
     def _ask(self, ids: list[str]) -> None:
         """Ask squeue for jobs, and keep what it says, or why it says nothing."""
-        argv = ["squeue", "-h", "--states=all", "-o", command_output.SQUEUE_FORMAT, "-j", ",".join(ids)]
-        said = command(argv, self._environ())
+        options = ("-h", "--states=all", "-o", command_output.SQUEUE_FORMAT, "-j", ",".join(ids))
+        said = self._command("squeue", *options)
         # of a single id that it does not know it says so; of several it lists those that it knows
         self._silent = (
             "" if said.code == 0 or command_output.UNKNOWN_ID in said.err else _refusal(said, "squeue")

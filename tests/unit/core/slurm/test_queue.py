@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.slurm import command_output, queue
+from orchestrator.core.slurm import command, command_output, queue
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue
@@ -266,7 +266,7 @@ def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
 @pytest.mark.slow
 def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm) -> None:
     (slurm.folder / "squeue").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
-    said = queue.command(["squeue"], {"PATH": slurm.path}, 0.2)
+    said = command.command(["squeue"], {"PATH": slurm.path}, 0.2)
     assert said.silent == "squeue gave no answer within 0.2 s"
 
 
