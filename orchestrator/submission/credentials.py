@@ -1,4 +1,4 @@
-"""Private files of a job: secrets, environment, token, certificate and key, the webhook's address; made at submit."""
+"""Private files of a job: secrets, environment, token, certificate and key, the webhook's address. Made at submit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ PRIVATE = 0o600
 
 
 def fill(folder: Path, made: Plan, environ: Mapping[str, str], webhook: str | None) -> None:
-    """Make the folder of a job's private files, all of them private from their first byte, and on disk at the end.
-    `webhook`: its address."""
+    """Make the folder of a job's private files: private from their first byte, and on disk at the end. `webhook`: its URL."""
     folder.mkdir(mode=0o700)
     kept = {name: environ[name] for name in made.secrets}
     public, key = new_certificate()
@@ -42,7 +41,7 @@ CERTIFICATE_YEARS = 20
 
 
 def new_certificate() -> tuple[bytes, bytes]:
-    """Return a new self-signed certificate and its key, PEM. It is valid long before now, since clocks differ."""
+    """Return a new self-signed certificate and its key, as PEM. Its validity begins in the past, since clocks differ."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

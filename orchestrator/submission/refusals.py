@@ -1,5 +1,6 @@
-"""Refusals of a submit or a resume, before anything is made: of what this machine lacks, of a path that holds no checkpoint,
-and of an override that could not be heeded."""
+"""Refusals of a submit or a resume before anything is made: for what this machine lacks, for a path without a checkpoint, and
+for an override without effect.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, escaped
 _LIST = "orch checkpoints lists what there is"
 
 VAIN = ("workdir", "snapshot", "ssh.sync")
-"""The fields that say what is copied at submit."""
+"""The fields that choose what is copied at submit."""
 
 
 def refuse_missing(file: SpecFile, made: Plan, environ: Mapping[str, str]) -> None:
-    """Raise UserError for what this machine lacks and the job's ranks need, where they run here and no setup line may
-    bring it."""
+    """Raise UserError for what the job's ranks need and this machine lacks, where they run here and no setup line may
+    install it."""
     if file.spec.backend != "local" or made.setup:
         return
     if fault := missing_interface(
@@ -44,8 +45,8 @@ def refuse_missing(file: SpecFile, made: Plan, environ: Mapping[str, str]) -> No
 
 
 def missing_interface(named: str | None, there: Sequence[str]) -> str:
-    """Say that a host has no interface of this name; empty where it has. NCCL takes the beginning of a name, several with
-    commas, `=` for a whole name, and `^` for all but these."""
+    """Return that a host has no interface of this name; empty where it has one. NCCL takes the beginning of a name, several
+    with commas, `=` for a whole name, and `^` for all but these."""
     words = [word.removeprefix("=") for word in (named or "").split(",") if word]
     if not words or words[0].startswith("^") or any(name.startswith(tuple(words)) for name in there):
         return ""
@@ -54,7 +55,7 @@ def missing_interface(named: str | None, there: Sequence[str]) -> str:
 
 def existing(job: JobDir, checkpoint: str, glob: str) -> Path:
     """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder. Raises UserError for
-    what is none."""
+    anything else."""
     for path in (job.checkpoints / checkpoint, Path(checkpoint).absolute()):
         if os.path.exists(path):  # noqa: PTH110 -- never raises
             if fault := _unfit(job, path, glob):
@@ -68,8 +69,8 @@ def existing(job: JobDir, checkpoint: str, glob: str) -> Path:
 
 
 def _unfit(job: JobDir, path: Path, glob: str) -> str:
-    """Say why an attempt cannot begin from a path; empty where nothing speaks against it. What the job's own glob finds
-    may be of any format, else it must look like a checkpoint."""
+    """Return why an attempt cannot begin from a path; empty where it can. A path that the job's own glob finds may have any
+    format, another one must look like a checkpoint."""
     if job.checkpoints.resolve().is_relative_to(path.resolve()):
         return "the job's checkpoints are in it"
     shape = inspect_shape(path)
@@ -83,7 +84,7 @@ def _unfit(job: JobDir, path: Path, glob: str) -> str:
 
 
 def refuse_vain(overrides: Sequence[str]) -> None:
-    """Raise UserError for an override that a resume could not heed."""
+    """Raise UserError for an override that has no effect on a resume."""
     for one in overrides:
         key = one.partition("=")[0].strip()
         if key in VAIN or key.startswith(tuple(f"{name}." for name in VAIN)):

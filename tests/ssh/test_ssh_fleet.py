@@ -190,7 +190,7 @@ def _ended(desk: Desk, tmp_path: Path, hosts: str = "[one, two, gone]") -> tuple
     ssh = f"{{hosts: {hosts}, remote_dir: {tmp_path}/remote}}"
     (work / "job.yaml").write_text(f"name: gpt\nbackend: ssh\ncommand: 'true'\nssh: {ssh}\n")
     file = load(work / "job.yaml")
-    plan = planner.make(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
+    plan = planner.plan(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
     job = JobDir(tmp_path / "home" / "jobs" / jobs.ID)
     for folder in (job.scripts, job.checkpoints, job.attempt_logs(1), job.secrets):
         folder.mkdir(parents=True)

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 
 LIST_S_MAX = 15.0
-"""How long nvidia-smi may take; without persistence mode it wakes every GPU first."""
+"""How long nvidia-smi may take: without persistence mode it wakes every GPU first."""
 
 _PLACES = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 _WHOLE = re.compile(r"GPU (\d+): (.*) \(UUID: (\S+)\)")
@@ -17,7 +17,7 @@ _PART = re.compile(r"\s+MIG (.*?)\s+Device\s+\d+: \(UUID: (\S+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one part of it. `uuid` names it on this host for good; `id` is its name in CUDA_VISIBLE_DEVICES."""
+    """One GPU, or one MIG part of a GPU. `uuid` never changes on this host; `id` is its name in CUDA_VISIBLE_DEVICES."""
 
     id: str
     uuid: str
@@ -70,8 +70,8 @@ def here() -> tuple[Gpu, ...]:
 def listed(text: str) -> tuple[Gpu, ...]:
     """Return the GPUs in the output of `nvidia-smi -L`.
 
-    Equal GPUs are called by their numbers, which every script understands. CUDA counts unequal ones fastest first and
-    nvidia-smi by bus, and a MIG part has no number: then they are called by their UUIDs.
+    Equal GPUs are named by their numbers, which every script understands. CUDA counts unequal ones fastest first and
+    nvidia-smi by bus, and a MIG part has no number: then they are named by their UUIDs.
     """
     found: list[Gpu] = []
     wholes, cut = 0, False

@@ -17,25 +17,16 @@ from orchestrator.core.observations import Address
 
 ADDRESSES_MAX = 256
 
-
 _SYS_NET = Path("/sys/class/net")
-
 
 _LAST = re.compile(
     r"docker|br-|virbr|veth|tun|tap|cni|flannel|cali|cilium|lxc|lxd|podman|vmnet|vboxnet|kube|dummy"
 )
 """Interfaces that lead to containers, virtual machines or tunnels of this host, seldom to another host."""
 
-
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
-
-
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
-
-
 _IFREQ_BYTES = 40 if sys.maxsize > 1 << 32 else 32
-
-
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
@@ -71,7 +62,7 @@ def _may_lead_away(sock: socket.socket, one: Address) -> bool:
 
 
 def _rank(one: Address) -> int:
-    """Say how likely an address leads to another host: physical, then bond, bridge and VLAN, then what seldom does."""
+    """Return the order of an address: 0 for a physical interface, 1 for bond, bridge and VLAN, 2 for `_LAST`."""
     name = one.interface.partition(":")[0]
     if _LAST.match(name) or one.ip.startswith("169.254."):
         return 2
@@ -79,7 +70,7 @@ def _rank(one: Address) -> int:
 
 
 def holder(port: int) -> str:
-    """Say who listens on a TCP port of this host, as far as /proc tells; empty when it tells nothing."""
+    """Return which process listens on a TCP port of this host, in words; empty when /proc does not show it."""
     inodes = _listening(port)
     if not inodes:
         return ""

@@ -1,7 +1,7 @@
-"""What does the kernel know about a process? Read from /proc (`man 5 proc`), nothing kept.
+"""Processes as the kernel shows them in /proc (`man 5 proc`). Nothing is kept.
 
-A pid alone names nobody, since the kernel gives it out again; a pid with its start time does, until the next boot.
-A process may end between any two reads: then a reader answers None, nothing or False, and never raises.
+A pid alone does not identify a process, since the kernel reuses it; a pid with its start time does, until the next boot.
+A process may end between any two reads: then a reader returns None, nothing or False, and never raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Proc:
 
 @dataclass(frozen=True, slots=True)
 class ProcStat:
-    """What /proc/<pid>/stat says. `state` is the kernel's letter: R S D T t Z X I; `cpu_s` is user and system time."""
+    """Fields of /proc/<pid>/stat. `state` is the kernel's letter: R S D T t Z X I; `cpu_s` is user and system time."""
 
     state: str
     ppid: int
@@ -42,9 +42,9 @@ class ProcStat:
 
 
 def look(pid: int) -> ProcStat | None:
-    """Return what `pid` is doing, or None when there is no such process."""
+    """Return the state of `pid`, None without such a process."""
     text = _read(PROC / str(pid) / "stat", 4096)
-    # The command's name stands in parentheses and may hold anything, a ')' and spaces too: cut at the last one.
+    # The command's name stands in parentheses and may hold any text, also ')' and spaces: cut at the last parenthesis.
     fields = text.rpartition(b")")[2].split()
     if len(fields) < 22:
         return None
@@ -83,7 +83,7 @@ def children() -> dict[int, list[int]]:
 def descendants(pid: int, tree: Mapping[int, list[int]] | None = None) -> list[int]:
     """Return children, grandchildren and so on of `pid`, parents before their children.
 
-    `tree`: what `children` has returned just now, for who asks for several at once.
+    `tree`: a fresh result of `children`, for a caller with several pids.
     """
     tree = children() if tree is None else tree
     found = list(tree.get(pid, ()))
@@ -95,7 +95,7 @@ def descendants(pid: int, tree: Mapping[int, list[int]] | None = None) -> list[i
 def with_env(marker: bytes) -> list[Proc]:
     """Return the processes whose first environment holds each NUL-separated `NAME=value` of `marker` exactly.
 
-    It is the environment given at exec: what a process set later is not seen. Other users' are not readable.
+    It is the environment given at exec: changes that a process makes later do not show. Other users' are not readable.
     """
     wanted = {entry for entry in marker.split(b"\0") if entry}
     assert wanted, "an empty marker would match every process"

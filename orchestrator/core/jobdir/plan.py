@@ -13,23 +13,24 @@ from orchestrator.core.text import counted
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """One node: its place in the job, the host it is on, and what of the host it uses.
+    """One node: its place in the job, its host, and what it uses of the host.
 
-    With a pool it is a host that may be used: it has no ranks yet, its GPUs are leased when it is, `address` is where
-    other hosts reach it (empty: to be probed), and `slots` how many CPU ranks it takes (0: as many as it has cores).
+    With a pool it is a host that may be used: it has no ranks yet, and its GPUs are leased when it is used.
     """
 
     name: str
     host: str
+    # Where other hosts reach it; empty: to be probed
     address: str
     gpus: tuple[int, ...]
     ranks: tuple[int, ...]
+    # How many CPU ranks it takes; 0: as many as it has cores
     slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """What an attempt takes of the hosts: so many nodes with so many ranks each, and spares. 0 GPUs: CPU ranks."""
+    """What an attempt takes of the hosts: nodes, the ranks and GPUs of each, and spares. 0 GPUs: CPU ranks."""
 
     nodes: int
     ranks_each: int
@@ -39,7 +40,7 @@ class PlannedPool:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSsh:
-    """How hosts are reached and where the job lies on them. `copy_mb_s`: limit of bulk copies, None for none."""
+    """How hosts are reached and where the job lies on them. `copy_mb_s` limits bulk copies, None: not limited."""
 
     user: str | None
     port: int | None
@@ -51,10 +52,10 @@ class PlannedSsh:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlurm:
-    """How a job asks Slurm for nodes, and what its ranks are told before they lose them.
+    """How a job asks Slurm for nodes, and how its ranks are warned before they lose them.
 
     `options` are those of sbatch, one argument each. `signal` (a name, without SIG) goes to the ranks `grace_s` before
-    the nodes are taken away. The plan has no nodes: they are known in the allocation.
+    Slurm takes the nodes. Such a plan has no nodes: they are known in the allocation.
     """
 
     options: tuple[str, ...]
@@ -65,15 +66,13 @@ class PlannedSlurm:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLimits:
-    """Every limit of the job, in seconds unless named otherwise; None is no limit.
-
-    `fence_s` is None on this machine, where locks tell of agents. `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`; `patience_s` is
-    0 for the plain one.
-    """
+    """Every limit of the job, in seconds unless named otherwise; None is no limit."""
 
     start_s: float
+    # 0: it follows from the job's own step times, within `hang_floor_s` and `hang_ceiling_s`
     hang_s: float | None
     node_silent_s: float
+    # None on this machine, where locks tell which agents live
     fence_s: float | None
     stop_grace_s: float
     break_grace_s: float
@@ -89,16 +88,19 @@ class PlannedLimits:
     hang_floor_s: float = 5.0
     hang_ceiling_s: float = 600.0
     queue_s: float | None = None
+    # 0: the default
     patience_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedNotify:
-    """Whom to tell of what happens: a command (argv), a webhook (its host alone: the rest may be a token, and is kept
-    with the secrets), and of which occasions; see `notify`."""
+    """Who is notified of which events, see `supervisor.notifications`."""
 
+    # argv
     command: tuple[str, ...]
+    # The webhook's host alone: the rest may be a token, and is kept with the secrets
     url: str | None
+    # The names of events in `notify.on`
     occasions: tuple[str, ...]
 
 
@@ -138,7 +140,7 @@ class Plan:
 
     @property
     def program(self) -> str:
-        """What must exist on every node: the interpreter, or the shell."""
+        """The program that every node must have: the interpreter, or the shell."""
         return self.argv[0]
 
     @property

@@ -1,7 +1,7 @@
 """Slurm's queue as this process sees it: one squeue for all jobs, whose answer serves for two seconds.
 
-Rules: a Slurm that does not answer changes nothing: what it said last stands, with its age and why there is no news. That
-squeue lists a job no more does not prove that it is lost, see `Queue.confirmed`.
+Rules: a Slurm that does not answer changes nothing: its last answer stands, with its age and why there is no newer one.
+That squeue no longer lists a job does not prove that it is lost, see `SlurmQueue.confirmed`.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class SlurmQueue:
         self._answered_at = float("-inf")
         self._asked: frozenset[str] = frozenset()
         self._asked_at = float("-inf")
-        self._silent = ""
+        self._unanswered = ""
         self._cancelled_at: dict[str, float] = {}
         self._cluster_name = ""
 
     def look(self, ids: Iterable[str]) -> dict[str, QueueJob]:
-        """Return each of these jobs as Slurm tells of it, at most `AGE_S_MAX` old; as it last did while it is silent."""
+        """Return each of these jobs as Slurm describes it, at most `AGE_S_MAX` old, or its last answer while it gives none."""
         wanted = list(dict.fromkeys(ids))
         with self._lock:
             is_old = self._clock_s() - self._asked_at > AGE_S_MAX
@@ -61,8 +61,8 @@ class SlurmQueue:
             return {job_id: self._told(job_id) for job_id in wanted}
 
     def confirmed(self, job: QueueJob) -> QueueJob:
-        """Return a job that squeue says is over, or does not list, as scontrol shows it, and who ended it and how, where
-        accounts tell. It is `silent` where squeue does not list it and scontrol does not say that there is none."""
+        """Return a job that is over by squeue, or that it does not list, as scontrol shows it, with who ended it and how where
+        sacct knows. It is `unanswered` where squeue does not list it and scontrol does not deny it either."""
         said = self._command("scontrol", "show", "job", "-o", job.id)
         found = command_output.scontrol_job(said.out)
         if found is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in said.err:
@@ -79,7 +79,7 @@ class SlurmQueue:
     def cancel(self, job_id: str, *, again: bool = False) -> str:
         """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.
 
-        `again`: somebody may have done so just now, and nothing is done twice within `CANCEL_APART_S`.
+        `again`: it may have been done just now, and is not done twice within `CANCEL_APART_S`.
         """
         with self._lock:
             now_s = self._clock_s()
@@ -91,15 +91,15 @@ class SlurmQueue:
         return "" if not said.code else _refusal(said, "scancel")
 
     def bring_back(self, job_id: str) -> str:
-        """Put a job that runs on without its batch script back into the queue; return what is lost and Slurm's words when
-        it refuses, nothing when that is done, or nothing is lost, or Slurm does not say."""
+        """Put a job that runs on without its batch script back into the queue. Return what is lost and Slurm's words when it
+        refuses; nothing when it is done, when the batch script's host is not lost, or when Slurm does not say."""
         shown = self._command("scontrol", "show", "job", "-o", job_id)
         job = command_output.fields(shown.out) if shown.code == 0 else {}
         if not is_orphaned(job, job.get("Restarts", "")):
             return ""
         said = self._command("scontrol", "requeue", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
-        if not said.code or IS_PENDING in said.err:  # somebody else was faster
+        if not said.code or IS_PENDING in said.err:  # another command was faster
             return ""
         lost = (
             f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {job_id} runs on for nothing"
@@ -107,12 +107,12 @@ class SlurmQueue:
         return f"{lost}, and cannot be requeued: {_refusal(said, 'scontrol')}"
 
     def expect_news(self) -> None:
-        """Ask again at the next look: something was done that the queue will tell of."""
+        """Ask Slurm at the next query, since something was changed."""
         with self._lock:
             self._asked_at = float("-inf")
 
     def cluster_name(self) -> str:
-        """Return the name of this machine's cluster, asked once; empty while Slurm does not say."""
+        """Return the name of this machine's cluster, asked for once; empty while Slurm does not answer."""
         if not self._cluster_name:
             said = self._command("scontrol", "show", "config")
             self._cluster_name = command_output.cluster_name(said.out)
@@ -126,27 +126,27 @@ class SlurmQueue:
     def _told(self, job_id: str) -> QueueJob:
         known = self._known.get(job_id)
         if known is None:
-            return QueueJob(job_id, "UNKNOWN", unanswered=self._silent)
+            return QueueJob(job_id, "UNKNOWN", unanswered=self._unanswered)
         heard_s = max(0.0, self._clock_s() - self._answered_at)
-        return replace(known, unanswered=self._silent, age_s=round(heard_s, 1))
+        return replace(known, unanswered=self._unanswered, age_s=round(heard_s, 1))
 
     def _ask(self, ids: list[str]) -> None:
-        """Ask squeue for jobs, and keep what it says, or why it says nothing."""
+        """Ask squeue for jobs, and keep its answer, or why it gives none."""
         options = ("-h", "--states=all", "-o", command_output.SQUEUE_FORMAT, "-j", ",".join(ids))
         said = self._command("squeue", *options)
-        # of a single id that it does not know it says so; of several it lists those that it knows
-        self._silent = (
+        # squeue refuses a single unknown id; of several it lists those that it knows
+        self._unanswered = (
             "" if said.code == 0 or command_output.UNKNOWN_ID in said.err else _refusal(said, "squeue")
         )
         self._asked, self._asked_at = frozenset(ids), self._clock_s()
-        if not self._silent:
+        if not self._unanswered:
             found = command_output.squeue(said.out)
             self._known = {one: found.get(one, QueueJob(one, "FORGOTTEN")) for one in ids}
             self._answered_at = self._asked_at
 
 
 def _refusal(said: CommandResult, program: str) -> str:
-    """Return why a command has not done what it was asked for, in its last words."""
+    """Return why a command has failed, in its last line."""
     lines = [line.strip() for line in said.err.splitlines() if line.strip()]
     return said.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {said.code}"
 

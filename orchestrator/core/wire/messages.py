@@ -305,9 +305,9 @@ class Fence:
     """How long this agent may go without contact before it stops its ranks."""
 
     attempt: int
-    # Once its ranks have made a step: without contact and without a further step
+    # Without contact and without a step of its ranks
     quiet_s: float
-    # Before their first step, if it is longer
+    # The same, if it is longer, as long as they have made no step in this attempt
     alone_s: float
 
 
