@@ -81,7 +81,7 @@ def look_ahead(jobs: Iterable[JobDir]) -> None:
             job_id = present(job)
             ids += [job_id] if job_id else []
     if ids:
-        QUEUE.look(ids)
+        QUEUE.query(ids)
 
 
 # The status
@@ -175,7 +175,7 @@ def from_plan(plan: Plan, state: str, reason: str) -> Json:
 def _told(job: JobDir) -> QueueJob | None:
     """Return what Slurm says of a job; None when it was never given it."""
     job_id = present(job)
-    return _remembered(job, _of_this(job, QUEUE.look([job_id])[job_id])) if job_id is not None else None
+    return _remembered(job, _of_this(job, QUEUE.query([job_id])[job_id])) if job_id is not None else None
 
 
 def _of_this(job: JobDir, told: QueueJob) -> QueueJob:

@@ -22,12 +22,8 @@ from orchestrator.core.jobdir.plan import (
     PlannedSsh,
 )
 from orchestrator.core.mask import host_alone
-from orchestrator.core.text import counted
-
-if TYPE_CHECKING:
-    from orchestrator.core.jobdir.plan import PlannedPool
-    from orchestrator.spec.model import JobSpec
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
+from orchestrator.core.text import counted
 
 if TYPE_CHECKING:
     from orchestrator.spec.load import JobSpec, SpecFile

@@ -33,7 +33,7 @@ def resume(
         replan(job, old, overrides, environ)
     requests.ask(job.requests, "resume", path=path)
     job.ended.unlink(missing_ok=True)
-    job.swept.unlink(missing_ok=True)  # it will be on hosts again
+    job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
     start_supervisor(job)
 
 

@@ -53,7 +53,7 @@ def _let_go_on(job: JobDir) -> str:
     from orchestrator.core.host import procfs
 
     try:
-        stat = procfs.look(who["pid"])
+        stat = procfs.stat(who["pid"])
         if stat is None or stat.state != "T" or time.time() - job.state.stat().st_mtime < STOPPED_S_MAX:
             return ""
         if stat.ppid == stat.session:  # its guard, which began this session and may have been stopped with it

@@ -271,7 +271,7 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     assert cleaned_text(accounts) == "cleaned 2 hosts of 1 job; 3 files (3.0 MB) came from 2 hosts"
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
-    assert json.loads(job.folder.swept.read_text()) == ["one", "two"]
+    assert json.loads(job.folder.cleaned_hosts.read_text()) == ["one", "two"]
     server.stop()
     assert clean_hosts([job]) == {} and cleaned_text([]) == "", "nobody asks twice"
 

@@ -41,7 +41,7 @@ class ProcStat:
     rss_bytes: int
 
 
-def look(pid: int) -> ProcStat | None:
+def stat(pid: int) -> ProcStat | None:
     """Return the state of `pid`, None without such a process."""
     text = _read(PROC / str(pid) / "stat", 4096)
     # The command's name stands in parentheses and may hold any text, also ')' and spaces: cut at the last parenthesis.
@@ -61,8 +61,8 @@ def look(pid: int) -> ProcStat | None:
 
 def alive(proc: Proc) -> bool:
     """Tell whether that very process runs; a zombie does not."""
-    stat = look(proc.pid)
-    return stat is not None and stat.start_ticks == proc.start_ticks and stat.state not in "ZX"
+    now = stat(proc.pid)
+    return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
 
 
 def has_thread(pid: int, tid: int) -> bool:
@@ -74,9 +74,8 @@ def children() -> dict[int, list[int]]:
     """Return the children of every process, from one scan of /proc, lowest pid first."""
     found: dict[int, list[int]] = {}
     for pid in pids():
-        stat = look(pid)
-        if stat is not None:
-            found.setdefault(stat.ppid, []).append(pid)
+        if (now := stat(pid)) is not None:
+            found.setdefault(now.ppid, []).append(pid)
     return found
 
 
@@ -102,10 +101,8 @@ def with_env(marker: bytes) -> list[Proc]:
     found = []
     for pid in pids():
         entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
-        if wanted.issubset(entries):
-            stat = look(pid)
-            if stat is not None:
-                found.append(Proc(pid, stat.start_ticks))
+        if wanted.issubset(entries) and (now := stat(pid)) is not None:
+            found.append(Proc(pid, now.start_ticks))
     return found
 
 

@@ -176,7 +176,7 @@ class JobDir:
         return self.root / "steps"
 
     @property
-    def swept(self) -> Path:
+    def cleaned_hosts(self) -> Path:
         """The hosts that are cleaned of the ended job, a JSON list."""
         return self.root / "swept.json"
 

@@ -50,7 +50,7 @@ class SlurmQueue:
         self._cancelled_at: dict[str, float] = {}
         self._cluster_name = ""
 
-    def look(self, ids: Iterable[str]) -> dict[str, QueueJob]:
+    def query(self, ids: Iterable[str]) -> dict[str, QueueJob]:
         """Return each of these jobs as Slurm describes it, at most `AGE_S_MAX` old, or its last answer while it gives none."""
         wanted = list(dict.fromkeys(ids))
         with self._lock:
