@@ -59,7 +59,7 @@ def existing(job: JobDir, checkpoint: str, glob: str) -> Path:
     for path in (job.checkpoints / checkpoint, Path(checkpoint).absolute()):
         if os.path.exists(path):  # noqa: PTH110 -- never raises
             if fault := _unfit(job, path, glob):
-                raise UserError(f"is no checkpoint to begin from: {fault}", str(path), _LIST)
+                raise UserError(f"is not a checkpoint to begin from: {fault}", str(path), _LIST)
             return path
     names = os.listdir(job.checkpoints) if job.checkpoints.is_dir() else []  # noqa: PTH208
     there = sorted(names)[-5:]

@@ -76,7 +76,7 @@ def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[Rend
 def _unfit_for_slurm(root: str) -> str:
     """Return what in a path keeps a Slurm job from writing its log there; empty for nothing."""
     if not root.isprintable():
-        return "a character that sbatch cannot be told"
+        return "a character that sbatch cannot take"
     if "\\" in root:
         return "a backslash, which Slurm takes away,"
     pattern = _PATTERN.search(root)

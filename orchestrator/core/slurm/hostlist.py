@@ -69,9 +69,9 @@ def _numbers(ranges: str, word: str) -> list[str]:
     for one in ranges.split(","):
         low, dash, high = one.partition("-")
         if not (low.isascii() and low.isdigit() and (not dash or (high.isascii() and high.isdigit()))):
-            raise HostlistError(f"{one or 'nothing'} is no range of numbers in {word[:80]}")
+            raise HostlistError(f"{one or 'nothing'} is not a range of numbers in {word[:80]}")
         first, last = int(low), int(high) if dash else int(low)
         if last < first or last - first >= NODES_MAX:
-            raise HostlistError(f"{one} is no range of numbers in {word[:80]}")
+            raise HostlistError(f"{one} is not a range of numbers in {word[:80]}")
         found += [f"{number:0{len(low)}d}" for number in range(first, last + 1)]
     return found

@@ -115,9 +115,9 @@ def test_every_wrong_line_is_named_with_its_place(tmp_path: Path) -> None:
         "e1 slots=0": "slots=0 must be a whole number from 1",
         "f1 gpus=8 gpus=8": "gpus stands there twice",
         "g[1-2] address=10.0.0.1": "one address for 2 hosts",
-        "h1 address=/etc": "address=/etc is no address",
-        "i1 labels=a,,b": "labels=a,,b are no words",
-        "j[3-1]": "is no range of hosts",
+        "h1 address=/etc": "address=/etc is not an address",
+        "i1 labels=a,,b": "labels=a,,b are not words",
+        "j[3-1]": "is not a range of hosts",
         "k1\nk[1-2]": "stands in",
     }
     path = tmp_path / "hosts.txt"
