@@ -130,7 +130,7 @@ def _refuse_constant(name: str) -> None:
 def _is_deep(data: Any) -> bool:
     level = [data]
     for _ in range(DEPTH_MAX):
-        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        inside = (container.values() if isinstance(container, dict) else container for container in level)
         level = [item for items in inside for item in items if isinstance(item, (dict, list))]
         if not level:
             return False

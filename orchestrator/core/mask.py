@@ -52,9 +52,9 @@ class Mask:
             case str():
                 return self.apply(data)
             case list():
-                return [self.of_data(one) for one in data]
+                return [self.of_data(item) for item in data]
             case dict():
-                return {key: self.of_data(one) for key, one in data.items()}
+                return {key: self.of_data(item) for key, item in data.items()}
             case _:
                 return data
 
@@ -74,7 +74,7 @@ class Mask:
     def _of_piece(self, text: str) -> str:
         """Replace whole secrets, and those that go over the ends of a text."""
         assert self._pattern is not None
-        spans = [found.span() for found in self._pattern.finditer(text)]
+        spans = [match.span() for match in self._pattern.finditer(text)]
         spans += [(0, max(_ended(text, form) for form in self._forms))]
         spans += [(min(_begun(text, len(text), form, SECRET_CHARS_MIN) for form in self._forms), len(text))]
         shown, done = [], 0

@@ -58,23 +58,23 @@ def build(home: Path | None = None) -> bytes:
             mark, _, kept = place.read_bytes().partition(b"\n")
             if _is_trusted(place) and mark == f"{key.hexdigest()} {sha256(kept)}".encode():
                 return kept
-    made = _zipped(files)
+    new = _zipped(files)
     for place in places:
         with contextlib.suppress(OSError):
             place.parent.mkdir(mode=0o755, exist_ok=True)
             if ownership.is_own(place.parent):
-                replace_bytes(place, f"{key.hexdigest()} {sha256(made)}\n".encode() + made, durable=False)
+                replace_bytes(place, f"{key.hexdigest()} {sha256(new)}\n".encode() + new, durable=False)
                 break
-    return made
+    return new
 
 
 def _is_trusted(place: Path) -> bool:
     """Tell whether a kept bundle is this user's, or that of the user who installed this package."""
-    found = place.lstat()
+    status = place.lstat()
     return ownership.is_own(place) or (
-        stat.S_ISREG(found.st_mode)
-        and found.st_uid == PACKAGE.stat().st_uid
-        and not found.st_mode & ownership.WRITABLE
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == PACKAGE.stat().st_uid
+        and not status.st_mode & ownership.WRITABLE
     )
 
 

@@ -324,7 +324,7 @@ def _cpus(spec: JobSpec, pool: PlannedPool) -> tuple[str, ...]:
     """Return the option for cores: without it Slurm would give all ranks of a node a single core."""
     each = spec.slurm.cpus_per_task
     if each is None and (
-        spec.slurm.exclusive or any(one.startswith("--cpus-per-gpu") for one in spec.slurm.extra)
+        spec.slurm.exclusive or any(option.startswith("--cpus-per-gpu") for option in spec.slurm.extra)
     ):
         return ()
     return (f"--cpus-per-task={pool.ranks_each * (each or 1)}",)

@@ -40,7 +40,7 @@ def record(job: JobDir, workdir: Path) -> None:
     """Write all but the packages. Never fails a submit."""
     diff = _git(workdir, "diff", "--no-color", "--no-ext-diff", "--binary", "HEAD")
     commit = _git(workdir, "rev-parse", "HEAD")
-    known = {
+    facts = {
         "orch": VERSION,
         "git_commit": commit.decode().strip() if commit else None,
         "git_dirty": bool(diff) if commit else None,
@@ -51,7 +51,7 @@ def record(job: JobDir, workdir: Path) -> None:
         "orch_python": sys.version.split()[0],
         "packages": "packages.json",
     }
-    replace_text(job.provenance, json.dumps(known, indent=1), durable=False)
+    replace_text(job.provenance, json.dumps(facts, indent=1), durable=False)
     if diff:
         replace_bytes(job.dirty_diff, diff[:DIFF_BYTES_MAX], mode=0o600, durable=False)
 

@@ -189,8 +189,8 @@ def _words(done: CommandResult) -> str:
         re.sub(r"^sbatch: (error: |fatal: )?", "", line).strip()
         for line in (done.err or done.out).splitlines()
     ]
-    said = "; ".join(dict.fromkeys(line for line in lines if line))
-    return said[:WORDS_CHARS_MAX] or f"it ended with code {done.code}"
+    words = "; ".join(dict.fromkeys(line for line in lines if line))
+    return words[:WORDS_CHARS_MAX] or f"it ended with code {done.code}"
 
 
 def _refused(done: CommandResult, script: str, where: Where) -> OrchError:

@@ -91,9 +91,9 @@ def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out
             raise UserError(f"{text} lies outside workdir", where, "name paths below workdir, or link there")
         if not (root / name).exists():
             raise UserError(f"there is no {text} in workdir", where, f"name what {root} has")
-        found = _everything_under(root, name) if (root / name).is_dir() else [name]
-        inside = [one for one in found if one not in copied and not _is_within(root / one, leave_out)]
-        sizes |= {one: size for one in inside if (size := _size_bytes(_source(root, one))) is not None}
+        names = _everything_under(root, name) if (root / name).is_dir() else [name]
+        inside = [inner for inner in names if inner not in copied and not _is_within(root / inner, leave_out)]
+        sizes |= {inner: size for inner in inside if (size := _size_bytes(_source(root, inner))) is not None}
     _check_sync(snapshot, paths, sizes, limit_mb)
     return replace(snapshot, synced=tuple(sorted(sizes)))
 
@@ -175,9 +175,9 @@ def _copy(root: Path, name: Path, target: Path) -> None:
 def _copy_file(source: Path, target: Path) -> None:
     """Copy a file with its times and its mode, without set-user-ID and other users' right to write: the copy is executed."""
     shutil.copyfile(source, target)
-    found = source.stat()
-    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
-    target.chmod(found.st_mode & 0o777 & ~ownership.WRITABLE)
+    status = source.stat()
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    target.chmod(status.st_mode & 0o777 & ~ownership.WRITABLE)
 
 
 def _copy_link(root: Path, source: Path, target: Path) -> None:
@@ -222,23 +222,25 @@ def _git(root: Path, *words: str) -> list[str]:
     except subprocess.TimeoutExpired as err:
         raise UserError(f"git did not list this folder within {GIT_S_MAX:g} s", str(root), fix) from err
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise UserError(f"git cannot list this folder: {said[0] if said else 'no word why'}", str(root), fix)
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UserError(
+            f"git cannot list this folder: {lines[0] if lines else 'no word why'}", str(root), fix
+        )
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
 def _everything(root: Path, leave_out: Path) -> list[Path]:
-    found: list[Path] = []
+    inside: list[Path] = []
     for folder, folders, files in os.walk(root):
         here = Path(folder)
         kept = [name for name in folders if name != ".git" and not _is_within(here / name, leave_out)]
         linked = [name for name in kept if (here / name).is_symlink()]
         folders[:] = sorted(name for name in kept if name not in linked)
-        found += [(here / name).relative_to(root) for name in [*files, *linked] if name != ".git"]
-        if len(found) > FILES_MAX:
+        inside += [(here / name).relative_to(root) for name in [*files, *linked] if name != ".git"]
+        if len(inside) > FILES_MAX:
             fix = "put the code into a folder of its own and name it in workdir"
             raise UserError(f"more than {FILES_MAX} files to snapshot", str(root), fix)
-    return found
+    return inside
 
 
 def _everything_under(root: Path, name: Path) -> list[Path]:

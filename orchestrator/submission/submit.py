@@ -51,7 +51,7 @@ def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: fl
 def rendered(
     spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[render.RenderedFile, ...]:
-    """Return the scripts that a submit would run, for a job that is never plan. Raises OrchError."""
+    """Return the scripts that a submit would run, for a job that is never made. Raises OrchError."""
     file = load(spec, overrides=overrides, backend=backend)
     wall_s = time.time()
     plan = plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
@@ -146,11 +146,8 @@ def _fill(
     except OSError as err:
         shutil.rmtree(draft.root, ignore_errors=True)
         fix = "free some space or permissions there, or set ORCH_HOME to another place"
-        raise ClusterError(
-            f"the job folder cannot be plan: {err.strerror}",
-            str(err.filename2 or err.filename or folder),
-            fix,
-        ) from err
+        where = str(err.filename2 or err.filename or folder)
+        raise ClusterError(f"the job folder cannot be made: {err.strerror}", where, fix) from err
     except BaseException:
         shutil.rmtree(draft.root, ignore_errors=True)
         raise

@@ -117,8 +117,8 @@ def start_supervisor(job: JobDir) -> None:
     process.wait()
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)
-        said = log.read().decode(errors="replace").strip().splitlines()
-    why, fix = with_fix(said[-1] if said else "no word from it")
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    why, fix = with_fix(lines[-1] if lines else "no word from it")
     raise ClusterError(
         f"the supervisor did not come up: {why}", str(job.supervisor_log), fix or "read that file"
     )

@@ -73,17 +73,17 @@ def listed(text: str) -> tuple[Gpu, ...]:
     Equal GPUs are named by their numbers, which every script understands. CUDA counts unequal ones fastest first and
     nvidia-smi by bus, and a MIG part has no number: then they are named by their UUIDs.
     """
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     wholes, cut = 0, False
     for line in text.splitlines():
         if whole := _WHOLE.match(line):
-            found.append(Gpu(whole.group(1), whole.group(3), whole.group(2)))
+            gpus.append(Gpu(whole.group(1), whole.group(3), whole.group(2)))
             wholes += 1
         elif part := _PART.match(line):
-            if found and not found[-1].uuid.startswith("MIG-"):
-                found.pop()
-            found.append(Gpu(part.group(2), part.group(2), f"MIG {part.group(1)}"))
+            if gpus and not gpus[-1].uuid.startswith("MIG-"):
+                gpus.pop()
+            gpus.append(Gpu(part.group(2), part.group(2), f"MIG {part.group(1)}"))
             cut = True
-    if cut or len({gpu.model for gpu in found}) > 1:
-        return tuple(Gpu(gpu.uuid, gpu.uuid, gpu.model) for gpu in found)
-    return tuple(found)
+    if cut or len({gpu.model for gpu in gpus}) > 1:
+        return tuple(Gpu(gpu.uuid, gpu.uuid, gpu.model) for gpu in gpus)
+    return tuple(gpus)

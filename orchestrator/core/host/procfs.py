@@ -72,11 +72,11 @@ def has_thread(pid: int, tid: int) -> bool:
 
 def children() -> dict[int, list[int]]:
     """Return the children of every process, from one scan of /proc, lowest pid first."""
-    found: dict[int, list[int]] = {}
+    tree: dict[int, list[int]] = {}
     for pid in pids():
         if (now := stat(pid)) is not None:
-            found.setdefault(now.ppid, []).append(pid)
-    return found
+            tree.setdefault(now.ppid, []).append(pid)
+    return tree
 
 
 def descendants(pid: int, tree: Mapping[int, list[int]] | None = None) -> list[int]:
@@ -85,10 +85,10 @@ def descendants(pid: int, tree: Mapping[int, list[int]] | None = None) -> list[i
     `tree`: a fresh result of `children`, for a caller with several pids.
     """
     tree = children() if tree is None else tree
-    found = list(tree.get(pid, ()))
-    for one in found:  # grows while it is walked; a pid has one parent, so it ends
-        found.extend(tree.get(one, ()))
-    return found
+    below = list(tree.get(pid, ()))
+    for child in below:  # grows while it is walked; a pid has one parent, so it ends
+        below.extend(tree.get(child, ()))
+    return below
 
 
 def with_env(marker: bytes) -> list[Proc]:
@@ -98,12 +98,12 @@ def with_env(marker: bytes) -> list[Proc]:
     """
     wanted = {entry for entry in marker.split(b"\0") if entry}
     assert wanted, "an empty marker would match every process"
-    found = []
+    matches = []
     for pid in pids():
         entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
         if wanted.issubset(entries) and (now := stat(pid)) is not None:
-            found.append(Proc(pid, now.start_ticks))
-    return found
+            matches.append(Proc(pid, now.start_ticks))
+    return matches
 
 
 def wchan(pid: int) -> str:

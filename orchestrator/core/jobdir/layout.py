@@ -29,14 +29,14 @@ def rank_name(rank: int) -> str:
 
 def rank_of(path: Path) -> int | None:
     """Return the rank whose log `path` is, or None for another file."""
-    found = _RANK_LOG.search(path.name)
-    return int(found.group(1)) if found else None
+    match = _RANK_LOG.search(path.name)
+    return int(match.group(1)) if match else None
 
 
 def attempt_of(path: Path) -> int | None:
     """Return the attempt whose folder `path` is, or None for another folder."""
-    found = _ATTEMPT_DIR.search(path.name)
-    return int(found.group(1)) if found else None
+    match = _ATTEMPT_DIR.search(path.name)
+    return int(match.group(1)) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +214,7 @@ class JobDir:
         return self.attempt_logs(attempt) / f"{rank_name(rank)}.log"
 
     def rank_index(self, attempt: int, rank: int) -> Path:
-        """The sparse time index beside a rank's log (`log_index`)."""
+        """The sparse time index of a rank's log (`log_index`)."""
         return self.attempt_logs(attempt) / f"{rank_name(rank)}.idx"
 
     def node_log(self, attempt: int, node: str) -> Path:

@@ -66,10 +66,10 @@ def fault_within(root: Path) -> Fault | None:
 def belongs(path: Path) -> bool:
     """Tell whether there is such a file or folder, of the caller, and no symbolic link."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
 
 
 def is_own(path: Path) -> bool:
@@ -127,20 +127,18 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _of_parent(folder: Path) -> Fault | None:
     """Return why a folder in which job folders lie is not safe; a link to it counts with what it leads to."""
     try:
-        link, found = folder.lstat(), folder.stat()
+        link, status = folder.lstat(), folder.stat()
     except OSError as err:
         return _unseen(folder, err)
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
     if not _is_trusted(link.st_uid) and stat.S_ISLNK(link.st_mode):
         return Fault(f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere", folder, fix)
-    if not _is_trusted(found.st_uid):
-        return Fault(f"it belongs to {_name(found.st_uid)}, who can replace what lies in it", folder, fix)
-    if found.st_mode & stat.S_ISVTX:
+    if not _is_trusted(status.st_uid):
+        return Fault(f"it belongs to {_name(status.st_uid)}, who can replace what lies in it", folder, fix)
+    if status.st_mode & stat.S_ISVTX:
         return None
-    if found.st_mode & WRITABLE:
-        what = (
-            f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o}), and replace what lies in it"
-        )
+    if status.st_mode & WRITABLE:
+        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o}), and replace what lies in it"
         return Fault(
             what, folder, f"chmod go-w {folder}, or chmod +t where it is meant to be shared; or {fix}"
         )
@@ -149,25 +147,24 @@ def _of_parent(folder: Path) -> Fault | None:
 
 def _of(path: Path) -> Fault | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None  # it went meanwhile
     except OSError as err:
         return _unseen(path, err)
-    known = "once you know that it holds nothing but yours"
-    if not _is_trusted(found.st_uid):
-        return Fault(
-            f"it belongs to {_name(found.st_uid)}, in a job folder of yours", path, f"make it yours, {known}"
-        )
-    if stat.S_ISLNK(found.st_mode):
+    caution = "once you know that it holds nothing but yours"
+    if not _is_trusted(status.st_uid):
+        what = f"it belongs to {_name(status.st_uid)}, in a job folder of yours"
+        return Fault(what, path, f"make it yours, {caution}")
+    if stat.S_ISLNK(status.st_mode):
         return Fault(
             "it is a symbolic link, which orch does not follow there", path, "put the real one there"
         )
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         return Fault("it is neither a file nor a folder", path, "put the real one there")
-    if found.st_mode & WRITABLE:
-        what = f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o})"
-        return Fault(what, path, f"chmod go-w {path}, {known}")
+    if status.st_mode & WRITABLE:
+        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
+        return Fault(what, path, f"chmod go-w {path}, {caution}")
     return None
 
 

@@ -53,17 +53,17 @@ def ask(folder: Path, what: str, **more: str) -> int:
 
 def refused(err: OSError, root: Path) -> OrchError:
     """Return for people why something could not be written into the job folder `root`."""
-    found = ownership.fault(root)
-    if isinstance(err, PermissionError) and found:
-        return UserError(found.what, str(found.where), found.fix)
+    fault = ownership.fault(root)
+    if isinstance(err, PermissionError) and fault:
+        return UserError(fault.what, str(fault.where), fault.fix)
     is_full = err.errno in (errno.ENOSPC, errno.EDQUOT)
     fix = f"make room in {root}, then try again" if is_full else "see to that file or folder, then try again"
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
 
 
 def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
-    if found := ownership.fault(folder.parent):
-        raise UserError(found.what, str(found.where), found.fix)
+    if fault := ownership.fault(folder.parent):
+        raise UserError(fault.what, str(fault.where), fault.fix)
     folder.mkdir(mode=0o755, exist_ok=True)
     if not ownership.is_own(folder):
         raise PermissionError(errno.EACCES, "it is not yours alone", str(folder))

@@ -26,19 +26,19 @@ _RANK_FILE = re.compile(
 
 def attempts(job: JobDir, node: str) -> list[int]:
     """Return the latest attempts that have left files of the node here, in order."""
-    found = {attempt_of(Path(name)) for folder in (job.node(node), job.logs) for name in _names(folder)}
-    return sorted(attempt for attempt in found if attempt is not None)[-ATTEMPTS_MAX:]
+    numbers = {attempt_of(Path(name)) for folder in (job.node(node), job.logs) for name in _names(folder)}
+    return sorted(attempt for attempt in numbers if attempt is not None)[-ATTEMPTS_MAX:]
 
 
 def files(job: JobDir, node: str, attempt: int) -> list[str]:
     """Return the paths below the job folder that may exist of the node for one attempt."""
     logs, evidence = f"logs/{attempt_name(attempt)}", f"evidence/{attempt_name(attempt)}"
-    found = [f"{logs}/node-{node}.log", f"{evidence}/node-{node}-gpus.txt"]
+    paths = [f"{logs}/node-{node}.log", f"{evidence}/node-{node}-gpus.txt"]
     for rank in _ranks(job, node, attempt):
         name = rank_name(rank)
-        found += [f"{logs}/{name}.log", f"{logs}/{name}.idx"]
-        found += [f"{evidence}/{name}-stacks.txt", f"{evidence}/{name}-flight.jsonl"]
-    return found
+        paths += [f"{logs}/{name}.log", f"{logs}/{name}.idx"]
+        paths += [f"{evidence}/{name}-stacks.txt", f"{evidence}/{name}-flight.jsonl"]
+    return paths
 
 
 def agent_log(node: str) -> str:
@@ -48,10 +48,10 @@ def agent_log(node: str) -> str:
 
 def rank_of(path: str) -> tuple[int, int] | None:
     """Return attempt and rank of a rank's file, None for another path."""
-    found = _RANK_FILE.fullmatch(path)
-    if found is None:
+    match = _RANK_FILE.fullmatch(path)
+    if match is None:
         return None
-    attempt, rank = (number for number in found.groups() if number is not None)
+    attempt, rank = (number for number in match.groups() if number is not None)
     return int(attempt), int(rank)
 
 
@@ -70,8 +70,8 @@ def _of_node(node: str) -> re.Pattern[str]:
 
 
 def _ranks(job: JobDir, node: str, attempt: int) -> list[int]:
-    found = map(_RANK_DIR.fullmatch, _names(job.node(node) / attempt_name(attempt)))
-    return sorted(int(one.group(1)) for one in found if one is not None)
+    matches = map(_RANK_DIR.fullmatch, _names(job.node(node) / attempt_name(attempt)))
+    return sorted(int(match.group(1)) for match in matches if match is not None)
 
 
 def _names(folder: Path) -> list[str]:

@@ -92,7 +92,7 @@ class QueueJob:
 
 def squeue(text: str) -> dict[str, QueueJob]:
     """Read what `squeue -h -o SQUEUE_FORMAT` prints, with times in UTC."""
-    found = {}
+    jobs = {}
     for line in text.splitlines():
         parts = line.split("|", 5)
         if len(parts) < 6:
@@ -106,8 +106,8 @@ def squeue(text: str) -> dict[str, QueueJob]:
         )  # fmt: skip
         if job.stage is Stage.WAITING:
             job = replace(job, expected_start=_utc(start), nodes="")
-        found[job_id] = job
-    return found
+        jobs[job_id] = job
+    return jobs
 
 
 def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
@@ -115,7 +115,7 @@ def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
 
     Only jobs that are over count: accounting is late about others, or has never finished their lines.
     """
-    found: dict[str, QueueJob] = {}
+    jobs: dict[str, QueueJob] = {}
     for line in text.splitlines():
         parts = line.split("|", 3)
         if len(parts) < 4:
@@ -124,41 +124,41 @@ def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
         state, _, by = said.upper().partition(" BY ")
         user = name_of(int(by)) if by.isdigit() else by.lower()
         nodes = "" if nodes == "None assigned" else _or_empty(nodes)
-        found[job_id] = QueueJob(job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code)
-    return {job_id: job for job_id, job in found.items() if job.stage is Stage.OVER}
+        jobs[job_id] = QueueJob(job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code)
+    return {job_id: job for job_id, job in jobs.items() if job.stage is Stage.OVER}
 
 
 def fields(text: str) -> dict[str, str]:
     """Read a line of `NAME=value`, as `scontrol show job -o ID` prints it, the first of each name. Values may hold blanks,
     and texts of the job itself may look like fields: those come later than what they could be taken for."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in text.split():
         name, equals, value = word.partition("=")
         if equals:
-            found.setdefault(name, value)
-    return found
+            values.setdefault(name, value)
+    return values
 
 
 def scontrol_job(text: str) -> QueueJob | None:
     """Read what `scontrol show job -o ID` prints."""
-    found = fields(text)
-    if "JobId" not in found or "JobState" not in found:
+    job = fields(text)
+    if "JobId" not in job or "JobState" not in job:
         return None
     return QueueJob(
-        found["JobId"],
-        found["JobState"].upper(),
-        _or_empty(found.get("Reason", "")).replace("_", " "),
-        nodes=_or_empty(found.get("NodeList", "")),
-        exit=found.get("ExitCode", ""),
-        restarts=_number(found.get("Restarts", "")),
+        job["JobId"],
+        job["JobState"].upper(),
+        _or_empty(job.get("Reason", "")).replace("_", " "),
+        nodes=_or_empty(job.get("NodeList", "")),
+        exit=job.get("ExitCode", ""),
+        restarts=_number(job.get("Restarts", "")),
         folder=path[1] if (path := re.search(r"\sWorkDir=(/.*?)(?=\s+\w+=|\s*$)", text)) else "",
     )
 
 
 def cluster_name(text: str) -> str:
     """Read the cluster's name in what `scontrol show config` prints; empty where it is missing."""
-    found = re.search(r"(?m)^ClusterName\s*=(.*)$", text)
-    return _or_empty(found[1].strip()) if found else ""
+    match = re.search(r"(?m)^ClusterName\s*=(.*)$", text)
+    return _or_empty(match[1].strip()) if match else ""
 
 
 def _or_empty(word: str) -> str:

@@ -65,13 +65,13 @@ def _expand_one(word: str) -> list[str]:
 
 def _numbers(ranges: str, word: str) -> list[str]:
     """Return the numbers of `01-03,7`, as wide as the first of each range is written."""
-    found: list[str] = []
-    for one in ranges.split(","):
-        low, dash, high = one.partition("-")
+    numbers: list[str] = []
+    for span in ranges.split(","):
+        low, dash, high = span.partition("-")
         if not (low.isascii() and low.isdigit() and (not dash or (high.isascii() and high.isdigit()))):
-            raise HostlistError(f"{one or 'nothing'} is not a range of numbers in {word[:80]}")
+            raise HostlistError(f"{span or 'nothing'} is not a range of numbers in {word[:80]}")
         first, last = int(low), int(high) if dash else int(low)
         if last < first or last - first >= NODES_MAX:
-            raise HostlistError(f"{one} is not a range of numbers in {word[:80]}")
-        found += [f"{number:0{len(low)}d}" for number in range(first, last + 1)]
-    return found
+            raise HostlistError(f"{span} is not a range of numbers in {word[:80]}")
+        numbers += [f"{number:0{len(low)}d}" for number in range(first, last + 1)]
+    return numbers

@@ -63,18 +63,18 @@ class SlurmQueue:
     def confirmed(self, job: QueueJob) -> QueueJob:
         """Return a job that is over by squeue, or that it does not list, as scontrol shows it, with who ended it and how where
         sacct knows. It is `unanswered` where squeue does not list it and scontrol does not deny it either."""
-        said = self._command("scontrol", "show", "job", "-o", job.id)
-        found = command_output.scontrol_job(said.out)
-        if found is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in said.err:
-            return replace(job, unanswered=_refusal(said, "scontrol"))
-        found = found or job
-        if not is_over(found):
-            return found
+        shown = self._command("scontrol", "show", "job", "-o", job.id)
+        current = command_output.scontrol_job(shown.out)
+        if current is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in shown.err:
+            return replace(job, unanswered=_refusal(shown, "scontrol"))
+        current = current or job
+        if not is_over(current):
+            return current
         options = ("-n", "-X", "-P", "--duplicates", f"--format={command_output.SACCT_FORMAT}", "-j", job.id)
         kept = command_output.sacct(self._command("sacct", *options).out, _user_name).get(job.id)
-        if kept is None or (found.stage is Stage.OVER and kept.state != found.state):
-            return found
-        return replace(kept, restarts=found.restarts, folder=found.folder)
+        if kept is None or (current.stage is Stage.OVER and kept.state != current.state):
+            return current
+        return replace(kept, restarts=current.restarts, folder=current.folder)
 
     def cancel(self, job_id: str, *, again: bool = False) -> str:
         """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.
@@ -86,9 +86,9 @@ class SlurmQueue:
             if again and now_s - self._cancelled_at.get(job_id, float("-inf")) < CANCEL_APART_S:
                 return ""
             self._cancelled_at[job_id] = now_s
-        said = self._command("scancel", job_id, limit_s=CHANGE_S_MAX)
+        result = self._command("scancel", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
-        return "" if not said.code else _refusal(said, "scancel")
+        return "" if not result.code else _refusal(result, "scancel")
 
     def bring_back(self, job_id: str) -> str:
         """Put a job that runs on without its batch script back into the queue. Return what is lost and Slurm's words when it
@@ -97,14 +97,14 @@ class SlurmQueue:
         job = command_output.fields(shown.out) if shown.code == 0 else {}
         if not is_orphaned(job, job.get("Restarts", "")):
             return ""
-        said = self._command("scontrol", "requeue", job_id, limit_s=CHANGE_S_MAX)
+        result = self._command("scontrol", "requeue", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
-        if not said.code or IS_PENDING in said.err:  # another command was faster
+        if not result.code or IS_PENDING in result.err:  # another command was faster
             return ""
         lost = (
             f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {job_id} runs on for nothing"
         )
-        return f"{lost}, and cannot be requeued: {_refusal(said, 'scontrol')}"
+        return f"{lost}, and cannot be requeued: {_refusal(result, 'scontrol')}"
 
     def expect_news(self) -> None:
         """Ask Slurm at the next query, since something was changed."""
@@ -114,8 +114,8 @@ class SlurmQueue:
     def cluster_name(self) -> str:
         """Return the name of this machine's cluster, asked for once; empty while Slurm does not answer."""
         if not self._cluster_name:
-            said = self._command("scontrol", "show", "config")
-            self._cluster_name = command_output.cluster_name(said.out)
+            config = self._command("scontrol", "show", "config")
+            self._cluster_name = command_output.cluster_name(config.out)
         return self._cluster_name
 
     def _command(self, *argv: str, limit_s: float = ASK_S_MAX) -> CommandResult:
@@ -124,31 +124,31 @@ class SlurmQueue:
         return command(argv, {**environment(self._environ()), "TZ": "UTC", "LC_ALL": "C"}, limit_s)
 
     def _told(self, job_id: str) -> QueueJob:
-        known = self._known.get(job_id)
-        if known is None:
+        job = self._known.get(job_id)
+        if job is None:
             return QueueJob(job_id, "UNKNOWN", unanswered=self._unanswered)
-        heard_s = max(0.0, self._clock_s() - self._answered_at)
-        return replace(known, unanswered=self._unanswered, age_s=round(heard_s, 1))
+        age_s = max(0.0, self._clock_s() - self._answered_at)
+        return replace(job, unanswered=self._unanswered, age_s=round(age_s, 1))
 
     def _ask(self, ids: list[str]) -> None:
         """Ask squeue for jobs, and keep its answer, or why it gives none."""
         options = ("-h", "--states=all", "-o", command_output.SQUEUE_FORMAT, "-j", ",".join(ids))
-        said = self._command("squeue", *options)
+        result = self._command("squeue", *options)
         # squeue refuses a single unknown id; of several it lists those that it knows
         self._unanswered = (
-            "" if said.code == 0 or command_output.UNKNOWN_ID in said.err else _refusal(said, "squeue")
+            "" if result.code == 0 or command_output.UNKNOWN_ID in result.err else _refusal(result, "squeue")
         )
         self._asked, self._asked_at = frozenset(ids), self._clock_s()
         if not self._unanswered:
-            found = command_output.squeue(said.out)
-            self._known = {one: found.get(one, QueueJob(one, "FORGOTTEN")) for one in ids}
+            listed = command_output.squeue(result.out)
+            self._known = {job_id: listed.get(job_id, QueueJob(job_id, "FORGOTTEN")) for job_id in ids}
             self._answered_at = self._asked_at
 
 
-def _refusal(said: CommandResult, program: str) -> str:
+def _refusal(result: CommandResult, program: str) -> str:
     """Return why a command has failed, in its last line."""
-    lines = [line.strip() for line in said.err.splitlines() if line.strip()]
-    return said.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {said.code}"
+    lines = [line.strip() for line in result.err.splitlines() if line.strip()]
+    return result.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {result.code}"
 
 
 def _user_name(uid: int) -> str:

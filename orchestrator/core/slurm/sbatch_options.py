@@ -73,8 +73,8 @@ def fault_of(option: str) -> str:
 
 def gpus_of(gres: str) -> int:
     """Return how many GPUs of a node a `slurm.gres` asks for."""
-    named = [_GPUS.fullmatch(item.strip()) for item in gres.split(",")]
-    return sum(int(one.group(1) or 1) for one in named if one)
+    matches = [_GPUS.fullmatch(item.strip()) for item in gres.split(",")]
+    return sum(int(match.group(1) or 1) for match in matches if match)
 
 
 def signal_s(grace_s: float) -> int:
@@ -90,8 +90,8 @@ def limit_s(time_limit_s: float) -> int:
 def defaults(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """Return the options that the submitter's environment chooses. The rest of SBATCH_* would break what the batch script
     relies on, and does not count."""
-    found = ((name, environ.get(f"SBATCH_{name.upper()}", "")) for name in _DEFAULTS)
-    return tuple((name, text) for name, text in found if text and text.isprintable())
+    chosen = ((name, environ.get(f"SBATCH_{name.upper()}", "")) for name in _DEFAULTS)
+    return tuple((name, text) for name, text in chosen if text and text.isprintable())
 
 
 def directive(option: str) -> str:
