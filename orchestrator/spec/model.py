@@ -109,9 +109,7 @@ class Notify(Part):
         None, "Command to run: it gets JSON on standard input, ORCH_NOTIFY_EVENT and more in its environment."
     )
     url: str | None = about(None, "Webhook to call: it gets the same JSON by POST.", pattern=rules.URL)
-    on: rules.Occasions = about(
-        DEFAULT_OCCASIONS, f"Events to notify of: {', '.join(get_args(rules.Occasion))}."
-    )
+    on: rules.Occasions = about(DEFAULT_OCCASIONS, f"Events: {', '.join(get_args(rules.Occasion))}.")
 
     @pydantic.field_validator("url")
     @classmethod

@@ -40,10 +40,11 @@ class Request:
 
 
 def ask(folder: Path, what: str, **more: str) -> int:
-    """Write a request and return its number; two people asking at once get two numbers.
+    """Write a request and return its number; two at once get two numbers.
 
-    `what`: cancel; restart; resume, with `path`; or allocation_ended, with `allocation`, `cause` (a value of `Cause`) and `why`.
-    Raises UserError for another user's job, and ClusterError when the disk refuses.
+    `what`: cancel; restart; look, for an inspection; resume, with `path`, a checkpoint or empty; or allocation_ended, with
+    `allocation`, `cause` (a value of `Cause`) and `why`. Raises UserError for another user's job, and ClusterError when the
+    disk refuses.
     """
     try:
         return _ask(folder, what, more)
@@ -52,12 +53,12 @@ def ask(folder: Path, what: str, **more: str) -> int:
 
 
 def refused(err: OSError, root: Path) -> OrchError:
-    """Return for people why something could not be written into the job folder `root`."""
+    """Return the error for a file that could not be written into the job folder `root`."""
     fault = ownership.fault(root)
     if isinstance(err, PermissionError) and fault:
         return UserError(fault.what, str(fault.where), fault.fix)
-    is_full = err.errno in (errno.ENOSPC, errno.EDQUOT)
-    fix = f"make room in {root}, then try again" if is_full else "see to that file or folder, then try again"
+    fix = "see to that file or folder, then try again"
+    fix = f"make room in {root}, then try again" if full_disk.is_full(err) else fix
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
 
 
