@@ -246,7 +246,7 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _look(pid: int) -> tuple[str, procfs.ProcStat]:
-    stat = procfs.look(pid)
+    stat = procfs.stat(pid)
     assert stat is not None
     return _read(pid, "comm").decode().strip(), stat
 

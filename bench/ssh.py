@@ -170,14 +170,14 @@ def supervisor() -> None:
 
 
 def look(pid: int) -> procfs.ProcStat:
-    stat = procfs.look(pid)
+    stat = procfs.stat(pid)
     assert stat is not None, f"process {pid} is gone"
     return stat
 
 
 def cpu_s(host: Host) -> float:
     """Return the processor time of a host's processes, its part of SSH among them."""
-    stats = [procfs.look(one.proc.pid) for one in host.processes()]
+    stats = [procfs.stat(one.proc.pid) for one in host.processes()]
     return sum(stat.cpu_s for stat in stats if stat)
 
 

@@ -1,4 +1,4 @@
-"""What runs on nodes and as supervisor: the entry of the bundle `orch.pyz`, and of `python -m orchestrator`.
+"""Entry of the bundle `orch.pyz`, and of `python -m orchestrator`: agent, supervisor and guard.
 
 Standard library only; the command line for people is `orchestrator.cli`.
 """
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def main(argv: list[str]) -> int:
-    """Be what the first word says: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
+    """Run the role of the first word: `agent`, `supervise FOLDER`, `guard FOLDER`, or `--selftest`."""
     from orchestrator.core.jobdir import ownership
 
     ownership.close_to_others()
     match argv:
         case ["agent"]:
-            gc.disable()  # importing makes no garbage, and what it makes is never any
+            gc.disable()  # imports make objects that stay, and no garbage
             from orchestrator.agent import agent, keeper
 
             gc.freeze()
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
 
 def _supervise(folder: Path) -> int:
-    """Be the supervisor of a job; what its folder or its disk lacks is one line of the supervisor's log, the last."""
+    """Run the supervisor of a job; a fault of its folder or disk is the last line of the supervisor's log."""
     from orchestrator.core.errors import OrchError
     from orchestrator.core.jobdir import full_disk
     from orchestrator.core.slurm import step_env
@@ -65,7 +65,7 @@ def _supervise(folder: Path) -> int:
 
 
 def _backend(job: JobDir, plan: Plan) -> Backend:
-    """Return the place where the plan's agents run; that of SSH jobs needs paramiko, on this machine alone."""
+    """Return the backend of a plan; that of SSH jobs needs paramiko, on this machine alone."""
     if plan.backend == "ssh":
         from orchestrator.backends.ssh.backend import SshBackend
 
@@ -80,7 +80,7 @@ def _backend(job: JobDir, plan: Plan) -> Backend:
 
 
 def _selftest() -> int:
-    """Import everything that travels in the bundle, so that a node says at once what its Python lacks."""
+    """Import all of the bundle, so that a node reports at once what its Python lacks."""
     from orchestrator.agent import agent, keeper
     from orchestrator.agent.bootstrap import entry
     from orchestrator.backends import local

@@ -164,7 +164,7 @@ def _cut_line() -> None:
 
 def _record(folder: Path, held: Leases) -> None:
     """Leave word of who we are, with the start time that guards against a reused pid."""
-    stat = procfs.look(os.getpid())
+    stat = procfs.stat(os.getpid())
     record = {
         "pid": os.getpid(),
         "start_ticks": stat.start_ticks if stat else 0,
@@ -322,7 +322,7 @@ def _leftovers(job: str, node: str) -> list[int]:
     ours = procfs.descendants(os.getpid())
     marked = [proc.pid for proc in procfs.with_env(f"{TAG}={job}/{node}".encode())]
     living = [pid for pid in dict.fromkeys(ours + marked) if pid != os.getpid()]
-    return [pid for pid in living if (stat := procfs.look(pid)) is not None and stat.state not in "ZX"]
+    return [pid for pid in living if (stat := procfs.stat(pid)) is not None and stat.state not in "ZX"]
 
 
 def _reap() -> None:

@@ -109,6 +109,6 @@ class LostSupervisor:
         job = scontrol.show_job(self._job_id)
         if not is_orphaned(job, self._restarts):
             return
-        refusal = scontrol.ask("requeue", self._job_id).refusal
+        refusal = scontrol.ask("requeue", self._job_id)[1]
         what = f"cannot be requeued: {refusal}" if refusal else "is requeued"
         self._note(f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {what}")

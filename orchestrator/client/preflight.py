@@ -88,7 +88,7 @@ def check(
 def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield Finding("spec", True, f"{file.path} can be read")
     try:
-        plan = submit.make_plan(file, environ, home.new_id(file.spec.name, time.time()), time.time())
+        plan = submit.plan_for(file, environ, home.new_id(file.spec.name, time.time()), time.time())
     except OrchError as err:
         yield _fault("plan", err)
         return

@@ -162,12 +162,12 @@ _note_lock = threading.Lock()
 
 def _note_swept(job: JobDir, host: str) -> None:
     with _note_lock:
-        replace_text(job.swept, json.dumps(sorted({*_swept(job), host})))
+        replace_text(job.cleaned_hosts, json.dumps(sorted({*_swept(job), host})))
 
 
 def _swept(job: JobDir) -> frozenset[str]:
     try:
-        return frozenset(codec.loads(tuple[str, ...], ownership.read_regular(job.swept)))
+        return frozenset(codec.loads(tuple[str, ...], ownership.read_regular(job.cleaned_hosts)))
     except (OSError, codec.CodecError):
         return frozenset()
 

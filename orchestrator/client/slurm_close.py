@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.core import codec
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError
-from orchestrator.core.jobdir import home, locks, ownership, requests
+from orchestrator.core.jobdir import home, locks, requests
 from orchestrator.core.jobdir.layout import JobDir
 
 CLOSE_S_MAX = 30.0
@@ -69,11 +68,5 @@ def _has_ended(job: JobDir) -> bool:
 
 def _is_said(job: JobDir, allocation: str) -> bool:
     """Tell whether the latest request says already that this allocation is over."""
-    path = max((one for one in job.requests.glob("*.json") if requests.number_of(one)), default=None)
-    if path is None:
-        return False
-    try:
-        said = codec.loads_plain(ownership.read_regular(path))
-        return bool(said["ask"] == "allocation_ended" and said["allocation"] == allocation)
-    except (OSError, codec.CodecError, KeyError):
-        return False
+    request = requests.latest(job.requests)
+    return request is not None and (request.ask, request.allocation) == ("allocation_ended", allocation)

@@ -81,7 +81,7 @@ def look_ahead(jobs: Iterable[JobDir]) -> None:
             job_id = present(job)
             ids += [job_id] if job_id else []
     if ids:
-        QUEUE.look(ids)
+        QUEUE.query(ids)
 
 
 # The status
@@ -175,7 +175,7 @@ def from_plan(plan: Plan, state: str, reason: str) -> Json:
 def _told(job: JobDir) -> QueueJob | None:
     """Return what Slurm says of a job; None when it was never given it."""
     job_id = present(job)
-    return _remembered(job, _of_this(job, QUEUE.look([job_id])[job_id])) if job_id is not None else None
+    return _remembered(job, _of_this(job, QUEUE.query([job_id])[job_id])) if job_id is not None else None
 
 
 def _of_this(job: JobDir, told: QueueJob) -> QueueJob:
@@ -369,13 +369,10 @@ def _silent_s(job: JobDir) -> float:
 
 def _cancel_age_s(job: JobDir) -> float | None:
     """Return how long ago a cancel was asked for that nothing has followed; None when there is none."""
-    try:
-        path = max((one for one in job.requests.glob("*.json") if requests.number_of(one)), default=None)
-        if path is None or codec.loads_plain(ownership.read_regular(path)).get("ask") != "cancel":
-            return None
-        return max(0.0, time.time() - path.stat().st_mtime)
-    except (OSError, codec.CodecError):
+    request = requests.latest(job.requests)
+    if request is None or request.ask != "cancel":
         return None
+    return max(0.0, time.time() - request.written_s)
 
 
 def _cancel_s_max(job: JobDir) -> float:

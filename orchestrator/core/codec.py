@@ -1,10 +1,10 @@
-"""How does a value cross a wire or a disk? As JSON, by the types of its dataclass, both ways and strictly.
+"""Codec between dataclasses and JSON, for wire and disk: by the types of the fields, both ways and strictly.
 
 Rules: only dataclasses of plain fields (numbers, text, booleans, None, enums, paths, tuples, lists, sets of text, dicts
 whose keys are text or whole numbers, and other dataclasses); an unknown or missing field is an error, since both ends
 run the same bundle; a field that does not count when two values are compared is left out; a value of a union of
-dataclasses carries its class name under `kind`. What is read may come from a stranger: numbers are finite and of 64 bits,
-nothing is nested deeper than `DEPTH_MAX`, and what is anything else is a CodecError.
+dataclasses carries its class name under `kind`. The input may come from a stranger: numbers are finite and of 64 bits,
+nothing is nested deeper than `DEPTH_MAX`, and anything else is a CodecError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ INT_BITS_MAX = 64
 
 
 class CodecError(ValueError):
-    """The text is no JSON, or not of the type that was asked for."""
+    """The text is not JSON, or not of the expected type."""
 
 
 def pack(value: object) -> Any:
@@ -117,7 +117,7 @@ def _json(text: str | bytes) -> Any:
         raise CodecError(f"no JSON: {err}") from err
     except RecursionError as err:
         raise CodecError(f"no JSON: nested more than {DEPTH_MAX} deep") from err
-    # Few brackets cannot be nested deep: so most texts are not walked through.
+    # Few brackets cannot be nested deep, so most texts need no walk.
     if text.count("[") + text.count("{") > DEPTH_MAX and _is_deep(data):
         raise CodecError(f"no JSON: nested more than {DEPTH_MAX} deep")
     return data
@@ -130,7 +130,7 @@ def _refuse_constant(name: str) -> None:
 def _is_deep(data: Any) -> bool:
     level = [data]
     for _ in range(DEPTH_MAX):
-        inside = (one.values() if isinstance(one, dict) else one for one in level)
+        inside = (container.values() if isinstance(container, dict) else container for container in level)
         level = [item for items in inside for item in items if isinstance(item, (dict, list))]
         if not level:
             return False
@@ -138,7 +138,7 @@ def _is_deep(data: Any) -> bool:
 
 
 def _short(data: Any) -> str:
-    """Return data for an error: a few words of it, in printable characters alone."""
+    """Return data for an error: its beginning, in printable characters alone."""
     return reprlib.repr(data)
 
 
@@ -149,7 +149,7 @@ def _field_names(cls: type) -> tuple[str, ...]:
 
 @functools.cache
 def _reader(tp: Any) -> Reader:
-    """Build the function that reads a value of type `tp`; once per type, so that decoding a beat costs microseconds."""
+    """Build the function that reads a value of type `tp`; once per type, so that decoding a heartbeat costs microseconds."""
     origin = get_origin(tp)
     if origin in (typing.Union, types.UnionType):
         return _union_reader(get_args(tp))

@@ -1,4 +1,4 @@
-"""Why does an allocation end? In a module of its own: commands know the causes without all of the brain's events."""
+"""Causes of the end of an allocation. A module of its own: commands need them without the brain's events."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import enum
 class Cause(enum.Enum):
     """Why an allocation of a queue system ends before its job does."""
 
-    CANCELLED = "cancelled"  # by somebody, not through us
+    CANCELLED = "cancelled"  # by a person, not through orch
     TIME_LIMIT = "time_limit"
     PREEMPTED = "preempted"
-    REQUEUED = "requeued"  # by somebody, not through us
+    REQUEUED = "requeued"  # by a person, not through orch
     NODE_LOST = "node_lost"
-    FAILED = "failed"  # for a reason that `why` tells
+    FAILED = "failed"  # see `why`

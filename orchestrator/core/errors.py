@@ -1,13 +1,13 @@
-"""What went wrong, said so that a person can mend it. Two kinds: the user's mistake, and the cluster that can't.
+"""Errors that a person can mend: the user's mistake, and a cluster that cannot do what was asked.
 
-Everything else that is raised is ours: an assertion, a crash, a bug.
+Every other exception is a bug.
 """
 
 from __future__ import annotations
 
 
 class OrchError(Exception):
-    """A failure with a place and a remedy; `exit_code` is what the command line ends with (1 is a failed job's)."""
+    """A failure with its place and its remedy; `exit_code` is that of the command line (1 is a failed job's)."""
 
     exit_code = 3
 

@@ -1,6 +1,6 @@
-"""Characters that would make a terminal do something, or show something else than what is there: shown as escapes.
+"""Invisible and harmful characters, shown as escapes: those that a terminal would obey, or that show another text than is there.
 
-Names, paths and log lines may come from another machine, or from somebody who would like to be taken for another.
+Names, paths and log lines may come from another machine, or from a person who wants to be taken for another.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ _HARMFUL = re.compile(rf"[\x00-\x08\x0b-\x1f\x7f-\x9f{_HIDDEN}]")
 
 
 def harmless(text: str) -> str:
-    """Return text with an escape in place of each character that a terminal would obey or not show; it may come from
-    another machine."""
+    """Return text with an escape in place of each character that a terminal would obey or not show."""
     return _HARMFUL.sub(_escape, text)
 
 

@@ -1,7 +1,7 @@
-"""The mask that keeps secrets out of what is shown: their values, and the forms they travel in, become `***`.
+"""The mask that keeps secrets out of all output: their values, and the forms in which they travel, become `***`.
 
-A value shorter than `SECRET_CHARS_MIN` is left alone: hiding every `0` would hide the text. A text is masked before it is
-cut. Where what cuts knows no secrets (a node), the part of a secret that is left at an end of a long text is hidden, too.
+A value shorter than `SECRET_CHARS_MIN` stays: hiding every `0` would hide the text. A text is masked before it is cut.
+Where the cutting side knows no secrets (a node), the part of a secret that remains at an end of a long text is hidden, too.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ CUT_CHARS_MIN = 200
 """From this length on a text may be a piece of a longer one. No limit of what nodes report is lower."""
 
 TOKEN_CHARS_MIN = 8
-"""What stands behind the host of an address is hidden by itself from this length on."""
+"""From this length on the part of an address after its host is hidden wherever it stands alone."""
 
 LEFT_OUT = "\n... its middle is left out ...\n"
-"""What the hook puts where it has cut a traceback."""
+"""The hook's mark where it has cut a traceback."""
 
 HIDDEN = "***"
 
@@ -39,7 +39,7 @@ class Mask:
         self._pattern = re.compile("|".join(map(re.escape, self._forms))) if forms else None
 
     def apply(self, text: str) -> str:
-        """Return `text` with every secret replaced by `***`; of a long one also what its ends have of a secret."""
+        """Return `text` with every secret replaced by `***`, and parts of secrets at the ends of a long text."""
         if self._pattern is None:
             return text
         if len(text) < CUT_CHARS_MIN:
@@ -52,9 +52,9 @@ class Mask:
             case str():
                 return self.apply(data)
             case list():
-                return [self.of_data(one) for one in data]
+                return [self.of_data(item) for item in data]
             case dict():
-                return {key: self.of_data(one) for key, one in data.items()}
+                return {key: self.of_data(item) for key, item in data.items()}
             case _:
                 return data
 
@@ -74,7 +74,7 @@ class Mask:
     def _of_piece(self, text: str) -> str:
         """Replace whole secrets, and those that go over the ends of a text."""
         assert self._pattern is not None
-        spans = [found.span() for found in self._pattern.finditer(text)]
+        spans = [match.span() for match in self._pattern.finditer(text)]
         spans += [(0, max(_ended(text, form) for form in self._forms))]
         spans += [(min(_begun(text, len(text), form, SECRET_CHARS_MIN) for form in self._forms), len(text))]
         shown, done = [], 0
@@ -86,23 +86,23 @@ class Mask:
 
 
 def of_secrets(values: Iterable[str], webhook: str) -> Mask:
-    """Return the mask of a job's secrets and of its webhook's address, which may bear a token: all behind the host,
-    also alone where it is too long for a common word. `webhook`: empty where there is none."""
+    """Return the mask of a job's secrets and of its webhook's address, which may hold a token: the address, and the part
+    after its host where that is too long for a common word. `webhook`: empty without one."""
     where = webhook.partition("://")[2]
     behind = where[len(urlsplit(webhook).netloc) :].lstrip("/")
     return Mask([*values, where if behind else "", behind if len(behind) >= TOKEN_CHARS_MIN else ""])
 
 
 def host_alone(url: str) -> str:
-    """Return a webhook's address as it may be shown: `https://hooks.example.com/***`."""
+    """Return a webhook's address without what may be a token: `https://hooks.example.com/***`."""
     parts = urlsplit(url)
     behind = url.partition("://")[2][len(parts.netloc) :]
     return f"{parts.scheme}://{parts.netloc}/{HIDDEN}" if behind.strip("/") else url
 
 
 def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
-    """Return where in `text` a form begins that goes on behind `at`, with at least so much of it before; `at` if none.
-    What of it would stand behind the end of `text` may be anything."""
+    """Return where in `text` a form begins that goes on after `at`, with at least `least` of it before; `at` without one.
+    A form that goes over the end of `text` counts."""
     begin = text.find(form[:1], max(0, at - len(form) + 1), at)
     while 0 <= begin <= at - least:
         if form.startswith(text[begin : begin + len(form)]):
@@ -112,7 +112,7 @@ def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
 
 
 def _ended(text: str, form: str) -> int:
-    """Return where in `text` a form ends that has begun before it; 0 if none does."""
+    """Return where in `text` a form ends that has begun before it; 0 without one."""
     last = text.rfind(form[-1], 0, len(form) - 1)
     while last + 1 >= SECRET_CHARS_MIN:
         if form.endswith(text[: last + 1]):
@@ -122,7 +122,7 @@ def _ended(text: str, form: str) -> int:
 
 
 def _forms(value: str) -> Iterator[str]:
-    """Yield what the secret can look like in a log."""
+    """Yield the forms that a secret can take in a log."""
     if len(value.strip()) < SECRET_CHARS_MIN:
         return
     for part in {value, value.strip(), *(line.strip() for line in value.splitlines())}:

@@ -18,18 +18,22 @@ class RankSeen:
 class Activity(enum.Enum):
     """What a rank does, as its agent sees it."""
 
-    WAITING_FOR_RANKS = (
-        "waiting_for_ranks"  # for other ranks: in a collective, a barrier, the store, the rendezvous
-    )
-    PROGRESSING = "progressing"  # its stack moves, or it or its children read, write or compute
-    SPINNING = "spinning"  # burns processor time in one place: a loop, or one long operation
-    SLEEPING = "sleeping"  # in a timed sleep
-    BLOCKED = (
-        "blocked"  # idle in one place that is no wait for other ranks: a lock, a read, a question, a child
-    )
-    STOPPED = "stopped"  # state T or t
-    EXITING = "exiting"  # has said its last word, and is still there
-    UNKNOWN = "unknown"  # a first look, or no way to look
+    # In a collective, a barrier, the store or the rendezvous
+    WAITING_FOR_RANKS = "waiting_for_ranks"
+    # Its stack moves, or it or its children read, write or compute
+    PROGRESSING = "progressing"
+    # Uses processor time in one place: a loop, or one long operation
+    SPINNING = "spinning"
+    # In a timed sleep
+    SLEEPING = "sleeping"
+    # Idle in one place, not for other ranks: a lock, a read, a prompt, a child
+    BLOCKED = "blocked"
+    # State T or t
+    STOPPED = "stopped"
+    # Its hook has reported the exit, and the process is still there
+    EXITING = "exiting"
+    # A first inspection, or nothing could be read
+    UNKNOWN = "unknown"
 
     @property
     def text(self) -> str:
@@ -48,72 +52,80 @@ class EnteredCollective:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The last collective that a rank has entered in one group. `group` is torch's name of it, `label` its purpose;
-    `number` counts the group's collectives from 1; `shape`: `float32[1000]`; `entered_s`: so long ago; `done`: it was
-    carried out, so the rank no longer waits in it; `earlier`: the few before it, in order."""
+    """The last collective that a rank has entered in one group."""
 
+    # torch's name of the group, and its purpose
     group: str
     label: str
     ranks: tuple[int, ...]
+    # Counts the group's collectives from 1
     number: int
     what: str
+    # Such as `float32[1000]`
     shape: str
+    # How long ago
     entered_s: float
+    # It was carried out, so the rank no longer waits in it
     done: bool = False
+    # The few before it, in order
     earlier: tuple[EnteredCollective, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCounts:
-    """How many collectives of each of its groups (in the order of `groups`) a rank had entered after `step` optimizer
-    steps of its own, the last of them being step `optimizer_step` of its optimizer number `optimizer`, 0 the first that it used."""
+    """How many collectives a rank had entered when one of its optimizer steps ended."""
 
+    # Optimizer steps of the rank up to then
     step: int
+    # The optimizer of the last of them, 0 is the first that the rank used, and the step's number in that optimizer
     optimizer: int
     optimizer_step: int
+    # Collectives entered by then, for each of the rank's groups in the order of `groups`
     counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RankInspection:
-    """What one look has found of a rank.
-
-    `still_s`: for so long, by its host's clock and over looks in a row, nothing of it has moved; 0 at a first look.
-    `where`: the user's innermost frame, `train.py:88 load_batch`; `why`: what it is in there, in words; `proven`: it
-    cannot go on by itself, whatever the others do; `ends_s`: what is left of a sleep, or of a wait with a time limit; `phase`: import, rendezvous, evaluate,
-    save, exit or train, by its stack; `stack`: its main thread's frames, innermost first, as
-    `file:line function`, the import machinery's left out; `groups` and `collective_counts`: see `RankHeartbeat`, here with each step at
-    which a count grew by another number than before; `unavailable`: the ways to look that did not work here, and why;
-    `others_act`: another Python thread of it may enter collectives by itself; `starved_s`: for so much of `still_s` its
-    thread was ready to run and had no
-    processor; `gpu_use`: the share of time in which its GPU is busy, 0.0 to 1.0, where that is known; `mixed`: the keys of
-    groups whose counts are not those of collectives alone.
-    """
+    """The state of one rank, as one inspection of its node has found it."""
 
     rank: int
     pid: int
+    # The letter of /proc
     state: str
     activity: Activity
+    # How long nothing of it has moved, by its host's clock and over inspections in a row; 0 at the first
     still_s: float
+    # The user's innermost frame, `train.py:88 load_batch`
     where: str
+    # What it does there, in words
     why: str
+    # It cannot go on by itself, whatever the other ranks do
     proven: bool
+    # What remains of a sleep, or of a wait with a time limit
     ends_s: float | None
+    # import, rendezvous, evaluate, save, exit or train, by its stack
     phase: str
+    # Frames of the main thread, innermost first, as `file:line function`, without those of the import machinery
     stack: tuple[str, ...]
     collectives: tuple[Collective, ...]
+    # As in `RankHeartbeat`, here with each step at which a count grew by another number than in the step before
     groups: tuple[str, ...]
     collective_counts: tuple[CollectiveCounts, ...]
+    # What could not be read here, and why
     unavailable: tuple[str, ...]
+    # Another Python thread of it may enter collectives by itself
     others_act: bool = False
+    # How much of `still_s` its thread was ready to run and had no processor
     starved_s: float = 0.0
+    # Share of time in which its GPU is busy, 0.0 to 1.0, where that is known
     gpu_use: float | None = None
+    # Keys of the groups whose counts are not those of collectives alone
     mixed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a rank said as it died."""
+    """The uncaught exception with which a rank died."""
 
     type: str
     message: str
@@ -140,6 +152,9 @@ class Reached:
 class Retryable(enum.Enum):
     """Whether a launch that failed is worth trying again."""
 
-    TRANSIENT = "transient"  # no answer, a broken line: again, a few times
-    PERMANENT = "permanent"  # a wrong key, no Python: not before a person has mended it
-    BUSY = "busy"  # others use the host: again, for as long as it takes
+    # No answer, a broken connection: again, a few times
+    TRANSIENT = "transient"
+    # A wrong key, no Python: not before a person has mended it
+    PERMANENT = "permanent"
+    # Other jobs use the host: again, for as long as it takes
+    BUSY = "busy"

@@ -1,4 +1,4 @@
-"""Plain words for people: plurals, and what with its fix."""
+"""Words for people: counted things, lists of ranks, and a message apart from its fix."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, what: str) -> str:
-    """Return `1 host`, or `3 hosts`, for what is told to people."""
+    """Return `1 host`, or `3 hosts`."""
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def with_fix(text: str) -> tuple[str, str]:
-    """Return what is wrong, and how to mend it: a command to copy should end where its line ends."""
+    """Split a message into what is wrong and its fix, so that a command to copy ends where its line ends."""
     what, _, fix = text.partition("; fix: ")
     return what, fix
 

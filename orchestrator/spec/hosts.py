@@ -1,8 +1,8 @@
-"""Which hosts may a job use? The texts of `ssh.hosts` and the lines of `ssh.hosts_file` in, a list of hosts out.
+"""Hosts that a job may use: the texts of `ssh.hosts` and the lines of `ssh.hosts_file` in, a list of hosts out.
 
-Rules: the order is the user's, who puts first what is to be taken first (numbers in one bracket go upwards); a host is
-never listed twice. A line of the file is `HOST [gpus=8] [slots=16] [address=10.0.0.1] [labels=a100,ib]`, HOST may be a
-range, and `#` begins a comment. With both fields, `ssh.hosts` chooses, and the file describes.
+Rules: the order is the user's, the preferred hosts first (numbers in one bracket go upwards); a host is never listed
+twice. A line of the file is `HOST [gpus=8] [slots=16] [address=10.0.0.1] [labels=a100,ib]`, HOST may be a range, and `#`
+begins a comment. With both fields, `ssh.hosts` chooses, and the file describes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HOSTS_MAX = 4096
 KNOWN_MAX = 65_536
-"""Most hosts that a file describes."""
+"""Most hosts that a file may describe."""
 SLOTS_MAX = 65_536
 FILE_BYTES_MAX = 4 << 20
 PATH_CHARS_MAX = 300
@@ -36,7 +36,7 @@ _KEYS = ("gpus", "slots", "address", "labels")
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host that may be used. What the user has not said is None or empty; `where` is the place that names it."""
+    """A host that may be used. A property that the user has not given is None or empty; `where` is the place that names it."""
 
     name: str
     gpus: int | None = None
@@ -47,7 +47,7 @@ class Host:
 
 
 def listed(ssh: Ssh, folder: Path, where: Callable[[str], str]) -> tuple[tuple[Host, ...], list[Fault]]:
-    """Return the hosts of a job file in `folder`, and what is wrong with them; `where` tells the place of a field.
+    """Return the hosts of a job file in `folder`, and their faults; `where` returns the place of a field.
 
     Hosts that lack one of `ssh.labels` are left out.
     """
@@ -89,7 +89,7 @@ def _named(texts: Sequence[str], where: str, faults: list[Fault]) -> list[str]:
 
 
 def expand(text: str) -> list[str]:
-    """Return the names that a text like `gpu[01-08].lab` stands for. Raises ValueError with the end of a sentence."""
+    """Return the names in a text like `gpu[01-08].lab`. Raises ValueError with the end of a sentence."""
     names = [text]
     if "[" in text or "]" in text:
         from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
@@ -99,22 +99,22 @@ def expand(text: str) -> list[str]:
         try:
             names = [str(name) for name in NodeSet(text, resolver=RESOLVER_NOGROUP)]
         except NodeSetException as err:
-            raise ValueError("is no range of hosts; write it as gpu[01-08].lab or gpu[1,3-5]") from err
+            raise ValueError("is not a range of hosts; write it as gpu[01-08].lab or gpu[1,3-5]") from err
     for name in names:
         if not _NAME.fullmatch(name) or len(name) > NAME_CHARS_MAX:
-            raise ValueError("is no name of a host")
+            raise ValueError("is not the name of a host")
     return names
 
 
 def _count(text: str) -> int:
-    """Return how many hosts a text stands for, before anybody lists them."""
+    """Return how many hosts a text names, without listing them."""
     count = 1
-    for found in _RANGE.finditer(text):
+    for bracket in _RANGE.finditer(text):
         inner = 0
-        for part in found.group(1).split(","):
+        for part in bracket.group(1).split(","):
             first, dash, last = part.partition("-")
             if len(part) > RANGE_CHARS_MAX:
-                return HOSTS_MAX + 1  # Python itself reads no number that long
+                return HOSTS_MAX + 1  # Python itself refuses a number that long
             is_range = dash and first.isdigit() and last.isdigit()
             inner += max(0, int(last) - int(first)) + 1 if is_range else 1
         count *= inner
@@ -122,7 +122,7 @@ def _count(text: str) -> int:
 
 
 def read_file(path: Path) -> tuple[dict[str, Host], list[Fault]]:
-    """Return the hosts of a file by name, and a fault for each line that is wrong."""
+    """Return the hosts of a file by name, and a fault for each wrong line."""
     shown_path, faults = escaped(str(path), PATH_CHARS_MAX), list[Fault]()
     try:
         with path.open("rb") as file:
@@ -165,33 +165,33 @@ def _of_line(words: Sequence[str], where: str) -> Iterable[Host]:
     except ValueError as err:
         hint = "; leave the user out, and set ssh.user" if "@" in words[0] else ""
         raise ValueError(f"{shown(words[0])} {err}{hint}") from err
-    said: dict[str, str] = {}
+    values: dict[str, str] = {}
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if not equals or key not in _KEYS:
             hint = did_you_mean(key, _KEYS) if equals else "; write gpus=8, slots=16, address=… or labels=a,b"
-            raise ValueError(f"{shown(word)} is nothing that a host has{hint}")
-        if key in said:
+            raise ValueError(f"{shown(word)} is not a property of a host{hint}")
+        if key in values:
             raise ValueError(f"{key} stands there twice")
-        said[key] = value
-    if said.get("address") and len(names) > 1:
+        values[key] = value
+    if values.get("address") and len(names) > 1:
         raise ValueError(f"one address for {len(names)} hosts; give each a line of its own")
-    return [_host(name, said, where) for name in names]
+    return [_host(name, values, where) for name in names]
 
 
-def _host(name: str, said: Mapping[str, str], where: str) -> Host:
-    address = said.get("address", "")
-    if "address" in said and not _NAME.fullmatch(address):
-        raise ValueError(f"address={address} is no address")
-    labels = tuple(said["labels"].split(",")) if "labels" in said else ()
+def _host(name: str, values: Mapping[str, str], where: str) -> Host:
+    address = values.get("address", "")
+    if "address" in values and not _NAME.fullmatch(address):
+        raise ValueError(f"address={address} is not an address")
+    labels = tuple(values["labels"].split(",")) if "labels" in values else ()
     if not all(_LABEL.fullmatch(label) for label in labels):
-        raise ValueError(f"labels={said['labels']} are no words with commas between them")
-    gpus, slots = _number(said, "gpus", 0, GPUS_EACH_MAX), _number(said, "slots", 1, SLOTS_MAX)
+        raise ValueError(f"labels={values['labels']} are not words with commas between them")
+    gpus, slots = _number(values, "gpus", 0, GPUS_EACH_MAX), _number(values, "slots", 1, SLOTS_MAX)
     return Host(name, gpus, slots, address, labels, where)
 
 
-def _number(said: Mapping[str, str], key: str, low: int, high: int) -> int | None:
-    text = said.get(key)
+def _number(values: Mapping[str, str], key: str, low: int, high: int) -> int | None:
+    text = values.get(key)
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,9}", text) or not low <= int(text) <= high:

@@ -1,6 +1,6 @@
-"""Reading of a job file: all its faults at once, each at its place and in our words, or the spec that it holds.
+"""Reader of a job file: all its faults at once, each at its place and in words of orch, or the `JobSpec` that it holds.
 
-What a file may say stands in `spec_model`, what a value may be in `spec_rules`, how YAML is read in `specfile`.
+`model` has the fields of a job file, `value_types` the kinds of their values, `yaml_document` reads the YAML.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MUST_BE = {
     "dict": "a map of names to values",
     "model": "a section, with its keys indented below it",
 }
-"""What each of pydantic's errors asks for, by the first word of its type."""
+"""The expected value for each of pydantic's errors, by the first word of its type."""
 
 OTHER_WORDS = {
     **dict.fromkeys(("script", "main", "program"), "entrypoint"),
@@ -44,24 +44,25 @@ OTHER_WORDS = {
     **dict.fromkeys(("timeout", "walltime", "time"), "time_limit"),
     **dict.fromkeys(("max_restarts", "retries"), "restart.max"),
 }
-"""What people coming from other launchers write, and what it is called here."""
+"""Names of fields in other launchers, and the name of the same field here."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """A job file that was read: `folder` is the file's, `workdir` the code's, both absolute; `hosts` are those of
-    backend ssh."""
+    """A job file that was read."""
 
     path: Path
     text: str
     spec: JobSpec
+    # The folder of the file, and that of the code; both absolute
     folder: Path
     workdir: Path
+    # Those of backend ssh
     hosts: tuple[hosts.Host, ...] = ()
     document: Document = field(default_factory=Document, repr=False, compare=False)
 
     def where(self, key: str) -> str:
-        """Return where a dotted key was written, for an error: `job.yaml:14: nodes` or `--set nodes=17`."""
+        """Return the place of a dotted key for an error: `job.yaml:14: nodes` or `--set nodes=17`."""
         return self.document.where(key)
 
 
@@ -90,7 +91,7 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
 
 
 def _fault(error: ErrorDetails, document: Document) -> Fault:
-    """Say one of pydantic's errors in our words."""
+    """Return one of pydantic's errors as a fault."""
     path = [part for part in error["loc"] if part != "[key]"]
     kind, context = error["type"], error.get("ctx", {})
     if kind == "value_error":
@@ -98,7 +99,7 @@ def _fault(error: ErrorDetails, document: Document) -> Fault:
     elif kind == "missing":
         what = "is missing; give the job a name, such as `name: my-job`"
     elif kind == "extra_forbidden":
-        what = f"is no field{_meant(path)}"
+        what = f"is not a field{_meant(path)}"
     elif kind == "string_pattern_mismatch":
         what = f"must be {PATTERNS[context['pattern']]}"
     else:
@@ -115,14 +116,14 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 
 def _meant(path: Sequence[str | int]) -> str:
-    """Return a guess at the field that an unknown key stands for: a near name beside it, or the same one elsewhere."""
+    """Return the likely field for an unknown key: one of the same name in another section, or one of a similar name."""
     word, names = str(path[-1]), list(_names(JobSpec))
     section = "".join(f"{part}." for part in path[:-1])
     elsewhere = [name for name in names if name.rpartition(".")[2] == word]
-    if known := OTHER_WORDS.get(word.lower()) or (elsewhere[0] if elsewhere else ""):
-        return f"; did you mean {known}?"
-    beside = [name.removeprefix(section) for name in names if name.startswith(section)]
-    return did_you_mean(word, [name for name in beside if "." not in name], section)
+    if name := OTHER_WORDS.get(word.lower()) or (elsewhere[0] if elsewhere else ""):
+        return f"; did you mean {name}?"
+    near = [name.removeprefix(section) for name in names if name.startswith(section)]
+    return did_you_mean(word, [name for name in near if "." not in name], section)
 
 
 def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
@@ -137,7 +138,7 @@ def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a job file, for editors; every field has its description."""
     schema = JobSpec.model_json_schema()
-    # Pydantic leaves a section's description to its class, where a form or a reference would not look.
+    # Pydantic puts a section's description into its class, where forms and references do not look.
     for name, info in JobSpec.model_fields.items():
         schema["properties"][name]["description"] = info.description
     one_entry = [{"required": ["entrypoint"]}, {"required": ["command"]}]

@@ -1,9 +1,9 @@
-"""Table of all that a job file may say: kind, default and description of each field, and the rules between them.
+"""Fields of a job file: kind, default and description of each, and the rules between them.
 
-Rules: every field has its description here, which is the help, the JSON Schema and the reference in one; its default
-is written as a user would write it. A rule between two fields is a validator of the later one, so that a fault
-elsewhere does not hide it; so is what the disk says, where the context is the job file's folder. Durations are read to
-seconds, as floats. What a value may be stands in `spec_rules`.
+Rules: the description here is the help, the JSON Schema and the reference in one; a default is written as a user would
+write it. A rule between two fields is a validator of the later one, so that a fault of another field does not hide it; so
+is a rule about the disk, where the context is the job file's folder. Durations are read to seconds, as floats.
+`value_types` has the kinds of values.
 """
 
 from __future__ import annotations
@@ -103,13 +103,13 @@ class Monitor(Part):
 
 
 class Notify(Part):
-    """Whom to tell of what happens."""
+    """Notifications of what happens to the job."""
 
     command: rules.Command | None = about(
-        None, "Command that is told: JSON on standard input, ORCH_NOTIFY_EVENT and more in its environment."
+        None, "Command to run: it gets JSON on standard input, ORCH_NOTIFY_EVENT and more in its environment."
     )
-    url: str | None = about(None, "Webhook that is told: the same JSON, by POST.", pattern=rules.URL)
-    on: rules.Occasions = about(DEFAULT_OCCASIONS, f"Of what: {', '.join(get_args(rules.Occasion))}.")
+    url: str | None = about(None, "Webhook to call: it gets the same JSON by POST.", pattern=rules.URL)
+    on: rules.Occasions = about(DEFAULT_OCCASIONS, f"Events: {', '.join(get_args(rules.Occasion))}.")
 
     @pydantic.field_validator("url")
     @classmethod
@@ -159,7 +159,7 @@ class Checkpoint(Part):
         None, "Arguments appended when a good checkpoint exists; `{path}` stands for its path."
     )
     on_preempt: OnPreempt = about(
-        {}, "Backend slurm: how ranks are told of preemption, and of the time limit's end."
+        {}, "Backend slurm: how ranks are warned of preemption, and of the time limit's end."
     )
 
     @pydantic.field_validator("keep")
@@ -168,7 +168,7 @@ class Checkpoint(Part):
         path = info.data.get("path", "")
         if value is not None and path.startswith("/"):
             raise ValueError(
-                f"does nothing beside checkpoint.path {shown(path)}: only in ORCH_CHECKPOINT_DIR is anything deleted; "
+                f"has no effect with checkpoint.path {shown(path)}: only in ORCH_CHECKPOINT_DIR is anything deleted; "
                 "leave keep out, or write a path relative to that"
             )
         return value
@@ -193,7 +193,7 @@ class Ssh(Part):
     hosts_file: Line | None = about(
         None,
         "File with a host on each line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "
-        "labels=a100,ib`; beside hosts it only describes them.",
+        "labels=a100,ib`; with ssh.hosts it only describes them.",
     )
     user: str | None = about(
         None, "User on the hosts; by default what the SSH configuration says.", pattern=rules.USER
@@ -209,7 +209,7 @@ class Ssh(Part):
 
 
 class Slurm(Part):
-    """What Slurm is asked for, beside nodes, GPUs and time."""
+    """Options for Slurm in addition to nodes, GPUs and time."""
 
     partition: Line | None = about(None, "Partition; by default the cluster's.")
     account: Line | None = about(None, "Account that is charged.")
@@ -259,7 +259,7 @@ class JobSpec(Part):
     )
     procs_per_node: int | None = whole(
         None,
-        "CPU ranks of a node; beside `gpus_per_node: auto`, those of a machine without GPUs (else 1).",
+        "CPU ranks of a node; with `gpus_per_node: auto`, those of a machine without GPUs (else 1).",
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
@@ -283,17 +283,17 @@ class JobSpec(Part):
     rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
     monitor: Monitor = about({}, "When silence becomes a verdict, and what follows.")
-    notify: Notify = about({}, "Whom to tell of what happens.")
+    notify: Notify = about({}, "Notifications of what happens to the job.")
     restart: Restart = about({}, "How often and how fast a failed attempt is followed by another.")
     checkpoint: Checkpoint = about({}, "What a checkpoint is, and how a script is given one.")
     logs: Logs = about({}, "How ranks write their logs.")
     snapshot: Snapshot = about({}, "What is copied at submit.")
     ssh: Ssh = about({}, "The hosts of backend ssh.")
-    slurm: Slurm = about({}, "What Slurm is asked for, beside nodes, GPUs and time.")
+    slurm: Slurm = about({}, "Options for Slurm in addition to nodes, GPUs and time.")
 
     @property
     def entry(self) -> Entry:
-        """What a rank runs, whichever field says it."""
+        """The program of a rank, from `entrypoint` or `command`."""
         entry = self.entrypoint or self.command
         assert entry is not None, "a spec without an entry is refused"
         return entry
@@ -336,7 +336,7 @@ class JobSpec(Part):
         if "command" in info.data and value is None and info.data["command"] is None:
             raise ValueError("is missing; name the script, such as `entrypoint: train.py`")
         if value is not None and info.data.get("command") is not None:
-            raise ValueError("stands beside command; keep one of the two")
+            raise ValueError("excludes command; keep one of the two")
         folder, workdir = info.context, info.data.get("workdir")
         if value is not None and value.kind == "script" and folder is not None and workdir is not None:
             missing = missing_file(path_in(folder, workdir) / value.target)

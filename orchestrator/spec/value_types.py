@@ -1,7 +1,7 @@
-"""Kinds of values that a job file may hold: pydantic's own, and readers of what pydantic does not know.
+"""Kinds of values in a job file: pydantic's own, and readers of the kinds that pydantic does not have.
 
-Rules: a value comes as the text that was written. A ValueError is the rest of a sentence that begins with the field;
-one that says "must be" gets the value added. Nothing here reads the disk or knows another field.
+Rules: a value comes as the text that was written. A ValueError is the rest of a sentence that begins with the field; one
+with "must be" gets the value added. Nothing here reads the disk or knows another field.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GPUS_EACH_MAX = 1024
 """Most GPUs of a node."""
 GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
-# What orch must set itself, or ranks would not find each other (the torchrun contract).
+# Variables that orch must set itself, or ranks would not find each other (the torchrun contract).
 OWNED_NAMES = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
@@ -60,7 +60,7 @@ PATTERNS = {
     URL: "a URL such as https://…",
     OPTION: "an sbatch option such as --licenses=foo",
 }
-"""What a text of each pattern is called, in faults and in the reference."""
+"""The words for a text of each pattern, in faults and in the reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Part(BaseModel):
     @pydantic.model_validator(mode="before")
     @classmethod
     def _empty_is_unwritten(cls, data: object) -> object:
-        """Take a section, list or map that is left empty as not written; for a number that would be a guess."""
+        """Treat an empty section, list or map as not written; for a number that would be a guess."""
         if not isinstance(data, Mapping):
             return data
         empty = [name for name, info in cls.model_fields.items() if info.default in (None, (), {})]
@@ -105,19 +105,19 @@ def about(default: object, text: str, **limits: Any) -> Any:
 
 
 def whole(default: int | None, text: str, low: int = 1, high: int = WHOLE_MAX) -> Any:
-    """Return what `about` does for a whole number with its limits."""
+    """Return the same as `about` for a whole number with its limits."""
     return about(default, text, ge=low, le=high)
 
 
 def address(url: str) -> str:
-    """Return a webhook's address. Raises ValueError, which repeats nothing of it, for one that cannot be reached."""
+    """Return a webhook's address. Raises ValueError, without the address in it, for one that cannot be reached."""
     try:
         parts = urlsplit(url)
         is_whole = bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_whole = False
     if not is_whole:
-        raise ValueError("has no host, or a port that is no number")
+        raise ValueError("has no host, or a port that is not a number")
     if "@" in parts.netloc:
         raise ValueError(
             "has a user or password in it, and none is sent; a command can: "
@@ -152,7 +152,7 @@ def duration(
 
 
 def _seconds(text: str) -> float:
-    """Return a duration's seconds, -1 for what is none."""
+    """Return a duration's seconds, -1 for another text."""
     try:
         return float(text)
     except ValueError:
@@ -190,7 +190,7 @@ def _not_owned(name: str) -> str:
 
 
 def _settings(value: object) -> object:
-    """Take the prefix off NCCL's names. NCCL reads switches as numbers, so true becomes 1."""
+    """Remove the prefix of NCCL's names. NCCL reads switches as numbers, so true becomes 1."""
     if not isinstance(value, Mapping):
         return value
     switches = {"true": "1", "yes": "1", "on": "1", "false": "0", "no": "0", "off": "0"}

@@ -1,7 +1,7 @@
-"""YAML of a job file as data that knows its lines, and the faults found in it.
+"""YAML of a job file as data with the line of each key, and the faults found in it.
 
-Rules: every scalar stays the text that was written, since what it means is its field's affair: that keeps YAML 1.1's
-traps out (`off`, `1:30`, `010`, dates), and only an unquoted nothing, `~` or `null` is None. Nothing here knows a field.
+Rules: every scalar stays the text that was written, since its field decides what it means: that avoids YAML 1.1's traps
+(`off`, `1:30`, `010`, dates); only an unquoted nothing, `~` or `null` is None. Nothing here knows a field.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Document:
         return Fault(text if has_key and holder == key else f"{text}: {escaped(key)}", what, line)
 
     def override(self, argument: str) -> None:
-        """Put one `key.path=value` of the command line in, its value read as YAML."""
+        """Apply one `key.path=value` of the command line, its value read as YAML."""
         key, equals, text = argument.partition("=")
         key = key.strip()
-        said = argument if key != "notify.url" else f"{key}=…"  # it may bear a token
-        origin = f"--set {escaped(said, ECHO_CHARS_MAX)}"
+        public = argument if key != "notify.url" else f"{key}=…"  # it may hold a token
+        origin = f"--set {escaped(public, ECHO_CHARS_MAX)}"
         if not equals or not _KEY.fullmatch(key):
             what = "must be key.path=value, such as nodes=4 or monitor.hang_timeout=5m"
             self.faults.append(Fault(origin, what))
@@ -107,7 +107,7 @@ class Document:
         self.places |= reader.places
 
     def put(self, key: str, value: Value, origin: str) -> None:
-        """Put a value at a dotted key, said to come from `origin`."""
+        """Put a value at a dotted key; `origin` is the place that faults of it name."""
         *above, last = key.split(".")
         section, path = self.data, ""
         for name in above:
@@ -115,7 +115,7 @@ class Document:
             self.places.setdefault(path, Place(origin))
             inner = section[name] = section.get(name) or {}
             if not isinstance(inner, dict):
-                self.faults.append(Fault(origin, f"{path} is no section of keys"))
+                self.faults.append(Fault(origin, f"{path} is not a section of keys"))
                 return
             section = inner
         section[last] = value
@@ -125,7 +125,7 @@ class Document:
 
 
 def read(path: Path) -> str:
-    """Return the file's text as it stands. Raises SpecError when it is missing, no file, too large or not UTF-8."""
+    """Return the file's text. Raises SpecError when it is missing, not a regular file, too large or not UTF-8."""
     name = escaped(str(path))
     missing = missing_file(path)
     if missing:
@@ -148,7 +148,7 @@ def read(path: Path) -> str:
 
 
 def compose(text: str, origin: str) -> Document:
-    """Turn a file's text into data. Raises SpecError for what is no YAML, over a limit, or no map of keys."""
+    """Turn a file's text into data. Raises SpecError for a text that is not YAML, over a limit, or not a map of keys."""
     reader = _Reader(text, origin)
     if not isinstance(reader.data, dict):
         what = f"must be a map of keys such as `name: my-job`, not {shown(reader.data)}; `orch init` writes a starter"
@@ -169,7 +169,7 @@ class _Reader:
         self.data: Value = None if node is None else self._value(node, key, 1)
 
     def _node(self, text: str) -> yaml.Node | None:
-        """Return the tree of the text's only document; the base loader takes no scalar for anything but text."""
+        """Return the tree of the text's only document; the base loader leaves every scalar a text."""
         try:
             loader = yaml.BaseLoader(text)
         except yaml.reader.ReaderError as err:
@@ -181,13 +181,13 @@ class _Reader:
             parts = [(err.context, err.context_mark), (err.problem, err.problem_mark)]
             words = [f"{text} (line {mark.line + 1})" if mark else text for text, mark in parts if text]
             mark = err.problem_mark or err.context_mark
-            what = f"is no YAML: {escaped(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
+            what = f"is not YAML: {escaped(', '.join(words))}; check quotes, colons and brackets, and that no tab indents"
             raise self._stop(mark.line if mark else 0, what) from err
         except (ValueError, OverflowError, RecursionError) as err:  # \U99999999, or thousands of brackets
             raise self._stop(loader.line, "holds an escape or a nesting beyond what can be read") from err
 
     def _value(self, node: yaml.Node, path: str, depth: int) -> Value:
-        """Return a node as data. What an alias repeats counts each time, so that a bomb meets the limit here."""
+        """Return a node as data. The values of an alias count each time, so that a bomb meets the limit here."""
         self._values += 1
         if self._values > VALUES_MAX or depth > DEPTH_MAX:
             what = f"holds more than {VALUES_MAX} values, or is nested deeper than {DEPTH_MAX} levels"
@@ -244,7 +244,7 @@ def _with_parents(key: str) -> Iterator[str]:
         key = key[: max(key.rfind("."), key.rfind("["), 0)]
 
 
-# Words of faults, and what they look up
+# Words of faults
 
 
 def escaped(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
@@ -254,7 +254,7 @@ def escaped(text: str, chars_max: int = LINE_CHARS_MAX) -> str:
 
 
 def shown(value: object) -> str:
-    """Return how a fault names a value: a plain word bare, other text in quotes, a container by its kind."""
+    """Return a value for a fault: a plain word bare, other text in quotes, a container by its kind."""
     if value is None:
         return "empty"
     if isinstance(value, bool):
@@ -266,13 +266,13 @@ def shown(value: object) -> str:
 
 
 def did_you_mean(word: str, names: Iterable[str], section: str = "") -> str:
-    """Return `; did you mean NAME?` for the nearest of `names`, told with its section; nothing when none is near."""
-    found = difflib.get_close_matches(word[:ECHO_CHARS_MAX], names, n=1)
-    return f"; did you mean {section}{escaped(found[0])}?" if found else ""
+    """Return `; did you mean NAME?` for the nearest of `names`, with its section; empty when none is near."""
+    nearest = difflib.get_close_matches(word[:ECHO_CHARS_MAX], names, n=1)
+    return f"; did you mean {section}{escaped(nearest[0])}?" if nearest else ""
 
 
 def path_in(folder: Path, written: str) -> Path:
-    """Return where a file or folder is that a job file in `folder` names."""
+    """Return the path of a file or folder that a job file in `folder` names."""
     try:
         return folder / Path(written.strip()).expanduser()
     except RuntimeError:  # `~` has no meaning here
@@ -280,13 +280,13 @@ def path_in(folder: Path, written: str) -> Path:
 
 
 def missing_file(path: Path) -> str:
-    """Return why there is no file to read at `path`, with the nearest name there is; empty when there is one."""
+    """Return why `path` cannot be read as a file, with the nearest name in its folder; empty when it can."""
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):  # too long a name, or a folder that may not be entered
         if path.is_file():
             return ""
         if path.exists():
-            return f"{escaped(str(path))} is {'a folder' if path.is_dir() else 'no regular file'}"
+            return f"{escaped(str(path))} is {'a folder' if path.is_dir() else 'not a regular file'}"
         if path.is_symlink():
             return f"{escaped(str(path))} is a link that leads nowhere"
         names = sorted(entry.name for entry in itertools.islice(path.parent.iterdir(), FOLDER_NAMES_MAX))

@@ -1,4 +1,4 @@
-"""What travels to the nodes? One zip of the supervisor, the brain, the agent and the hook, the same bytes every time."""
+"""The bundle that travels to the nodes: one zip of whole rooms of this package, the same bytes every time."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from orchestrator.core.jobdir.durable import replace_bytes
 PACKAGE = Path(__file__).parents[1]
 
 TRAVELS = ("core", "agent", "backends", "brain", "supervisor")
-"""The rooms that run on nodes or as supervisor: whole, and standard library only; paramiko and cryptography in
-`backends/ssh` alone."""
+"""The rooms that run on nodes or as supervisor. They go in whole, and use the standard library only, except paramiko and
+cryptography in `backends/ssh`."""
 
 _MAIN = "import sys\nfrom orchestrator.__main__ import main\nsys.exit(main(sys.argv[1:]))\n"
 
 # Before 3.11, sets of constants came in the order of their hashes.
 _MARSHAL_IS_STABLE = sys.version_info >= (3, 11)
 
-# The earliest date that a zip can tell.
+# The earliest date that a zip can hold.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
@@ -42,10 +42,10 @@ def contents() -> dict[str, bytes]:
 def build(home: Path | None = None) -> bytes:
     """Return the zip: dated 1980, sorted, so that equal sources make equal bytes on equal versions of Python.
 
-    Beside each source stands its compiled code, which saves a node half of the time to start. A Python of another
-    version passes over it and compiles the source, as for any import. Compiling takes 0.2 to 0.5 s, so what was made is
-    kept where Python keeps compiled code; where that is not ours to write, as in an installation that many share, in
-    the folder `cache` of the job home, if one is given and there. What another user has put there is not taken.
+    Each source has its compiled code next to it, which saves a node half of the time to start. A Python of another
+    version passes over it and compiles the source, as for any import. Compiling takes 0.2 to 0.5 s, so the zip is kept
+    where Python keeps compiled code; where this user cannot write there, as in a shared installation, in the folder
+    `cache` of the job home, if `home` is given. A zip of another user is not used.
     """
     files = contents()
     key = hashlib.sha256(importlib.util.MAGIC_NUMBER + zlib.ZLIB_RUNTIME_VERSION.encode())
@@ -55,26 +55,26 @@ def build(home: Path | None = None) -> bytes:
     places = [folder / f"bundle-{sys.implementation.cache_tag}.pyz" for folder in folders]
     for place in places:
         with contextlib.suppress(OSError):
-            mark, _, held = place.read_bytes().partition(b"\n")
-            if _is_trusted(place) and mark == f"{key.hexdigest()} {sha256(held)}".encode():
-                return held
-    made = _zipped(files)
+            mark, _, kept = place.read_bytes().partition(b"\n")
+            if _is_trusted(place) and mark == f"{key.hexdigest()} {sha256(kept)}".encode():
+                return kept
+    new = _zipped(files)
     for place in places:
         with contextlib.suppress(OSError):
             place.parent.mkdir(mode=0o755, exist_ok=True)
             if ownership.is_own(place.parent):
-                replace_bytes(place, f"{key.hexdigest()} {sha256(made)}\n".encode() + made, durable=False)
+                replace_bytes(place, f"{key.hexdigest()} {sha256(new)}\n".encode() + new, durable=False)
                 break
-    return made
+    return new
 
 
 def _is_trusted(place: Path) -> bool:
-    """Tell whether a kept bundle is this user's, or that of whoever has installed what it was made of."""
-    found = place.lstat()
+    """Tell whether a kept bundle is this user's, or that of the user who installed this package."""
+    status = place.lstat()
     return ownership.is_own(place) or (
-        stat.S_ISREG(found.st_mode)
-        and found.st_uid == PACKAGE.stat().st_uid
-        and not found.st_mode & ownership.WRITABLE
+        stat.S_ISREG(status.st_mode)
+        and status.st_uid == PACKAGE.stat().st_uid
+        and not status.st_mode & ownership.WRITABLE
     )
 
 
@@ -97,9 +97,9 @@ def _entry(name: str) -> zipfile.ZipInfo:
 
 
 def _compiled(name: str, source: bytes) -> bytes:
-    """Return code as PEP 552 lays it out: the magic number, the flag for a hash that is not checked, the hash, the code.
+    """Return a compiled file after PEP 552: magic number, flag for a hash that is not checked, hash, code.
 
-    Version 2 of marshal is the last without references among objects, which depend on who else holds them.
+    Version 2 of marshal is the last without references among objects, which depend on their other users.
     """
     code = compile(source, name, "exec", dont_inherit=True)
     header = importlib.util.MAGIC_NUMBER + (1).to_bytes(4, "little") + importlib.util.source_hash(source)
@@ -107,5 +107,5 @@ def _compiled(name: str, source: bytes) -> bytes:
 
 
 def sha256(data: bytes) -> str:
-    """Return the name of a bundle."""
+    """Return the SHA-256 of a bundle in hex, by which hosts know it."""
     return hashlib.sha256(data).hexdigest()

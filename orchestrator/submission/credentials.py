@@ -1,4 +1,4 @@
-"""Private files of a job: secrets, environment, token, certificate and key, the webhook's address; made at submit."""
+"""Private files of a job: secrets, environment, token, certificate and key, the webhook's address. Made at submit."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from orchestrator.core.wire.tokens import TOKEN_BYTES
 PRIVATE = 0o600
 
 
-def fill(folder: Path, made: Plan, environ: Mapping[str, str], webhook: str | None) -> None:
-    """Make the folder of a job's private files, all of them private from their first byte, and on disk at the end.
-    `webhook`: its address."""
+def fill(folder: Path, plan: Plan, environ: Mapping[str, str], webhook: str | None) -> None:
+    """Make the folder of a job's private files: private from their first byte, and on disk at the end. `webhook`: its URL."""
     folder.mkdir(mode=0o700)
-    kept = {name: environ[name] for name in made.secrets}
+    kept = {name: environ[name] for name in plan.secrets}
     public, key = new_certificate()
     files = {
         "secrets.json": json.dumps(kept).encode(),
-        "environment.json": json.dumps(rank_env.outer_env(environ, made.secrets)).encode(
+        "environment.json": json.dumps(rank_env.outer_env(environ, plan.secrets)).encode(
             "utf-8", "surrogateescape"
         ),
         "token": random_secrets.token_hex(TOKEN_BYTES).encode(),
@@ -42,7 +41,7 @@ CERTIFICATE_YEARS = 20
 
 
 def new_certificate() -> tuple[bytes, bytes]:
-    """Return a new self-signed certificate and its key, PEM. It is valid long before now, since clocks differ."""
+    """Return a new self-signed certificate and its key, as PEM. Its validity begins in the past, since clocks differ."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -51,7 +50,7 @@ def new_certificate() -> tuple[bytes, bytes]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "orch")])
     now = datetime.datetime.now(datetime.timezone.utc)
     span = datetime.timedelta(days=365 * CERTIFICATE_YEARS)
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -70,4 +69,4 @@ def new_certificate() -> tuple[bytes, bytes]:
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    return made.public_bytes(serialization.Encoding.PEM), private
+    return certificate.public_bytes(serialization.Encoding.PEM), private

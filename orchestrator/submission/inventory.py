@@ -1,15 +1,14 @@
-"""Inventory of what a job may use: this machine's GPUs, or what the hosts say that they have."""
+"""Inventory of what a job may use: this machine's GPUs, or what its hosts report."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping
 
 from orchestrator.core.errors import ClusterError
+from orchestrator.core.host import gpus
 from orchestrator.spec.load import SpecFile
 from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
@@ -22,43 +21,39 @@ def inventory(environ: Mapping[str, str]) -> Inventory:
     return Inventory(socket.gethostname(), _gpus(environ), sys.executable)
 
 
-def _inventory_of_hosts(file: SpecFile) -> Inventory:
-    """Return what the hosts have, asking them only for what the spec leaves open. Raises OrchError."""
+def inventory_of_hosts(file: SpecFile) -> Inventory:
+    """Return what the hosts have; they are asked only for what the job file leaves open. Raises OrchError."""
     from orchestrator.backends.ssh import fanout
 
-    gpus: int | None = None
+    gpus_per_node: int | None = None
     if planner.asks_hosts(file):
         names = [host.name for host in file.hosts]
-        gpus = fanout.gpus_each(names, planner.ssh_of(file.spec), file.where("gpus_per_node"))
-    return Inventory(socket.gethostname(), (), sys.executable, gpus)
+        gpus_per_node = fanout.gpus_each(names, planner.ssh_of(file.spec), file.where("gpus_per_node"))
+    return Inventory(socket.gethostname(), (), sys.executable, gpus_per_node)
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:
-    """List this machine's GPUs by nvidia-smi, or those of them that CUDA_VISIBLE_DEVICES leaves to the submitter."""
-    tool = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    """Return this machine's GPUs by nvidia-smi, or those of them that CUDA_VISIBLE_DEVICES leaves to the submitter."""
+    tool = gpus.program(environ.get("PATH", os.defpath))
     if tool is None:
         return ()
     try:
-        done = subprocess.run(
-            [tool, "--query-gpu=index,uuid", "--format=csv,noheader"],
-            capture_output=True, text=True, timeout=GPU_LIST_S_MAX, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as err:
-        raise ClusterError(
-            "nvidia-smi does not answer", tool, "see why with nvidia-smi, or use procs_per_node"
-        ) from err
+        done = gpus.run(tool, "--query-gpu=index,uuid", "--format=csv,noheader", limit_s=GPU_LIST_S_MAX)
+    except gpus.GpuError as err:
+        fix = "see why with nvidia-smi, or use procs_per_node"
+        raise ClusterError("nvidia-smi does not answer", tool, fix) from err
     if done.returncode != 0:
         return ()
-    rows = [line.split(",") for line in done.stdout.splitlines()]
-    found = {row[1].strip(): int(row[0]) for row in rows if len(row) == 2 and row[0].strip().isdigit()}
+    rows = gpus.rows(done.stdout)
+    indices = {row[1]: int(row[0]) for row in rows if len(row) == 2 and row[0].isdigit()}
     visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return tuple(found.values()) if visible is None else _visible(visible, found)
+    return tuple(indices.values()) if visible is None else _visible(visible, indices)
 
 
-def _visible(variable: str, found: Mapping[str, int]) -> tuple[int, ...]:
+def _visible(variable: str, indices: Mapping[str, int]) -> tuple[int, ...]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID, in its order.
 
-    As CUDA does it, an empty word or -1 ends the list. Raises ClusterError for a GPU that is not there.
+    As in CUDA, an empty word or -1 ends the list. Raises ClusterError for a GPU that is missing.
     """
     chosen: list[int] = []
     for word in map(str.strip, variable.split(",")):
@@ -66,11 +61,11 @@ def _visible(variable: str, found: Mapping[str, int]) -> tuple[int, ...]:
             break
         named = [
             gpu
-            for uuid, gpu in found.items()
+            for uuid, gpu in indices.items()
             if word == str(gpu) or (word[:4] == "GPU-" and uuid.startswith(word))
         ]
         if len(named) != 1:
-            what = f"{word} is none of the {len(found)} GPUs that nvidia-smi lists"
+            what = f"{word} is none of the {len(indices)} GPUs that nvidia-smi lists"
             raise ClusterError(what, f"CUDA_VISIBLE_DEVICES={variable}", "name whole GPUs there, or unset it")
         chosen += named
     return tuple(dict.fromkeys(chosen))

@@ -1,8 +1,8 @@
-"""Where does every rank go, and with which settings? Pure: spec and inventory in, a Plan out.
+"""Planner of a job: the job file and the inventory in, a `Plan` out. Pure.
 
-On backend local every node gets its ranks and GPUs here. Over ssh the plan is a pool: hosts in the user's order, and how
-much of them an attempt takes; which of them it is the brain decides, attempt by attempt. On slurm it is a pool whose
-hosts are not known before Slurm has chosen them.
+On backend local every node gets its ranks and GPUs here. Over SSH the plan is a pool: hosts in the user's order, and what
+an attempt takes of them; the brain chooses the hosts for each attempt. On Slurm the hosts of the pool are unknown until
+Slurm has chosen them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,8 @@ from orchestrator.core.jobdir.plan import (
     PlannedSsh,
 )
 from orchestrator.core.mask import host_alone
-from orchestrator.core.text import counted
-
-if TYPE_CHECKING:
-    from orchestrator.core.jobdir.plan import PlannedPool
-    from orchestrator.spec.model import JobSpec
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
+from orchestrator.core.text import counted
 
 if TYPE_CHECKING:
     from orchestrator.spec.load import JobSpec, SpecFile
@@ -37,7 +33,7 @@ FENCE_SHARE = 0.6
 supervisor waits the whole of it, so that a new attempt never meets the old one."""
 
 RANKS_MAX = 65_536
-"""Most ranks of a job, checked before any is listed."""
+"""Most ranks of a job, checked before they are listed."""
 
 BREAK_GRACE_S_MAX = 5.0
 """TERM to KILL for ranks of a broken gang, which has nothing left to save."""
@@ -45,20 +41,19 @@ BREAK_GRACE_S_MAX = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What there is to place a job on.
-
-    Backend local uses `gpus`, those of this machine by index; backend ssh `gpus_each`, how many each of the hosts was
-    found to have (None: nobody was asked). `sbatch` are the options that the submitter has for all of his Slurm jobs.
-    """
+    """The machines that a job can be placed on."""
 
     host: str
+    # Backend local: the GPUs of this machine, by index
     gpus: tuple[int, ...]
     python: str
+    # Backend ssh: how many GPUs each host reports; None: the hosts were not asked
     gpus_each: int | None = None
+    # Backend slurm: the options that the submitter has set for all of his jobs
     sbatch: tuple[tuple[str, str], ...] = ()
 
 
-def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
+def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
     """Place a job. Raises UserError when the inventory cannot hold it."""
     spec = file.spec
     argv, shell = _argv(spec, inventory)
@@ -93,12 +88,13 @@ def make(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
 
 
 def _notify(spec: JobSpec) -> PlannedNotify | None:
-    """Return who is told, None where nobody is named."""
-    told = spec.notify
-    if (told.command is None and told.url is None) or not told.on:
+    """Return what the job notifies, None for nothing."""
+    notify = spec.notify
+    if (notify.command is None and notify.url is None) or not notify.on:
         return None
-    command = () if told.command is None else tuple(told.command.args) or ("sh", "-c", told.command.target)
-    return PlannedNotify(command, host_alone(told.url) if told.url else None, tuple(told.on))
+    entry = notify.command
+    command = () if entry is None else tuple(entry.args) or ("sh", "-c", entry.target)
+    return PlannedNotify(command, host_alone(notify.url) if notify.url else None, tuple(notify.on))
 
 
 def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
@@ -126,12 +122,12 @@ def _place(file: SpecFile, inventory: Inventory, pool: PlannedPool | None) -> tu
 
 
 def _slurm(spec: JobSpec, pool: PlannedPool, inventory: Inventory) -> PlannedSlurm:
-    told = spec.checkpoint.on_preempt
+    warning = spec.checkpoint.on_preempt
     return PlannedSlurm(
         options=options(spec, pool, inventory.sbatch),
         requeues_at_time_limit=spec.time_limit_action == "requeue",
-        signal=told.signal,
-        grace_s=told.grace,
+        signal=warning.signal,
+        grace_s=warning.grace,
     )
 
 
@@ -150,22 +146,21 @@ def _place_local(file: SpecFile, inventory: Inventory) -> tuple[PlannedNode, ...
 
 
 def asks_hosts(file: SpecFile) -> bool:
-    """Tell whether the hosts must be asked how many GPUs they have, since nobody says it."""
+    """Tell whether the hosts must be asked how many GPUs they have."""
     return file.spec.gpus_per_node == "auto" and any(host.gpus is None for host in file.hosts)
 
 
 def _pool(file: SpecFile, inventory: Inventory) -> PlannedPool:
-    """Return what an attempt takes of the hosts. Raises UserError when nobody says how many GPUs that are."""
+    """Return what an attempt takes of the hosts. Raises UserError when the number of GPUs is left open."""
     spec = file.spec
     gpus = 0 if spec.gpus_per_node is None else spec.gpus_per_node
     if gpus == "auto":
-        said = sorted({host.gpus for host in file.hosts if host.gpus is not None})
-        found = said[0] if len(said) == 1 and not asks_hosts(file) else inventory.gpus_each
-        if len(said) > 1 and not asks_hosts(file):
-            what = f"the hosts have different numbers of GPUs: {', '.join(map(str, said))}"
+        counts = sorted({host.gpus for host in file.hosts if host.gpus is not None})
+        if len(counts) > 1 and not asks_hosts(file):
+            what = f"the hosts have different numbers of GPUs: {', '.join(map(str, counts))}"
             fix = "set gpus_per_node; hosts with fewer are then left out"
             raise UserError(what, file.where("gpus_per_node"), fix)
-        gpus = found or 0
+        gpus = (counts[0] if len(counts) == 1 and not asks_hosts(file) else inventory.gpus_each) or 0
     ranks_each = int(gpus) or spec.procs_per_node or 1
     _refuse_too_many(file, ranks_each)
     return PlannedPool(spec.nodes, ranks_each, int(gpus), spec.spares)
@@ -180,7 +175,7 @@ def _refuse_too_many(file: SpecFile, ranks_each: int) -> None:
 
 
 def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
-    """List the hosts that an attempt may use, in the user's order; those that are known to be too small are not."""
+    """Return the hosts that an attempt may use, in the user's order, without those that are known to be too small."""
     spec, wanted = file.spec, pool.nodes + pool.spares
     cores = pool.ranks_each if not pool.gpus_each else 0
     fit = [
@@ -191,11 +186,8 @@ def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
     if len(fit) < wanted:
         asked = counted(spec.nodes, "node")
         asked += f" and {counted(spec.spares, 'spare')}" if spec.spares else ""
-        small = (
-            f", {len(file.hosts) - len(fit)} more have too few GPUs or slots"
-            if len(fit) < len(file.hosts)
-            else ""
-        )
+        few = len(file.hosts) - len(fit)
+        small = f", {few} more have too few GPUs or slots" if few else ""
         labels = f" with the labels {', '.join(spec.ssh.labels)}" if spec.ssh.labels else ""
         what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
         fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
@@ -204,7 +196,7 @@ def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
 
 
 def ssh_of(spec: JobSpec) -> PlannedSsh:
-    """Return how the spec wants its hosts to be reached."""
+    """Return how the hosts are to be reached."""
     ssh, limit_mb = spec.ssh, spec.ssh.copy_limit_mb
     return PlannedSsh(
         user=ssh.user,
@@ -217,7 +209,7 @@ def ssh_of(spec: JobSpec) -> PlannedSsh:
 
 
 def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
-    """Return what may stand for the ranks' Python on a host, the best first; empty for a command of the user's own."""
+    """Return the candidates for the ranks' Python on a host, the best first; empty for a command."""
     if spec.entry.kind == "command":
         return ()
     return (spec.python,) if spec.python else (inventory.python, "python3")
@@ -226,19 +218,19 @@ def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
 def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
     """Return how many GPUs each node gets; 0 when its ranks run on the CPU."""
     spec = file.spec
-    there = len(inventory.gpus)
+    count = len(inventory.gpus)
     if spec.gpus_per_node is None:
         return 0
     if spec.gpus_per_node == "auto":
-        return there // spec.nodes
+        return count // spec.nodes
     wanted = int(spec.gpus_per_node) * spec.nodes
-    if wanted > there:
-        what = (
-            f"{wanted} GPUs wanted ({spec.nodes} nodes × {spec.gpus_per_node}), {there} found on this machine"
+    if wanted > count:
+        each = f"({spec.nodes} nodes × {spec.gpus_per_node})"
+        what, fix = (
+            f"{wanted} GPUs wanted {each}, {count} found on this machine",
+            "lower gpus_per_node, or use procs_per_node for CPU ranks",
         )
-        raise UserError(
-            what, file.where("gpus_per_node"), "lower gpus_per_node, or use procs_per_node for CPU ranks"
-        )
+        raise UserError(what, file.where("gpus_per_node"), fix)
     return int(spec.gpus_per_node)
 
 
@@ -261,14 +253,14 @@ def _limits(spec: JobSpec) -> PlannedLimits:
         backoff_s=restart.backoff,
         backoff_s_max=restart.backoff_max,
         never_on_exit_codes=tuple(restart.never_on_exit_codes),
-        time_s=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps that one itself
+        time_s=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps this limit itself
         on_hang=monitor.on_hang,
         on_desync=monitor.on_desync,
     )
 
 
 def _chosen_env(spec: JobSpec) -> dict[str, str]:
-    """Return the variables that other fields of the spec stand for: what the user chose there is the user's word."""
+    """Return the variables that other fields of the job file stand for; like `env`, they are the user's choice."""
     env = {f"NCCL_{name.upper()}": value for name, value in spec.nccl.items()}
     if spec.rendezvous.interface:
         env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = spec.rendezvous.interface
@@ -285,7 +277,7 @@ TORCH_TRACE = {
     # only to be notified has looked. The 600 s and 1,800 s of collectives are arguments in the script, not ours to set.
     "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
 }
-"""What looking into a hang needs of torch in the ranks, and that torch does not end the rank before us."""
+"""Settings of torch in the ranks: what the diagnosis of a hang needs, and that torch does not end the rank before it."""
 
 
 def _defaults(spec: JobSpec) -> dict[str, str]:
@@ -300,7 +292,7 @@ def _defaults(spec: JobSpec) -> dict[str, str]:
 
 
 def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Return what sbatch is asked for, one argument each; `chosen` are the submitter's defaults."""
+    """Return the options for sbatch, one argument each; `chosen` are the submitter's defaults."""
     slurm = spec.slurm
     own = {
         name: value
@@ -314,11 +306,8 @@ def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...
         f"--nodes={pool.nodes + pool.spares}",
         "--ntasks-per-node=1",
         *_cpus(spec, pool),
-        *(
-            [f"--gres={slurm.gres}"]
-            if slurm.gres
-            else [f"--gpus-per-node={pool.gpus_each}"] * bool(pool.gpus_each)
-        ),
+        *([f"--gres={slurm.gres}"] if slurm.gres else ()),
+        *([f"--gpus-per-node={pool.gpus_each}"] if pool.gpus_each and not slurm.gres else ()),
         *([f"--time={_clock(spec.time_limit)}"] if spec.time_limit is not None else ()),
         f"--signal=B:USR1@{signal_s(spec.checkpoint.on_preempt.grace)}",
         "--requeue",
@@ -332,10 +321,10 @@ def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...
 
 
 def _cpus(spec: JobSpec, pool: PlannedPool) -> tuple[str, ...]:
-    """Return the wish for cores: without one Slurm would give all ranks of a node a single core."""
+    """Return the option for cores: without it Slurm would give all ranks of a node a single core."""
     each = spec.slurm.cpus_per_task
     if each is None and (
-        spec.slurm.exclusive or any(one.startswith("--cpus-per-gpu") for one in spec.slurm.extra)
+        spec.slurm.exclusive or any(option.startswith("--cpus-per-gpu") for option in spec.slurm.extra)
     ):
         return ()
     return (f"--cpus-per-task={pool.ranks_each * (each or 1)}",)

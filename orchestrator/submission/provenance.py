@@ -1,7 +1,7 @@
-"""What exactly was submitted? Commit, uncommitted changes, and versions, written beside the code for later readers.
+"""Provenance of a job: commit, uncommitted changes and versions at submit, written next to the code for later readers.
 
-Listing packages takes a moment of a core, and the ranks that are just starting want every core: so a process of its own
-does it a while later, by the very interpreter that the ranks use.
+Listing packages takes a moment of a core, and starting ranks want every core: so a process of its own does it a while
+later, with the interpreter that the ranks use.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ os.replace(sys.argv[1] + ".part", sys.argv[1])
 
 
 def record(job: JobDir, workdir: Path) -> None:
-    """Write what is known at once. Never fails a submit."""
+    """Write all but the packages. Never fails a submit."""
     diff = _git(workdir, "diff", "--no-color", "--no-ext-diff", "--binary", "HEAD")
     commit = _git(workdir, "rev-parse", "HEAD")
-    known = {
+    facts = {
         "orch": VERSION,
         "git_commit": commit.decode().strip() if commit else None,
         "git_dirty": bool(diff) if commit else None,
@@ -51,13 +51,13 @@ def record(job: JobDir, workdir: Path) -> None:
         "orch_python": sys.version.split()[0],
         "packages": "packages.json",
     }
-    replace_text(job.provenance, json.dumps(known, indent=1), durable=False)
+    replace_text(job.provenance, json.dumps(facts, indent=1), durable=False)
     if diff:
         replace_bytes(job.dirty_diff, diff[:DIFF_BYTES_MAX], mode=0o600, durable=False)
 
 
 def list_packages(job: JobDir, program: str, after_s: float = LIST_AFTER_S) -> subprocess.Popen[bytes] | None:
-    """Start the process that writes `packages.json` `after_s` from now; a program that is no Python leaves none."""
+    """Start the process that writes `packages.json` in `after_s` seconds; None when `program` is not a Python."""
     if "python" not in Path(program).name:
         return None
     try:

@@ -1,5 +1,6 @@
-"""Refusals of a submit or a resume, before anything is made: of what this machine lacks, of a path that holds no checkpoint,
-and of an override that could not be heeded."""
+"""Refusals of a submit or a resume before anything is made: for what this machine lacks, for a path without a checkpoint, and
+for an override without effect.
+"""
 
 from __future__ import annotations
 
@@ -22,54 +23,54 @@ from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, escaped
 _LIST = "orch checkpoints lists what there is"
 
 VAIN = ("workdir", "snapshot", "ssh.sync")
-"""The fields that say what is copied at submit."""
+"""The fields that choose what is copied at submit."""
 
 
-def refuse_missing(file: SpecFile, made: Plan, environ: Mapping[str, str]) -> None:
-    """Raise UserError for what this machine lacks and the job's ranks need, where they run here and no setup line may
-    bring it."""
-    if file.spec.backend != "local" or made.setup:
+def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> None:
+    """Raise UserError for what the job's ranks need and this machine lacks, where they run here and no setup line may
+    install it."""
+    if file.spec.backend != "local" or plan.setup:
         return
     if fault := missing_interface(
         file.spec.rendezvous.interface, [name for _, name in socket.if_nameindex()]
     ):
         raise UserError(fault, file.where("rendezvous.interface"), "name one of these, or leave it out")
-    if made.program == sys.executable:
+    if plan.program == sys.executable:
         return  # it runs orch
     try:
-        setup_script.find_program(made.program, {**environ, **made.env}, file.workdir)
+        setup_script.find_program(plan.program, {**environ, **plan.env}, file.workdir)
     except setup_script.SetupError as err:
         field = "python" if file.spec.python else "entrypoint" if file.spec.entrypoint else "command"
         raise UserError(err.reason, file.where(field), "install it, or name another") from err
 
 
-def missing_interface(named: str | None, there: Sequence[str]) -> str:
-    """Say that a host has no interface of this name; empty where it has. NCCL takes the beginning of a name, several with
-    commas, `=` for a whole name, and `^` for all but these."""
+def missing_interface(named: str | None, names: Sequence[str]) -> str:
+    """Return that a host has no interface of this name; empty where it has one. NCCL takes the beginning of a name, several
+    with commas, `=` for a whole name, and `^` for all but these."""
     words = [word.removeprefix("=") for word in (named or "").split(",") if word]
-    if not words or words[0].startswith("^") or any(name.startswith(tuple(words)) for name in there):
+    if not words or words[0].startswith("^") or any(name.startswith(tuple(words)) for name in names):
         return ""
-    return f"there is no interface {named}; there are {', '.join(there)}"
+    return f"there is no interface {named}; there are {', '.join(names)}"
 
 
 def existing(job: JobDir, checkpoint: str, glob: str) -> Path:
     """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder. Raises UserError for
-    what is none."""
+    anything else."""
     for path in (job.checkpoints / checkpoint, Path(checkpoint).absolute()):
         if os.path.exists(path):  # noqa: PTH110 -- never raises
             if fault := _unfit(job, path, glob):
-                raise UserError(f"is no checkpoint to begin from: {fault}", str(path), _LIST)
+                raise UserError(f"is not a checkpoint to begin from: {fault}", str(path), _LIST)
             return path
     names = os.listdir(job.checkpoints) if job.checkpoints.is_dir() else []  # noqa: PTH208
-    there = sorted(names)[-5:]
+    latest = sorted(names)[-5:]
     raise UserError(
-        "there is no such checkpoint", checkpoint, f"there are: {', '.join(there)}" if there else _LIST
+        "there is no such checkpoint", checkpoint, f"there are: {', '.join(latest)}" if latest else _LIST
     )
 
 
 def _unfit(job: JobDir, path: Path, glob: str) -> str:
-    """Say why an attempt cannot begin from a path; empty where nothing speaks against it. What the job's own glob finds
-    may be of any format, else it must look like a checkpoint."""
+    """Return why an attempt cannot begin from a path; empty where it can. A path that the job's own glob finds may have any
+    format, another one must look like a checkpoint."""
     if job.checkpoints.resolve().is_relative_to(path.resolve()):
         return "the job's checkpoints are in it"
     shape = inspect_shape(path)
@@ -78,16 +79,16 @@ def _unfit(job: JobDir, path: Path, glob: str) -> str:
     is_named = glob != "*" and path in CheckpointWatch(job.checkpoints, glob).listed()
     if not is_named and not is_plausible(path, shape):
         return "no file of it has an ending of checkpoints, such as .pt or .safetensors"
-    known = wholeness(path, shape)
-    return "it was cut off while it was written" if known in (Wholeness.TORN, Wholeness.UNFINISHED) else ""
+    state = wholeness(path, shape)
+    return "it was cut off while it was written" if state in (Wholeness.TORN, Wholeness.UNFINISHED) else ""
 
 
 def refuse_vain(overrides: Sequence[str]) -> None:
-    """Raise UserError for an override that a resume could not heed."""
-    for one in overrides:
-        key = one.partition("=")[0].strip()
+    """Raise UserError for an override that has no effect on a resume."""
+    for override in overrides:
+        key = override.partition("=")[0].strip()
         if key in VAIN or key.startswith(tuple(f"{name}." for name in VAIN)):
             what = "has no effect on a resume: the job goes on with the code that its submit has copied"
             raise UserError(
-                what, f"--set {escaped(one, ECHO_CHARS_MAX)}", "leave it out, or submit a new job"
+                what, f"--set {escaped(override, ECHO_CHARS_MAX)}", "leave it out, or submit a new job"
             )

@@ -1,4 +1,4 @@
-"""Which scripts will run? Pure: a plan and the templates in, files (name, text, mode) out."""
+"""Rendered scripts of a job: a plan and the templates in, files (name, text, mode) out. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parents[1] / "templates"
 
 _PATTERN = re.compile(r"%(?:%|\d*[AabJjNnstux])")
-"""What slurmd replaces in the path of a log, the job's folder included (man sbatch, filename pattern)."""
+"""Patterns that slurmd replaces in the path of a log, the job's folder included (man sbatch, filename pattern)."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]+")
 
@@ -37,8 +37,8 @@ class RenderedFile:
 def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
     """Return the launch script of every node; on Slurm the batch script, and the launch script of any node.
 
-    `python` runs the agents; ranks have their own in the plan. Over SSH and on Slurm it is only the first Python that
-    is tried, since hosts have their own.
+    `python` runs the agents; the plan has that of the ranks. Over SSH and on Slurm it is only the first Python to be tried,
+    since hosts have their own.
     """
     command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
     values: dict[str, object] = {"id": plan.id, "command": command, "setup": plan.setup, "python": python}
@@ -57,17 +57,14 @@ def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
 
 
 def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[RenderedFile, ...]:
-    """Return what is handed to sbatch, and what srun starts. Raises UserError for a folder that sbatch cannot be told."""
+    """Return the batch script, and the script that srun starts. Raises UserError for a folder that sbatch cannot take."""
     assert plan.slurm is not None
     root = str(job.root)
     unfit = _unfit_for_slurm(root)
     if unfit:
         what = f"the job folder has {unfit} in its path"
-        raise UserError(
-            what,
-            root if root.isprintable() else repr(root),
-            "set ORCH_HOME to a folder without such characters",
-        )
+        fix = "set ORCH_HOME to a folder without such characters"
+        raise UserError(what, root if root.isprintable() else repr(root), fix)
     options = (*plan.slurm.options, f"--chdir={root}", "--output=logs/slurm.log")
     env, more = environment(), {**values, "pool": plan.pool, "root": root, "options": options}
     return tuple(
@@ -77,9 +74,9 @@ def _for_slurm(plan: Plan, job: JobDir, values: dict[str, object]) -> tuple[Rend
 
 
 def _unfit_for_slurm(root: str) -> str:
-    """Return what is in a path that a job of Slurm cannot write its log to; empty for nothing."""
+    """Return what in a path keeps a Slurm job from writing its log there; empty for nothing."""
     if not root.isprintable():
-        return "a character that sbatch cannot be told"
+        return "a character that sbatch cannot take"
     if "\\" in root:
         return "a backslash, which Slurm takes away,"
     pattern = _PATTERN.search(root)
@@ -87,15 +84,10 @@ def _unfit_for_slurm(root: str) -> str:
 
 
 def systemd_unit(python: str, home: Path, path: str) -> str:
-    """Return the text of a `systemd --user` unit by which the jobs in `home` find a supervisor after a boot."""
+    """Return the text of a `systemd --user` unit that gives the jobs in `home` a supervisor after a boot."""
     text = environment().get_template("orch.service.j2")
-    return text.render(
-        {
-            "python": _unit_word(python),
-            "home": _unit_word(f"ORCH_HOME={home}"),
-            "path": _unit_word(f"PATH={path}"),
-        }
-    )
+    words = {"python": python, "home": f"ORCH_HOME={home}", "path": f"PATH={path}"}
+    return text.render({name: _unit_word(word) for name, word in words.items()})
 
 
 def _unit_word(word: str) -> str:
@@ -105,9 +97,9 @@ def _unit_word(word: str) -> str:
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """Return the templates' environment: undefined names are errors, `q` quotes for a shell, `comment` fits a line,
-    `directive` speaks to sbatch."""
-    import jinja2  # slow to load, and not every process that knows of scripts renders one
+    """Return the templates' environment: undefined names are errors, the filter `q` quotes for a shell, `comment` makes one
+    line, `directive` writes an option for sbatch."""
+    import jinja2  # slow to load, and not every process that imports this renders scripts
 
     env = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

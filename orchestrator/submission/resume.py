@@ -16,7 +16,7 @@ from orchestrator.core.mask import host_alone
 from orchestrator.spec.load import load
 from orchestrator.submission import credentials, refusals, render
 from orchestrator.submission import sbatch as sbatch_submission
-from orchestrator.submission.submit import hosts_alone, keep_hosts_file, make_plan
+from orchestrator.submission.submit import hosts_alone, keep_hosts_file, plan_for
 from orchestrator.submission.supervisor_process import start_supervisor
 
 
@@ -24,7 +24,7 @@ from orchestrator.submission.supervisor_process import start_supervisor
 def resume(
     job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
 ) -> None:
-    """Let an ended job, with the plan `old`, go on in its own folder. Raises OrchError, and then changes nothing."""
+    """Resume an ended job, with the plan `old`, in its own folder. Raises OrchError, and then changes nothing."""
     path = str(refusals.existing(job, checkpoint, old.checkpoint_glob)) if checkpoint else ""
     if old.slurm is not None:
         _resume_in_queue(job, old, path, overrides, environ)
@@ -33,15 +33,15 @@ def resume(
         replan(job, old, overrides, environ)
     requests.ask(job.requests, "resume", path=path)
     job.ended.unlink(missing_ok=True)
-    job.swept.unlink(missing_ok=True)  # it will be on hosts again
+    job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
     start_supervisor(job)
 
 
 def _resume_in_queue(
     job: JobDir, old: Plan, path: str, overrides: tuple[str, ...], environ: Mapping[str, str]
 ) -> None:
-    """Queue an ended job again, under another id of Slurm's. That id is written last: until then the batch script
-    waits, and from then on nothing starts a supervisor in the nodes of the id before."""
+    """Queue an ended job again, under a new Slurm id. That id is written last: until then the batch script waits, and from
+    then on nothing starts a supervisor in the nodes of the id before."""
     sbatch_submission.require_commands(environ, job.id)
     before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
     private = [job.webhook] if job.webhook.exists() else []
@@ -60,14 +60,14 @@ def _resume_in_queue(
         raise
     requests.ask(job.requests, "resume", path=path)
     job.ended.unlink(missing_ok=True)
-    job.state.unlink(missing_ok=True)  # it tells of the last end; the queue tells how the job is from now on
+    job.state.unlink(missing_ok=True)  # it describes the last end; from now on the queue says how the job is
     replace_text(job.slurm, json.dumps([*before, slurm_id]))
 
 
 def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Plan a job anew from its own spec, with these overrides over those of its submit.
+    """Plan a job again from its own job file, with these overrides over those of its submit.
 
-    Its code, id and secrets stay; the old plan is kept beside. Raises OrchError, and then changes nothing.
+    Its code, id and secrets stay; the old plan is kept as `plan.N.json`. Raises OrchError, and then changes nothing.
     """
     refusals.refuse_vain(overrides)
     workdir = f"workdir={json.dumps(str(job.code))}"
@@ -75,7 +75,7 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
     all_overrides = [*_overrides(job), *overrides]
     file = load(job.spec, overrides=(*_overrides(job), *kept_hosts, *overrides, workdir))
     kept = {**environ, **dict.fromkeys(old.secrets, "")}
-    new = make_plan(file, kept, old.id, old.created_at)
+    new = plan_for(file, kept, old.id, old.created_at)
     refusals.refuse_missing(file, new, environ)
     if (new.name, new.secrets, new.backend) != (old.name, old.secrets, old.backend):
         what = "a job's name, secrets and backend cannot change"
@@ -94,12 +94,10 @@ def replan(job: JobDir, old: Plan, overrides: tuple[str, ...], environ: Mapping[
 
 
 def _overrides(job: JobDir) -> list[str]:
-    """Return what `--set` and `--backend` changed up to now."""
+    """Return the changes of `--set` and `--backend` up to now."""
     try:
         return list(codec.loads(tuple[str, ...], job.overrides.read_bytes()))
     except (OSError, codec.CodecError) as err:
-        what, fix = (
-            f"what the submit had set is missing or damaged: {err}",
-            "write the list of --set texts anew, or []",
-        )
+        what = f"the list of overrides is missing or damaged: {err}"
+        fix = "write the list of --set texts again, or []"
         raise ClusterError(what, str(job.overrides), fix) from err

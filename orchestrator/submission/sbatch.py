@@ -1,7 +1,7 @@
-"""How does a job get into Slurm's queue? Through submitit's executor and job, with the rendered script.
+"""Submission to Slurm's queue: submitit's executor and job, with the rendered batch script.
 
-Rules: sbatch has a bounded time, and is tried again only for troubles that pass; what sbatch refuses is
-the user's error, in its own words and at the line of the spec where they name an option that comes from there.
+Rules: sbatch has a bounded time, and is tried again only while the controller does not answer; a refusal of sbatch is the
+user's error, in sbatch's own words, and at the line of the job file where they name an option that comes from there.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import functools
 import os
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +17,15 @@ from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.slurm.command import environment
+from orchestrator.core.slurm.command import (
+    NO_ANSWER,
+    NOT_FOUND,
+    NOT_STARTED,
+    TIMED_OUT,
+    CommandResult,
+    command,
+    environment,
+)
 
 if TYPE_CHECKING:
     from submitit.slurm.slurm import SlurmExecutor
@@ -30,16 +37,17 @@ TRIES_MAX = 3
 PAUSE_S = 2.0
 WORDS_CHARS_MAX = 600
 
-Where = Callable[[str], str]
-"""From a key of the spec to its place, such as `job.yaml:7: slurm.partition`."""
+_FIXES = {
+    NOT_FOUND: "do it on a login node of the cluster, or load its Slurm (module load slurm)",
+    TIMED_OUT: "see with scontrol ping whether Slurm answers, then try again",
+    NOT_STARTED: "see to that program",
+}
+"""What to do when a command could not be run, or has not ended in time."""
 
-_PASSING = re.compile(
-    r"unable to contact slurm controller|socket timed out|zero bytes were transmitted|standby mode"
-    r"|resource temporarily unavailable|connection (refused|timed out|reset)|communication (connection|failure)"
-    r"|slurmctld.*(not responding|busy)|unable to confirm allocation",
-    re.IGNORECASE,
-)
-_LASTING = re.compile(
+Where = Callable[[str], str]
+"""From a key of the job file to its place, such as `job.yaml:7: slurm.partition`."""
+
+_BROKEN = re.compile(
     r"authentication|credential|munge|configuration source|plugin|slurm\.conf|security violation|protocol version",
     re.IGNORECASE,
 )
@@ -62,16 +70,16 @@ _ABOUT = (
     (r"cpu", "cpus-per-task", "sinfo -o '%20N %c'"),
     (r"licen", "licenses", "scontrol show licenses"),
 )
-"""Words of a refusal, the options that they name, and the command that shows what there is."""
+"""Words of a refusal, the options that they name, and the command that shows the choices."""
 
 _NODES = "sinfo -o '%20N %.5D %c %z %m %d %G %f'"
 
+_SAME_NAME = (
+    *("account", "qos", "partition", "constraint", "reservation", "nodelist"),
+    *("exclude", "gres", "mem", "comment", "exclusive"),
+)
 _FIELDS = {
-    **{
-        name: f"slurm.{name}"
-        for name in ("account", "qos", "partition", "constraint", "reservation", "nodelist")
-    },
-    **{name: f"slurm.{name}" for name in ("exclude", "gres", "mem", "comment", "exclusive")},
+    **{name: f"slurm.{name}" for name in _SAME_NAME},
     "mail-user": "slurm.mail",
     "mail-type": "slurm.mail",
     "cpus-per-task": "slurm.cpus_per_task",
@@ -80,13 +88,13 @@ _FIELDS = {
     "nodes": "nodes",
     "job-name": "name",
 }
-"""The field of the spec that an option of the batch script comes from; that of any other is `_RAW`."""
+"""The field of the job file that an option of the batch script comes from; that of any other is `_RAW`."""
 
 _RAW = "slurm.extra"
 
 
 def require_commands(environ: Mapping[str, str], where: str) -> None:
-    """Raise ClusterError when this is no machine that jobs for Slurm can be submitted from."""
+    """Raise ClusterError when Slurm jobs cannot be submitted from this machine."""
     missing = [name for name in ("sbatch", "scancel", "squeue", "srun") if not _path_of(name, environ)]
     if missing:
         what = f"there is no {' and no '.join(missing)} here"
@@ -95,7 +103,7 @@ def require_commands(environ: Mapping[str, str], where: str) -> None:
 
 
 def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
-    """Hand the job's batch script to sbatch; return Slurm's id. Raises UserError for what sbatch refuses, else
+    """Hand the job's batch script to sbatch; return Slurm's id. Raises UserError when sbatch refuses it, else
     ClusterError."""
     from submitit.core.utils import FailedSubmissionError
 
@@ -109,20 +117,20 @@ def submit(job: JobDir, environ: Mapping[str, str], where: Where) -> str:
 
 
 def test(script: str, environ: Mapping[str, str], where: Where) -> str:
-    """Ask sbatch whether it would take a batch script, and return what it says. Raises OrchError as `submit` does."""
+    """Ask sbatch whether it would take a batch script, and return its answer. Raises OrchError as `submit` does."""
     done = _tried(("sbatch", "--test-only"), environ, script)
-    if done.returncode:
+    if done.code:
         raise _refused(done, script, where)
     return _words(done) or "sbatch would take it"
 
 
 @functools.cache
 def _executor() -> Callable[[JobDir, Mapping[str, str], Where], SlurmExecutor]:
-    """Make the class when it is wanted: submitit is slow to import, and most verbs need nothing of it."""
+    """Make the class on demand: submitit is slow to import, and most verbs do not need it."""
     from submitit.slurm.slurm import SlurmExecutor, SlurmJob
 
     class ScriptExecutor(SlurmExecutor):
-        """submitit's executor with a script that is rendered already: nothing is pickled, and nothing written."""
+        """submitit's executor with an already rendered script: it pickles and writes nothing."""
 
         def __init__(self, job: JobDir, environ: Mapping[str, str], where: Where) -> None:
             super().__init__(job.scripts)
@@ -131,7 +139,7 @@ def _executor() -> Callable[[JobDir, Mapping[str, str], Where], SlurmExecutor]:
 
         @classmethod
         def affinity(cls) -> int:
-            """Whether there is a Slurm `require_commands` tells."""
+            """Claim that there is a Slurm, which `require_commands` checks."""
             return 2
 
         def _make_submission_file_text(self, command: str, uid: str) -> str:
@@ -140,26 +148,23 @@ def _executor() -> Callable[[JobDir, Mapping[str, str], Where], SlurmExecutor]:
         def _submit_command(self, command: str) -> SlurmJob[None]:
             argv = self._make_submission_command(Path(self.folder) / "slurm.sh")
             done = _tried(argv, self._environ)
-            if done.returncode:
+            if done.code:
                 raise _refused(done, self._make_submission_file_text("", ""), self._where)
-            return SlurmJob(
-                folder=self.folder, job_id=self._get_job_id_from_submission_command(done.stdout), tasks=[0]
-            )
+            job_id = self._get_job_id_from_submission_command(done.out)
+            return SlurmJob(folder=self.folder, job_id=job_id, tasks=[0])
 
     return ScriptExecutor
 
 
-def _tried(
-    argv: Sequence[str], environ: Mapping[str, str], text: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm, again for troubles that pass. A job that got queued although sbatch did not hear so is
-    no harm: its script starts nothing, since the job folder does not know its id.
+def _tried(argv: Sequence[str], environ: Mapping[str, str], text: str = "") -> CommandResult:
+    """Run a command of Slurm, again while the controller does not answer. A job that was queued although sbatch reports a
+    failure does no harm: its script starts nothing, since the job folder does not have its id.
 
-    Raises ClusterError when it cannot be run, or the trouble does not pass.
+    Raises ClusterError when the command cannot be run, or the controller still does not answer.
     """
     for tries in range(1, TRIES_MAX + 1):
         done = _run(argv, environ, text)
-        if not done.returncode or not _PASSING.search(_words(done)):
+        if not done.code or not NO_ANSWER.search(_words(done)):
             return done
         if tries < TRIES_MAX:
             time.sleep(PAUSE_S * tries)
@@ -167,59 +172,45 @@ def _tried(
     raise ClusterError(f"Slurm does not answer: {_words(done)}", argv[0], fix)
 
 
-def _run(
-    argv: Sequence[str], environ: Mapping[str, str], text: str | None
-) -> subprocess.CompletedProcess[str]:
-    program = _path_of(argv[0], environ)
-    if program is None:
-        fix = "do it on a login node of the cluster, or load its Slurm (module load slurm)"
-        raise ClusterError(f"there is no {argv[0]} here", "", fix)
-    try:
-        return subprocess.run(
-            [program, *argv[1:]], env=environment(environ), input=text or "", capture_output=True, text=True,
-            errors="replace", timeout=COMMAND_S_MAX, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as err:
-        what = f"{argv[0]} has not ended after {COMMAND_S_MAX:g} s"
-        raise ClusterError(
-            what, program, "see with scontrol ping whether Slurm answers, then try again"
-        ) from err
-    except OSError as err:
-        raise ClusterError(f"cannot be started: {err.strerror}", program, "see to that program") from err
+def _run(argv: Sequence[str], environ: Mapping[str, str], text: str) -> CommandResult:
+    done = command(argv, environment(environ), COMMAND_S_MAX, text)
+    if done.silent:
+        raise ClusterError(done.silent, argv[0], _FIXES[done.code])
+    return done
 
 
 def _path_of(program: str, environ: Mapping[str, str]) -> str | None:
     return shutil.which(program, path=environ.get("PATH", os.defpath))
 
 
-def _words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what a command said, in one line without its own name before each."""
+def _words(done: CommandResult) -> str:
+    """Return the output of a command in one line, without its own name."""
     lines = [
         re.sub(r"^sbatch: (error: |fatal: )?", "", line).strip()
-        for line in (done.stderr or done.stdout).splitlines()
+        for line in (done.err or done.out).splitlines()
     ]
-    said = "; ".join(dict.fromkeys(line for line in lines if line))
-    return said[:WORDS_CHARS_MAX] or f"it ended with code {done.returncode}"
+    words = "; ".join(dict.fromkeys(line for line in lines if line))
+    return words[:WORDS_CHARS_MAX] or f"it ended with code {done.code}"
 
 
-def _refused(done: subprocess.CompletedProcess[str], script: str, where: Where) -> OrchError:
+def _refused(done: CommandResult, script: str, where: Where) -> OrchError:
     """Return the error for a script that sbatch did not take."""
-    said = _words(done)
-    if _LASTING.search(said):
+    words = _words(done)
+    if _BROKEN.search(words):
         fix = "this is between this machine and its Slurm; ask who looks after it"
-        return ClusterError(f"sbatch cannot reach Slurm: {said}", "", fix)
-    option, fix = _named(said, script)
+        return ClusterError(f"sbatch cannot reach Slurm: {words}", "", fix)
+    option, fix = _named(words, script)
     key = _FIELDS.get(option, _RAW) if option else "slurm"
-    return UserError(f"sbatch refuses the job: {said}", where(key), fix)
+    return UserError(f"sbatch refuses the job: {words}", where(key), fix)
 
 
-def _named(said: str, script: str) -> tuple[str, str]:
-    """Return the option of a script that a refusal names, empty for none, and what to do about it."""
-    written = re.search(r"(?<![\w-])--([a-z-]+)", said)
+def _named(words: str, script: str) -> tuple[str, str]:
+    """Return the option of a script that a refusal names, empty without one, and the fix."""
+    written = re.search(r"(?<![\w-])--([a-z-]+)", words)
     if written is not None and f"#SBATCH --{written[1]}" in script:
         return written[1], "see man sbatch"
     for pattern, options, shows in _ABOUT:
-        asked = [option for option in options.split() if f"#SBATCH --{option}=" in script]
-        if asked and re.search(pattern, said, re.IGNORECASE):
-            return asked[0], f"see what there is with: {shows}"
+        named = [option for option in options.split() if f"#SBATCH --{option}=" in script]
+        if named and re.search(pattern, words, re.IGNORECASE):
+            return named[0], f"see what there is with: {shows}"
     return "", f"compare what the job asks for (orch render) with what there is: {_NODES}"

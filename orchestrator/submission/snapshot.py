@@ -1,7 +1,8 @@
-"""What is the code of this job? A copy of the workdir at submit, so that later edits never reach a running job.
+"""Snapshot of a job's code: a copy of the workdir at submit, so that later edits never reach a running job.
 
-What git tracks or would track is copied; what it ignores (data, outputs, environments) is linked, so that relative
-paths keep working; without git everything is copied. Above the limit nothing is copied and the largest files are named.
+Files that git tracks or would track are copied; what it ignores (data, outputs, environments) is linked, so that relative
+paths keep working; without git everything is copied. Above the limit nothing is copied, and the error names the largest
+files.
 
 Hosts that do not see this disk get an archive: the copies, and of what git ignores only what `ssh.sync` names. The same
 content makes the same archive, byte for byte, so that a host which has it need not get it again.
@@ -26,27 +27,28 @@ from orchestrator.core.jobdir import ownership
 FILES_MAX = 200_000
 LARGEST_SHOWN = 5
 COMPRESS_LEVEL = 3
-"""Of gzip, 1 to 9: code becomes small at any level, and weights at none."""
+"""Of gzip, 1 to 9: code becomes small at any level, weights at no level."""
 
 GIT_S_MAX = 60.0
 _OF_THE_TARGET = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""What fails a copy and is no fault of the source."""
+"""Errors of a copy that come from its target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is to be copied and linked, relative to `root`; `size_bytes` is that of the copies. `synced` is only for
-    the archive."""
+    """The files to copy and to link, relative to `root`."""
 
     root: Path
     copies: tuple[Path, ...]
     links: tuple[Path, ...]
+    # Size of the copies
     size_bytes: int
+    # Files for the archive only
     synced: tuple[Path, ...] = ()
 
 
 def survey(root: Path, limit_mb: int, leave_out: Path) -> Snapshot:
-    """List what the snapshot of `root` holds; `leave_out` (the job home) is not part of it.
+    """Return the snapshot of `root`, yet to be taken; `leave_out` (the job home) is not part of it.
 
     Raises UserError when it is too large, naming the largest files, or when something cannot be read.
     """
@@ -60,7 +62,7 @@ def survey(root: Path, limit_mb: int, leave_out: Path) -> Snapshot:
 
 
 def take(snapshot: Snapshot, to: Path) -> None:
-    """Make the snapshot in the new folder `to`. Raises UserError when a file cannot be read, OSError for a full disk."""
+    """Write the snapshot into the new folder `to`. Raises UserError when a file cannot be read, OSError for a full disk."""
     to.mkdir(parents=True)
     made: set[Path] = {to}
     for name in snapshot.copies:
@@ -79,7 +81,7 @@ def take(snapshot: Snapshot, to: Path) -> None:
 def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out: Path) -> Snapshot:
     """Return the snapshot with the files below the paths that `ssh.sync` names, less those that are copied anyway.
 
-    Raises UserError for a path that is not there or lies outside, and when all together is too large.
+    Raises UserError for a path that is missing or lies outside, and when all together is too large.
     """
     root, where = snapshot.root, "ssh.sync"
     copied, sizes = frozenset(snapshot.copies), dict[Path, int]()
@@ -89,16 +91,16 @@ def with_sync(snapshot: Snapshot, paths: Sequence[str], limit_mb: int, leave_out
             raise UserError(f"{text} lies outside workdir", where, "name paths below workdir, or link there")
         if not (root / name).exists():
             raise UserError(f"there is no {text} in workdir", where, f"name what {root} has")
-        found = _everything_under(root, name) if (root / name).is_dir() else [name]
-        inside = [one for one in found if one not in copied and not _is_within(root / one, leave_out)]
-        sizes |= {one: size for one in inside if (size := _size_bytes(_source(root, one))) is not None}
+        names = _everything_under(root, name) if (root / name).is_dir() else [name]
+        inside = [inner for inner in names if inner not in copied and not _is_within(root / inner, leave_out)]
+        sizes |= {inner: size for inner in inside if (size := _size_bytes(_source(root, inner))) is not None}
     _check_sync(snapshot, paths, sizes, limit_mb)
     return replace(snapshot, synced=tuple(sorted(sizes)))
 
 
 def _source(root: Path, name: Path) -> Path:
-    """Return what stands for a synced name: of a link that leaves the folder, and would lead nowhere on a host, the
-    file that it leads to."""
+    """Return the file to pack for a synced name: the target of a link that leaves the folder, since on a host the link
+    would lead nowhere."""
     path = root / name
     goal = path.resolve()
     return goal if path.is_symlink() and goal.is_file() and not goal.is_relative_to(root.resolve()) else path
@@ -171,17 +173,16 @@ def _copy(root: Path, name: Path, target: Path) -> None:
 
 
 def _copy_file(source: Path, target: Path) -> None:
-    """Copy a file with its times and its mode, but for set-user-ID and other users' right to write: what is copied is
-    executed."""
+    """Copy a file with its times and its mode, without set-user-ID and other users' right to write: the copy is executed."""
     shutil.copyfile(source, target)
-    found = source.stat()
-    os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
-    target.chmod(found.st_mode & 0o777 & ~ownership.WRITABLE)
+    status = source.stat()
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    target.chmod(status.st_mode & 0o777 & ~ownership.WRITABLE)
 
 
 def _copy_link(root: Path, source: Path, target: Path) -> None:
-    """Keep a link inside inside, or it would lead to what is edited later; one that leaves the folder leads to the
-    same place as before."""
+    """Copy a link. One that stays inside the folder stays inside the copy, or it would lead to files that are edited later;
+    one that leaves the folder leads to the same place as before."""
     written = source.readlink()
     goal = Path(os.path.normpath(source.parent / written))
     if not goal.is_relative_to(root):
@@ -191,15 +192,15 @@ def _copy_link(root: Path, source: Path, target: Path) -> None:
 
 
 def _by_git(root: Path) -> tuple[list[Path], tuple[Path, ...]] | None:
-    """Return (tracked or trackable, ignored) as git tells, or None when git does not know this folder."""
+    """Return (tracked or trackable, ignored) by git, or None outside of a repository."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
     files = _git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
     if not files:
-        return None  # the whole folder is ignored, so git says nothing about what matters in it
+        return None  # the whole folder is ignored, so git lists none of its files
     ignored = _git(root, "ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
     names: list[Path] = []
-    for text in dict.fromkeys(files):  # a file in conflict is named once for each of its stages
+    for text in dict.fromkeys(files):  # a file in conflict is listed once for each of its stages
         path = root / text
         names += (
             _everything_under(root, Path(text)) if path.is_dir() and not path.is_symlink() else [Path(text)]
@@ -208,7 +209,7 @@ def _by_git(root: Path) -> tuple[list[Path], tuple[Path, ...]] | None:
 
 
 def _git(root: Path, *words: str) -> list[str]:
-    """Return the names that git lists. Raises UserError when it cannot: a guess might copy a whole environment."""
+    """Return the names that git lists. Raises UserError when it fails: a guess might copy a whole environment."""
     fix = "make `git status` work in this folder, or move the code out of the repository"
     try:
         done = subprocess.run(
@@ -221,27 +222,29 @@ def _git(root: Path, *words: str) -> list[str]:
     except subprocess.TimeoutExpired as err:
         raise UserError(f"git did not list this folder within {GIT_S_MAX:g} s", str(root), fix) from err
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise UserError(f"git cannot list this folder: {said[0] if said else 'no word why'}", str(root), fix)
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise UserError(
+            f"git cannot list this folder: {lines[0] if lines else 'no word why'}", str(root), fix
+        )
     return [os.fsdecode(name) for name in done.stdout.split(b"\0") if name]
 
 
 def _everything(root: Path, leave_out: Path) -> list[Path]:
-    found: list[Path] = []
+    inside: list[Path] = []
     for folder, folders, files in os.walk(root):
         here = Path(folder)
         kept = [name for name in folders if name != ".git" and not _is_within(here / name, leave_out)]
         linked = [name for name in kept if (here / name).is_symlink()]
         folders[:] = sorted(name for name in kept if name not in linked)
-        found += [(here / name).relative_to(root) for name in [*files, *linked] if name != ".git"]
-        if len(found) > FILES_MAX:
+        inside += [(here / name).relative_to(root) for name in [*files, *linked] if name != ".git"]
+        if len(inside) > FILES_MAX:
             fix = "put the code into a folder of its own and name it in workdir"
             raise UserError(f"more than {FILES_MAX} files to snapshot", str(root), fix)
-    return found
+    return inside
 
 
 def _everything_under(root: Path, name: Path) -> list[Path]:
-    """A submodule, or a repository inside: git names its folder only."""
+    """Return the files of a submodule, or of a repository inside, of which git lists only the folder."""
     return [name / inner for inner in _everything(root / name, root / ".git")]
 
 

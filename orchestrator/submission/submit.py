@@ -1,7 +1,7 @@
-"""Start of a job: its folder is made whole under another name, then moved into place, then handed over.
+"""Submission of a job: its folder is completed under another name, moved into place, then handed to a supervisor or to Slurm.
 
-Rules: everything that can be refused is refused before a folder exists; a private file is private from its first byte;
-nothing secret is in argv, scripts or the journal.
+Rules: every possible refusal comes before a folder exists; a private file is private from its first byte; nothing secret
+is in argv, scripts or the journal.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from orchestrator.spec.load import SpecFile, load
 from orchestrator.spec.yaml_document import path_in
 from orchestrator.submission import bundle, credentials, planner, provenance, refusals, render, snapshot
 from orchestrator.submission import sbatch as sbatch_submission
-from orchestrator.submission.inventory import _inventory_of_hosts, inventory
+from orchestrator.submission.inventory import inventory, inventory_of_hosts
 from orchestrator.submission.planner import Inventory
 from orchestrator.submission.supervisor_process import start_supervisor
 
 
-def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
+def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: float) -> Plan:
     """Return the plan of a job. Raises UserError or ClusterError when it cannot be placed."""
     missing = [name for name in file.spec.secrets if name not in environ]
     if missing:
@@ -39,14 +39,13 @@ def make_plan(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: f
         raise UserError(what, file.where("secrets"), f"export {missing[0]}=…, then submit again")
     match file.spec.backend:
         case "local":
-            there = inventory(environ)
+            machines = inventory(environ)
         case "ssh":
-            there = _inventory_of_hosts(file)
+            machines = inventory_of_hosts(file)
         case "slurm":
-            there = Inventory(
-                socket.gethostname(), (), sys.executable, sbatch=sbatch_options.defaults(environ)
-            )
-    return planner.make(file, there, job_id, wall_s)
+            options = sbatch_options.defaults(environ)
+            machines = Inventory(socket.gethostname(), (), sys.executable, sbatch=options)
+    return planner.plan(file, machines, job_id, wall_s)
 
 
 def rendered(
@@ -55,42 +54,42 @@ def rendered(
     """Return the scripts that a submit would run, for a job that is never made. Raises OrchError."""
     file = load(spec, overrides=overrides, backend=backend)
     wall_s = time.time()
-    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
-    return render.render(made, JobDir(home.home(environ) / "jobs" / made.id), sys.executable)
+    plan = plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    return render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)
 
 
 @ownership.closed_to_others()
 def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] = ()) -> JobDir:
-    """Make a job's folder and start its supervisor, or queue it where Slurm will. `overrides` are those that `file` was
-    loaded with, kept for a later resume. Raises OrchError, and then leaves no job behind."""
+    """Make a job's folder and start its supervisor, or queue the job in Slurm. `overrides` are those that `file` was loaded
+    with, kept for a later resume. Raises OrchError, and then leaves no job behind."""
     if file.spec.backend == "slurm":
         sbatch_submission.require_commands(environ, file.where("backend"))
     folder = home.home(environ)
     wall_s = time.time()
-    made = make_plan(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
-    refusals.refuse_missing(file, made, environ)
+    plan = plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    refusals.refuse_missing(file, plan, environ)
     code = snapshot.survey(file.workdir, file.spec.snapshot.limit_mb, folder)
-    if made.ssh is not None:
+    if plan.ssh is not None:
         from orchestrator.backends.ssh import fanout
 
-        code = snapshot.with_sync(code, made.ssh.sync, file.spec.snapshot.limit_mb, folder)
-        fanout.refuse_locked_keys([node.host for node in made.nodes], made.ssh)
-    job = _fill(folder, file, made, code, environ, overrides)
-    if made.slurm is not None:
+        code = snapshot.with_sync(code, plan.ssh.sync, file.spec.snapshot.limit_mb, folder)
+        fanout.refuse_locked_keys([node.host for node in plan.nodes], plan.ssh)
+    job = _fill(folder, file, plan, code, environ, overrides)
+    if plan.slurm is not None:
         _enqueue(job, environ, file.where)
     else:
         _begin(job)
-    provenance.list_packages(job, made.program)
+    provenance.list_packages(job, plan.program)
     return job
 
 
 def _begin(job: JobDir) -> None:
-    """Start a new job's supervisor. A job that was not begun must not begin later by itself: the next command would
-    start a supervisor for it, beside the job that was submitted in its place."""
+    """Start a new job's supervisor. A job that could not be started must not start later by itself: the next command would
+    start its supervisor, next to the job that was submitted in its place."""
     try:
         start_supervisor(job)
     except ClusterError as err:
-        kept = JobDir(job.root.with_name(f".{job.id}"))  # no job any more, and its log can be read
+        kept = JobDir(job.root.with_name(f".{job.id}"))  # it does not count as a job, and its log can be read
         job.root.rename(kept.root)
         raise ClusterError(err.what, str(kept.supervisor_log), err.fix) from err
     except KeyboardInterrupt:
@@ -99,8 +98,8 @@ def _begin(job: JobDir) -> None:
 
 
 def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.Where) -> None:
-    """Hand a new job to Slurm. One that Slurm does not take is none: no supervisor has been at work, so nothing in its
-    folder is worth keeping; and what sbatch may have queued after all finds no folder."""
+    """Hand a new job to Slurm. When Slurm refuses it, its folder is deleted: no supervisor has been at work, so nothing in
+    it is worth keeping; and a batch script that was queued after all finds no folder."""
     try:
         slurm_id = sbatch_submission.submit(job, environ, where)
         try:
@@ -117,19 +116,19 @@ def _enqueue(job: JobDir, environ: Mapping[str, str], where: sbatch_submission.W
 def _fill(
     folder: Path,
     file: SpecFile,
-    made: Plan,
+    plan: Plan,
     code: snapshot.Snapshot,
     environ: Mapping[str, str],
     overrides: Sequence[str],
 ) -> JobDir:
-    """Make the whole folder beside its place, and move it there."""
-    place = JobDir(folder / "jobs" / made.id)
-    draft = JobDir(folder / "jobs" / f".{made.id}")
+    """Make the whole folder under another name, and move it into place."""
+    place = JobDir(folder / "jobs" / plan.id)
+    draft = JobDir(folder / "jobs" / f".{plan.id}")
     try:
         draft.root.mkdir(parents=True)
         home.require_ours(draft)
         snapshot.take(code, draft.code)
-        if made.ssh is not None:
+        if plan.ssh is not None:
             snapshot.pack(code, draft.code, draft.archive)
             keep_hosts_file(draft, file)
         for path in (draft.checkpoints, draft.logs, draft.requests, draft.scripts, draft.root / "nodes"):
@@ -137,21 +136,18 @@ def _fill(
         webhook = file.spec.notify.url
         replace_text(draft.spec, file.text, mode=credentials.PRIVATE if webhook else 0o644, durable=False)
         replace_text(draft.overrides, json.dumps(hosts_alone(overrides, webhook)), durable=False)
-        replace_text(draft.plan, codec.dumps(made), durable=False)
-        for script in render.render(made, place, sys.executable):
+        replace_text(draft.plan, codec.dumps(plan), durable=False)
+        for script in render.render(plan, place, sys.executable):
             replace_text(draft.scripts / script.name, script.text, mode=script.mode, durable=False)
         replace_bytes(draft.bundle, bundle.build(folder), durable=False)
-        credentials.fill(draft.secrets, made, environ, webhook)
+        credentials.fill(draft.secrets, plan, environ, webhook)
         provenance.record(draft, file.workdir)
         draft.root.rename(place.root)
     except OSError as err:
         shutil.rmtree(draft.root, ignore_errors=True)
         fix = "free some space or permissions there, or set ORCH_HOME to another place"
-        raise ClusterError(
-            f"the job folder cannot be made: {err.strerror}",
-            str(err.filename2 or err.filename or folder),
-            fix,
-        ) from err
+        where = str(err.filename2 or err.filename or folder)
+        raise ClusterError(f"the job folder cannot be made: {err.strerror}", where, fix) from err
     except BaseException:
         shutil.rmtree(draft.root, ignore_errors=True)
         raise
@@ -159,12 +155,12 @@ def _fill(
 
 
 def keep_hosts_file(job: JobDir, file: SpecFile) -> None:
-    """Copy the file that names the hosts: a later resume reads it again, wherever the user's has gone."""
+    """Copy the file that names the hosts: a later resume reads it again, even when the user's own is gone."""
     named = file.spec.ssh.hosts_file
     if named is not None:
         shutil.copyfile(path_in(file.folder, named), job.hosts_file)
 
 
 def hosts_alone(overrides: Sequence[str], webhook: str | None) -> list[str]:
-    """Return overrides as they are kept: of a webhook's address, which may bear a token, the host alone."""
+    """Return overrides as they are kept: with the host alone of a webhook's address, which may hold a token."""
     return [text.replace(webhook, host_alone(webhook)) if webhook else text for text in overrides]

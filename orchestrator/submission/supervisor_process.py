@@ -1,7 +1,6 @@
-"""Does a job still have its supervisor? One that died is started again, and one that was stopped is let go on.
+"""Supervisor process of a job, as commands see it: started with its job, started again when it died, continued when stopped.
 
-Rules: whoever types a command does so for all of his jobs, and for nobody else's; in Slurm's allocation the batch script
-does it.
+Rules: a command does so for all jobs of its user, and for no other user's; in Slurm's allocation the batch script does it.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.text import with_fix
 
 STOPPED_S_MAX = 30.0
-"""How long a supervisor may be stopped (state T) before it is let go on: so long it has written no status."""
+"""How long a supervisor may be stopped (state T), writing no status, before it is continued."""
 
 BEGIN_S_MAX = 30.0
-"""How long a submit may take from the plan to the supervisor's lock; one that has not by then was cut off."""
+"""How long a submit may take from the plan to the supervisor's lock; after that it counts as cut off."""
 
 
 def revive(job: JobDir) -> str:
-    """Start the supervisor of a job that has none and has not ended, or let it go on if somebody has stopped it; say what
-    was needed, empty if nothing. In Slurm's allocation the batch script does so.
+    """Start the supervisor of an unended job that has none, or continue one that was stopped by a signal; return what was
+    done in words, empty for nothing. In Slurm's allocation the batch script does so.
 
     Raises ClusterError when it does not come up.
     """
@@ -44,14 +43,14 @@ def revive(job: JobDir) -> str:
 
 
 def _let_go_on(job: JobDir) -> str:
-    """Let a supervisor go on that has been stopped here, by a signal, for longer than whoever did so can have meant."""
+    """Continue a supervisor of this machine that has been stopped by a signal for longer than `STOPPED_S_MAX`."""
     who = locks.holder(job.lock)
     if who is None or who["host"] != os.uname().nodename:
         return ""
     from orchestrator.core.host import procfs
 
     try:
-        stat = procfs.look(who["pid"])
+        stat = procfs.stat(who["pid"])
         if stat is None or stat.state != "T" or time.time() - job.state.stat().st_mtime < STOPPED_S_MAX:
             return ""
         if stat.ppid == stat.session:  # its guard, which began this session and may have been stopped with it
@@ -63,8 +62,8 @@ def _let_go_on(job: JobDir) -> str:
 
 
 def _is_supervised(job: JobDir) -> bool:
-    """Tell whether somebody holds the job's lock. A supervisor of another machine is not ours to replace: the agents
-    and ranks of a local job are there."""
+    """Tell whether the job has a supervisor, by its lock. One of another machine is not replaced: the agents and ranks of a
+    local job are there."""
     if not job.lock.exists():
         return time.time() - job.plan.stat().st_mtime < BEGIN_S_MAX  # its submit is at work
     if locks.is_held(job.lock):
@@ -77,11 +76,8 @@ SUPERVISOR_ENV = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
 )
-
-
 SSH_ENV = ("SSH_AUTH_SOCK",)
-"""What a supervisor needs of the environment, and what one that uses SSH needs beside."""
-
+"""The variables that a supervisor needs, and those that it needs for SSH in addition."""
 
 START_S_MAX = 30.0
 
@@ -100,9 +96,7 @@ def start_supervisor(job: JobDir) -> None:
     names = (*SUPERVISOR_ENV, *SSH_ENV) if over_ssh else SUPERVISOR_ENV
     env = {name: os.environ[name] for name in names if name in os.environ}
     alone = () if over_ssh else ("-I", "-S")  # paramiko comes from site-packages; all else is in the bundle
-    with contextlib.suppress(
-        OSError, codec.CodecError
-    ):  # what is wrong with a damaged plan its supervisor says
+    with contextlib.suppress(OSError, codec.CodecError):  # a damaged plan is reported by its supervisor
         lost_journal.require_journal(job, codec.loads(Plan, job.plan.read_bytes()))
     started_ns = time.time_ns()
     with job.supervisor_log.open("ab") as log:
@@ -119,19 +113,21 @@ def start_supervisor(job: JobDir) -> None:
             break
         time.sleep(0.005)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # one that comes up later would act for a job that is given up
+        os.killpg(
+            process.pid, signal.SIGKILL
+        )  # if it came up later, it would act for a job that was given up
     process.wait()
     with job.supervisor_log.open("rb") as log:
         log.seek(log_start)
-        said = log.read().decode(errors="replace").strip().splitlines()
-    why, fix = with_fix(said[-1] if said else "no word from it")
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    why, fix = with_fix(lines[-1] if lines else "no word from it")
     raise ClusterError(
         f"the supervisor did not come up: {why}", str(job.supervisor_log), fix or "read that file"
     )
 
 
 def _is_over_ssh(job: JobDir) -> bool:
-    """Tell whether a job uses SSH; what is wrong with a damaged plan its supervisor says."""
+    """Tell whether a job uses SSH; False for a damaged plan, which its supervisor reports."""
     try:
         return bool(codec.loads_plain(ownership.read_regular(job.plan))["backend"] == "ssh")
     except (OSError, codec.CodecError, KeyError):
@@ -140,8 +136,7 @@ def _is_over_ssh(job: JobDir) -> bool:
 
 def _written_since(path: Path, time_ns: int) -> bool:
     try:
-        return (
-            path.stat().st_mtime_ns >= time_ns - 20_000_000
-        )  # file times come from a clock that ticks every 4-10 ms
+        # File times come from a clock that ticks every 4-10 ms.
+        return path.stat().st_mtime_ns >= time_ns - 20_000_000
     except OSError:
         return False

@@ -1,21 +1,17 @@
-"""What has been asked of a job? Its numbered requests, as the supervisor reads them; `requests` writes them.
+"""The supervisor's view of the requests folder: each new request once, by number, as an event of the brain.
 
-Whoever supervises the job, now or after a crash, learns each request once, by number. Whoever deletes the folder of a
-job that runs asks for its end, too.
+Deleting the folder of a running job counts as a request for its end.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from orchestrator.brain.model import events as e
-from orchestrator.core import codec
-from orchestrator.core.end_cause import Cause
-from orchestrator.core.jobdir import full_disk, ownership
-from orchestrator.core.jobdir.requests import number_of
+from orchestrator.core.jobdir import requests
 
-Request: TypeAlias = (
+RequestEvent: TypeAlias = (
     e.CancelRequested | e.RestartRequested | e.ResumeRequested | e.InspectRequested | e.AllocationEnded
 )
 
@@ -36,7 +32,7 @@ class RequestInbox:
         self._mtime_ns = -1
         self._looks = 0
 
-    def since(self, number: int, at: float) -> list[Request]:
+    def since(self, number: int, at: float) -> list[RequestEvent]:
         """Return the requests after `number`, in order; one stat when nothing has changed for `LOOKS_MAX` calls.
 
         A folder's mtime ticks every 4-10 ms: what is written in the tick of the look before leaves it as it was.
@@ -53,10 +49,9 @@ class RequestInbox:
         if self._looks > LOOKS_MAX:
             return []
         try:
-            found = [path for path in self._folder.iterdir() if path.suffix == ".json"]
-            paths = sorted(path for path in found if number_of(path) > number)
-            return [request for path in paths if (request := _read(path, at)) is not None]
-        except OSError:  # no descriptor is left: what is asked is read when there is one again
+            new = requests.after(self._folder, number)
+            return [event for request in new if (event := _event(request, at)) is not None]
+        except OSError:  # out of descriptors: the requests are read once there is one again
             self._looks = 0
             return []
 
@@ -84,35 +79,18 @@ def is_resumed(folder: Path, number: int) -> bool:
     return any(isinstance(request, e.ResumeRequested) for request in RequestInbox(folder).since(number, 0.0))
 
 
-def _read(path: Path, at: float) -> Request | None:
-    """Return one request, or None for a file that is none: it must not keep the job from going on."""
-    try:
-        data = codec.loads_plain(ownership.read_regular(path))
-    except codec.CodecError:
-        return None
-    except OSError as err:
-        if full_disk.is_exhausted(err):
-            raise
-        return None
-    match data.get("ask"):
+def _event(request: requests.Request, at: float) -> RequestEvent | None:
+    """Return a request as an event; None for one that this version does not know."""
+    match request.ask:
         case "cancel":
-            return e.CancelRequested(at, number_of(path))
+            return e.CancelRequested(at, request.number)
         case "restart":
-            return e.RestartRequested(at, number_of(path))
+            return e.RestartRequested(at, request.number)
         case "look":
-            return e.InspectRequested(at, number_of(path))
+            return e.InspectRequested(at, request.number)
         case "resume":
-            return e.ResumeRequested(at, number_of(path), str(data.get("path", "")))
+            return e.ResumeRequested(at, request.number, request.checkpoint)
         case "allocation_ended":
-            return _allocation_ended(data, at, number_of(path))
+            return e.AllocationEnded(at, request.number, request.allocation, request.cause, request.why)
         case _:
             return None
-
-
-def _allocation_ended(data: dict[str, Any], at: float, number: int) -> e.AllocationEnded:
-    """Return what the submit side heard of the queue; a cause that nobody knows is a failure."""
-    try:
-        cause = Cause(data.get("cause"))
-    except ValueError:
-        cause = Cause.FAILED
-    return e.AllocationEnded(at, number, str(data.get("allocation", "")), cause, str(data.get("why", "")))

@@ -210,7 +210,7 @@ def test_a_frozen_host_answers_pings_only(box: Box, asleep: Host) -> None:
 
 
 def _state(proc: Proc) -> str:
-    stat = procfs.look(proc.pid)
+    stat = procfs.stat(proc.pid)
     return stat.state if stat else ""
 
 
@@ -310,7 +310,7 @@ OWNER = """
     from tests.support.cluster.box import Box, inside
     with Box(2) as box:
         pids = inside({inode for host in box.hosts.values() for inode in host.namespaces.values()})
-        procs = [[pid, stat.start_ticks] for pid in pids if (stat := procfs.look(pid))]
+        procs = [[pid, stat.start_ticks] for pid in pids if (stat := procfs.stat(pid))]
         print(json.dumps([str(box.state), procs]), flush=True)
         time.sleep(60)
 """

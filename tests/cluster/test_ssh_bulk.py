@@ -86,7 +86,7 @@ def test_a_log_of_a_gigabyte_comes_home_byte_by_byte_with_bounded_memory(desk: D
     rss_bytes = [0]
 
     def is_over() -> bool:
-        stat = procfs.look(supervisor.pid)
+        stat = procfs.stat(supervisor.pid)
         rss_bytes.append(stat.rss_bytes if stat else 0)
         return str(job.seen()["state"]) in ENDED
 

@@ -274,7 +274,7 @@ def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path)
     try:
         settled_by = time.monotonic() + START_S_MAX
         while (
-            not ((stat := procfs.look(process.pid)) and stat.state == "S") and time.monotonic() < settled_by
+            not ((stat := procfs.stat(process.pid)) and stat.state == "S") and time.monotonic() < settled_by
         ):
             time.sleep(0.01)  # a process that is still being loaded may be in state D
         (stack,) = python_stacks.take(process.pid, tmp_path, STACK_SIGNAL, STACKS_S_MAX)

@@ -42,7 +42,7 @@ subprocess.run(["sh", "-c", "setsid sh -c 'echo daemon $$; exec sleep 3600' & sl
     job = desk.submit({"train.py": script}, procs_per_node=1, entrypoint="train.py")
     assert job.wait()["state"] == "SUCCEEDED"
     pid = int(next(line.split()[1] for line in job.log().splitlines() if line.startswith("daemon")))
-    wait_until(lambda: (stat := procfs.look(pid)) is None or stat.state in "ZX", "the daemon's end")
+    wait_until(lambda: (stat := procfs.stat(pid)) is None or stat.state in "ZX", "the daemon's end")
 
 
 def test_ranks_that_ended_well_wait_for_the_others_and_a_late_crash_restarts_all(desk: Desk) -> None:

@@ -95,11 +95,11 @@ def test_a_look_lets_a_stopped_supervisor_go_on_and_its_guard_as_well(desk: Desk
     job = _gated(desk)
     job.wait_for_step(50)
     ranks, supervisor = job.rank_procs(), job.supervisor()
-    stat = procfs.look(supervisor.pid)
+    stat = procfs.stat(supervisor.pid)
     assert stat is not None
     for proc in (proc_of(stat.ppid), supervisor):
         kill(proc, signal.SIGSTOP)
-        stopped = lambda proc=proc: (found := procfs.look(proc.pid)) and found.state == "T"  # noqa: E731
+        stopped = lambda proc=proc: (found := procfs.stat(proc.pid)) and found.state == "T"  # noqa: E731
         wait_until(stopped, "the stop")
     long_ago = time.time() - STOPPED_S_MAX - 1.0
     os.utime(job.job.folder.state, (long_ago, long_ago))

@@ -206,7 +206,7 @@ def _plan(folder: Path) -> Plan:
     hosts = tuple(PlannedNode(node, node, "", (), (), 0) for node in NODES)
     there = planner.Inventory("here", (), "/usr/bin/python3")
     pool = planner._pool(file, there)
-    local = planner.make(
+    local = planner.plan(
         SpecFile(folder / "job.yaml", "", JobSpec.model_validate({**data, "backend": "local"}), folder, folder),
         there, "gpt-1", 0.0,
     )  # fmt: skip

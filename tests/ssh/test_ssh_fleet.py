@@ -190,7 +190,7 @@ def _ended(desk: Desk, tmp_path: Path, hosts: str = "[one, two, gone]") -> tuple
     ssh = f"{{hosts: {hosts}, remote_dir: {tmp_path}/remote}}"
     (work / "job.yaml").write_text(f"name: gpt\nbackend: ssh\ncommand: 'true'\nssh: {ssh}\n")
     file = load(work / "job.yaml")
-    plan = planner.make(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
+    plan = planner.plan(file, Inventory("laptop", (), "/usr/bin/python3", 0), jobs.ID, jobs.BEGAN_S)
     job = JobDir(tmp_path / "home" / "jobs" / jobs.ID)
     for folder in (job.scripts, job.checkpoints, job.attempt_logs(1), job.secrets):
         folder.mkdir(parents=True)
@@ -271,7 +271,7 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     assert cleaned_text(accounts) == "cleaned 2 hosts of 1 job; 3 files (3.0 MB) came from 2 hosts"
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
-    assert json.loads(job.folder.swept.read_text()) == ["one", "two"]
+    assert json.loads(job.folder.cleaned_hosts.read_text()) == ["one", "two"]
     server.stop()
     assert clean_hosts([job]) == {} and cleaned_text([]) == "", "nobody asks twice"
 

@@ -193,7 +193,7 @@ def sha256(path: Path) -> str:
 def wait_gone(pids: list[int]) -> None:
     """Wait until none of these runs any more; fail when one stays."""
     deadline_s = time.monotonic() + GONE_S_MAX
-    while left := [pid for pid in pids if (stat := procfs.look(pid)) and stat.state not in "ZX"]:
+    while left := [pid for pid in pids if (stat := procfs.stat(pid)) and stat.state not in "ZX"]:
         assert time.monotonic() < deadline_s, f"still running: {left}"
         time.sleep(POLL_S)
 

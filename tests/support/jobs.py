@@ -39,7 +39,7 @@ def spec_file(**fields: Any) -> SpecFile:
 def plan(gpus: Sequence[int] = (), **fields: Any) -> Plan:
     """Return the plan of `spec_file(**fields)` on a machine with these GPUs."""
     there = Inventory("host-1", tuple(gpus), "/usr/bin/python3")
-    return planner.make(spec_file(**fields), there, ID, BEGAN_S)
+    return planner.plan(spec_file(**fields), there, ID, BEGAN_S)
 
 
 def entries(news: Sequence[News]) -> list[Entry]:

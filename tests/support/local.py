@@ -93,7 +93,7 @@ def kill(proc: Proc, signum: int = signal.SIGKILL) -> None:
 
 def proc_of(pid: int) -> Proc:
     """Return the process that has this pid now."""
-    stat = procfs.look(pid)
+    stat = procfs.stat(pid)
     assert stat is not None, f"there is no process {pid}"
     return Proc(pid, stat.start_ticks)
 
@@ -165,14 +165,14 @@ class Sight:
 
         def pid() -> int:
             words = self.job.folder.lock.read_text().split()
-            return int(words[0]) if words and procfs.look(int(words[0])) else 0
+            return int(words[0]) if words and procfs.stat(int(words[0])) else 0
 
         return proc_of(wait_until(pid, "a supervisor"))
 
     def kill_supervisor(self) -> None:
         """Kill the supervisor and before it its guard, which would start another, and wait until both are gone."""
         supervisor = self.supervisor()
-        stat = procfs.look(supervisor.pid)
+        stat = procfs.stat(supervisor.pid)
         assert stat is not None
         guards = [proc_of(stat.ppid)] if b"guard" in _words(stat.ppid, "cmdline") else []
         for one in (*guards, supervisor):
@@ -192,7 +192,7 @@ class Sight:
 
         def pids() -> dict[int, int]:
             ranks = self.seen()["ranks"]
-            found = {one["rank"]: one["pid"] for one in ranks if one["pid"] and procfs.look(one["pid"])}
+            found = {one["rank"]: one["pid"] for one in ranks if one["pid"] and procfs.stat(one["pid"])}
             return found if found and len(found) == len(ranks) else {}
 
         return {rank: proc_of(pid) for rank, pid in wait_until(pids, "the pids of all ranks").items()}
@@ -207,7 +207,7 @@ class Sight:
         found = []
         for pid in procfs.pids():
             marked = any(entry.startswith(tag) for entry in _words(pid, "environ"))
-            stat = procfs.look(pid)
+            stat = procfs.stat(pid)
             if (marked or bundle in _words(pid, "cmdline")) and stat is not None and stat.state not in "ZX":
                 found.append(Proc(pid, stat.start_ticks))
         return found

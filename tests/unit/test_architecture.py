@@ -50,9 +50,6 @@ BRAIN_NEEDS = {"orchestrator.core.observations", "orchestrator.core.end_cause", 
 
 ROOM_FILES_MAX = 12
 
-KEPT_WITH_THEIR_KIN = {"orchestrator.core.host.gpus"}
-"""Modules of core that one room alone imports: they lie beside what they belong to."""
-
 IMPURE = {
     "asyncio", "concurrent", "ctypes", "datetime", "glob", "importlib", "inspect", "io", "locale", "logging",
     "multiprocessing", "os", "pathlib", "platform", "random", "secrets", "select", "selectors", "shutil", "signal",
@@ -249,7 +246,7 @@ def test_what_lies_in_core_is_shared_by_two_rooms() -> None:
             if ours in users:
                 users[ours].add(_outer(module))
     lonely = {m for m, rooms in users.items() if len(rooms) < 2 and MODULES[m].name != "__init__.py"}
-    assert lonely == KEPT_WITH_THEIR_KIN
+    assert lonely == set()
 
 
 @pytest.mark.parametrize("island", ISLANDS)

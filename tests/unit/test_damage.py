@@ -145,7 +145,7 @@ def _furnished(job: JobDir) -> JobDir:
     """Add the files that a job has beside those that a tale makes."""
     for path, text in {
         job.spec: "name: gpt\nnodes: 2\nprocs_per_node: 2\nentrypoint: train.py\n",
-        job.provenance: "{}", job.swept: '["gpu1"]', job.endpoint: "127.0.0.1:4000\n", job.supervisor_log: "it began\n",
+        job.provenance: "{}", job.cleaned_hosts: '["gpu1"]', job.endpoint: "127.0.0.1:4000\n", job.supervisor_log: "it began\n",
         job.requests / "000001.json": '{"ask": "cancel"}', job.node("node-0") / "agent.json": '{"pid": 1, "gpus": []}',
         job.rank_log(1, 1): "RuntimeError: loss is NaN\n", job.node_log(1, "node-0"): "setup\n",
         job.rank_index(1, 1): "0123456789abcdef" * 4, job.evidence(1) / "rank-00001-stacks.txt": "File \"train.py\", line 1\n",

@@ -7,7 +7,7 @@ from .mutation import Mutation
 MUTATIONS = (
     Mutation("private files are for all to read", "orchestrator/submission/credentials.py", "PRIVATE = 0o600", "PRIVATE = 0o644",
         "tests/unit/submission/test_credentials.py::test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment"),
-    Mutation("secrets stand in the kept environment", "orchestrator/submission/credentials.py", "rank_env.outer_env(environ, made.secrets)", "dict(environ)",
+    Mutation("secrets stand in the kept environment", "orchestrator/submission/credentials.py", "rank_env.outer_env(environ, plan.secrets)", "dict(environ)",
         "tests/unit/submission/test_credentials.py::test_private_files_are_private_and_secrets_are_kept_apart_from_the_environment"),
     Mutation("a supervisor has the submitter's whole environment", "orchestrator/submission/supervisor_process.py", "env = {name: os.environ[name] for name in names if name in os.environ}", "env = dict(os.environ)",
         "tests/unit/submission/test_submit.py::test_a_job_whose_supervisor_does_not_come_up_is_none_and_that_one_got_no_more_of_the_environment_than_it_needs"),

@@ -327,7 +327,7 @@ def _plain(asking: _Inspection) -> observations.RankInspection:
 
 def _unanswered(process: RankProcess) -> observations.RankInspection:
     """Describe a rank with which the look before is not yet through."""
-    stat = procfs.look(process.pid)
+    stat = procfs.stat(process.pid)
     if stat is None:
         return _gone(process.rank)
     return observations.RankInspection(

@@ -161,10 +161,10 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     """Return what a rank's processes have spent so far, the first of them being the rank's own. `tid`: the thread of it
     that is judged, 0 for the main one."""
     at_s, first = time.monotonic(), pids[0]
-    others = {pid: stat.cpu_s for pid in pids[1:CHILDREN_MAX] if (stat := procfs.look(pid)) is not None}
+    others = {pid: stat.cpu_s for pid in pids[1:CHILDREN_MAX] if (stat := procfs.stat(pid)) is not None}
     children_s = {pid: max(cpu_s, _main_s(pid, cpu_s)) for pid, cpu_s in others.items()}
     io_bytes = sum(io_counter.io_bytes(pid) or 0 for pid in pids[:CHILDREN_MAX])
-    stat = procfs.look(first)
+    stat = procfs.stat(first)
     process_s = stat.cpu_s if stat is not None else 0.0
     run_s, queue_s = _scheduled_s(first, tid or first)
     wakes = {one: kernel_wait.wakes(first, one) for one in _tids(first)} | {
@@ -267,7 +267,7 @@ def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
 
 def _is_program_of(pid: int, one: RankStack) -> bool:
     """Tell whether a process is a child of `pid` that runs a program of its own, and not one of multiprocessing's."""
-    stat, main = procfs.look(one.pid), stack_frames.own_stack(one.text)
+    stat, main = procfs.stat(one.pid), stack_frames.own_stack(one.text)
     forked = main is not None and any(
         frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
     )
@@ -278,7 +278,7 @@ def _children(found: list[RankStack], own_pid: int) -> list[RankStack]:
     """Return the processes below the rank's own, without those that only serve it."""
     below = {own_pid}
     for one in found:  # parents come before their children
-        stat = procfs.look(one.pid)
+        stat = procfs.stat(one.pid)
         if stat is not None and stat.ppid in below:
             below.add(one.pid)
     below.discard(own_pid)
@@ -294,7 +294,7 @@ def _is_servant(pid: int) -> bool:
 
 
 def _child(one: RankStack) -> Child:
-    main, stat = stack_frames.own_stack(one.text), procfs.look(one.pid)
+    main, stat = stack_frames.own_stack(one.text), procfs.stat(one.pid)
     return Child(
         one.pid,
         stat.ppid if stat is not None else 0,
@@ -363,7 +363,7 @@ def _name(pid: int) -> str:
 
 def _started_s(pid: int) -> float:
     """Return when a process began, as Unix time."""
-    stat = procfs.look(pid)
+    stat = procfs.stat(pid)
     if stat is None:
         return 0.0
     ticks_per_s = os.sysconf("SC_CLK_TCK")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from orchestrator.core.host import gpus
 
 NVIDIA_SMI_S_MAX = 5.0
 TEXT_CHARS_MAX = 1 << 20
@@ -32,42 +32,32 @@ class GpuUse:
 
 def gpu_use() -> GpuUse:
     """Return what every GPU of the host does and who uses it; an empty page where there is no nvidia-smi."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    tool = gpus.program()
+    if tool is None:
         return GpuUse("", {})
-    use = _said([program, f"--query-gpu={_QUERY}", "--format=csv"], NVIDIA_SMI_S_MAX)
-    users = _said(
-        [program, "--query-compute-apps=pid,gpu_uuid,used_memory", "--format=csv"], NVIDIA_SMI_S_MAX
-    )
+    use = _said(tool, f"--query-gpu={_QUERY}")
+    users = _said(tool, "--query-compute-apps=pid,gpu_uuid,used_memory")
     return GpuUse(f"{use.rstrip()}\n\n{users.rstrip()}\n", gpu_shares(use, users))
 
 
 def gpu_shares(use: str, users: str) -> dict[int, float]:
     """Return how busy the GPU of each process is, the busiest of several, from nvidia-smi's two tables (`--format=csv`)."""
-    busy = {words[1]: words[3].removesuffix("%").strip() for words in _rows(use) if len(words) > 3}
+    busy = {words[1]: words[3].removesuffix("%").strip() for words in gpus.rows(use) if len(words) > 3}
     shares: dict[int, float] = {}
-    for words in _rows(users):
+    for words in gpus.rows(users):
         percent = busy.get(words[1], "") if len(words) > 1 else ""  # of a part of a GPU (MIG) it is not told
         if words[0].isdigit() and percent.isdigit():
             shares[int(words[0])] = max(int(percent) / 100, shares.get(int(words[0]), 0.0))
     return shares
 
 
-def _rows(text: str) -> list[list[str]]:
-    return [[word.strip() for word in line.split(",")] for line in text.splitlines()]
-
-
-def _said(argv: list[str], limit_s: float) -> str:
-    """Run a program and return what it said, or how it failed.
+def _said(tool: str, *options: str) -> str:
+    """Run nvidia-smi and return what it said, or how it failed.
 
     Its exit code is not asked for: the agent may have reaped it before this thread does.
     """
     try:
-        done = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s, check=False, close_fds=True
-        )
-    except subprocess.TimeoutExpired:
-        return f"{argv[0]} took longer than {limit_s:g} s"
-    except OSError as err:
-        return f"{argv[0]}: {err.strerror}"
-    return (done.stdout + done.stderr).decode(errors="replace")[:TEXT_CHARS_MAX]
+        done = gpus.run(tool, *options, "--format=csv", limit_s=NVIDIA_SMI_S_MAX)
+    except gpus.GpuError as err:
+        return str(err)
+    return (done.stdout + done.stderr)[:TEXT_CHARS_MAX]

@@ -111,7 +111,7 @@ def last_answer(asked: PendingStacks) -> list[RankStack]:
     """Return what there is: stacks of those that answered, the kernel's word for the others."""
     found = []
     for pid in asked.pids:
-        stat = procfs.look(pid)
+        stat = procfs.stat(pid)
         dump = asked.dumps.get(pid)
         text = _new_text(dump) if dump is not None else ""
         if stat is not None or text:
@@ -125,7 +125,7 @@ def last_answer(asked: PendingStacks) -> list[RankStack]:
 
 def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _Dump | None:
     """Send the signal to one thread; not where that may do harm. `is_shown`: torch's window shows its stack, too."""
-    stat = procfs.look(pid)
+    stat = procfs.stat(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
         return None
     file = _stacks_file(pid, folder)

@@ -8,6 +8,7 @@ from pathlib import Path
 from orchestrator.agent.rank.hook import ERROR_FILE
 from orchestrator.core import codec
 from orchestrator.core.jobdir import full_disk
+from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,6 @@ def _mtime_ns(path: Path) -> int:
         return path.stat().st_mtime_ns
     except OSError:
         return 0
-
-
-TORCHELASTIC_ERROR_FILE = "torchelastic-error.json"
-"""Where torch's `@record` writes, see `plan.rank_env`."""
 
 
 def forget_errors(node_folder: Path) -> None:

@@ -182,7 +182,7 @@ class WorkerServerClient:
         head, _, tail = SOCKET_FILE.partition("{}")
         names = (path.name[len(head) : -len(tail)] for path in self._folder.glob(SOCKET_FILE.format("*")))
         pids = sorted(int(name) for name in names if name.isdigit())
-        return [pid for pid in pids if procfs.look(pid) is not None][:WINDOWS_MAX]
+        return [pid for pid in pids if procfs.stat(pid) is not None][:WINDOWS_MAX]
 
     def _look(self, pid: int) -> FlightRecord:
         began_s = time.monotonic()

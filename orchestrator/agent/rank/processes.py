@@ -77,7 +77,7 @@ class RankProcess:
     def has_left(self) -> bool:
         """Tell whether the process that speaks for the rank has said its last word and is still there."""
         pid = self.beats.left_pid()
-        stat = procfs.look(pid) if pid is not None else None
+        stat = procfs.stat(pid) if pid is not None else None
         # The rank leads a session, so that a later process with that pid is told from its own.
         return stat is not None and stat.session == self.pid and (pid == self.pid or stat.state not in "ZX")
 
@@ -167,7 +167,7 @@ class NodeRanks:
         if count > process.count:
             process.count = count
             self.progress_at = now_s
-        stat = procfs.look(process.pid)
+        stat = procfs.stat(process.pid)
         if stat is not None and stat.state in "ZX" and _is_reapable(process.pid):
             return None
         state, cpu_s = (stat.state, stat.cpu_s) if stat else ("X", 0.0)
@@ -276,7 +276,7 @@ def _is_reapable(pid: int) -> bool:
 def _living(pids: list[int]) -> Iterator[tuple[int, int]]:
     """Yield those of the processes that are not dead, each with its process group."""
     for pid in pids:
-        stat = procfs.look(pid)
+        stat = procfs.stat(pid)
         if stat is not None and stat.state not in "ZX":
             yield pid, stat.pgrp
 

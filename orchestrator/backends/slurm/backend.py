@@ -163,7 +163,7 @@ class SlurmBackend:
                 cwd=self._job.root,
             )  # fmt: skip
         self._say(process, config)
-        stat = procfs.look(process.pid)
+        stat = procfs.stat(process.pid)
         record = {"pid": process.pid, "start_ticks": stat.start_ticks if stat else 0, "nodes": nodes}
         file = self._job.steps / f"{name}.json"
         full_disk.wait_for(lambda: replace_text(file, json.dumps(record), durable=False))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 
 from orchestrator.backends.slurm import end_causes
-from orchestrator.core.slurm import scontrol
+from orchestrator.core.slurm import command, scontrol
 
 REQUEUE_S_MAX = 600.0
 """How long a requeue is tried while the controller does not answer: restarts of one take minutes."""
@@ -15,7 +15,6 @@ REQUEUE_PAUSE_S = 5.0
 KILL_WAIT_S = 30.0
 """How long Slurm waits from TERM to KILL where it does not say (the default of KillWait)."""
 
-_NO_ANSWER = ("Unable to contact", "timed out", "Connection refused", "Zero Bytes", "not responding")
 _IS_DONE = ("Job is pending execution", "already completing")
 """What Slurm says of a job that it has put back by itself."""
 
@@ -27,7 +26,7 @@ def show(job_id: str) -> end_causes.ShownJob | None:
 
 def kill_wait_s() -> float:
     """Return how long Slurm waits from TERM to KILL."""
-    for line in scontrol.ask("show", "config").text.splitlines():
+    for line in scontrol.ask("show", "config")[0].splitlines():
         name, _, value = line.partition("=")
         if name.strip() == "KillWait" and value.split() and value.split()[0].isdigit():
             return float(value.split()[0])
@@ -37,10 +36,10 @@ def kill_wait_s() -> float:
 def requeue(job_id: str, avoid: Iterable[str]) -> str:
     """Give the nodes back and wait for others, without those to avoid; return why that cannot be, empty when it is."""
     deadline_s = time.monotonic() + REQUEUE_S_MAX
-    while refusal := scontrol.ask("requeue", job_id).refusal:
+    while refusal := scontrol.ask("requeue", job_id)[1]:
         if any(word in refusal for word in _IS_DONE):
             break
-        if not any(word in refusal for word in _NO_ANSWER) or time.monotonic() > deadline_s:
+        if not command.NO_ANSWER.search(refusal) or time.monotonic() > deadline_s:
             return refusal
         time.sleep(REQUEUE_PAUSE_S)
     _avoid(job_id, tuple(avoid))
@@ -53,6 +52,6 @@ def _avoid(job_id: str, nodes: tuple[str, ...]) -> None:
         return
     job = show(job_id)
     names = ",".join([*([job.avoided] if job and job.avoided else []), *nodes])
-    refusal = scontrol.ask("update", f"JobId={job_id}", f"ExcNodeList={names}").refusal
+    refusal = scontrol.ask("update", f"JobId={job_id}", f"ExcNodeList={names}")[1]
     if refusal:
         print(f"Slurm may give {', '.join(nodes)} to this job again: {refusal}", flush=True)

@@ -1,4 +1,4 @@
-"""Which GPUs has this host? Those that `nvidia-smi -L` lists; where one is cut up by MIG, its parts in its place."""
+"""The GPUs of this host, by nvidia-smi: those that `nvidia-smi -L` lists; a GPU that MIG partitions counts as its parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 
 LIST_S_MAX = 15.0
-"""How long nvidia-smi may take; without persistence mode it wakes every GPU first."""
+"""How long nvidia-smi may take: without persistence mode it wakes every GPU first."""
 
 _PLACES = ("/usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi", "/usr/lib/wsl/lib/nvidia-smi")
 _WHOLE = re.compile(r"GPU (\d+): (.*) \(UUID: (\S+)\)")
@@ -17,7 +17,7 @@ _PART = re.compile(r"\s+MIG (.*?)\s+Device\s+\d+: \(UUID: (\S+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU, or one part of it. `uuid` names it on this host for good; `id` is its name in CUDA_VISIBLE_DEVICES."""
+    """One GPU, or one MIG part of a GPU. `uuid` never changes on this host; `id` is its name in CUDA_VISIBLE_DEVICES."""
 
     id: str
     uuid: str
@@ -28,48 +28,62 @@ class GpuError(Exception):
     """The host's GPUs cannot be listed."""
 
 
+def program(path: str | None = None) -> str | None:
+    """Return where nvidia-smi is: in PATH or where drivers put it; with `path`, in that PATH only. None for nowhere."""
+    usual = _PLACES if path is None else ()
+    return shutil.which("nvidia-smi", path=path) or next(
+        (place for place in usual if shutil.which(place)), None
+    )
+
+
+def run(tool: str, *options: str, limit_s: float) -> subprocess.CompletedProcess[str]:
+    """Run nvidia-smi. Raises GpuError when it cannot be run or does not end in time; an exit code is the caller's."""
+    shown = f"`{tool} {' '.join(options)}`"
+    try:
+        return subprocess.run(
+            [tool, *options], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+            timeout=limit_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as err:
+        raise GpuError(f"{shown} has not answered for {limit_s:g} s") from err
+    except OSError as err:
+        raise GpuError(f"{shown} cannot be run: {err.strerror}") from err
+
+
+def rows(text: str) -> list[list[str]]:
+    """Return the rows of a table that nvidia-smi prints (`--format=csv`), each as its cells."""
+    return [[cell.strip() for cell in line.split(",")] for line in text.splitlines()]
+
+
 def here() -> tuple[Gpu, ...]:
     """List this host's GPUs. Raises GpuError when that fails, or when there is no driver."""
-    program = shutil.which("nvidia-smi") or next((place for place in _PLACES if shutil.which(place)), None)
-    if program is None:
+    tool = program()
+    if tool is None:
         raise GpuError("there is no nvidia-smi on this host")
-    try:
-        done = subprocess.run(
-            [program, "-L"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIST_S_MAX,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as err:
-        raise GpuError(f"`{program} -L` has not answered for {LIST_S_MAX:.0f} s") from err
-    except OSError as err:
-        raise GpuError(f"`{program} -L` cannot be run: {err.strerror}") from err
+    done = run(tool, "-L", limit_s=LIST_S_MAX)
     if done.returncode != 0:
         words = " ".join((done.stdout + done.stderr).split())[:300]
-        raise GpuError(f"`{program} -L` ended with code {done.returncode}: {words}")
+        raise GpuError(f"`{tool} -L` ended with code {done.returncode}: {words}")
     return listed(done.stdout)
 
 
 def listed(text: str) -> tuple[Gpu, ...]:
     """Return the GPUs in the output of `nvidia-smi -L`.
 
-    Equal GPUs are called by their numbers, which every script understands. CUDA counts unequal ones fastest first and
-    nvidia-smi by bus, and a MIG part has no number: then they are called by their UUIDs.
+    Equal GPUs are named by their numbers, which every script understands. CUDA counts unequal ones fastest first and
+    nvidia-smi by bus, and a MIG part has no number: then they are named by their UUIDs.
     """
-    found: list[Gpu] = []
+    gpus: list[Gpu] = []
     wholes, cut = 0, False
     for line in text.splitlines():
         if whole := _WHOLE.match(line):
-            found.append(Gpu(whole.group(1), whole.group(3), whole.group(2)))
+            gpus.append(Gpu(whole.group(1), whole.group(3), whole.group(2)))
             wholes += 1
         elif part := _PART.match(line):
-            if found and not found[-1].uuid.startswith("MIG-"):
-                found.pop()
-            found.append(Gpu(part.group(2), part.group(2), f"MIG {part.group(1)}"))
+            if gpus and not gpus[-1].uuid.startswith("MIG-"):
+                gpus.pop()
+            gpus.append(Gpu(part.group(2), part.group(2), f"MIG {part.group(1)}"))
             cut = True
-    if cut or len({gpu.model for gpu in found}) > 1:
-        return tuple(Gpu(gpu.uuid, gpu.uuid, gpu.model) for gpu in found)
-    return tuple(found)
+    if cut or len({gpu.model for gpu in gpus}) > 1:
+        return tuple(Gpu(gpu.uuid, gpu.uuid, gpu.model) for gpu in gpus)
+    return tuple(gpus)

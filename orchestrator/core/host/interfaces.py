@@ -17,33 +17,24 @@ from orchestrator.core.observations import Address
 
 ADDRESSES_MAX = 256
 
-
 _SYS_NET = Path("/sys/class/net")
-
 
 _LAST = re.compile(
     r"docker|br-|virbr|veth|tun|tap|cni|flannel|cali|cilium|lxc|lxd|podman|vmnet|vboxnet|kube|dummy"
 )
 """Interfaces that lead to containers, virtual machines or tunnels of this host, seldom to another host."""
 
-
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
-
-
 _IFF_UP, _IFF_LOOPBACK = 0x1, 0x8  # linux/if.h
-
-
 _IFREQ_BYTES = 40 if sys.maxsize > 1 << 32 else 32
-
-
 _LISTENS = "0A"  # TCP_LISTEN in /proc/net/tcp
 
 
 def addresses() -> tuple[Address, ...]:
     """Return the IPv4 addresses of this host's interfaces that are up, likely ways to other hosts first."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        found = [one for one in _all_addresses(sock) if _may_lead_away(sock, one)]
-    return tuple(sorted(dict.fromkeys(found), key=_rank))
+        usable = [address for address in _all_addresses(sock) if _may_lead_away(sock, address)]
+    return tuple(sorted(dict.fromkeys(usable), key=_rank))
 
 
 def _all_addresses(sock: socket.socket) -> list[Address]:
@@ -55,31 +46,31 @@ def _all_addresses(sock: socket.socket) -> list[Address]:
     data = buffer.tobytes()[:filled_bytes]
     entries = (data[at : at + _IFREQ_BYTES] for at in range(0, len(data), _IFREQ_BYTES))
     return [
-        Address(socket.inet_ntoa(one[20:24]), one[:16].split(b"\0", 1)[0].decode(errors="replace"))
-        for one in entries
+        Address(socket.inet_ntoa(entry[20:24]), entry[:16].split(b"\0", 1)[0].decode(errors="replace"))
+        for entry in entries
     ]
 
 
-def _may_lead_away(sock: socket.socket, one: Address) -> bool:
+def _may_lead_away(sock: socket.socket, address: Address) -> bool:
     try:
-        name = one.interface.encode()[:15]
+        name = address.interface.encode()[:15]
         answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sh22x", name, 0))
     except OSError:
         return False  # gone meanwhile
     (flags,) = struct.unpack_from("h", answer, 16)
-    return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK and not one.ip.startswith("127.")
+    return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK and not address.ip.startswith("127.")
 
 
-def _rank(one: Address) -> int:
-    """Say how likely an address leads to another host: physical, then bond, bridge and VLAN, then what seldom does."""
-    name = one.interface.partition(":")[0]
-    if _LAST.match(name) or one.ip.startswith("169.254."):
+def _rank(address: Address) -> int:
+    """Return the order of an address: 0 for a physical interface, 1 for bond, bridge and VLAN, 2 for `_LAST`."""
+    name = address.interface.partition(":")[0]
+    if _LAST.match(name) or address.ip.startswith("169.254."):
         return 2
     return 0 if (_SYS_NET / name / "device").exists() else 1
 
 
 def holder(port: int) -> str:
-    """Say who listens on a TCP port of this host, as far as /proc tells; empty when it tells nothing."""
+    """Return which process listens on a TCP port of this host, in words; empty when /proc does not show it."""
     inodes = _listening(port)
     if not inodes:
         return ""
@@ -92,13 +83,13 @@ def holder(port: int) -> str:
 
 def _listening(port: int) -> set[str]:
     """Return the inodes of the sockets that listen on a port (`man 5 proc`, /proc/net/tcp)."""
-    found = set()
+    inodes = set()
     for table in ("tcp", "tcp6"):
         for line in procfs.text(procfs.PROC / "net" / table).splitlines()[1:]:
             words = line.split()
             if len(words) > 9 and words[3] == _LISTENS and int(words[1].rpartition(":")[2], 16) == port:
-                found.add(f"socket:[{words[9]}]")
-    return found
+                inodes.add(f"socket:[{words[9]}]")
+    return inodes
 
 
 def _has_socket(pid: int, inodes: set[str]) -> bool:

@@ -1,7 +1,7 @@
-"""What does the kernel know about a process? Read from /proc (`man 5 proc`), nothing kept.
+"""Processes as the kernel shows them in /proc (`man 5 proc`). Nothing is kept.
 
-A pid alone names nobody, since the kernel gives it out again; a pid with its start time does, until the next boot.
-A process may end between any two reads: then a reader answers None, nothing or False, and never raises.
+A pid alone does not identify a process, since the kernel reuses it; a pid with its start time does, until the next boot.
+A process may end between any two reads: then a reader returns None, nothing or False, and never raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Proc:
 
 @dataclass(frozen=True, slots=True)
 class ProcStat:
-    """What /proc/<pid>/stat says. `state` is the kernel's letter: R S D T t Z X I; `cpu_s` is user and system time."""
+    """Fields of /proc/<pid>/stat. `state` is the kernel's letter: R S D T t Z X I; `cpu_s` is user and system time."""
 
     state: str
     ppid: int
@@ -41,10 +41,10 @@ class ProcStat:
     rss_bytes: int
 
 
-def look(pid: int) -> ProcStat | None:
-    """Return what `pid` is doing, or None when there is no such process."""
+def stat(pid: int) -> ProcStat | None:
+    """Return the state of `pid`, None without such a process."""
     text = _read(PROC / str(pid) / "stat", 4096)
-    # The command's name stands in parentheses and may hold anything, a ')' and spaces too: cut at the last one.
+    # The command's name stands in parentheses and may hold any text, also ')' and spaces: cut at the last parenthesis.
     fields = text.rpartition(b")")[2].split()
     if len(fields) < 22:
         return None
@@ -61,8 +61,8 @@ def look(pid: int) -> ProcStat | None:
 
 def alive(proc: Proc) -> bool:
     """Tell whether that very process runs; a zombie does not."""
-    stat = look(proc.pid)
-    return stat is not None and stat.start_ticks == proc.start_ticks and stat.state not in "ZX"
+    now = stat(proc.pid)
+    return now is not None and now.start_ticks == proc.start_ticks and now.state not in "ZX"
 
 
 def has_thread(pid: int, tid: int) -> bool:
@@ -72,41 +72,38 @@ def has_thread(pid: int, tid: int) -> bool:
 
 def children() -> dict[int, list[int]]:
     """Return the children of every process, from one scan of /proc, lowest pid first."""
-    found: dict[int, list[int]] = {}
+    tree: dict[int, list[int]] = {}
     for pid in pids():
-        stat = look(pid)
-        if stat is not None:
-            found.setdefault(stat.ppid, []).append(pid)
-    return found
+        if (now := stat(pid)) is not None:
+            tree.setdefault(now.ppid, []).append(pid)
+    return tree
 
 
 def descendants(pid: int, tree: Mapping[int, list[int]] | None = None) -> list[int]:
     """Return children, grandchildren and so on of `pid`, parents before their children.
 
-    `tree`: what `children` has returned just now, for who asks for several at once.
+    `tree`: a fresh result of `children`, for a caller with several pids.
     """
     tree = children() if tree is None else tree
-    found = list(tree.get(pid, ()))
-    for one in found:  # grows while it is walked; a pid has one parent, so it ends
-        found.extend(tree.get(one, ()))
-    return found
+    below = list(tree.get(pid, ()))
+    for child in below:  # grows while it is walked; a pid has one parent, so it ends
+        below.extend(tree.get(child, ()))
+    return below
 
 
 def with_env(marker: bytes) -> list[Proc]:
     """Return the processes whose first environment holds each NUL-separated `NAME=value` of `marker` exactly.
 
-    It is the environment given at exec: what a process set later is not seen. Other users' are not readable.
+    It is the environment given at exec: changes that a process makes later do not show. Other users' are not readable.
     """
     wanted = {entry for entry in marker.split(b"\0") if entry}
     assert wanted, "an empty marker would match every process"
-    found = []
+    matches = []
     for pid in pids():
         entries = _read(PROC / str(pid) / "environ", ENVIRON_BYTES_MAX).split(b"\0")
-        if wanted.issubset(entries):
-            stat = look(pid)
-            if stat is not None:
-                found.append(Proc(pid, stat.start_ticks))
-    return found
+        if wanted.issubset(entries) and (now := stat(pid)) is not None:
+            matches.append(Proc(pid, now.start_ticks))
+    return matches
 
 
 def wchan(pid: int) -> str:

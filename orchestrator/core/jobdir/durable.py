@@ -1,4 +1,4 @@
-"""How does a file survive the power cut? Write beside it, fsync, replace, fsync the folder.
+"""Files that survive a power cut: write next to the file, fsync, replace, fsync the folder; and the append-only line log.
 
 Rules: a reader sees the old text or the new, never half of one; a private file is never readable by others, not even
 for an instant; an appended line is whole or it is the last.
@@ -16,7 +16,7 @@ LINE_BYTES_MAX = 1 << 20
 
 
 def replace_bytes(path: Path, data: bytes, *, mode: int = 0o644, durable: bool = True) -> None:
-    """Put `data` at `path` atomically. `durable=False` skips the fsyncs, for files that are only a view."""
+    """Put `data` at `path` atomically. `durable=False` skips the fsyncs, for files that can be written again."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
@@ -50,8 +50,8 @@ def sync_folder(folder: Path) -> None:
 class LineLog:
     """An append-only file of lines with one writer; a torn last line, left by a crash, is cut off at opening.
 
-    While the disk is full, lines wait in memory. Then nothing stays in the file that is not known to be on disk: a disk
-    of the network may have taken lines and lost them before it said that it is full.
+    While the disk is full, lines wait in memory. Then the file is cut to what is known to be on disk: a network disk may
+    have accepted lines and lost them before it reported that it is full.
     """
 
     def __init__(self, path: Path) -> None:
@@ -61,22 +61,22 @@ class LineLog:
         if self._safe_bytes < size_bytes:
             os.ftruncate(self._fd, self._safe_bytes)
         self._owed = bytearray()  # what was appended since the last `sync`
-        self._written_bytes = 0  # so much of it is in the file
+        self._written_bytes = 0  # how much of it is in the file
         self.is_full = False
         """The disk was full when it was last written to."""
 
     @property
     def owed_bytes(self) -> int:
-        """How much is not known to be on disk."""
+        """How many bytes are not known to be on disk."""
         return len(self._owed)
 
     @property
     def safe_bytes(self) -> int:
-        """How much is known to be on disk: whole lines."""
+        """How many bytes are known to be on disk: whole lines."""
         return self._safe_bytes
 
     def append(self, line: str) -> None:
-        """Append one line; it is on its way to the disk, or waits for room there. `sync` makes it sure."""
+        """Append one line: write it, or keep it until the disk has room. `sync` makes it durable."""
         data = line.encode("utf-8", "surrogateescape") + b"\n"
         assert b"\n" not in data[:-1], "a record is one line"
         self._owed += data
@@ -103,7 +103,7 @@ class LineLog:
         return True
 
     def close(self) -> None:
-        """Give the file back; what waits for room is lost, as in a crash."""
+        """Close the file; lines that wait for room are lost, as in a crash."""
         self.sync()
         os.close(self._fd)
 
@@ -113,7 +113,7 @@ class LineLog:
             self._written_bytes += os.pwrite(self._fd, rest, self._safe_bytes + self._written_bytes)
 
     def _take_back(self, err: OSError) -> None:
-        """Cut off what is not known to be on disk, to be written anew. Raises what is no full disk."""
+        """Cut off what is not known to be on disk, to be written again. Raises every error but that of a full disk."""
         if not full_disk.is_full(err):
             raise err
         self.is_full, self._written_bytes = True, 0
@@ -121,7 +121,7 @@ class LineLog:
 
 
 def _whole_lines_bytes(fd: int, size_bytes: int) -> int:
-    """Return how many bytes of the file are whole lines: up to and with the last newline."""
+    """Return how many bytes of the file are whole lines: up to the last newline, and with it."""
     end = size_bytes
     while end > 0:
         start = max(0, end - LINE_BYTES_MAX)

@@ -1,6 +1,6 @@
-"""What if a disk is full, or no descriptor left? That costs nothing but time: what cannot be done waits, and is tried again.
+"""Full disks and exhausted descriptors: what cannot be done waits and is tried again, and costs nothing but time.
 
-Printing never fails for it: what does not fit into a log is kept, within a limit, and comes before the next line.
+Printing never fails for a full disk: what does not fit into a log is kept, within a limit, and comes before the next line.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ RETRY_S = 1.0
 """How often a full disk is tried again."""
 
 WAIT_S_MAX = 30 * 86_400.0
-"""How long anybody waits for room; a job is over long before."""
+"""How long a caller waits for room; a job is over long before."""
 
 KEPT_BYTES_MAX = 64 << 10
-"""How much of what is printed is kept; past it the newest goes, since the cause was said first."""
+"""How much of what is printed is kept; past it the newest goes, since the cause was printed first."""
 
 LEFT_BYTES_MIN = 64 << 10
 """A disk that has less than this is full: the next file does not fit."""
@@ -34,17 +34,17 @@ _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 def is_full(err: OSError) -> bool:
-    """Tell whether a disk refused since it is full, or since its user has used up his share of it."""
+    """Tell whether a disk refused because it is full, or because its user has used up his quota."""
     return err.errno in _FULL
 
 
 def is_exhausted(err: OSError) -> bool:
-    """Tell whether something failed since this process or its host has no descriptor or no memory left at the moment."""
+    """Tell whether something failed because this process or its host is out of descriptors or memory at the moment."""
     return err.errno in _EXHAUSTED
 
 
 def is_used_up(folder: Path) -> bool:
-    """Tell whether the disk of a folder is full, as far as it says so: of quotas it may know nothing."""
+    """Tell whether the disk of a folder is full, as far as statvfs says: it may not know of quotas."""
     try:
         disk = os.statvfs(folder)
     except OSError:
@@ -53,12 +53,12 @@ def is_used_up(folder: Path) -> bool:
     return no_bytes or (disk.f_files > 0 and disk.f_favail == 0)
 
 
-def wait_for(deed: Callable[[], T]) -> T:
-    """Do what needs room on a disk, again and again while that is full; return what it returns. This blocks."""
+def wait_for(action: Callable[[], T]) -> T:
+    """Call `action` again and again while its disk is full; return its result. Blocks, for up to `WAIT_S_MAX`."""
     deadline_s = time.monotonic() + WAIT_S_MAX
     while True:
         try:
-            return deed()
+            return action()
         except OSError as err:
             if not is_full(err) or time.monotonic() > deadline_s:
                 raise
@@ -66,7 +66,7 @@ def wait_for(deed: Callable[[], T]) -> T:
 
 
 class Patience:
-    """Lets what is done within it fail for want of a descriptor or of memory: whoever uses it tries again. Told once."""
+    """Suppresses errors for want of a descriptor or of memory in its block, which the caller runs again. Prints one line."""
 
     def __init__(self) -> None:
         self._is_waiting = False
@@ -87,7 +87,7 @@ class Patience:
 
 
 class PatientLog(io.RawIOBase):
-    """An open log that takes all that is written. What the disk has no room for is kept, and written before the next."""
+    """An open log that accepts all writes. What the disk has no room for is kept, and written before the next."""
 
     name = "log"
 
@@ -110,7 +110,7 @@ class PatientLog(io.RawIOBase):
         return os.isatty(self._fd)
 
     def write(self, data: bytes | bytearray | memoryview) -> int:  # type: ignore[override]
-        if os.getpid() != self._pid:  # a child, and what is kept is the parent's
+        if os.getpid() != self._pid:  # a child: what is kept is the parent's
             self._begin()
         with self._lock:
             if len(self._kept) + len(data) <= KEPT_BYTES_MAX or not self._kept:
@@ -139,9 +139,9 @@ def print_patiently() -> None:
 
 
 def _patient(stream: TextIO) -> TextIO:
-    if stream is None:  # closed by whoever started us
+    if stream is None:  # closed by the process that started this one
         return stream
     stream.flush()
     log = PatientLog(stream.fileno())
-    # What is printed may hold what a rank or an agent said, in characters that no encoding has.
+    # The text may hold output of a rank or an agent, in characters that no encoding has.
     return io.TextIOWrapper(log, stream.encoding, "backslashreplace", line_buffering=True)

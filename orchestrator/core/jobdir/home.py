@@ -1,6 +1,6 @@
-"""Which jobs are there? The job home `$ORCH_HOME` (default `~/.orch`), a folder of job folders.
+"""The job home `$ORCH_HOME` (default `~/.orch`): its job folders, the ids of jobs, and how a job is found.
 
-A job's id is its name, the time of its submit (UTC, to the millisecond) and two random letters; so names and ages are
+A job's id is its name, the time of its submit (UTC, to the millisecond) and two random letters, so names and ages are
 known from one listing, without opening a job.
 """
 
@@ -19,11 +19,11 @@ from orchestrator.core.jobdir.layout import JobDir
 _STAMP_CHARS = len("20261120-224605123-k3")
 _LETTERS = "bcdfghjkmnpqrstvwxz23456789"
 NEAR_MAX = 3
-"""How many jobs an error names that come close to what was asked for."""
+"""How many similar names an error lists."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Return the job home. Raises UserError when `~` has no meaning here."""
+    """Return the job home. Raises UserError when `~` cannot be resolved."""
     named = environ.get("ORCH_HOME") or "~/.orch"
     try:
         return Path(named).expanduser().absolute()
@@ -32,7 +32,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def new_id(name: str, wall_s: float) -> str:
-    """Return an id for a job of this name, submitted now."""
+    """Return an id for a job of this name that is submitted at `wall_s`, seconds since the epoch."""
     import random
 
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(wall_s))
@@ -46,7 +46,7 @@ def name_of(job_id: str) -> str:
 
 
 def _is_id(name: str) -> bool:
-    """Tell whether a name in the home is a job's id: a draft of a submit starts with a dot, and the rest is not ours."""
+    """Tell whether a name in the home is a job's id: a submit's draft starts with a dot, and other names are not orch's."""
     stamp = name[-_STAMP_CHARS:]
     dashes = stamp[8:9] + stamp[18:19] + name[-_STAMP_CHARS - 1 : -_STAMP_CHARS]
     digits = stamp[:8] + stamp[9:18]
@@ -64,37 +64,37 @@ def jobs(folder: Path) -> list[JobDir]:
 
 
 def latest(folder: Path) -> JobDir | None:
-    """Return the job that was submitted last, if there is any. Raises ClusterError when the home cannot be read."""
+    """Return the job that was submitted last, None without jobs. Raises ClusterError when the home cannot be read."""
     newest = max(_names(folder), key=_age, default=None)
     return None if newest is None else JobDir(folder / "jobs" / newest)
 
 
 def unended(folder: Path) -> list[JobDir]:
-    """Return the jobs of a home that are not over, oldest first: one look at the disk for each job.
+    """Return the jobs of a home that are not over, oldest first, at one stat for each job.
 
     Raises ClusterError when the home cannot be read.
     """
     root = f"{folder}/jobs"
-    # 1,000 pathlib paths would cost more than the looks themselves.
-    left = [job_id for job_id in _names(folder) if not os.path.lexists(f"{root}/{job_id}/ended")]
-    return [JobDir(Path(root, job_id)) for job_id in sorted(left, key=_age)]
+    # 1,000 pathlib paths would cost more than the stats themselves.
+    running = [job_id for job_id in _names(folder) if not os.path.lexists(f"{root}/{job_id}/ended")]
+    return [JobDir(Path(root, job_id)) for job_id in sorted(running, key=_age)]
 
 
 def is_ours(job: JobDir) -> bool:
-    """Tell whether there is a job that this user looks after; others do so for theirs. What he may not touch although it
-    is his, such as a folder that others can write to, `require_ours` tells."""
+    """Tell whether there is such a job, and it is this user's. Whether he may act for it `require_ours` tells: not in a
+    folder that others can write to."""
     return ownership.belongs(job.root) and ownership.belongs(job.plan)
 
 
 def require_ours(job: JobDir) -> None:
-    """Raise UserError, which says why, unless a job's folder and all that would be executed, loaded or written in it are
-    this user's alone. Asked right before that is done."""
-    if found := ownership.fault_within(job.root):
-        raise UserError(found.what, str(found.where), found.fix)
+    """Raise UserError unless a job's folder, and all that would be executed, loaded or written in it, is this user's alone.
+    Call it right before that is done."""
+    if fault := ownership.fault_within(job.root):
+        raise UserError(fault.what, str(fault.where), fault.fix)
 
 
 def is_slurm(job: JobDir) -> bool:
-    """Tell whether a job's nodes come from Slurm; what is wrong with a damaged plan others say."""
+    """Tell whether a job's nodes come from Slurm; False for a damaged plan, which its readers report."""
     if job.slurm.exists() or job.state.exists():
         return job.slurm.exists()
     try:  # its submit is at work, or was cut off
@@ -121,33 +121,33 @@ def _age(job_id: str) -> tuple[str, str]:
 def find(folder: Path, wanted: str | None) -> JobDir:
     """Return the job with this id, or the latest with this name, or the latest of all when `wanted` is None.
 
-    A part of an id that no other job's id holds will do. Raises UserError when there is none, naming what comes close.
+    A unique part of an id is enough. Raises UserError when there is no such job, with the nearest names.
     """
-    found = latest(folder)
-    if found is None:
+    newest = latest(folder)
+    if newest is None:
         raise UserError("there are no jobs yet", str(folder), "submit one: orch submit job.yaml")
-    return found if wanted is None else JobDir(folder / "jobs" / _chosen(ids(folder), wanted, folder))
+    return newest if wanted is None else JobDir(folder / "jobs" / _chosen(ids(folder), wanted, folder))
 
 
-def _chosen(there: list[str], wanted: str, folder: Path) -> str:
-    if wanted in there:
+def _chosen(job_ids: list[str], wanted: str, folder: Path) -> str:
+    if wanted in job_ids:
         return wanted
-    named = [job_id for job_id in there if name_of(job_id) == wanted]
+    named = [job_id for job_id in job_ids if name_of(job_id) == wanted]
     if named:
         return named[-1]
-    partly = [job_id for job_id in there if wanted and wanted in job_id]
+    partly = [job_id for job_id in job_ids if wanted and wanted in job_id]
     if len(partly) == 1:
         return partly[0]
     if partly:
         fix = f"name one of them: {', '.join(partly[-NEAR_MAX:])}"
         raise UserError(f"{len(partly)} jobs have {wanted!r} in their id", str(folder), fix)
-    fix = f"there are: {', '.join(_near(there, wanted))}; `orch status --all` lists all"
+    fix = f"there are: {', '.join(_near(job_ids, wanted))}; `orch status --all` lists all"
     raise UserError(f"no job has the id or name {wanted!r}", str(folder), fix)
 
 
-def _near(there: list[str], wanted: str) -> list[str]:
-    """Return the names that come closest, or the latest ones."""
+def _near(job_ids: list[str], wanted: str) -> list[str]:
+    """Return the nearest names, or the latest ones."""
     import difflib
 
-    names = list(dict.fromkeys(name_of(job_id) for job_id in reversed(there)))
+    names = list(dict.fromkeys(name_of(job_id) for job_id in reversed(job_ids)))
     return difflib.get_close_matches(wanted, names, n=NEAR_MAX) or names[:NEAR_MAX]

@@ -1,7 +1,7 @@
-"""Where is what in a job's folder? The layout of the contract, in one place; nothing here touches the disk.
+"""The layout of a job's folder: each path of the contract, in one place. Nothing here touches the disk.
 
-One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the
-supervisor `journal.jsonl facts.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, its logs and its evidence.
+One writer per file: the submit side writes `job.yaml plan.json scripts code orch.pyz secrets requests`, the supervisor
+`journal.jsonl facts.jsonl state.json supervisor.* steps allocation`, an agent its `nodes/NAME/`, logs and evidence.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+TORCHELASTIC_ERROR_FILE = "torchelastic-error.json"
+"""The name in a rank's folder of the file that torch's `record` writes the error of a rank to."""
 
 _RANK_LOG = re.compile(r"rank-(\d{5,})\.log$")
 _ATTEMPT_DIR = re.compile(r"attempt-(\d{3,})$")
@@ -25,15 +28,15 @@ def rank_name(rank: int) -> str:
 
 
 def rank_of(path: Path) -> int | None:
-    """Return the rank whose log `path` is, or None when it is no rank's log."""
-    found = _RANK_LOG.search(path.name)
-    return int(found.group(1)) if found else None
+    """Return the rank whose log `path` is, or None for another file."""
+    match = _RANK_LOG.search(path.name)
+    return int(match.group(1)) if match else None
 
 
 def attempt_of(path: Path) -> int | None:
-    """Return the attempt whose folder `path` is, or None when it is none."""
-    found = _ATTEMPT_DIR.search(path.name)
-    return int(found.group(1)) if found else None
+    """Return the attempt whose folder `path` is, or None for another folder."""
+    match = _ATTEMPT_DIR.search(path.name)
+    return int(match.group(1)) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +52,22 @@ class JobDir:
 
     @property
     def id(self) -> str:
+        """The job's id, which is the name of its folder."""
         return self.root.name
 
     @property
     def spec(self) -> Path:
+        """The job file as it was submitted."""
         return self.root / "job.yaml"
 
     @property
     def plan(self) -> Path:
+        """The plan that the supervisor works from (`plan.Plan`); a job is deleted when it is gone."""
         return self.root / "plan.json"
 
     @property
     def overrides(self) -> Path:
-        """What `--set` and `--backend` changed of the spec, a JSON list of `key=value`."""
+        """The changes of `--set` and `--backend` to the job file, a JSON list of `key=value`."""
         return self.root / "overrides.json"
 
     @property
@@ -71,15 +77,17 @@ class JobDir:
 
     @property
     def dirty_diff(self) -> Path:
-        """What the working tree had over its commit at submit."""
+        """The changes in the working tree that its commit lacked at submit."""
         return self.root / "code.diff"
 
     @property
     def scripts(self) -> Path:
+        """The scripts that start the job, as `orch render` shows them: of the agent, and of sbatch."""
         return self.root / "scripts"
 
     @property
     def code(self) -> Path:
+        """The snapshot of the user's code, in which the ranks run."""
         return self.root / "code"
 
     @property
@@ -94,19 +102,22 @@ class JobDir:
 
     @property
     def bundle(self) -> Path:
+        """The program of supervisor and agents, a zip application."""
         return self.root / "orch.pyz"
 
     @property
     def journal(self) -> Path:
+        """The append-only journal: each event and decision, one JSON object a line."""
         return self.root / "journal.jsonl"
 
     @property
     def facts(self) -> Path:
-        """What the journal came to at one of its places, so that only what follows need be read."""
+        """The facts that the journal adds up to at one of its lines, so that only the lines after it need be read."""
         return self.root / "facts.jsonl"
 
     @property
     def state(self) -> Path:
+        """The status as the supervisor last wrote it (`status_file`)."""
         return self.root / "state.json"
 
     @property
@@ -121,16 +132,17 @@ class JobDir:
 
     @property
     def supervisor_log(self) -> Path:
+        """The log of the supervisor process: its notes, and what it printed when it could not go on."""
         return self.root / "supervisor.log"
 
     @property
     def endpoint(self) -> Path:
-        """Where agents dial, one `host:port` a line; rewritten when a supervisor comes back on another port."""
+        """The addresses that agents dial, one `host:port` a line; rewritten when a supervisor comes back on another port."""
         return self.root / "endpoint"
 
     @property
     def requests(self) -> Path:
-        """What people asked for after submit (cancel, resume), one numbered file each."""
+        """The requests to the job after its submit, one numbered file each (`requests`)."""
         return self.root / "requests"
 
     @property
@@ -145,70 +157,78 @@ class JobDir:
 
     @property
     def queue_said(self) -> Path:
-        """What Slurm said of the job when a command last asked, a JSON object; the latest command's word stands."""
+        """Slurm's last answer about the job to any command, a JSON object."""
         return self.root / "queue-said.json"
 
     @property
     def queue(self) -> Path:
-        """Which cluster's queue a job of Slurm is in, a JSON object; written by the submit side."""
+        """The cluster in whose queue a Slurm job is, a JSON object; written by the submit side."""
         return self.root / "queue.json"
 
     @property
     def allocation(self) -> Path:
-        """Which allocation of Slurm the job is in now, `12.0`; written by its supervisor before anything is ordered."""
+        """The Slurm allocation that the job is in now, `12.0`; written by its supervisor before its first order."""
         return self.root / "allocation"
 
     @property
     def steps(self) -> Path:
-        """What each srun is that brought agents up, and what it said, see `backends/slurm`."""
+        """The srun steps that started agents, and their output, see `backends/slurm`."""
         return self.root / "steps"
 
     @property
-    def swept(self) -> Path:
-        """The hosts on which nothing of the ended job is left, a JSON list."""
+    def cleaned_hosts(self) -> Path:
+        """The hosts that are cleaned of the ended job, a JSON list."""
         return self.root / "swept.json"
 
     @property
     def secrets(self) -> Path:
+        """The folder of what only the user may read: environment, secrets, keys, certificate."""
         return self.root / "secrets"
 
     @property
     def webhook(self) -> Path:
-        """The address of the webhook that is told, where there is one."""
+        """The URL of the webhook that is notified, where the job has one."""
         return self.secrets / "webhook"
 
     @property
     def checkpoints(self) -> Path:
+        """The folder for checkpoints, as the ranks get it in ORCH_CHECKPOINT_DIR."""
         return self.root / "checkpoints"
 
     @property
     def logs(self) -> Path:
+        """The logs of all attempts."""
         return self.root / "logs"
 
     def attempt_logs(self, attempt: int) -> Path:
+        """The logs of one attempt."""
         return self.logs / attempt_name(attempt)
 
     @property
     def batch_log(self) -> Path:
-        """What the batch script of a job of Slurm printed, and Slurm of it."""
+        """The output of a Slurm job's batch script, and Slurm's own words in it."""
         return self.logs / "slurm.log"
 
     def rank_log(self, attempt: int, rank: int) -> Path:
+        """The output of a rank in one attempt."""
         return self.attempt_logs(attempt) / f"{rank_name(rank)}.log"
 
     def rank_index(self, attempt: int, rank: int) -> Path:
-        """The sparse time index beside a rank's log, see `wire/logindex.py`."""
+        """The sparse time index of a rank's log (`log_index`)."""
         return self.attempt_logs(attempt) / f"{rank_name(rank)}.idx"
 
     def node_log(self, attempt: int, node: str) -> Path:
+        """The notes of a node's agent in one attempt."""
         return self.attempt_logs(attempt) / f"node-{node}.log"
 
     def evidence(self, attempt: int) -> Path:
+        """The evidence files of one attempt: stacks, kernel waits, open files, GPU use."""
         return self.root / "evidence" / attempt_name(attempt)
 
     def node(self, node: str) -> Path:
-        """What an agent keeps for itself: its pid, its hook, each rank's beat and error files."""
+        """The agent's own files: its pid, its hook, and a folder for each rank that it ran."""
         return self.root / "nodes" / node
 
     def rank_run(self, node: str, attempt: int, rank: int) -> Path:
+        """A rank's own files in one attempt: step file and error files."""
         return self.node(node) / attempt_name(attempt) / rank_name(rank)

@@ -1,7 +1,7 @@
-"""File locks (flock) of a job: how one is taken, whether it is held, and by whom.
+"""File locks (flock) of a job: how one is taken, whether it is held, and by which process.
 
-Rules: a lock's file is its owner's alone (0600), since a file that can be read can be locked; its holder leaves his pid
-and host in it; on a disk without locks no question about them has an answer, so each is an error.
+Rules: a lock's file is its owner's alone (0600), since a file that can be read can be locked; the holder writes his pid
+and host into it; on a disk without locks neither question has an answer, so each raises.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.jobdir import locks, ownership
+from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
 POLL_S = 0.05
@@ -28,7 +28,7 @@ _WITHOUT_LOCKS = frozenset((errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.
 
 
 def open_file(path: Path) -> int:
-    """Open a lock's file, and make it where there is none. Raises OSError, also for a symbolic link."""
+    """Open a lock's file, and create it where it is missing. Raises OSError, also for a symbolic link."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with contextlib.suppress(OSError):  # another user's, or a disk without modes
         os.fchmod(fd, 0o600)
@@ -36,7 +36,7 @@ def open_file(path: Path) -> int:
 
 
 def take(fd: int, limit_s: float, poll_s: float = POLL_S) -> bool:
-    """Take the lock of an open file; False when another holds it for `limit_s`: one who only looks does for an instant.
+    """Take the lock of an open file; False when another holds it for `limit_s`. A check holds it for an instant.
 
     Raises OSError when the disk keeps no locks.
     """
@@ -50,20 +50,20 @@ def take(fd: int, limit_s: float, poll_s: float = POLL_S) -> bool:
 
 @contextlib.contextmanager
 def held(path: Path, limit_s: float) -> Iterator[bool]:
-    """Hold a lock and leave word of it, or learn within `limit_s` that another has it. Raises OSError, see `take`."""
+    """Hold a lock and sign its file, or yield False when another holds it for `limit_s`. Raises OSError, see `take`."""
     fd = open_file(path)
     try:
-        mine = take(fd, limit_s)
-        if mine:
+        is_mine = take(fd, limit_s)
+        if is_mine:
             sign(fd)
-        yield mine
+        yield is_mine
     finally:
         os.close(fd)
 
 
 def is_held(path: Path) -> bool:
-    """Tell whether a process holds a lock; one whose file is not there is free. Raises OSError where that cannot be seen:
-    another user's lock, a disk without locks."""
+    """Tell whether a process holds a lock; a lock without a file is free. Raises OSError where that cannot be seen: for
+    another user's lock, and on a disk without locks."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -75,7 +75,7 @@ def is_held(path: Path) -> bool:
 
 
 def sign(fd: int) -> None:
-    """Leave this process's pid and host in the lock's file."""
+    """Write this process's pid and host into the lock's file."""
     who = f"{os.getpid()} {socket.gethostname()}\n".encode()
     with contextlib.suppress(OSError):  # a full disk; written over what is there, it needs no room
         os.pwrite(fd, who, 0)
@@ -83,7 +83,7 @@ def sign(fd: int) -> None:
 
 
 def holder(path: Path) -> dict[str, Any] | None:
-    """Return who signed a lock last, `{pid, host}`; None when that cannot be read."""
+    """Return the process that signed a lock last, `{pid, host}`; None when that cannot be read."""
     try:
         words = ownership.read_regular(path)[:HOLDER_BYTES_MAX].decode(errors="replace").split()
     except OSError:
@@ -92,7 +92,7 @@ def holder(path: Path) -> dict[str, Any] | None:
 
 
 def by_whom(path: Path) -> str:
-    """Return for a message who holds a lock, such as ` (pid 12 on login1)`; empty when that is not known."""
+    """Return a lock's holder for a message, such as ` (pid 12 on login1)`; empty when that is not known."""
     who = holder(path)
     return f" (pid {who['pid']} on {who['host']})" if who else ""
 
@@ -112,18 +112,17 @@ def _flock(fd: int, kind: int) -> bool:
 
 
 LOCK_S_MAX = 1.0
-"""How long to wait for the lock: a process that only looks at it holds it for an instant."""
-
+"""How long to wait for the lock: a process that only checks it holds it for an instant."""
 
 RESUME_S_MAX = 60.0
 """How long to wait for another command that resumes the job: sbatch may be slow to answer it."""
 
 
 def locked(job: JobDir) -> AbstractContextManager[bool]:
-    """Hold the job's lock, or learn within `LOCK_S_MAX` that another supervisor does."""
-    return locks.held(job.lock, LOCK_S_MAX)
+    """Hold the job's lock, or yield False when another supervisor holds it for `LOCK_S_MAX`."""
+    return held(job.lock, LOCK_S_MAX)
 
 
 def resuming(job: JobDir, limit_s: float = RESUME_S_MAX) -> AbstractContextManager[bool]:
-    """Hold the right to resume the job, or learn within `limit_s` that another command has it."""
-    return locks.held(job.resume_lock, limit_s)
+    """Hold the right to resume the job, or yield False when another command holds it for `limit_s`."""
+    return held(job.resume_lock, limit_s)

@@ -1,9 +1,9 @@
-"""When was which byte of a rank's log written? A sparse time index beside the log, so that readers can merge and seek.
+"""Sparse time index of a rank's log: when which byte was written, so that readers can merge logs and seek in them.
 
-The file is records of 16 bytes, `<QQ`: a wall time in ns and an offset, which say that every byte before the offset
-had been written by that time. Rules: one writer, the node agent; offsets rise strictly and times never fall (a clock
-that was set back waits until it has caught up), so a search by either is a binary one; a torn last record is no
-record; an index that is missing or behind its log is normal, and its readers say so instead of guessing.
+The file holds records of 16 bytes, `<QQ`: a wall time in ns and an offset. A record says that every byte before the
+offset had been written by that time. Rules: one writer, the node's agent; offsets rise strictly and times never fall (a
+clock that was set back waits until it has caught up), so a search by either is binary; a torn last record does not
+count; an index that is missing or behind its log is normal, and its readers say so instead of guessing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK_BYTES = 256 * _RECORD.size
 
 
 class LogIndex:
-    """The writer. Going on after a crash needs nothing: open the same path again. Raises OSError at opening only."""
+    """The writer of an index. After a crash, open the same path again. Raises OSError when it is opened only."""
 
     def __init__(self, path: Path) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -73,7 +73,7 @@ def offset_at(path: Path, time_ns: int) -> int:
 
 
 class IndexCursor:
-    """Tells the time of bytes, at offsets that never fall. Opens the file per block, so a thousand cursors hold none."""
+    """Returns the times of bytes, at offsets that never fall. Opens the file per block, so a thousand cursors hold none open."""
 
     __slots__ = ("_at", "_block", "_ended", "_path", "_record_next", "_until", "time_ns")
 
@@ -91,7 +91,7 @@ class IndexCursor:
     def span(self, offset: int) -> tuple[int, int] | None:
         """Return when the byte at `offset` had been written (ns) and the offset up to which that time holds.
 
-        None when the index does not reach that far; it is looked at again only after `refresh`.
+        None when the index does not reach that far; it is read again only after `refresh`.
         """
         while offset >= self._until:
             if self._at >= len(self._block) and not self._fill(offset):
@@ -137,7 +137,7 @@ def _count(fd: int) -> int:
 
 
 def _record(fd: int, number: int) -> tuple[int, int]:
-    """Return one record; one that was cut away meanwhile lies after every time and offset."""
+    """Return one record; a record that was cut away meanwhile lies after every time and offset."""
     data = os.pread(fd, _RECORD.size, number * _RECORD.size)
     if len(data) < _RECORD.size:
         return _NEVER, _NEVER

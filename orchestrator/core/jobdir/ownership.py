@@ -1,10 +1,10 @@
-"""Ownership of a job folder: whether what would be executed, loaded or written there is the caller's alone.
+"""Ownership of a job folder: whether all that would be executed, loaded or written there is the caller's alone.
 
-Rules: a folder and its files count as they are, never as what a symbolic link leads to. The folder is the caller's; what
-is in it is his or root's, who could change it anyway; no other user can write to it. The two folders above it, `jobs`
+Rules: a folder and its files count as they are, never as what a symbolic link leads to. The folder is the caller's; its
+contents are his or root's, who could change them anyway; no other user can write to it. The two folders above it, `jobs`
 and the job home, may be shared when they are sticky and his or root's: the owner of a sticky folder can replace what
-lies in it. What lies further up is the choice of the user who named the job home. Jobs of others are read, and nothing
-else.
+lies in it. The folders further up are the choice of the user who named the job home. Jobs of other users are read, and
+nothing else.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ WRITABLE = stat.S_IWGRP | stat.S_IWOTH
 ROOT_UID = 0
 
 LINKED = ("checkpoints", "evidence", "logs")
-"""What a user may have moved to another disk, with a link of his own in its place: nothing of it is executed."""
+"""Folders that a user may have moved to another disk, with a link of his own in place: nothing in them is executed."""
 
 LOADED = ("requests", "scripts", "secrets")
-"""The folders whose files are looked at one by one."""
+"""The folders whose files are checked one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,10 @@ def fault_within(root: Path) -> Fault | None:
 def belongs(path: Path) -> bool:
     """Tell whether there is such a file or folder, of the caller, and no symbolic link."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode)
+    return status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
 
 
 def is_own(path: Path) -> bool:
@@ -79,7 +79,7 @@ def is_own(path: Path) -> bool:
 
 @contextlib.contextmanager
 def closed_to_others() -> Iterator[None]:
-    """Let nothing that is made meanwhile be writable by other users, whatever the umask is."""
+    """Make nothing in this block writable by other users, whatever the umask is."""
     before = os.umask(WRITABLE)
     os.umask(before | WRITABLE)
     try:
@@ -89,19 +89,20 @@ def closed_to_others() -> Iterator[None]:
 
 
 def close_to_others() -> None:
-    """Let nothing be writable by other users that this process and those it starts make, whatever the umask is."""
+    """Make nothing writable by other users in this process and those that it starts, whatever the umask is."""
     os.umask(os.umask(WRITABLE) | WRITABLE)
 
 
 def open_inside(path: Path) -> int:
-    """Open a file of a job folder that may be another user's, to be shown as it is: no link that leads out of it.
+    """Open a file of a job folder that may be another user's, for reading, but no link, which may lead out of it.
 
-    Raises OSError, see `open_regular`."""
+    Raises OSError, see `open_regular`.
+    """
     return open_regular(path, os.O_NOFOLLOW)
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
-    """Open a file of a job folder, to be read. Raises OSError, also for a pipe or a device, which may never answer."""
+    """Open a file of a job folder for reading. Raises OSError, also for a pipe or a device, which may never answer."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags)
     kind = os.fstat(fd).st_mode
     if stat.S_ISREG(kind):
@@ -113,7 +114,7 @@ def open_regular(path: Path, flags: int = 0) -> int:
 
 
 def read_regular(path: Path) -> bytes:
-    """Return what a file of a job folder holds. Raises OSError, see `open_regular`."""
+    """Return the bytes of a file of a job folder. Raises OSError, see `open_regular`."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read()
 
@@ -126,20 +127,18 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 def _of_parent(folder: Path) -> Fault | None:
     """Return why a folder in which job folders lie is not safe; a link to it counts with what it leads to."""
     try:
-        link, found = folder.lstat(), folder.stat()
+        link, status = folder.lstat(), folder.stat()
     except OSError as err:
         return _unseen(folder, err)
     fix = "set ORCH_HOME, or ssh.remote_dir, to a folder of your own"
     if not _is_trusted(link.st_uid) and stat.S_ISLNK(link.st_mode):
         return Fault(f"it is a symbolic link of {_name(link.st_uid)}, who can lead it elsewhere", folder, fix)
-    if not _is_trusted(found.st_uid):
-        return Fault(f"it belongs to {_name(found.st_uid)}, who can replace what lies in it", folder, fix)
-    if found.st_mode & stat.S_ISVTX:
+    if not _is_trusted(status.st_uid):
+        return Fault(f"it belongs to {_name(status.st_uid)}, who can replace what lies in it", folder, fix)
+    if status.st_mode & stat.S_ISVTX:
         return None
-    if found.st_mode & WRITABLE:
-        what = (
-            f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o}), and replace what lies in it"
-        )
+    if status.st_mode & WRITABLE:
+        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o}), and replace what lies in it"
         return Fault(
             what, folder, f"chmod go-w {folder}, or chmod +t where it is meant to be shared; or {fix}"
         )
@@ -148,25 +147,24 @@ def _of_parent(folder: Path) -> Fault | None:
 
 def _of(path: Path) -> Fault | None:
     try:
-        found = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return None  # it went meanwhile
     except OSError as err:
         return _unseen(path, err)
-    known = "once you know that it holds nothing but yours"
-    if not _is_trusted(found.st_uid):
-        return Fault(
-            f"it belongs to {_name(found.st_uid)}, in a job folder of yours", path, f"make it yours, {known}"
-        )
-    if stat.S_ISLNK(found.st_mode):
+    caution = "once you know that it holds nothing but yours"
+    if not _is_trusted(status.st_uid):
+        what = f"it belongs to {_name(status.st_uid)}, in a job folder of yours"
+        return Fault(what, path, f"make it yours, {caution}")
+    if stat.S_ISLNK(status.st_mode):
         return Fault(
             "it is a symbolic link, which orch does not follow there", path, "put the real one there"
         )
-    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
         return Fault("it is neither a file nor a folder", path, "put the real one there")
-    if found.st_mode & WRITABLE:
-        what = f"other users can write to it (mode {stat.S_IMODE(found.st_mode):o})"
-        return Fault(what, path, f"chmod go-w {path}, {known}")
+    if status.st_mode & WRITABLE:
+        what = f"other users can write to it (mode {stat.S_IMODE(status.st_mode):o})"
+        return Fault(what, path, f"chmod go-w {path}, {caution}")
     return None
 
 

@@ -1,33 +1,36 @@
-"""What was decided before the first process starts, and what does a rank get of it? Made by `planning`, pure.
+"""The plan: everything decided before the first process starts. Made by `submission.planner`, pure.
 
-The plan is what the supervisor works from, so its types are plain data of the standard library. What differs between
-attempts (the port, the checkpoint) is added by `rank_env` and `arguments` when an attempt starts.
+The supervisor works from the plan, so its types are plain data of the standard library. What differs between attempts
+(the port, the checkpoint) is added by `rank_env` and `arguments` when an attempt starts.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.text import counted
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
-    """One node: its place in the job, the host it is on, and what of the host it uses.
+    """One node: its place in the job, its host, and what it uses of the host.
 
-    With a pool it is a host that may be used: it has no ranks yet, its GPUs are leased when it is, `address` is where
-    other hosts reach it (empty: to be probed), and `slots` how many CPU ranks it takes (0: as many as it has cores).
+    With a pool it is a host that may be used: it has no ranks yet, and its GPUs are leased when it is used.
     """
 
     name: str
     host: str
+    # Where other hosts reach it; empty: to be probed
     address: str
     gpus: tuple[int, ...]
     ranks: tuple[int, ...]
+    # How many CPU ranks it takes; 0: as many as it has cores
     slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedPool:
-    """What an attempt takes of the hosts: so many nodes with so many ranks each, and spares. 0 GPUs: CPU ranks."""
+    """What an attempt takes of the hosts: nodes, the ranks and GPUs of each, and spares. 0 GPUs: CPU ranks."""
 
     nodes: int
     ranks_each: int
@@ -37,7 +40,7 @@ class PlannedPool:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSsh:
-    """How hosts are reached and where the job lies on them. `copy_mb_s`: limit of bulk copies, None for none."""
+    """How hosts are reached and where the job lies on them. `copy_mb_s` limits bulk copies, None: not limited."""
 
     user: str | None
     port: int | None
@@ -49,10 +52,10 @@ class PlannedSsh:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSlurm:
-    """How a job asks Slurm for nodes, and what its ranks are told before they lose them.
+    """How a job asks Slurm for nodes, and how its ranks are warned before they lose them.
 
     `options` are those of sbatch, one argument each. `signal` (a name, without SIG) goes to the ranks `grace_s` before
-    the nodes are taken away. The plan has no nodes: they are known in the allocation.
+    Slurm takes the nodes. Such a plan has no nodes: they are known in the allocation.
     """
 
     options: tuple[str, ...]
@@ -63,15 +66,13 @@ class PlannedSlurm:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLimits:
-    """Every limit of the job, in seconds unless named otherwise; None is no limit.
-
-    `fence_s` is None on this machine, where locks tell of agents. `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`; `patience_s` is
-    0 for the plain one.
-    """
+    """Every limit of the job, in seconds unless named otherwise; None is no limit."""
 
     start_s: float
+    # 0: it follows from the job's own step times, within `hang_floor_s` and `hang_ceiling_s`
     hang_s: float | None
     node_silent_s: float
+    # None on this machine, where locks tell which agents live
     fence_s: float | None
     stop_grace_s: float
     break_grace_s: float
@@ -87,16 +88,19 @@ class PlannedLimits:
     hang_floor_s: float = 5.0
     hang_ceiling_s: float = 600.0
     queue_s: float | None = None
+    # 0: the default
     patience_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedNotify:
-    """Whom to tell of what happens: a command (argv), a webhook (its host alone: the rest may be a token, and is kept
-    with the secrets), and of which occasions; see `notify`."""
+    """Who is notified of which events, see `supervisor.notifications`."""
 
+    # argv
     command: tuple[str, ...]
+    # The webhook's host alone: the rest may be a token, and is kept with the secrets
     url: str | None
+    # The names of events in `notify.on`
     occasions: tuple[str, ...]
 
 
@@ -136,7 +140,7 @@ class Plan:
 
     @property
     def program(self) -> str:
-        """What must exist on every node: the interpreter, or the shell."""
+        """The program that every node must have: the interpreter, or the shell."""
         return self.argv[0]
 
     @property
@@ -146,8 +150,7 @@ class Plan:
         if self.pool is not None:
             gpus, nodes = self.pool.nodes * self.pool.gpus_each, self.pool.nodes
             spares = f" and {self.pool.spares} to spare" if self.pool.spares else ""
-            hosts = f" of {len(self.nodes)} host{'s' if len(self.nodes) != 1 else ''}"
+            hosts = f" of {counted(len(self.nodes), 'host')}"
             chosen = f"{spares}{'' if self.slurm else hosts}"
-        ranks = f"{self.world_size} rank{'s' if self.world_size != 1 else ''}"
-        plural = "s" if nodes != 1 else ""
-        return f"{ranks} on {nodes} node{plural}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"
+        ranks, on_nodes = counted(self.world_size, "rank"), counted(nodes, "node")
+        return f"{ranks} on {on_nodes}{chosen}, on {f'{gpus} GPUs' if gpus else 'CPUs'}"

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
 
 
 def arguments(plan: Plan, resume_from: str) -> tuple[str, ...]:
-    """Return a rank's command for an attempt; the resume arguments only when there is something to resume from."""
+    """Return a rank's command for an attempt, with the resume arguments only when there is a checkpoint to resume from."""
     if not resume_from or not plan.resume_args:
         return plan.argv
     extra = tuple(word.replace("{path}", resume_from) for word in plan.resume_args)
@@ -26,8 +26,8 @@ def node_env(
 ) -> dict[str, str]:
     """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's.
 
-    Over SSH it is added to the host's own: the submitter's is that of another machine. On Slurm the step's own choice of
-    GPUs stands, whatever the submitter had chosen on his machine.
+    Over SSH it is added to the host's own, without the submitter's, which is that of another machine. On Slurm the step's
+    own choice of GPUs stands, whatever the submitter had chosen on his machine.
     """
     ours = {} if plan.ssh else outer
     if plan.slurm:
@@ -38,13 +38,11 @@ def node_env(
     return env
 
 
-GPU_NAMES = frozenset(
-    [
-        *("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"),
-        *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
-    ]
+GPU_NAMES = (
+    *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HIP_VISIBLE_DEVICES"),
+    *("NVIDIA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
 )
-"""What chooses GPUs, or says which were chosen."""
+"""Variables that choose GPUs, or say which were chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,7 @@ def rank_env(
     never set: rank 0 itself serves the store, a new one for each attempt.
     """
     rank, world = str(seat.rank), str(plan.world_size)
-    error_file = job.rank_run(seat.node, attempt, seat.rank) / "torchelastic-error.json"
+    error_file = job.rank_run(seat.node, attempt, seat.rank) / TORCHELASTIC_ERROR_FILE
     return {
         "RANK": rank,
         "WORLD_SIZE": world,
@@ -97,18 +95,10 @@ def rank_env(
 
 FOREIGN_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_", "PET_", "ORCH_")
 
-
 FOREIGN_NAMES = frozenset(
     [
-        *(
-            "RANK",
-            "WORLD_SIZE",
-            "LOCAL_RANK",
-            "LOCAL_WORLD_SIZE",
-            "GROUP_RANK",
-            "GROUP_WORLD_SIZE",
-            "NODE_RANK",
-        ),
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
         *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("OLDPWD", "PWD", "SHLVL", "_"),
     ]
@@ -116,8 +106,8 @@ FOREIGN_NAMES = frozenset(
 
 
 def outer_env(environ: Mapping[str, str], secrets: tuple[str, ...]) -> dict[str, str]:
-    """Return what ranks inherit of the submitter's environment: all but what another launcher left there, and
-    the secrets, which are kept apart."""
+    """Return what ranks inherit of the submitter's environment: all but the variables that another launcher left there,
+    and the secrets, which are kept apart."""
     return {
         name: value
         for name, value in environ.items()

@@ -1,6 +1,7 @@
-"""What did people ask of a job after its submit? One numbered file each in the job folder, written once, never changed.
+"""Requests to a running job: cancel, restart, resume, inspect, a lost allocation. One numbered file each in the job folder.
 
-A request outlives everybody: `asked` reads them, for whoever supervises the job.
+A file is written once and never changed. It outlives every process, so the next supervisor reads it where the last one
+died. The number is the order; a file that is not a request is passed over.
 """
 
 from __future__ import annotations
@@ -8,21 +9,42 @@ from __future__ import annotations
 import errno
 import os
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core import codec
+from orchestrator.core.end_cause import Cause
 from orchestrator.core.errors import ClusterError, OrchError, UserError
-from orchestrator.core.jobdir import ownership
+from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.durable import replace_text, sync_folder
 
 NUMBER_MAX = 1_000_000
 
 
-def ask(folder: Path, what: str, **more: str) -> int:
-    """Write a request and return its number; two people asking at once get two numbers.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, as its file holds it."""
 
-    `what`: cancel; restart; resume, with `path`; or allocation_ended, with `allocation`, `cause` (a value of `Cause`) and `why`.
-    Raises UserError for another user's job, and ClusterError when the disk refuses.
+    number: int
+    # cancel, restart, resume, look or allocation_ended
+    ask: str
+    # When it was written, in seconds since the epoch, by the clock of the disk.
+    written_s: float
+    # Of a resume: the checkpoint to begin from, or empty.
+    checkpoint: str
+    # Of an allocation that has ended: Slurm's id (and restart count), and how it ended. An unknown cause is a failure.
+    allocation: str
+    cause: Cause
+    why: str
+
+
+def ask(folder: Path, what: str, **more: str) -> int:
+    """Write a request and return its number; two at once get two numbers.
+
+    `what`: cancel; restart; look, for an inspection; resume, with `path`, a checkpoint or empty; or allocation_ended, with
+    `allocation`, `cause` (a value of `Cause`) and `why`. Raises UserError for another user's job, and ClusterError when the
+    disk refuses.
     """
     try:
         return _ask(folder, what, more)
@@ -31,18 +53,18 @@ def ask(folder: Path, what: str, **more: str) -> int:
 
 
 def refused(err: OSError, root: Path) -> OrchError:
-    """Return for people why something could not be written into the job folder `root`."""
-    found = ownership.fault(root)
-    if isinstance(err, PermissionError) and found:
-        return UserError(found.what, str(found.where), found.fix)
-    is_full = err.errno in (errno.ENOSPC, errno.EDQUOT)
-    fix = f"make room in {root}, then try again" if is_full else "see to that file or folder, then try again"
+    """Return the error for a file that could not be written into the job folder `root`."""
+    fault = ownership.fault(root)
+    if isinstance(err, PermissionError) and fault:
+        return UserError(fault.what, str(fault.where), fault.fix)
+    fix = "see to that file or folder, then try again"
+    fix = f"make room in {root}, then try again" if full_disk.is_full(err) else fix
     return ClusterError(f"cannot be written: {err.strerror}", str(err.filename or root), fix)
 
 
 def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
-    if found := ownership.fault(folder.parent):
-        raise UserError(found.what, str(found.where), found.fix)
+    if fault := ownership.fault(folder.parent):
+        raise UserError(fault.what, str(fault.where), fault.fix)
     folder.mkdir(mode=0o755, exist_ok=True)
     if not ownership.is_own(folder):
         raise PermissionError(errno.EACCES, "it is not yours alone", str(folder))
@@ -67,5 +89,46 @@ def _ask(folder: Path, what: str, more: dict[str, str]) -> int:
 
 
 def number_of(path: Path) -> int:
-    """Return the number in a request's file name; 0 for a file that is none."""
+    """Return the number in a request's file name; 0 for another file."""
     return int(path.stem) if re.fullmatch(r"[0-9]{1,6}", path.stem) else 0
+
+
+def after(folder: Path, number: int) -> Iterator[Request]:
+    """Yield the requests after `number`, in order. Raises OSError when the folder cannot be listed or descriptors are out."""
+    for path in _files(folder):
+        if number_of(path) > number and (request := _read(path)) is not None:
+            yield request
+
+
+def latest(folder: Path) -> Request | None:
+    """Return the latest request; None when there is none or it cannot be read."""
+    try:
+        path = max(_files(folder), default=None)
+        return _read(path) if path is not None else None
+    except OSError:
+        return None
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix == ".json" and number_of(path))
+
+
+def _read(path: Path) -> Request | None:
+    """Return one request, or None for another file: it must not keep the job from going on."""
+    try:
+        data = codec.loads_plain(ownership.read_regular(path))
+        written_s = path.stat().st_mtime
+    except codec.CodecError:
+        return None
+    except OSError as err:
+        if full_disk.is_exhausted(err):
+            raise
+        return None
+    try:
+        cause = Cause(data.get("cause"))
+    except ValueError:
+        cause = Cause.FAILED
+    ask, checkpoint, allocation, why = (
+        str(data.get(key, "")) for key in ("ask", "path", "allocation", "why")
+    )
+    return Request(number_of(path), ask, written_s, checkpoint, allocation, cause, why)

@@ -1,8 +1,8 @@
-"""Which files of a node travel home over its line? Those that are only ever appended to, and no others.
+"""The files of a node that an agent sends to the supervisor: those that are only ever appended to, and no others.
 
-Both ends go by this: an agent sends what is named here, and the supervisor takes nothing else. Which ranks were a
-node's is told by the folders that the agent makes for them, `nodes/NODE/attempt-NNN/rank-NNNNN`; the supervisor makes
-the same ones at home.
+Both ends go by this list: an agent sends the files named here, and the supervisor accepts no others. The ranks of a node
+are known from the folders that the agent makes for them, `nodes/NODE/attempt-NNN/rank-NNNNN`; the supervisor makes the
+same ones in the job folder.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator.core.jobdir.layout import JobDir, attempt_name, attempt_of, rank_name
 
 ATTEMPTS_MAX = 64
-"""How many attempts back a connection begins to look: what is at home of them is told in one message."""
+"""How many attempts back a connection looks for files: their sizes in the job folder go into one message."""
 
 _RANK_DIR = re.compile(r"rank-([0-9]{5,9})")
 _RANK_FILE = re.compile(
@@ -25,38 +25,38 @@ _RANK_FILE = re.compile(
 
 
 def attempts(job: JobDir, node: str) -> list[int]:
-    """Return the latest attempts that have left something of the node here, rising."""
-    found = {attempt_of(Path(name)) for folder in (job.node(node), job.logs) for name in _names(folder)}
-    return sorted(attempt for attempt in found if attempt is not None)[-ATTEMPTS_MAX:]
+    """Return the latest attempts that have left files of the node here, in order."""
+    numbers = {attempt_of(Path(name)) for folder in (job.node(node), job.logs) for name in _names(folder)}
+    return sorted(attempt for attempt in numbers if attempt is not None)[-ATTEMPTS_MAX:]
 
 
 def files(job: JobDir, node: str, attempt: int) -> list[str]:
     """Return the paths below the job folder that may exist of the node for one attempt."""
     logs, evidence = f"logs/{attempt_name(attempt)}", f"evidence/{attempt_name(attempt)}"
-    found = [f"{logs}/node-{node}.log", f"{evidence}/node-{node}-gpus.txt"]
+    paths = [f"{logs}/node-{node}.log", f"{evidence}/node-{node}-gpus.txt"]
     for rank in _ranks(job, node, attempt):
         name = rank_name(rank)
-        found += [f"{logs}/{name}.log", f"{logs}/{name}.idx"]
-        found += [f"{evidence}/{name}-stacks.txt", f"{evidence}/{name}-flight.jsonl"]
-    return found
+        paths += [f"{logs}/{name}.log", f"{logs}/{name}.idx"]
+        paths += [f"{evidence}/{name}-stacks.txt", f"{evidence}/{name}-flight.jsonl"]
+    return paths
 
 
 def agent_log(node: str) -> str:
-    """Return the path of what the node's agent and its keeper print, below the job folder."""
+    """Return the path of the output of the node's agent and keeper, below the job folder."""
     return f"nodes/{node}/agent.log"
 
 
 def rank_of(path: str) -> tuple[int, int] | None:
-    """Return attempt and rank of a rank's file, None when `path` is no path of one."""
-    found = _RANK_FILE.fullmatch(path)
-    if found is None:
+    """Return attempt and rank of a rank's file, None for another path."""
+    match = _RANK_FILE.fullmatch(path)
+    if match is None:
         return None
-    attempt, rank = (number for number in found.groups() if number is not None)
+    attempt, rank = (number for number in match.groups() if number is not None)
     return int(attempt), int(rank)
 
 
 def may_send(node: str, path: str) -> bool:
-    """Tell whether `path` is one that this node may send; no other name can be meant by it."""
+    """Tell whether this node may send the file `path`, which leads nowhere else."""
     return rank_of(path) is not None or _of_node(node).fullmatch(path) is not None
 
 
@@ -70,8 +70,8 @@ def _of_node(node: str) -> re.Pattern[str]:
 
 
 def _ranks(job: JobDir, node: str, attempt: int) -> list[int]:
-    found = map(_RANK_DIR.fullmatch, _names(job.node(node) / attempt_name(attempt)))
-    return sorted(int(one.group(1)) for one in found if one is not None)
+    matches = map(_RANK_DIR.fullmatch, _names(job.node(node) / attempt_name(attempt)))
+    return sorted(int(match.group(1)) for match in matches if match is not None)
 
 
 def _names(folder: Path) -> list[str]:

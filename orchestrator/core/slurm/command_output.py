@@ -1,7 +1,7 @@
-"""What does Slurm mean? Its words of a job, as squeue, sacct and scontrol print them, as values. Pure.
+"""Output of squeue, sacct and scontrol about a job, read as values, and what it means in words for people. Pure.
 
-Rules: only what has kept its form since Slurm 20 is read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON. A
-word that is new to us is shown as it is, and no job is over for it.
+Rules: only formats that are the same since Slurm 20 are read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON. A
+state that is new is shown as it is, and no job is over for it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from orchestrator.core.slurm import exec_codes, job_states
 from orchestrator.core.slurm.job_states import Stage
 
 SQUEUE_FORMAT = "%i|%T|%S|%D|%N|%r|%Z"
-"""Id, state, start, number of nodes, nodes, reason, folder: what may hold anything stands last."""
+"""Id, state, start, number of nodes, nodes, reason, folder: free text stands last."""
 
 _FOLDER = re.compile(r"\|((?:/.*|\(null\))?)$")
-"""The folder behind a reason, which may have `|` in it as well, but not before a `/`."""
+"""The folder after a reason; a reason may have `|` in it as well, but not before a `/`."""
 
 SACCT_FORMAT = "JobID,State,ExitCode,NodeList"
 
 NO_LOG_EXIT = "0:53"
-"""What slurmd gives a batch job whose output file it cannot open; no script ends so."""
+"""The exit code that slurmd gives a batch job whose output file it cannot open; no script ends with it."""
 
 UNKNOWN_ID = "Invalid job id"
-"""What squeue and scontrol say of a job that is not in slurmctld's memory."""
+"""The words of squeue and scontrol for a job that slurmctld does not have in memory."""
 
 _NEVER = {
     "partitionnodelimit": "nodes=…",
@@ -38,32 +38,34 @@ _NEVER = {
     "partitionconfig|badconstraints|maxmemperlimit": "KEY=VALUE; sinfo -o '%P %l %D %c %m %G %f' shows what there is",
     "(assoc|qos)(max.*(perjob|pernode|wall)|min).*": "KEY=VALUE; sacctmgr show qos, and assoc, show the limits",
 }
-"""Reasons that time does not mend, as patterns of their first word, and what to change of the job then. None of them is
-taken for an end, since an administrator may change the limits."""
+"""Reasons that waiting does not mend, as patterns of their first word, and what to change in the job. No job is over for
+one of them, since an administrator may change the limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueJob:
-    """A job as Slurm last told of it.
-
-    `state`: Slurm's word, `FORGOTTEN` or `UNKNOWN` where it has none. `expected_start`: UTC, ISO 8601, of a waiting
-    job. `nodes`: as Slurm writes them, `node[1-4]`. `by`: who cancelled it. `exit`: of the batch script, `1:0` is code
-    and signal. `restarts`: how often it was requeued, which only scontrol tells. `folder`: where its batch script runs;
-    empty where that is not told. `unanswered`: why Slurm did not answer the last question, empty when it did; `age_s`:
-    how old all this is.
-    """
+    """A job as Slurm last described it."""
 
     id: str
+    # Slurm's word; `FORGOTTEN` where Slurm knows no such job, `UNKNOWN` where it has never answered
     state: str
     reason: str = ""
+    # Of a waiting job, UTC, ISO 8601
     expected_start: str | None = None
+    # As Slurm writes them, `node[1-4]`
     nodes: str = ""
     count: int = 0
+    # The user who cancelled it
     by: str = ""
+    # Of the batch script: `1:0` is code and signal
     exit: str = ""
+    # How often it was requeued, from scontrol only
     restarts: int | None = None
+    # Where its batch script runs; empty where that is not known
     folder: str = ""
+    # Why Slurm did not answer the last question, empty when it did
     unanswered: str = ""
+    # How old all this is
     age_s: float = 0.0
 
     @property
@@ -77,7 +79,7 @@ class QueueJob:
 
     @property
     def is_held(self) -> bool:
-        """Tell whether it waits until somebody lets it go."""
+        """Whether it waits until a person releases it."""
         return self.stage is Stage.WAITING and (
             "held" in self.reason.lower() or self.state in ("REQUEUE_HOLD", "SPECIAL_EXIT")
         )
@@ -90,7 +92,7 @@ class QueueJob:
 
 def squeue(text: str) -> dict[str, QueueJob]:
     """Read what `squeue -h -o SQUEUE_FORMAT` prints, with times in UTC."""
-    found = {}
+    jobs = {}
     for line in text.splitlines():
         parts = line.split("|", 5)
         if len(parts) < 6:
@@ -104,16 +106,16 @@ def squeue(text: str) -> dict[str, QueueJob]:
         )  # fmt: skip
         if job.stage is Stage.WAITING:
             job = replace(job, expected_start=_utc(start), nodes="")
-        found[job_id] = job
-    return found
+        jobs[job_id] = job
+    return jobs
 
 
 def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
     """Read what `sacct -n -X -P --duplicates` prints; a job that was requeued has a line for each time, the latest last.
 
-    Only jobs that are over are told: what accounting says of others is late, or was never finished.
+    Only jobs that are over count: accounting is late about others, or has never finished their lines.
     """
-    found: dict[str, QueueJob] = {}
+    jobs: dict[str, QueueJob] = {}
     for line in text.splitlines():
         parts = line.split("|", 3)
         if len(parts) < 4:
@@ -122,30 +124,41 @@ def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
         state, _, by = said.upper().partition(" BY ")
         user = name_of(int(by)) if by.isdigit() else by.lower()
         nodes = "" if nodes == "None assigned" else _or_empty(nodes)
-        found[job_id] = QueueJob(job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code)
-    return {job_id: job for job_id, job in found.items() if job.stage is Stage.OVER}
+        jobs[job_id] = QueueJob(job_id, state.rstrip("+"), nodes=nodes, by=user, exit=code)
+    return {job_id: job for job_id, job in jobs.items() if job.stage is Stage.OVER}
+
+
+def fields(text: str) -> dict[str, str]:
+    """Read a line of `NAME=value`, as `scontrol show job -o ID` prints it, the first of each name. Values may hold blanks,
+    and texts of the job itself may look like fields: those come later than what they could be taken for."""
+    values: dict[str, str] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if equals:
+            values.setdefault(name, value)
+    return values
 
 
 def scontrol_job(text: str) -> QueueJob | None:
     """Read what `scontrol show job -o ID` prints."""
-    found = dict(re.findall(r"(?:^|\s)(JobId|JobState|Reason|Restarts|ExitCode|NodeList)=(\S*)", text))
-    if "JobId" not in found or "JobState" not in found:
+    job = fields(text)
+    if "JobId" not in job or "JobState" not in job:
         return None
     return QueueJob(
-        found["JobId"],
-        found["JobState"].upper(),
-        _or_empty(found.get("Reason", "")).replace("_", " "),
-        nodes=_or_empty(found.get("NodeList", "")),
-        exit=found.get("ExitCode", ""),
-        restarts=_number(found.get("Restarts", "")),
+        job["JobId"],
+        job["JobState"].upper(),
+        _or_empty(job.get("Reason", "")).replace("_", " "),
+        nodes=_or_empty(job.get("NodeList", "")),
+        exit=job.get("ExitCode", ""),
+        restarts=_number(job.get("Restarts", "")),
         folder=path[1] if (path := re.search(r"\sWorkDir=(/.*?)(?=\s+\w+=|\s*$)", text)) else "",
     )
 
 
 def cluster_name(text: str) -> str:
-    """Read the cluster's name in what `scontrol show config` prints; empty where it is not told."""
-    found = re.search(r"(?m)^ClusterName\s*=(.*)$", text)
-    return _or_empty(found[1].strip()) if found else ""
+    """Read the cluster's name in what `scontrol show config` prints; empty where it is missing."""
+    match = re.search(r"(?m)^ClusterName\s*=(.*)$", text)
+    return _or_empty(match[1].strip()) if match else ""
 
 
 def _or_empty(word: str) -> str:
@@ -160,11 +173,11 @@ def _utc(word: str) -> str | None:
     return f"{word}Z" if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", word) else None
 
 
-# What people are told
+# Words for people
 
 
 def say(job: QueueJob, name: str) -> str:
-    """Say in one line how it stands with a job, and what to do where something must be done. `name`: what orch calls it."""
+    """Describe a job in one line, with what to do where something must be done. `name`: orch's own name of it."""
     match job.stage:
         case Stage.WAITING:
             return _waits(job, name)
@@ -195,14 +208,13 @@ def _waits(job: QueueJob, name: str) -> str:
 
 
 def ended(job: QueueJob) -> str:
-    """Say in one line how a job that is over has ended."""
+    """Describe in one line how a job that is over has ended."""
     name = f"Slurm job {job.id}"
     code, _, number = job.exit.partition(":")
     if job.state == "FAILED" and job.exit == NO_LOG_EXIT:
         fix = "submit it again with ORCH_HOME set to a folder that all nodes see and this user can write to"
-        return (
-            f"{name} could not begin: its first node could not open the log in the job's folder; fix: {fix}"
-        )
+        what = f"{name} could not begin: its first node could not open the log in the job's folder"
+        return f"{what}; fix: {fix}"
     unstarted = exec_codes.explained(code) if job.state == "FAILED" and number in ("", "0") else ""
     if unstarted:
         return f"{name} has ended with exit code {code}: no program could be started on its first node: {unstarted}"
@@ -228,11 +240,6 @@ def ended(job: QueueJob) -> str:
         case "COMPLETED":
             return f"{name} has ended before the job did"
         case _:
-            how = (
-                f" with signal {number}"
-                if number not in ("", "0")
-                else f" with exit code {code}"
-                if code
-                else ""
-            )
+            how = f" with exit code {code}" if code else ""
+            how = f" with signal {number}" if number not in ("", "0") else how
             return f"{name} has ended{how}: {job.state}"

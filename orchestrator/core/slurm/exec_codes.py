@@ -1,4 +1,4 @@
-"""With which exit code does Slurm end what it could not execute? Pure."""
+"""Exit codes that Slurm gives to a program that it could not execute. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _CODES = (errno.E2BIG, errno.EAGAIN, errno.ENOMEM, errno.EACCES)
 
 
 def explained(code: str) -> str:
-    """Say why no program could be started, empty where this exit code does not tell: slurmstepd ends such a task with
-    the number of the error (slurm 22.05), and only slurmd's own log has more. Whatever orch starts says something first.
+    """Return why no program could be started, empty where the exit code does not tell. slurmstepd ends such a task with
+    the error's number (slurm 22.05), and only slurmd's own log has more. All that orch starts prints something first.
     """
     if not code.isdigit() or int(code) not in _CODES:
         return ""

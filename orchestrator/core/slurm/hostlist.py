@@ -1,5 +1,6 @@
-"""Which nodes does a host list name? Slurm writes `rack[1-2]n[01-16,20],login` for many; `scontrol show hostnames`, which
-tells them one by one, may be missing on compute nodes."""
+"""Host lists of Slurm, such as `rack[1-2]n[01-16,20],login`, expanded to their nodes. `scontrol show hostnames`, which does
+the same, may be missing on compute nodes.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ import itertools
 import re
 
 NODES_MAX = 65_536
-"""More nodes than Slurm itself knows of (MAX_SLURM_NODES)."""
+"""As many nodes as Slurm itself allows (MAX_SLURM_NODES)."""
 
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 
 
 class HostlistError(ValueError):
-    """This is no host list."""
+    """The text is not a host list."""
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -27,7 +28,7 @@ def expand(text: str) -> tuple[str, ...]:
 
 
 def holds(text: str, node: str) -> bool:
-    """Tell whether a host list has a node; one that is empty, or cannot be read, may have any."""
+    """Tell whether a host list may have a node; an empty or unreadable list may have any."""
     try:
         return not text or node in expand(text)
     except HostlistError:
@@ -51,7 +52,7 @@ def _words(text: str) -> list[str]:
 
 
 def _expand_one(word: str) -> list[str]:
-    """Return all that a word with any number of brackets stands for; the last bracket counts fastest."""
+    """Return all names that a word with brackets stands for; the last bracket counts fastest."""
     parts = _BRACKET.split(word)  # literal, range, literal, range, literal …
     choices = [_numbers(part, word) if index % 2 else [part] for index, part in enumerate(parts)]
     size = 1
@@ -64,13 +65,13 @@ def _expand_one(word: str) -> list[str]:
 
 def _numbers(ranges: str, word: str) -> list[str]:
     """Return the numbers of `01-03,7`, as wide as the first of each range is written."""
-    found: list[str] = []
-    for one in ranges.split(","):
-        low, dash, high = one.partition("-")
+    numbers: list[str] = []
+    for span in ranges.split(","):
+        low, dash, high = span.partition("-")
         if not (low.isascii() and low.isdigit() and (not dash or (high.isascii() and high.isdigit()))):
-            raise HostlistError(f"{one or 'nothing'} is no range of numbers in {word[:80]}")
+            raise HostlistError(f"{span or 'nothing'} is not a range of numbers in {word[:80]}")
         first, last = int(low), int(high) if dash else int(low)
         if last < first or last - first >= NODES_MAX:
-            raise HostlistError(f"{one} is no range of numbers in {word[:80]}")
-        found += [f"{number:0{len(low)}d}" for number in range(first, last + 1)]
-    return found
+            raise HostlistError(f"{span} is not a range of numbers in {word[:80]}")
+        numbers += [f"{number:0{len(low)}d}" for number in range(first, last + 1)]
+    return numbers

@@ -1,8 +1,9 @@
 """Slurm's states of a job: how far each is, and why a job is over that is in it. The only table of them. Pure.
 
 The names are those of Slurm 20 to 25 (`man squeue`, JOB STATE CODES; slurm.schedmd.com/job_state_codes.html). squeue and
-scontrol show a flag in place of the state that it stands beside. What a flag does not tell (LAUNCH_FAILED, RECONFIG_FAIL,
-REVOKED, UPDATE_DB) is not known, like any word that is new here: no job is running, leaving or over for it.
+scontrol show a flag in place of the state under it. Flags that do not say how far the job is (LAUNCH_FAILED,
+RECONFIG_FAIL, REVOKED, UPDATE_DB) are unknown, like any word that is new here: for an unknown state no job is running,
+leaving or over.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from orchestrator.core.end_cause import Cause
 
 
 class Stage(enum.Enum):
-    """How far a job is, as far as it matters to us."""
+    """How far a job is."""
 
     WAITING = "waiting"  # in the queue; it may come back into it
     RUNNING = "running"  # it has nodes
-    LEAVING = "leaving"  # it is losing them: what comes then is not known yet
+    LEAVING = "leaving"  # it is losing them: what comes next is not known yet
     OVER = "over"
     NOT_FOUND = "forgotten"  # Slurm answers, and knows no such job
     NO_ANSWER = "unheard"  # Slurm has never answered
-    UNKNOWN = "unknown"  # Slurm's word does not tell
+    UNKNOWN = "unknown"  # Slurm's word does not say
 
 
 _NAMES = {

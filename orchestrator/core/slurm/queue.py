@@ -1,20 +1,19 @@
 """Slurm's queue as this process sees it: one squeue for all jobs, whose answer serves for two seconds.
 
-Rules: a Slurm that does not answer changes nothing: what it said last stands, with its age and why there is no news. That
-squeue lists a job no more does not prove that it is lost, see `Queue.confirmed`.
+Rules: a Slurm that does not answer changes nothing: its last answer stands, with its age and why there is no newer one.
+That squeue no longer lists a job does not prove that it is lost, see `SlurmQueue.confirmed`.
 """
 
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from orchestrator.core.slurm import command_output, scontrol
-from orchestrator.core.slurm.command import environment
+from orchestrator.core.slurm import command_output
+from orchestrator.core.slurm.command import ASK_S_MAX, CommandResult, command, environment
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.scontrol import is_orphaned
@@ -22,45 +21,14 @@ from orchestrator.core.slurm.scontrol import is_orphaned
 AGE_S_MAX = 2.0
 """How old an answer of squeue may be before Slurm is asked again."""
 
-ASK_S_MAX = 6.0
-"""How long Slurm may take to answer a question; with slurmctld down its commands give up after 9 to 12 s."""
-
-DEED_S_MAX = 20.0
-"""How long it may take to do something."""
+CHANGE_S_MAX = 20.0
+"""How long it may take to change something."""
 
 CANCEL_APART_S = 5.0
 OUTPUT_CHARS_MAX = 300
 
 IS_PENDING = "Job is pending execution"
 """What Slurm says to a requeue of a job that waits in the queue."""
-
-
-@dataclass(frozen=True, slots=True)
-class CommandResult:
-    """What a command said; `silent`: why it has not said anything."""
-
-    out: str
-    err: str
-    code: int
-    silent: str = ""
-
-
-def command(argv: list[str], environ: Mapping[str, str], limit_s: float = ASK_S_MAX) -> CommandResult:
-    """Run one of Slurm's commands, within a limit. The user's formats (SQUEUE_FORMAT, SLURM_TIME_FORMAT) are kept from
-    it, as is what another job of Slurm has left in the environment."""
-    env = {**environment(environ), "TZ": "UTC", "LC_ALL": "C"}
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", env=env, timeout=limit_s,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except FileNotFoundError:
-        return CommandResult("", "", 127, f"there is no {argv[0]} on this machine")
-    except subprocess.TimeoutExpired:
-        return CommandResult("", "", 124, f"{argv[0]} gave no answer within {limit_s:g} s")
-    except OSError as err:
-        return CommandResult("", "", 126, f"{argv[0]} cannot be run: {err.strerror}")
-    return CommandResult(done.stdout, done.stderr, done.returncode)
 
 
 class SlurmQueue:
@@ -78,12 +46,12 @@ class SlurmQueue:
         self._answered_at = float("-inf")
         self._asked: frozenset[str] = frozenset()
         self._asked_at = float("-inf")
-        self._silent = ""
+        self._unanswered = ""
         self._cancelled_at: dict[str, float] = {}
         self._cluster_name = ""
 
-    def look(self, ids: Iterable[str]) -> dict[str, QueueJob]:
-        """Return each of these jobs as Slurm tells of it, at most `AGE_S_MAX` old; as it last did while it is silent."""
+    def query(self, ids: Iterable[str]) -> dict[str, QueueJob]:
+        """Return each of these jobs as Slurm describes it, at most `AGE_S_MAX` old, or its last answer while it gives none."""
         wanted = list(dict.fromkeys(ids))
         with self._lock:
             is_old = self._clock_s() - self._asked_at > AGE_S_MAX
@@ -93,98 +61,94 @@ class SlurmQueue:
             return {job_id: self._told(job_id) for job_id in wanted}
 
     def confirmed(self, job: QueueJob) -> QueueJob:
-        """Return a job that squeue says is over, or does not list, as scontrol shows it, and who ended it and how, where
-        accounts tell. It is `silent` where squeue does not list it and scontrol does not say that there is none."""
-        said = command(["scontrol", "show", "job", "-o", job.id], self._environ())
-        found = command_output.scontrol_job(said.out)
-        if found is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in said.err:
-            return replace(job, unanswered=_refusal(said, "scontrol"))
-        found = found or job
-        if not is_over(found):
-            return found
-        argv = [
-            "sacct",
-            "-n",
-            "-X",
-            "-P",
-            "--duplicates",
-            f"--format={command_output.SACCT_FORMAT}",
-            "-j",
-            job.id,
-        ]
-        kept = command_output.sacct(command(argv, self._environ()).out, _user_name).get(job.id)
-        if kept is None or (found.stage is Stage.OVER and kept.state != found.state):
-            return found
-        return replace(kept, restarts=found.restarts, folder=found.folder)
+        """Return a job that is over by squeue, or that it does not list, as scontrol shows it, with who ended it and how where
+        sacct knows. It is `unanswered` where squeue does not list it and scontrol does not deny it either."""
+        shown = self._command("scontrol", "show", "job", "-o", job.id)
+        current = command_output.scontrol_job(shown.out)
+        if current is None and job.stage is Stage.NOT_FOUND and command_output.UNKNOWN_ID not in shown.err:
+            return replace(job, unanswered=_refusal(shown, "scontrol"))
+        current = current or job
+        if not is_over(current):
+            return current
+        options = ("-n", "-X", "-P", "--duplicates", f"--format={command_output.SACCT_FORMAT}", "-j", job.id)
+        kept = command_output.sacct(self._command("sacct", *options).out, _user_name).get(job.id)
+        if kept is None or (current.stage is Stage.OVER and kept.state != current.state):
+            return current
+        return replace(kept, restarts=current.restarts, folder=current.folder)
 
     def cancel(self, job_id: str, *, again: bool = False) -> str:
         """Take a job out of the queue or off its nodes; return Slurm's words when it refuses, else nothing.
 
-        `again`: somebody may have done so just now, and nothing is done twice within `CANCEL_APART_S`.
+        `again`: it may have been done just now, and is not done twice within `CANCEL_APART_S`.
         """
         with self._lock:
             now_s = self._clock_s()
             if again and now_s - self._cancelled_at.get(job_id, float("-inf")) < CANCEL_APART_S:
                 return ""
             self._cancelled_at[job_id] = now_s
-        said = command(["scancel", job_id], self._environ(), DEED_S_MAX)
+        result = self._command("scancel", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
-        return "" if not said.code else _refusal(said, "scancel")
+        return "" if not result.code else _refusal(result, "scancel")
 
     def bring_back(self, job_id: str) -> str:
-        """Put a job that runs on without its batch script back into the queue; return what is lost and Slurm's words when
-        it refuses, nothing when that is done, or nothing is lost, or Slurm does not say."""
-        shown = command(["scontrol", "show", "job", "-o", job_id], self._environ())
-        job = scontrol.fields(shown.out) if shown.code == 0 else {}
+        """Put a job that runs on without its batch script back into the queue. Return what is lost and Slurm's words when it
+        refuses; nothing when it is done, when the batch script's host is not lost, or when Slurm does not say."""
+        shown = self._command("scontrol", "show", "job", "-o", job_id)
+        job = command_output.fields(shown.out) if shown.code == 0 else {}
         if not is_orphaned(job, job.get("Restarts", "")):
             return ""
-        said = command(["scontrol", "requeue", job_id], self._environ(), DEED_S_MAX)
+        result = self._command("scontrol", "requeue", job_id, limit_s=CHANGE_S_MAX)
         self.expect_news()
-        if not said.code or IS_PENDING in said.err:  # somebody else was faster
+        if not result.code or IS_PENDING in result.err:  # another command was faster
             return ""
         lost = (
             f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {job_id} runs on for nothing"
         )
-        return f"{lost}, and cannot be requeued: {_refusal(said, 'scontrol')}"
+        return f"{lost}, and cannot be requeued: {_refusal(result, 'scontrol')}"
 
     def expect_news(self) -> None:
-        """Ask again at the next look: something was done that the queue will tell of."""
+        """Ask Slurm at the next query, since something was changed."""
         with self._lock:
             self._asked_at = float("-inf")
 
     def cluster_name(self) -> str:
-        """Return the name of this machine's cluster, asked once; empty while Slurm does not say."""
+        """Return the name of this machine's cluster, asked for once; empty while Slurm does not answer."""
         if not self._cluster_name:
-            said = command(["scontrol", "show", "config"], self._environ())
-            self._cluster_name = command_output.cluster_name(said.out)
+            config = self._command("scontrol", "show", "config")
+            self._cluster_name = command_output.cluster_name(config.out)
         return self._cluster_name
 
+    def _command(self, *argv: str, limit_s: float = ASK_S_MAX) -> CommandResult:
+        """Run a command without the user's formats (SQUEUE_FORMAT, SLURM_TIME_FORMAT), and without what another job of
+        Slurm has left in the environment."""
+        return command(argv, {**environment(self._environ()), "TZ": "UTC", "LC_ALL": "C"}, limit_s)
+
     def _told(self, job_id: str) -> QueueJob:
-        known = self._known.get(job_id)
-        if known is None:
-            return QueueJob(job_id, "UNKNOWN", unanswered=self._silent)
-        heard_s = max(0.0, self._clock_s() - self._answered_at)
-        return replace(known, unanswered=self._silent, age_s=round(heard_s, 1))
+        job = self._known.get(job_id)
+        if job is None:
+            return QueueJob(job_id, "UNKNOWN", unanswered=self._unanswered)
+        age_s = max(0.0, self._clock_s() - self._answered_at)
+        return replace(job, unanswered=self._unanswered, age_s=round(age_s, 1))
 
     def _ask(self, ids: list[str]) -> None:
-        """Ask squeue for jobs, and keep what it says, or why it says nothing."""
-        argv = ["squeue", "-h", "--states=all", "-o", command_output.SQUEUE_FORMAT, "-j", ",".join(ids)]
-        said = command(argv, self._environ())
-        # of a single id that it does not know it says so; of several it lists those that it knows
-        self._silent = (
-            "" if said.code == 0 or command_output.UNKNOWN_ID in said.err else _refusal(said, "squeue")
+        """Ask squeue for jobs, and keep its answer, or why it gives none."""
+        options = ("-h", "--states=all", "-o", command_output.SQUEUE_FORMAT, "-j", ",".join(ids))
+        result = self._command("squeue", *options)
+        # squeue refuses a single unknown id; of several it lists those that it knows
+        self._unanswered = (
+            "" if result.code == 0 or command_output.UNKNOWN_ID in result.err else _refusal(result, "squeue")
         )
         self._asked, self._asked_at = frozenset(ids), self._clock_s()
-        if not self._silent:
-            found = command_output.squeue(said.out)
-            self._known = {one: found.get(one, QueueJob(one, "FORGOTTEN")) for one in ids}
+        if not self._unanswered:
+            listed = command_output.squeue(result.out)
+            self._known = {job_id: listed.get(job_id, QueueJob(job_id, "FORGOTTEN")) for job_id in ids}
             self._answered_at = self._asked_at
 
 
-def _refusal(said: CommandResult, program: str) -> str:
-    """Return why a command has not done what it was asked for, in its last words."""
-    lines = [line.strip() for line in said.err.splitlines() if line.strip()]
-    return said.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {said.code}"
+def _refusal(result: CommandResult, program: str) -> str:
+    """Return why a command has failed, in its last line."""
+    lines = [line.strip() for line in result.err.splitlines() if line.strip()]
+    return result.silent or "".join(lines[-1:])[:OUTPUT_CHARS_MAX] or f"{program} ended with {result.code}"
 
 
 def _user_name(uid: int) -> str:

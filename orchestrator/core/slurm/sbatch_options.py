@@ -1,7 +1,7 @@
-"""How does a job file's wish become options of sbatch, and how is an option written into a batch script? Pure.
+"""Options of sbatch: what a job file may name, what orch sets itself, and how one is written into a batch script. Pure.
 
-One task of Slurm on each node runs that node's agent, which starts all of its ranks: so what Slurm is asked for a task
-is what all ranks of a node need together. The later of two equal options counts, and `slurm.extra` comes last.
+One Slurm task on each node runs the node's agent, which starts all of its ranks: so a task is given what all ranks of
+the node need together. The later of two equal options counts, and `slurm.extra` comes last.
 """
 
 from __future__ import annotations
@@ -9,13 +9,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
 
 SIGNAL_MARGIN_S = 30
-"""How long before the time limit all must have been saved: the supervisor still stops ranks and asks for a requeue."""
+"""How long before the time limit the ranks must have saved: the supervisor still stops them and asks for a requeue."""
 
 OPTION_CHARS_MAX = 4000
 """sbatch holds an option of a script in a buffer of 8192 bytes."""
@@ -50,7 +46,7 @@ _FLAGS = "HIOQsv"
 """Short options without a value: another may follow in the same word."""
 
 _DEFAULTS = ("account", "partition", "qos", "reservation", "constraint", "wckey")
-"""What a user may have set for all of his jobs, as SBATCH_ACCOUNT and so on."""
+"""Options that a user may set for all of his jobs, as SBATCH_ACCOUNT and so on."""
 
 _PLAIN = re.compile(r"-[A-Za-z0-9_@%+=:,./\[\]-]*")
 _HETEROGENEOUS = re.compile("(het|pack)(job)", re.IGNORECASE)
@@ -59,7 +55,7 @@ _GPUS = re.compile(r"(?:gres[:/])?gpu(?::[A-Za-z][^:,]*)?(?::([0-9]+))?(?:\([^)]
 
 
 def fault_of(option: str) -> str:
-    """Return what is wrong with one of `slurm.extra`, empty for nothing."""
+    """Return the fault of an item of `slurm.extra`, empty without one."""
     name = re.split("[=\\s]", option.lstrip("-"), maxsplit=1)[0]
     if not name:
         return "names no option; write it as sbatch takes it, such as --licenses=foo"
@@ -76,13 +72,13 @@ def fault_of(option: str) -> str:
 
 
 def gpus_of(gres: str) -> int:
-    """Return how many GPUs of a node a `slurm.gres` names."""
-    named = [_GPUS.fullmatch(item.strip()) for item in gres.split(",")]
-    return sum(int(one.group(1) or 1) for one in named if one)
+    """Return how many GPUs of a node a `slurm.gres` asks for."""
+    matches = [_GPUS.fullmatch(item.strip()) for item in gres.split(",")]
+    return sum(int(match.group(1) or 1) for match in matches if match)
 
 
 def signal_s(grace_s: float) -> int:
-    """Return how long before the time limit the batch script is to be told of it."""
+    """Return how long before the time limit Slurm signals the batch script."""
     return math.ceil(grace_s) + SIGNAL_MARGIN_S
 
 
@@ -92,10 +88,10 @@ def limit_s(time_limit_s: float) -> int:
 
 
 def defaults(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return what the submitter's environment chooses for sbatch, by option. The rest of SBATCH_* would turn over what
-    the batch script relies on, and is not heeded."""
-    found = ((name, environ.get(f"SBATCH_{name.upper()}", "")) for name in _DEFAULTS)
-    return tuple((name, text) for name, text in found if text and text.isprintable())
+    """Return the options that the submitter's environment chooses. The rest of SBATCH_* would break what the batch script
+    relies on, and does not count."""
+    chosen = ((name, environ.get(f"SBATCH_{name.upper()}", "")) for name in _DEFAULTS)
+    return tuple((name, text) for name, text in chosen if text and text.isprintable())
 
 
 def directive(option: str) -> str:

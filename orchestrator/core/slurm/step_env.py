@@ -1,7 +1,7 @@
-"""Which variables of Slurm are true of a rank? A step has one task a node, the agent's; the ranks are not Slurm's tasks.
+"""Slurm's variables as a rank gets them. A step has one task a node, the agent's; the ranks are not Slurm's tasks.
 
-What scripts and frameworks read of a step (its number of tasks, the own number among them, its nodes) is set as srun
-would have set it, had it started the ranks itself; what leads a program to think it could speak to srun is dropped.
+What scripts and frameworks read of a step (its number of tasks, the rank's own number among them, its nodes) is set as
+srun would set it, had it started the ranks itself; variables by which a program would try to speak to srun are dropped.
 """
 
 from __future__ import annotations
@@ -9,37 +9,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from orchestrator.core.jobdir.rank_env import GPU_NAMES
+
 NODE_NAME = "SLURMD_NODENAME"
-"""What Slurm calls this node, which need not be its host name."""
+"""The variable with Slurm's name of this node, which need not be its host name."""
 
 LAUNCHER_ADDRESS = "SLURM_LAUNCH_NODE_IPADDR"
-"""Where srun runs, as slurmd has it: on the host of the supervisor."""
+"""The variable with the address of srun's host, which is the supervisor's, as slurmd has it."""
 
 UP = ("orch", "agent", "on")
-"""What a keeper prints when it is up, before the name of its node."""
+"""The words that a keeper prints when it is up, before the name of its node."""
 
-DEVICES = (
-    "CUDA_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "HIP_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-)
-"""What names the GPUs of a step."""
-
-OF_THE_NODE = (*DEVICES, "TMPDIR", "XDG_RUNTIME_DIR")
-"""What the submit machine cannot know: there these mean something else."""
+OF_THE_NODE = (*GPU_NAMES, "TMPDIR", "XDG_RUNTIME_DIR")
+"""Variables that mean something else on the submit machine, so that the node's own count."""
 
 _CPUS = "SLURM_CPUS_PER_TASK"
 _CPUS_KEPT = "ORCH_CPUS_PER_TASK"
-"""What sbatch gives the task of a node, and its name on the way past srun, which would read it as an option of its own."""
+"""The cores that sbatch gives the task of a node, and the variable's name on the way past srun, which would read the first
+as an option of its own."""
 
 _OF_THE_AGENT = re.compile(
     r"PMI_|PMIX_|PMI2_|SLURM_PMI|SLURM_MPI|SRUN_|SLURM_(CPU_BIND|DISTRIBUTION|GTIDS|LABELIO|LAUNCH_NODE|MEM_BIND"
     r"|OVERLAP|PRIO_PROCESS|SRUN_COMM|STEP_GPUS|STEP_LAUNCHER|STEP_RESV|STEPMGR|TASK_PID|TOPOLOGY|UMASK)"
 )
-"""What holds for the agent's task alone, or tells how to speak to its srun."""
+"""Variables that hold for the agent's task alone, or say how to speak to its srun."""
 
 READ_BY_SRUN = re.compile(
     r"ORCH_|SRUN_|SLURM_(CONTIGUOUS|CORE_SPEC|CPU_BIND|CPU_FREQ|CPUS_PER|DISTRIBUTION|EXACT|EXCLUSIVE|EXPORT_ENV|GPU_|GPUS_PER"
@@ -47,32 +40,32 @@ READ_BY_SRUN = re.compile(
     r"|PLANE|PROFILE|RELATIVE|REMOTE|STDERRMODE|STDINMODE|STDOUTMODE|STEP_|TASKS_PER|THREAD|TIMELIMIT|TRES|UNBUFFERED"
     r"|WAIT$|WHOLE)"
 )
-"""What sbatch leaves for an srun that starts the ranks: to one that starts agents, on some of the nodes, it is wrong."""
+"""Variables that sbatch sets for an srun that starts the ranks: for one that starts agents, on some nodes, they are wrong."""
 
 
 def allocation(environ: Mapping[str, str]) -> str:
     """Return the name of the allocation that a process of Slurm is in, as `backends.slurm.allocation.Grant.id` has it;
-    empty in none. A requeued job keeps its number, and counts its stays."""
+    empty outside of Slurm. A requeued job keeps its number, and counts its restarts."""
     job_id, restarts = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_RESTART_COUNT", "")
     return f"{job_id}.{restarts if restarts.isdigit() else '0'}" if job_id else ""
 
 
 def of_the_job(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the agent's environment without what is true of the agent alone."""
+    """Return the agent's environment without what holds for the agent alone."""
     kept = {name: value for name, value in environ.items() if not _OF_THE_AGENT.match(name)}
     cpus = kept.pop(_CPUS_KEPT, "")
     return {**kept, _CPUS: cpus} if cpus else kept
 
 
 def for_srun(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for an srun that is told everything by its arguments."""
+    """Return the environment for an srun that gets all its options as arguments."""
     kept = {name: value for name, value in environ.items() if not READ_BY_SRUN.match(name)}
     cpus = environ.get(_CPUS, "")
     return {**kept, _CPUS_KEPT: cpus} if cpus else kept
 
 
 def share(env: Mapping[str, str], ranks_here: int) -> dict[str, str]:
-    """Return the variables that divide what the one task of this node has among its ranks."""
+    """Return the variables that divide the cores of this node's one task among its ranks."""
     cpus = env.get(_CPUS, "")
     return {_CPUS: str(max(1, int(cpus) // max(1, ranks_here)))} if cpus.isdigit() else {}
 

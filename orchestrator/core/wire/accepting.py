@@ -1,7 +1,7 @@
-"""Accepting connections on a port that strangers can reach: never so many that the process itself runs short.
+"""Acceptor of connections on a port that strangers can reach, and the bounded crowd of those not yet known.
 
-Rules: a process keeps `FDS_RESERVED` descriptors for its own work; a host that has no descriptor or memory left is one
-that cannot take a connection now, and is tried again; a flood leaves the loop time for all else.
+Rules: the process keeps `FDS_RESERVED` descriptors for its own work; when the host has no descriptor or memory left,
+accepting pauses and is tried again; a flood leaves the event loop time for everything else.
 """
 
 from __future__ import annotations
@@ -15,21 +15,24 @@ from typing import Generic, TypeVar
 T = TypeVar("T", bound=Hashable)
 
 FDS_RESERVED = 128
-"""So many of the descriptors that a process may have open are not for strangers."""
+"""How many of the descriptors that a process may have open are not for strangers."""
 
 BATCH_MAX = 64
-"""How many connections are taken at once."""
+"""How many connections are accepted at once."""
 
 BATCH_PAUSE_S = 0.02
-"""How long after a full batch no more are taken: so all else has its turn, and 3,200 a second are."""
+"""How long accepting pauses after a full batch: all else gets its turn, and 3,200 connections a second are accepted."""
 
 RETRY_S = 0.5
-"""How long after a failure no more are taken."""
+"""How long accepting pauses after a failure."""
 
 
 class Acceptor:
-    """Takes the connections of a listening socket. `take` gets each with the address it comes from, not blocking;
-    `refused` is called with the reason for each that is closed, and for each time that none could be taken."""
+    """Accepts the connections of a listening socket.
+
+    `take` gets each socket, non-blocking, with the address it comes from. `refused` gets the reason for each connection
+    that is closed at once, and for each time that none could be accepted.
+    """
 
     def __init__(
         self,
@@ -37,7 +40,7 @@ class Acceptor:
         take: Callable[[socket.socket, str], None],
         refused: Callable[[str], None] = lambda why: None,
     ) -> None:
-        """There must be a running loop."""
+        """Start to accept; needs a running event loop."""
         listener.setblocking(False)
         self._listener = listener
         self._take = take
@@ -47,7 +50,7 @@ class Acceptor:
         self._go_on()
 
     def close(self) -> None:
-        """Give the port up, at once."""
+        """Give up the port, at once."""
         if self._pausing is not None:
             self._pausing.cancel()
         if self._listener.fileno() >= 0:
@@ -82,16 +85,16 @@ class Acceptor:
 
 
 def _fds_max() -> int:
-    """Return below which number descriptors are for strangers; the kernel gives the lowest that is free."""
+    """Return the number from which descriptors are not for strangers; the kernel gives the lowest that is free."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 31 if allowed == resource.RLIM_INFINITY else allowed - min(FDS_RESERVED, allowed // 4)
 
 
 class Crowd(Generic[T]):
-    """Those who wait, each with the address that it comes from, at most `most`.
+    """At most `most` waiting members, each with the address that it comes from.
 
-    For one too many the oldest goes, of the address that has most of them: however many come from elsewhere, and even
-    from the same address, a new one has its time.
+    One too many makes the oldest go, of the address that has the most: so a new member gets its time, however many come
+    from elsewhere, or even from the same address.
     """
 
     def __init__(self, most: int) -> None:
@@ -106,7 +109,7 @@ class Crowd(Generic[T]):
         return one in self._addresses
 
     def add(self, one: T, address: str) -> T | None:
-        """Add one; return the one that must go for it, which the caller removes."""
+        """Add a member; return the one that must go for it, which the caller removes."""
         self._addresses[one] = address
         self._counts[address] = self._counts.get(address, 0) + 1
         if len(self._addresses) <= self._most:
@@ -115,7 +118,7 @@ class Crowd(Generic[T]):
         return next(each for each, where in self._addresses.items() if self._counts[where] == most)
 
     def remove(self, one: T) -> str:
-        """Take one out; return its address."""
+        """Remove a member; return its address."""
         address = self._addresses.pop(one)
         self._counts[address] -= 1
         if not self._counts[address]:
@@ -123,5 +126,5 @@ class Crowd(Generic[T]):
         return address
 
     def everyone(self) -> list[T]:
-        """Return all, the oldest first."""
+        """Return all members, the oldest first."""
         return list(self._addresses)

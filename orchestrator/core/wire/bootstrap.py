@@ -1,8 +1,8 @@
-"""What do a host and the launching side say to each other before there is an agent? Requests go in, words come out.
+"""Messages between a host and the launching side before there is an agent: requests go in, replies come out.
 
-A request is one line of JSON on the standard input of the node's launch script; raw bytes follow when a word `SendBlob`
-asks for them, and the line `GO` after `Leased`. A word is a line `<mark> <json>` on standard output, wherever in the
-line it begins; everything else there is noise: what a login shell prints unasked. The mark is new for each launch.
+A request is one line of JSON on the standard input of the node's launch script; raw bytes follow when a `SendBlob` asks
+for them, and the line `GO` after `Leased`. A reply is a line `<sentinel> <json>` on standard output, wherever in the line
+it begins; everything else there is noise, such as what a login shell prints. The sentinel is new for each launch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ GO = b"go"
 """The line after which a keeper that holds its leases starts its agent; without it, it ends."""
 
 GO_S_MAX = 15.0
-"""How long a keeper waits for it: whoever launched it has vanished."""
+"""How long a keeper waits for it; by then its launcher has vanished."""
 
 REQUEST_BYTES_MAX = 1 << 20
 WORD_BYTES_MAX = 1 << 20
@@ -24,31 +24,33 @@ WORD_BYTES_MAX = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes that may have to travel: asked for by `SendBlob` only when the host has none with this hash."""
+    """Bytes that may have to be sent: `SendBlob` asks for them only when the host has none with this hash."""
 
     sha256: str
     size_bytes: int
 
 
-# Requests. Each has a bundle and the job's folder: the few lines that run before the bundle is there read no more.
+# Requests. Each has a bundle and the job's folder: these alone are read before the bundle is on the host.
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Bring the agent of `config` up. `root` may begin with `~`, which the host resolves; `unpacked_bytes` is what the
-    code archive grows to; `executes`: the entry point is a program of the snapshot, so that `noexec` matters."""
+    """Start the agent of `config`."""
 
+    # May begin with `~`, which the host resolves
     root: str
     bundle: Blob
     code: Blob
+    # The size of the code archive once unpacked
     unpacked_bytes: int
+    # The entry point is a program of the snapshot, so that `noexec` matters
     executes: bool
     config: AgentConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Say how the agent of `node` is; from now on it dials `endpoint` (`host:port`; empty: leave that as it is)."""
+    """Report on the agent of `node`; from now on it dials `endpoint` (`host:port`; empty: leave that as it is)."""
 
     root: str
     bundle: Blob
@@ -67,7 +69,7 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True)
 class SurveyHost:
-    """Say what there is for a job, and leave nothing. `programs`: the first that is there runs the ranks."""
+    """Report what the host has for a job, and leave nothing. `programs`: the first that is there runs the ranks."""
 
     root: str
     bundle: Blob
@@ -77,7 +79,7 @@ class SurveyHost:
 Request: TypeAlias = Launch | Reach | CleanUp | SurveyHost
 
 
-# Words
+# Replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +105,14 @@ class SendBlob:
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """Something that takes long goes on, such as unpacking, or waiting for another launch in the same folder."""
+    """Something slow is going on, such as unpacking, or waiting for another launch in the same folder."""
 
     at: str
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The job's folder is ready to be filled. `notes`: what may matter later."""
+    """The job's folder is ready to be filled. `notes`: warnings for later."""
 
     root: str
     ships: bool
@@ -121,7 +123,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class CopiedHere:
-    """Bundle and code are there, and right."""
+    """Bundle and code are on the host, and verified."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class AlreadyUp:
-    """The node's agent lives, from an earlier launch: it will dial. `gpus` are those that it has leased."""
+    """The node's agent lives since an earlier launch, and will dial. `gpus` are those that it has leased."""
 
     pid: int
     gpus: tuple[str, ...]
@@ -141,14 +143,14 @@ class AlreadyUp:
 
 @dataclass(frozen=True, slots=True)
 class KeeperUp:
-    """The keeper has got its `GO`, and goes on without us."""
+    """The keeper has got its `GO`, and goes on without the launcher."""
 
     pid: int
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """It ends here. `trouble` is one of `transient`, `permanent`, `busy`."""
+    """The launch ends here. `trouble` is one of `transient`, `permanent`, `busy`."""
 
     stage: str
     reason: str
@@ -158,7 +160,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class AgentSeen:
-    """Whether the node's agent is there; `boot_id`: of the host's kernel; `words`: the last line that it left."""
+    """Whether the node's agent lives; `boot_id`: of the host's kernel; `words`: the last line of its log."""
 
     alive: bool
     boot_id: str
@@ -175,10 +177,10 @@ class CleanedUp:
 
 @dataclass(frozen=True, slots=True)
 class HostSurveyed:
-    """What a host has. `fault`, with its `fix`: why the job's folder cannot be made; empty for none. `program`: what
-    would run the ranks, empty when none of those asked for is there; `torch`: its version, or what went wrong."""
+    """What a host has for a job."""
 
     root: str
+    # Why the job's folder cannot be made, empty where it can; and what to do
     fault: str
     fix: str
     free_bytes: int
@@ -187,7 +189,9 @@ class HostSurveyed:
     gpus: tuple[str, ...]
     interfaces: tuple[str, ...]
     has_rsync: bool
+    # The program that would run the ranks, empty when the host has none of those asked for
     program: str
+    # Its torch's version, or why that is not known
     torch: str
 
 

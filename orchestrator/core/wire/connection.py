@@ -1,7 +1,7 @@
-"""How do two ends talk? Lines of JSON over TLS: the job's own certificate, pinned, then the job's token.
+"""Connection between supervisor and agent: lines of JSON over TLS, with the job's own certificate pinned and the job's token.
 
-Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before it is believed in
-anything; whoever is too slow to read is cut off rather than buffered for without bound.
+Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before anything of it is
+believed; a peer that is too slow to read is cut off, since what waits for it is bounded.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ SEND_BYTES_MAX = 8 << 20
 """How much may wait to be sent to one peer before the connection is given up."""
 
 KEPT = "#"
-"""The key beside a message's own fields that numbers a kept report."""
+"""The key for the number of a reliable report, next to the message's own fields."""
 
 SEQ_MAX = (1 << 63) - 1
 
 RAW = "raw"
-"""The key beside a message's own fields that says how many raw bytes follow its line."""
+"""The key for how many raw bytes follow the line, next to the message's own fields."""
 
 RAW_BYTES_MAX = 256 << 10
 
 NEXT_S = 0.3
-"""How long one of several addresses may take before the next is tried beside it."""
+"""How long one of several addresses may take before the next is tried as well."""
 
 
 class LineError(ConnectionError):
-    """The peer broke the rules of the line, or went away."""
+    """The peer broke the rules of the connection, or went away."""
 
 
 @dataclass(slots=True)
 class Line:
-    """One connection: send and receive messages."""
+    """One connection: sends and receives messages."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     def send(self, message: object, seq: int = 0, raw: bytes = b"") -> None:
-        """Queue one message, numbered when it is a kept one, with the raw bytes that belong to it.
+        """Queue one message with its raw bytes. `seq`: the number of a reliable report, 0 for others.
 
-        Raises LineError when the peer has stopped reading or the line is closing.
+        Raises LineError when the peer has stopped reading or the connection is closing.
         """
         assert len(raw) <= RAW_BYTES_MAX, f"{len(raw)} raw bytes behind one message"
         transport = self.writer.transport
@@ -67,7 +67,7 @@ class Line:
     async def receive(self, bytes_max: int = LINE_BYTES_MAX) -> tuple[dict[str, Any], bytes]:
         """Return the next message as plain data, and its raw bytes.
 
-        Raises LineError at the end of the line or on anything but a line.
+        Raises LineError at the end of the connection, and for anything but a message.
         """
         try:
             text = await self.reader.readuntil(b"\n")
@@ -87,7 +87,7 @@ class Line:
             raise LineError(f"the connection ended: {err}") from err.with_traceback(None)
 
     def abort(self) -> None:
-        """Close at once, without a word."""
+        """Close at once, without a message."""
         self.writer.transport.abort()
 
 
@@ -99,10 +99,10 @@ def _message(text: bytes) -> dict[str, Any]:
 
 
 def take_seq(data: dict[str, Any]) -> int:
-    """Take the number of a kept report out of received data, 0 for none. Raises LineError."""
+    """Take the number of a reliable report out of received data, 0 for none. Raises LineError."""
     seq = data.pop(KEPT, 0)
     if type(seq) is not int or not 0 <= seq <= SEQ_MAX:
-        raise LineError("the peer numbered its report with what is no such number")
+        raise LineError("the peer sent a report with an invalid number")
     return seq
 
 
@@ -124,37 +124,36 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def client_context(certificate_pem: str) -> ssl.SSLContext:
-    """Return an agent's side of TLS: the job's certificate is the only one in the world it trusts."""
+    """Return an agent's side of TLS: it trusts the job's certificate and no other."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = (
-        False  # the address is often a forwarded port; the pinned certificate is the identity
-    )
+    # The address is often a forwarded port; the pinned certificate is the identity.
+    context.check_hostname = False
     context.load_verify_locations(cadata=certificate_pem)
     return context
 
 
 def address(text: str) -> tuple[str, int]:
-    """Return what a `host:port` names. Raises ValueError."""
+    """Return host and port of `host:port`. Raises ValueError."""
     host, _, port = text.rpartition(":")
     return host, int(port)
 
 
 async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, connect_s_max: float) -> Line:
-    """Connect to whichever address answers first, trying the next each time one has not for `NEXT_S`.
+    """Connect to the address that answers first; start with the next one each time none has for `NEXT_S`.
 
-    Only the one that is meant can: its certificate is pinned. Raises OSError when none does.
+    Only the right peer can answer, since its certificate is pinned. Raises OSError when none does.
     """
     if len(targets) == 1:
         return await dial(*targets[0], context, connect_s_max)
     trying: set[asyncio.Task[Line]] = set()
-    left, failed = list(targets), LineError("there is no address to dial")
+    untried, failure = list(targets), LineError("there is no address to dial")
     try:
-        while left or trying:
-            if left:
-                trying.add(asyncio.ensure_future(dial(*left.pop(0), context, connect_s_max)))
+        while untried or trying:
+            if untried:
+                trying.add(asyncio.ensure_future(dial(*untried.pop(0), context, connect_s_max)))
             done, trying = await asyncio.wait(
-                trying, timeout=NEXT_S if left else None, return_when=asyncio.FIRST_COMPLETED
+                trying, timeout=NEXT_S if untried else None, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
                 error = task.exception()
@@ -163,8 +162,8 @@ async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, 
                     return task.result()
                 if not isinstance(error, OSError):
                     raise error
-                failed = error if isinstance(error, LineError) else LineError(str(error))
-        raise failed
+                failure = error if isinstance(error, LineError) else LineError(str(error))
+        raise failure
     finally:
         for task in trying:
             task.add_done_callback(_hang_up)
@@ -172,7 +171,7 @@ async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, 
 
 
 def _hang_up(task: asyncio.Task[Line]) -> None:
-    """Drop a connection that came about when another one had been taken."""
+    """Drop a connection that came up after another one had been chosen."""
     if not task.cancelled() and task.exception() is None:
         task.result().abort()
 

@@ -1,7 +1,8 @@
-"""What do a supervisor and an agent say to each other? Reports go up, orders go down; each names its attempt.
+"""Messages between supervisor and agent: reports go up, orders go down, and each names its attempt.
 
-A report here and the brain's event of the same name have the same fields; the supervisor adds when and from whom.
-Kept reports carry a sequence number and are said again until acknowledged; `Hello` and `Heartbeat` are not kept.
+A report and the brain's event of the same name have the same fields; the supervisor adds when it came and from which node.
+Reliable reports carry a sequence number and are sent again until they are acknowledged; `Hello`, `Heartbeat` and chunks
+are not.
 """
 
 from __future__ import annotations
@@ -19,16 +20,12 @@ from orchestrator.core.observations import (
 )
 
 PROTOCOL = 5
-"""Both ends run the same bundle, so another number means a stranger."""
+"""Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message on a new connection. `pending` kept reports follow at once.
-
-    `root` is the job's folder on that host; `ships`: the supervisor does not see it, so logs and checkpoints travel;
-    `gpus` are those that the agent has leased, as CUDA_VISIBLE_DEVICES names them.
-    """
+    """The first message on a new connection."""
 
     protocol: int
     job: str
@@ -37,58 +34,64 @@ class Hello:
     incarnation: str
     host: str
     pid: int
+    # The attempts whose ranks run, and that the node is prepared for; 0 for none
     running: int
     ready: int
     address: str
     port: int
     ranks: tuple[RankSeen, ...]
+    # How many reliable reports follow at once
     pending: int
+    # The job's folder on that host
     root: str
+    # The supervisor does not see that folder, so logs and checkpoints are sent
     ships: bool
+    # The GPUs that the agent has leased, as CUDA_VISIBLE_DEVICES names them
     gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """One rank's signs of life. `steps`: optimizer steps; `state`: letter of /proc; `rate_per_s`: steps a second.
-
-    `io_bytes`: what it has read and written; `median_step_s`: the median of its last step times, None before 3 of them;
-    `own_work_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `exiting`: it has
-    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `collective_counts`: some of its
-    last steps with their counts, in order.
-    """
+    """One rank's signs of life."""
 
     rank: int
+    # Optimizer steps
     steps: int
+    # The letter of /proc
     state: str
     log_bytes: int
     cpu_s: float
+    # Steps a second
     rate_per_s: float | None
+    # Bytes that it has read and written
     io_bytes: int = 0
+    # Median of its last step times, None before 3 of them
     median_step_s: float | None = None
+    # The same of its own work in a step, without waiting for other ranks, where that is known
     own_work_s: float | None = None
+    # Its hook has reported the exit
     exiting: bool = False
+    # A key for each of its process groups, equal on all ranks of the group
     groups: tuple[str, ...] = ()
+    # Some of its last steps with their counts, in order
     collective_counts: tuple[CollectiveCounts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The regular word of an agent; `beat` numbers it, so that its acknowledgement proves fresh contact.
+    """The regular report of an agent."""
 
-    `reported_through_step`: all checkpoint pieces that were complete when each rank here had made so many steps have been reported;
-    -1 when that is not known (yet).
-    """
-
+    # Its number: the acknowledgement of it proves fresh contact
     beat: int
     attempt: int
     ranks: tuple[RankHeartbeat, ...]
+    # Checkpoint parts that were complete when each rank here had made this many steps have all been reported; -1: unknown
     reported_through_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The node is ready; the first one adds its port, and where others might reach it (empty: not asked)."""
+    """The node is ready; the first node adds its port, and the addresses where others may reach it (empty: not asked)."""
 
     attempt: int
     address: str
@@ -138,7 +141,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """The answer to `Inspect` number `inspection`; the pages with all stacks are in the node's evidence folder by then."""
+    """The answer to `Inspect` number `inspection`; the files with all stacks are in the node's evidence folder by then."""
 
     attempt: int
     inspection: int
@@ -154,7 +157,7 @@ class CheckpointFound:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInvalidated:
-    """A checkpoint that was reported is no more, or its rewriting was cut off."""
+    """A checkpoint that was reported is gone, or its rewriting was cut off."""
 
     attempt: int
     path: str
@@ -172,13 +175,14 @@ class ManifestEntry:
 
 @dataclass(frozen=True, slots=True)
 class ManifestReported:
-    """What a host has of a complete checkpoint that must travel; `name` is its name in the checkpoint folder, `steps`
-    the optimizer steps of that attempt's processes when it was written. Without pieces: ranks ended before what they
-    wrote here was known to be whole, so it must not be taken for whole without this host's part."""
+    """A host's part of a checkpoint that must be fetched."""
 
     attempt: int
+    # Its name in the checkpoint folder
     name: str
+    # Optimizer steps of the attempt's processes when it was written
     steps: int
+    # Empty when ranks ended before their files here were known to be whole: then the checkpoint lacks this host's part
     manifest: tuple[ManifestEntry, ...]
 
 
@@ -198,10 +202,10 @@ ReliableReport: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of one of this node's append-only files, from `offset` on; they follow the message raw, see `line`.
+    """Bytes of one of this node's append-only files, from `offset` on; they follow the message raw, see `connection`.
 
-    `path` is relative to the job folder, with forward slashes. Not kept: after a break the sizes of `ResumeOffsets` tell where
-    to go on.
+    `path` is relative to the job folder, with forward slashes. Not sent again: after a break `ResumeOffsets` says where to
+    go on.
     """
 
     path: str
@@ -210,12 +214,12 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The last word of an agent that was told to leave. Not kept: whoever does not hear it looks for the agent."""
+    """The last message of a dismissed agent. Not sent again: a supervisor that misses it looks for the agent."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeSignalled:
-    """Slurm has told the processes of this node to end. Not kept: it only makes the supervisor ask Slurm."""
+    """Slurm has told the processes of this node to end. Not sent again: it only makes the supervisor ask Slurm."""
 
 
 Report: TypeAlias = Hello | Heartbeat | Chunk | Goodbye | NodeSignalled | ReliableReport
@@ -223,7 +227,7 @@ Report: TypeAlias = Hello | Heartbeat | Chunk | Goodbye | NodeSignalled | Reliab
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """Everything up to kept report `seq` and beat `beat` has arrived and is on disk."""
+    """All reliable reports up to `seq` and heartbeats up to `beat` have arrived and are on disk."""
 
     seq: int
     beat: int
@@ -231,21 +235,20 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Make the node ready: environment of its ranks, setup lines, the program, and a port when `wants_port`.
-
-    `own_env`: `env` is added to the agent's own environment and does not replace it. `programs`: the first that the
-    node has becomes the ranks' program. `wants_addresses`: listen on the port until `Start`, so that others can probe
-    it, and say all addresses. `resume`: the pieces of the checkpoint to start from, to be verified here.
-    """
+    """Make the node ready: the environment of its ranks, setup lines, the program, and a port when `wants_port`."""
 
     attempt: int
     env: dict[str, str]
+    # `env` is added to the agent's own environment and does not replace it
     own_env: bool
     setup: tuple[str, ...]
+    # The first that the node has becomes the ranks' program
     programs: tuple[str, ...]
     wants_port: bool
+    # Listen on the port until `Start`, so that other nodes can probe it, and report all addresses
     wants_addresses: bool
     port: int | None
+    # The files of the checkpoint to start from, to be verified here
     resume: tuple[ManifestEntry, ...]
 
 
@@ -269,15 +272,14 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start ranks: `argv` in the code snapshot. `defaults` are set only where nothing else has set them.
-
-    `finds`: this agent looks for the attempt's checkpoints, if it may; on shared disks one of the gang does.
-    """
+    """Start ranks: `argv` in the code snapshot."""
 
     attempt: int
     argv: tuple[str, ...]
+    # Variables that are set only where nothing else has set them
     defaults: dict[str, str]
     ranks: tuple[RankStart, ...]
+    # This agent scans for the attempt's checkpoints, if it may; on shared disks one agent of the gang does
     finds: bool = True
 
 
@@ -292,7 +294,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """See what every rank of the node is doing, compare it with the look before, and write the evidence down."""
+    """Sample every rank of the node, compare it with the sample before, and write the evidence."""
 
     attempt: int
     inspection: int
@@ -300,11 +302,12 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """How long this agent may go without contact before it stops its ranks: `quiet_s` without a step of theirs as well,
-    and `alone_s`, if that is longer, as long as they have made none."""
+    """How long this agent may go without contact before it stops its ranks."""
 
     attempt: int
+    # Without contact and without a step of its ranks
     quiet_s: float
+    # The same, if it is longer, as long as they have made no step in this attempt
     alone_s: float
 
 
@@ -315,15 +318,15 @@ class Dismiss:
 
 @dataclass(frozen=True, slots=True)
 class ResumeOffsets:
-    """How many bytes the supervisor has of each of this node's files (by path relative to the job folder; those not
-    named: none). Said once after each `Hello` of an agent that ships; the agent sends what is beyond."""
+    """How many bytes the supervisor has of each of this node's files, by path relative to the job folder; 0 of the others.
+    Sent once after each `Hello` of an agent that ships; the agent sends what comes after."""
 
     files: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkAck:
-    """So many bytes of chunks have been taken in since this connection began."""
+    """How many bytes of chunks have been received since this connection began."""
 
     bytes: int
 
@@ -333,50 +336,48 @@ Order: TypeAlias = Ack | Prepare | Probe | Start | Stop | Inspect | Fence | Dism
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an agent must lease of its host before it comes up: GPUs, or slots out of `slots_there` (0: as many as
-    the host has cores). All 0: nothing, as on backend local."""
+    """What an agent must lease of its host before it comes up: GPUs, or slots. All 0: nothing, as on backend local."""
 
     gpus: int
     slots: int
+    # How many slots the host has, 0: as many as cores
     slots_there: int
 
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """All that an agent is told at its start, as JSON on its standard input: nothing of it shows in argv.
-
-    `fence_s`: so long it goes by itself until a `Fence` says another time; None: without end, since it is on the
-    supervisor's own machine. `gpus` are those that its keeper has leased; only the keeper fills them in. `allocated`: it runs in a step of
-    Slurm, which signals all of a job's processes when it takes the nodes away: TERM is not for us then. `node` is empty
-    where one text goes to many nodes, and each knows what it is called.
-    """
+    """The configuration of an agent at its start, as JSON on its standard input: nothing of it shows in argv."""
 
     job: str
+    # Empty where one text goes to many nodes, and each knows its own name
     node: str
     root: str
     token: str
     certificate: str
     address: str
     heartbeat_s: float
+    # How long it goes on without contact until a `Fence` sets another time; None: for good, on the supervisor's own machine
     fence_s: float | None
     checkpoint_glob: str
     checkpoint_keep: int | None
     finds_checkpoints: bool
     ships: bool
     needs: Needs
+    # The GPUs that its keeper has leased; only the keeper fills them in
     gpus: tuple[str, ...] = ()
+    # It runs in a Slurm step. Slurm signals all processes of a job when it takes the nodes: TERM is not for the agent then
     allocated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A report as plain data; `seq` numbers the kept reports of the agent process `incarnation`, 0 is a beat or a chunk.
-
-    `raw`: the bytes of a chunk.
-    """
+    """A report as plain data, with its sender."""
 
     node: str
+    # The agent process that sent it
     incarnation: str
+    # Numbers the reliable reports of that process; 0 for the others
     seq: int
     data: dict[str, Any]
+    # The bytes of a chunk
     raw: bytes = b""

@@ -1,4 +1,4 @@
-"""Token of a job: random bits in hex, by which its processes prove that they belong to it. An empty one would admit all."""
+"""Token of a job: random bits in hex, by which its processes prove that they belong to it. An empty token would admit all."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Box(Faults):
         sweep()
         self.state = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
         self.state.chmod(0o755)
-        me = procfs.look(os.getpid())
+        me = procfs.stat(os.getpid())
         assert me is not None
         (self.state / "owner").write_text(f"{os.getpid()} {me.start_ticks}\n")
         try:
@@ -256,7 +256,7 @@ def _wait_ready(ready: int, hosts: list[Host]) -> None:
 
 
 def _is_up(host: Host, pid: int) -> None:
-    stat = procfs.look(pid)
+    stat = procfs.stat(pid)
     assert stat is not None, f"{host.name} died at once"
     host.first = Proc(pid, stat.start_ticks)
     host.namespaces = {kind: namespace(pid, kind) for kind in ("net", "mnt", "pid")}

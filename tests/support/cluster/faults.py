@@ -264,5 +264,5 @@ class Faults(abc.ABC):
 
 
 def _state(pid: int) -> str:
-    stat = procfs.look(pid)
+    stat = procfs.stat(pid)
     return stat.state if stat else "T"

@@ -187,7 +187,7 @@ class Host:
             return []
         space, found = self.namespaces["pid"], []
         for pid in procfs.pids():
-            stat = procfs.look(pid)
+            stat = procfs.stat(pid)
             if stat is None or stat.state in "ZX" or pid == self.pid or namespace(pid, "pid") != space:
                 continue
             if stat.ppid == self.pid and _command(pid) == IDLE:

@@ -154,7 +154,7 @@ def test_an_agent_that_stays_stopped_is_let_go_on(tmp_path: Path) -> None:
     (agent,) = procfs.descendants(one.process.pid)
     os.kill(agent, signal.SIGSTOP)
     fake_host.wait_for(lambda: "it is let go on" in one.log.read_text(), "the keeper's word")
-    fake_host.wait_for(lambda: (stat := procfs.look(agent)) is not None and stat.state == "S", "its going on")
+    fake_host.wait_for(lambda: (stat := procfs.stat(agent)) is not None and stat.state == "S", "its going on")
     one.end()
 
 
@@ -199,7 +199,7 @@ def test_a_keeper_clears_up_after_an_agent_that_died_and_starts_another_though_i
             stdout=full, stderr=full, timeout=WAIT_S_MAX, cwd=Path(keeper.__file__).parents[2],
         )  # fmt: skip
     assert done.returncode == 0
-    assert procfs.look(int((tmp_path / "child").read_text())) is None
+    assert procfs.stat(int((tmp_path / "child").read_text())) is None
     assert list(tmp_path.glob("nodes/node-0/attempt-001/rank-00000/*")) == []
 
 

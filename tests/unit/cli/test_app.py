@@ -81,7 +81,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("submit good.yml", 2, "did you mean good.yaml?"),
     ("submit .", 2, "is a folder"),
     ("submit bad.yaml", 2, "bad.yaml:2: nodes: must be"),
-    ("submit bad.yaml --json", 2, "bad.yaml:3: gpus: is no field; did you mean gpus_per_node?"),
+    ("submit bad.yaml --json", 2, "bad.yaml:3: gpus: is not a field; did you mean gpus_per_node?"),
     ("submit good.yaml --backend nfs", 2, "--backend nfs: must be local, ssh or slurm"),
     ("submit good.yaml --backend slurm", 3, "sbatch"),
     ("submit good.yaml --set nodes", 2, "must be key.path=value"),

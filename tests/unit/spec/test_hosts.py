@@ -45,7 +45,7 @@ def test_a_text_stands_for_its_hosts(text: str, names: list[str]) -> None:
     "text", ["n[3-1]", "n[1-]", "n[]", "n[a]", "n]1[", "-n", "..", "a" * 300, "n[1-2]/[3-4]", ""]
 )
 def test_a_text_that_is_no_host_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"no range of hosts|no name of a host"):
+    with pytest.raises(ValueError, match=r"not a range of hosts|not the name of a host"):
         expand(text)
 
 
@@ -115,9 +115,9 @@ def test_every_wrong_line_is_named_with_its_place(tmp_path: Path) -> None:
         "e1 slots=0": "slots=0 must be a whole number from 1",
         "f1 gpus=8 gpus=8": "gpus stands there twice",
         "g[1-2] address=10.0.0.1": "one address for 2 hosts",
-        "h1 address=/etc": "address=/etc is no address",
-        "i1 labels=a,,b": "labels=a,,b are no words",
-        "j[3-1]": "is no range of hosts",
+        "h1 address=/etc": "address=/etc is not an address",
+        "i1 labels=a,,b": "labels=a,,b are not words",
+        "j[3-1]": "is not a range of hosts",
         "k1\nk[1-2]": "stands in",
     }
     path = tmp_path / "hosts.txt"

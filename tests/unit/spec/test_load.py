@@ -141,7 +141,7 @@ def test_an_entry_is_a_script_a_module_or_a_command(folder: Path, text: str, ent
     [
         ("nodes: 1", "job.yaml: entrypoint: is missing; name the script, such as `entrypoint: train.py`"),
         ("entrypoint:", "job.yaml:2: entrypoint: is missing"),
-        ("entrypoint: train.py\ncommand: x", "entrypoint: stands beside command; keep one of the two"),
+        ("entrypoint: train.py\ncommand: x", "entrypoint: excludes command; keep one of the two"),
         ("entrypoint: ''", "entrypoint: must be a script with arguments"),
         ("entrypoint: {cmd: x}", "whose only key is `command`"),
         ("entrypoint: [train.py, [a]]", "or a list of words, not a list"),
@@ -292,7 +292,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ("restart: {never_on_exit_codes: [1, 256]}", "restart.never_on_exit_codes[1]: must be a whole number of at most 255, not 256"),
         ("restart:\n  never_on_exit_codes:\n    - 1\n    - x", "job.yaml:6: restart.never_on_exit_codes[1]"),
         ("checkpoint: {path: ../x}", 'checkpoint.path: must not hold ".."'),
-        ("checkpoint: {keep: 3, path: '/data/*.pt'}", "checkpoint.keep: does nothing beside checkpoint.path \"/data/*.pt\": only in"),
+        ("checkpoint: {keep: 3, path: '/data/*.pt'}", "checkpoint.keep: has no effect with checkpoint.path \"/data/*.pt\": only in"),
         ("checkpoint: {keep: 0}", "checkpoint.keep: must be a whole number of at least 1, not 0"),
         ("checkpoint: {resume_args: --resume}", "checkpoint.resume_args: must be arguments with {path} in them"),
         ("logs: {unbuffered: maybe}", "logs.unbuffered: must be true or false, not maybe"),
@@ -304,7 +304,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ('slurm: {partition: "a\\n#SBATCH -x"}', "slurm.partition: must be one line of text"),
         ("slurm: {extra: [licenses=foo]}", "slurm.extra[0]: must be an sbatch option"),
         ("nodes: 2\nnodes: 3", "job.yaml:4: nodes: is written twice, first at"),
-        ('"a\\x1b[31m": 1', "a\\x1b[31m: is no field"),
+        ('"a\\x1b[31m": 1', "a\\x1b[31m: is not a field"),
     ],
 )  # fmt: skip
 def test_each_mistake_gets_one_clear_line(folder: Path, text: str, said: str) -> None:
@@ -318,13 +318,16 @@ def test_each_mistake_gets_one_clear_line(folder: Path, text: str, said: str) ->
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("proc_per_node: 2", "proc_per_node: is no field; did you mean procs_per_node?"),
-        ("hang_timeout: 2", "hang_timeout: is no field; did you mean monitor.hang_timeout?"),
-        ("monitor: {hang_timout: 2}", "monitor.hang_timout: is no field; did you mean monitor.hang_timeout?"),
+        ("proc_per_node: 2", "proc_per_node: is not a field; did you mean procs_per_node?"),
+        ("hang_timeout: 2", "hang_timeout: is not a field; did you mean monitor.hang_timeout?"),
+        (
+            "monitor: {hang_timout: 2}",
+            "monitor.hang_timout: is not a field; did you mean monitor.hang_timeout?",
+        ),
         ("script: a.py", "did you mean entrypoint?"),
         ("gpus: 8", "did you mean gpus_per_node?"),
         ("nnodes: 8", "did you mean nodes?"),
-        ("xyzzy: 8", "xyzzy: is no field"),
+        ("xyzzy: 8", "xyzzy: is not a field"),
     ],
 )
 def test_an_unknown_key_gets_a_guess(folder: Path, text: str, said: str) -> None:
@@ -354,9 +357,9 @@ def test_overrides_win_and_are_named(folder: Path) -> None:
 def test_a_faulty_override_is_named_by_its_argument(folder: Path) -> None:
     assert faults(folder, HEAD, "nodes=0") == ["--set nodes=0: must be a whole number of at least 1, not 0"]
     assert len(faults(folder, HEAD, "nodes", "spares=[", "nodes=0")) == 3
-    assert faults(folder, HEAD, "nodse=1") == ["--set nodse=1: is no field; did you mean nodes?"]
+    assert faults(folder, HEAD, "nodse=1") == ["--set nodse=1: is not a field; did you mean nodes?"]
     assert faults(folder, HEAD, "monitr.x=1") == [
-        "--set monitr.x=1: monitr: is no field; did you mean monitor?"
+        "--set monitr.x=1: monitr: is not a field; did you mean monitor?"
     ]
 
 

@@ -30,8 +30,8 @@ def test_the_ceiling_of_suspicion_is_no_lower_than_its_floor(folder: Path) -> No
     [
         ("{url: hooks.example.com}", "notify.url: must be a URL such as https://…, not hooks.example.com"),
         ("{url: 'https://me:hunter2@hooks.example.com/x'}", "notify.url: has a user or password in it, and none is sent; a command can: notify.command: curl -u \"$HOOK\" -d @- URL, with HOOK in secrets"),
-        ("{url: 'https://hooks.example.com:port/x'}", "notify.url: has no host, or a port that is no number"),
-        ("{url: 'https://[::1/x'}", "notify.url: has no host, or a port that is no number"),
+        ("{url: 'https://hooks.example.com:port/x'}", "notify.url: has no host, or a port that is not a number"),
+        ("{url: 'https://[::1/x'}", "notify.url: has no host, or a port that is not a number"),
         ("{on: [hangs]}", "notify.on[0]: must be suspect, hang, notice, withdrawn, verdict, restart, failed, succeeded or cancelled, not hangs; did you mean hang?"),
         ("{command: []}", "notify.command: must be a shell command, as a text or a list of words, not a list"),
     ],

@@ -35,6 +35,6 @@ def test_another_turn_at_the_time_limit_needs_a_queue(folder: Path) -> None:
 
 
 def test_a_misspelt_key_is_suggested_as_set_takes_it(folder: Path) -> None:
-    meant = "is no field; did you mean slurm.partition?"
+    meant = "is not a field; did you mean slurm.partition?"
     assert faults(folder, HEAD, "slurm.partion=low") == [f"--set slurm.partion=low: {meant}"]
     assert faults(folder, f"{HEAD}slurm: {{partion: low}}\n")[0].endswith(f"slurm.partion: {meant}")

@@ -29,7 +29,7 @@ def _file(*hosts: Host, **fields: Any) -> SpecFile:
 
 def _plan(*hosts: Host, asked: int | None = None, **fields: Any) -> Plan:
     there = Inventory("laptop", (), PYTHON, asked)
-    return planner.make(_file(*hosts, **fields), there, jobs.ID, jobs.BEGAN_S)
+    return planner.plan(_file(*hosts, **fields), there, jobs.ID, jobs.BEGAN_S)
 
 
 def test_hosts_come_in_the_users_order_without_ranks_or_gpus() -> None:

@@ -54,7 +54,7 @@ def test_what_setup_lines_may_bring_is_not_refused(tmp_path: Path) -> None:
         f"{SPEC}entrypoint: train.py\npython: venv/bin/python\nsetup: make venv\n"
     )
     file = load(tmp_path / "job.yaml")
-    refusals.refuse_missing(file, submit.make_plan(file, {}, "gpt-1", 0.0), {})
+    refusals.refuse_missing(file, submit.plan_for(file, {}, "gpt-1", 0.0), {})
 
 
 @pytest.mark.parametrize(

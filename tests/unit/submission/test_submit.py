@@ -20,7 +20,7 @@ from orchestrator.spec.load import load
 from orchestrator.submission import resume, snapshot, supervisor_process
 from orchestrator.submission import submit as submission
 from orchestrator.submission.inventory import inventory
-from orchestrator.submission.submit import make_plan, rendered, submit
+from orchestrator.submission.submit import plan_for, rendered, submit
 from tests.support import folders, jobs
 from tests.support.unprivileged import unprivileged
 
@@ -87,13 +87,13 @@ def test_an_nvidia_smi_that_cannot_be_started_is_an_error(tmp_path: Path) -> Non
 def test_missing_secrets_are_all_named_at_once(tmp_path: Path) -> None:
     file = load(_spec(tmp_path, SPEC + "secrets: [HF_TOKEN, WANDB_API_KEY]\n"))
     with pytest.raises(UserError, match="HF_TOKEN, WANDB_API_KEY named in secrets") as told:
-        make_plan(file, {"PATH": ""}, jobs.ID, 0.0)
+        plan_for(file, {"PATH": ""}, jobs.ID, 0.0)
     assert told.value.where.endswith("job.yaml:5: secrets")
 
 
 def test_a_plan_for_slurm_needs_no_slurm_and_takes_the_submitters_defaults(tmp_path: Path) -> None:
     environ = {"PATH": "", "SBATCH_ACCOUNT": "lab"}
-    plan = make_plan(load(_spec(tmp_path, SPEC + "backend: slurm\n")), environ, jobs.ID, 0.0)
+    plan = plan_for(load(_spec(tmp_path, SPEC + "backend: slurm\n")), environ, jobs.ID, 0.0)
     assert plan.slurm is not None and "--account=lab" in plan.slurm.options and plan.nodes == ()
 
 
@@ -217,7 +217,7 @@ def _over_ssh(tmp_path: Path) -> JobDir:
     (work / "data" / "corpus").write_text("text")
     subprocess.run(["git", "init", "-q", work], check=True)
     file = load(path)
-    made = make_plan(file, {"PATH": ""}, jobs.ID, jobs.BEGAN_S)
+    made = plan_for(file, {"PATH": ""}, jobs.ID, jobs.BEGAN_S)
     code = snapshot.survey(file.workdir, 500, tmp_path / "home")
     code = snapshot.with_sync(code, ["data"], 500, tmp_path / "home")
     return submission._fill(tmp_path / "home", file, made, code, {"PATH": "/usr/bin:/bin"}, ())
@@ -294,7 +294,7 @@ def test_the_address_of_a_webhook_is_kept_with_the_secrets_alone(tmp_path: Path,
     (tmp_path / "work").mkdir()
     spec = _spec(tmp_path / "work", SPEC if by_set else f"{SPEC}notify: {{url: '{HOOK}'}}\n")
     file, environ = load(spec, overrides=said), {"PATH": "/usr/bin:/bin"}
-    made = make_plan(file, environ, jobs.ID, 0.0)
+    made = plan_for(file, environ, jobs.ID, 0.0)
     code = snapshot.survey(file.workdir, 1, tmp_path / "home")
     job = submission._fill(tmp_path / "home", file, made, code, environ, said)
     given = [] if by_set else ["code/job.yaml", "job.yaml"]  # as the user wrote it

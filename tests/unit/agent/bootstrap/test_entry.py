@@ -38,7 +38,7 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, c
     assert {name: (host.job.code / name).read_bytes() for name in fake_host.FILES} == fake_host.FILES
     assert fake_host.sha256(host.job.bundle) == fake_host.kit().parcel.sha256
     assert landed.pid in fake_host.keepers(host.home)
-    stat = procfs.look(landed.pid)
+    stat = procfs.stat(landed.pid)
     assert stat is not None and stat.session == landed.pid
     words = Path(f"/proc/{landed.pid}/cmdline").read_text().rstrip("\0").split("\0")
     assert words[1:] == ["-I", "-S", "-X", "utf8", str(host.job.bundle), "agent", "landed"]

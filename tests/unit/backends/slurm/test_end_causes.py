@@ -7,7 +7,7 @@ import pytest
 from orchestrator.backends.api import Ending
 from orchestrator.backends.slurm import end_causes
 from orchestrator.core.end_cause import Cause
-from orchestrator.core.slurm import scontrol
+from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import is_over
@@ -22,7 +22,7 @@ JOB = (
 
 def job(state: str = "RUNNING", restarts: int = 0, preempted: str = "") -> end_causes.ShownJob:
     text = JOB.replace("JobState=RUNNING x ", "").format(state=state, restarts=restarts, preempted=preempted)
-    shown = end_causes.shown(scontrol.fields(text))
+    shown = end_causes.shown(command_output.fields(text))
     assert shown is not None
     return shown
 
@@ -128,4 +128,4 @@ def test_an_end_that_nobody_explains_is_a_cancel_and_where_slurm_is_silent_the_j
 
 
 def test_nothing_is_read_from_an_answer_that_is_none() -> None:
-    assert end_causes.shown(scontrol.fields("slurm_load_jobs error: Invalid job id specified")) is None
+    assert end_causes.shown(command_output.fields("slurm_load_jobs error: Invalid job id specified")) is None

@@ -20,7 +20,7 @@ MARK = b"ORCH_TEST_MARK=procfs%d\0ORCH_TEST_PART=1" % os.getpid()
 
 
 def test_a_process_sees_itself() -> None:
-    stat = procfs.look(os.getpid())
+    stat = procfs.stat(os.getpid())
     assert stat is not None
     assert (stat.ppid, stat.pgrp, stat.session) == (os.getppid(), os.getpgrp(), os.getsid(0))
     assert stat.state == "R"
@@ -34,7 +34,7 @@ def test_a_name_with_parentheses_and_spaces_does_not_mislead(tmp_path: Path) -> 
     program.symlink_to("/bin/sleep")
     process = subprocess.Popen([str(program), "60"])
     try:
-        stat = procfs.look(process.pid)
+        stat = procfs.stat(process.pid)
         assert stat is not None
         assert stat.ppid == os.getpid()
     finally:
@@ -43,7 +43,7 @@ def test_a_name_with_parentheses_and_spaces_does_not_mislead(tmp_path: Path) -> 
 
 
 def test_a_pid_that_was_given_out_again_is_not_alive() -> None:
-    stat = procfs.look(os.getpid())
+    stat = procfs.stat(os.getpid())
     assert stat is not None
     assert not procfs.alive(Proc(os.getpid(), stat.start_ticks - 1))
 
@@ -51,12 +51,12 @@ def test_a_pid_that_was_given_out_again_is_not_alive() -> None:
 def test_a_zombie_is_not_alive_and_a_reaped_process_is_gone() -> None:
     process = subprocess.Popen(["/bin/true"])
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, and left a zombie
-    stat = procfs.look(process.pid)
+    stat = procfs.stat(process.pid)
     assert stat is not None
     assert stat.state == "Z"
     assert not procfs.alive(Proc(process.pid, stat.start_ticks))
     process.wait()
-    assert procfs.look(process.pid) is None
+    assert procfs.stat(process.pid) is None
     assert procfs.wchan(process.pid) == ""
     assert not procfs.catches(process.pid, signal.SIGTERM)
 
@@ -82,8 +82,8 @@ def family() -> Iterator[subprocess.Popen[bytes]]:
 def test_descendants_are_found_to_the_grandchildren(family: subprocess.Popen[bytes]) -> None:
     found = procfs.descendants(family.pid)
     assert len(found) == 2
-    child = procfs.look(found[0])
-    grandchild = procfs.look(found[1])
+    child = procfs.stat(found[0])
+    grandchild = procfs.stat(found[1])
     assert child is not None and grandchild is not None
     assert (child.ppid, grandchild.ppid) == (family.pid, found[0])
     assert procfs.descendants(found[1]) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.slurm import command_output, queue
+from orchestrator.core.slurm import command, command_output, queue
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue
@@ -199,7 +199,7 @@ def test_a_batch_script_that_could_not_be_executed_is_told_in_words() -> None:
 @pytest.mark.slow
 def test_a_look_is_one_squeue_however_many_jobs(slurm: FakeSlurm, clock: Time) -> None:
     slurm.queue(PENDING, HELD, RUNNING)
-    found = _queue(slurm, clock).look(["1", "2", "3"])
+    found = _queue(slurm, clock).query(["1", "2", "3"])
     assert [found[one].state for one in "123"] == ["RUNNING", "PENDING", "PENDING"]
     assert slurm.calls("squeue") == [f"squeue -h --states=all -o {command_output.SQUEUE_FORMAT} -j 1,2,3"]
 
@@ -210,15 +210,15 @@ def test_an_answer_serves_for_two_seconds_and_the_next_question_is_for_all_jobs_
 ) -> None:
     slurm.queue(PENDING, RUNNING.replace("1|", "4|", 1), CANCELLED)
     there = _queue(slurm, clock)
-    there.look(["1", "2", "4"])
+    there.query(["1", "2", "4"])
     clock.now_s += queue.AGE_S_MAX
-    assert there.look(["2"])["2"].state == "PENDING"
+    assert there.query(["2"])["2"].state == "PENDING"
     assert len(slurm.calls("squeue")) == 1
     clock.now_s += 0.1
-    there.look(["2"])
-    assert there.look(["4"])["4"].state == "RUNNING"
+    there.query(["2"])
+    assert there.query(["4"])["4"].state == "RUNNING"
     there.expect_news()
-    there.look(["4"])
+    there.query(["4"])
     assert [call.rpartition(" ")[2] for call in slurm.calls("squeue")] == ["1,2,4", "2,4", "4,2"]
 
 
@@ -231,7 +231,7 @@ def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
     slurm.says("sacct.out", SACCT if accounts else "")
     slurm.queue(PENDING)
     there = _queue(slurm, clock)
-    missed = there.look(["3", "2"])["3"]
+    missed = there.query(["3", "2"])["3"]
     assert (missed.stage, missed.unanswered) == (Stage.NOT_FOUND, "")
     found = there.confirmed(missed)
     assert (found.state, found.by) == (("CANCELLED", "root") if accounts else ("FORGOTTEN", ""))
@@ -245,28 +245,28 @@ def test_a_job_that_squeue_does_not_list_is_lost_only_when_scontrol_says_so_too(
 def test_a_slurm_that_does_not_answer_changes_nothing(slurm: FakeSlurm, clock: Time) -> None:
     slurm.queue(RUNNING)
     there = _queue(slurm, clock)
-    there.look(["1"])
+    there.query(["1"])
     slurm.down()
     clock.now_s += 5.0
-    told = there.look(["1", "9"])
+    told = there.query(["1", "9"])
     assert (told["1"].state, told["1"].age_s) == ("RUNNING", 5.0)
     assert told["1"].unanswered.endswith("Unable to contact slurm controller (connect failure)")
     assert told["9"].stage is Stage.NO_ANSWER
     slurm.queue(RUNNING)
     clock.now_s += 5.0
-    assert there.look(["1"])["1"].unanswered == ""
+    assert there.query(["1"])["1"].unanswered == ""
 
 
 @pytest.mark.slow
 def test_a_machine_without_slurm_says_so(tmp_path: Path, clock: Time) -> None:
-    told = SlurmQueue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).look(["1"])["1"]
+    told = SlurmQueue(lambda: {"PATH": str(tmp_path)}, clock.clock_s).query(["1"])["1"]
     assert (told.state, told.unanswered) == ("UNKNOWN", "there is no squeue on this machine")
 
 
 @pytest.mark.slow
 def test_a_command_that_hangs_is_given_up(slurm: FakeSlurm) -> None:
     (slurm.folder / "squeue").write_text("#!/bin/sh\nexec tail -f /dev/null\n")
-    said = queue.command(["squeue"], {"PATH": slurm.path}, 0.2)
+    said = command.command(["squeue"], {"PATH": slurm.path}, 0.2)
     assert said.silent == "squeue gave no answer within 0.2 s"
 
 
@@ -281,7 +281,7 @@ def test_the_users_formats_and_an_outer_job_do_not_reach_slurms_commands(
         "SLURM_JOB_ID": "5",
         "SLURM_CLUSTERS": "b",
     }
-    _queue(slurm, clock, SLURM_CONF="/etc/s.conf", TZ="Asia/Tokyo", **outer).look(["1"])
+    _queue(slurm, clock, SLURM_CONF="/etc/s.conf", TZ="Asia/Tokyo", **outer).query(["1"])
     environ = slurm.environ("squeue")
     assert {"SLURM_CONF=/etc/s.conf", "TZ=UTC"} <= set(environ)
     assert not [one for one in environ if one.startswith(tuple(outer))]

@@ -149,7 +149,7 @@ def test_on_hosts_of_which_nothing_is_known_something_may_be_left(tmp_path: Path
     job.plan.write_text(codec.dumps(dataclasses.replace(Job(job).plan(), ssh=SSH)))
     assert remote_files.hosts_used(Job(job)) == ("node-0", "node-1")
     job.journal.unlink()
-    job.swept.write_text('["node-1"]')
+    job.cleaned_hosts.write_text('["node-1"]')
     assert remote_files.hosts_used(Job(job)) == ("node-0",)
 
 
