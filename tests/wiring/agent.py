@@ -21,7 +21,7 @@ MUTATIONS = (
         "tests/unit/agent/test_agent.py::test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks"),
     Mutation("an order to look is not obeyed", "orchestrator/agent/agent.py", "self._eyes.begin(order.inspection)", "pass",
         "tests/unit/agent/test_agent.py::test_a_look_is_taken_and_answered_by_its_number"),
-    Mutation("evidence is not written", "orchestrator/agent/evidence/inspector.py", "self._append(asking, _page_of(look, found, threads))", "pass",
+    Mutation("evidence is not written", "orchestrator/agent/evidence/inspector.py", "self._append(job, _evidence_text(result, stacks, threads))", "pass",
         "tests/unit/agent/evidence/test_inspector.py::test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same"),
     Mutation("an attempt is over before its last checkpoint is told", "orchestrator/agent/agent.py", "return self._finder.finish(ranks, now_s) or is_ended", "return True",
         "tests/unit/agent/test_agent.py::test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over"),

@@ -12,7 +12,7 @@ from orchestrator.core.jobdir import full_disk
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """The uncaught exception a rank's process ended with. `file`, `line`, `function`: in the user's code if it can be."""
+    """The uncaught exception that ended a rank's process; `file`, `line` and `function` are in the user's code if possible."""
 
     type: str
     message: str
@@ -45,7 +45,7 @@ def _read_error(path: Path) -> RankError | None:
             function=str(data["function"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, or not of this hook: a script may write what it likes into the folder
+        return None  # missing, or not of this hook: a script may write anything into the folder
 
 
 def _mtime_ns(path: Path) -> int:
@@ -60,11 +60,11 @@ TORCHELASTIC_ERROR_FILE = "torchelastic-error.json"
 
 
 def forget_errors(node_folder: Path) -> None:
-    """Delete what ranks wrote as they died: it was reported with the secrets masked, and here it holds them in full."""
+    """Delete the error files of ranks: their content was reported with the secrets masked, and the files hold them in full."""
     for name in (ERROR_FILE.format("*"), TORCHELASTIC_ERROR_FILE):
         for path in node_folder.glob(f"attempt-*/rank-*/{name}"):
             try:
                 path.unlink(missing_ok=True)
-            except OSError as err:  # some disks need room to delete: whoever comes next does it
+            except OSError as err:  # some disks need room to delete: the next call does it
                 if not full_disk.is_full(err):
                     raise

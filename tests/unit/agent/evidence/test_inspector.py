@@ -51,11 +51,11 @@ def test_a_page_that_is_nearly_full_takes_only_the_newest_collectives(tmp_path: 
         room_bytes = 40_000
         page = watch.job.evidence(1) / "rank-00000-flight.jsonl"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_bytes(b"{}".ljust(inspector.PAGE_BYTES_MAX - room_bytes - 1) + b"\n")
+        page.write_bytes(b"{}".ljust(inspector.EVIDENCE_BYTES_MAX - room_bytes - 1) + b"\n")
         kept = flight_page(watch, 2)[1]["trace"]
         assert kept["entries"][-1]["collective_seq_id"] == 999
         assert 10 < len(kept["entries"]) == 1000 - kept["entries_left_out"] < 100
-        assert page.stat().st_size < inspector.PAGE_BYTES_MAX - room_bytes / 2
+        assert page.stat().st_size < inspector.EVIDENCE_BYTES_MAX - room_bytes / 2
 
 
 USE = """index, uuid, name, utilization.gpu [%], utilization.memory [%], memory.used [MiB], power.draw [W], pstate

@@ -196,7 +196,7 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
         with unprivileged(tmp_path):
             found = kernel_wait.wait_of(pid, pid)
         assert (found.call, found.ends_s, found.asleep) == ("", None, False)
-        assert "/syscall: " in found.lack
+        assert "/syscall: " in found.unavailable
 
 
 def test_a_process_that_is_gone_waits_for_nothing() -> None:

@@ -1,4 +1,4 @@
-"""The hook in real, short Python processes with a stand-in for torch, and the beat file from both of its sides."""
+"""The hook in real, short Python processes with a stand-in for torch, and the step file from both of its sides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.agent.rank import hook
-from orchestrator.agent.rank.step_counter import NO_BEAT, StepCounter
+from orchestrator.agent.rank.step_counter import NO_STEP, StepCounter
 from tests.support.hooked import (
     STEPS,
     Rank,
@@ -32,12 +32,12 @@ def rank(tmp_path: Path) -> Rank:
 def test_steps_are_counted_with_their_times(rank: Rank) -> None:
     done = rank.run([sys.executable, rank.script(STEPS), "5"])
     assert (done.returncode, done.stdout) == (0, b"")
-    reader = StepCounter(rank.dir / hook.BEAT_FILE)
+    reader = StepCounter(rank.dir / hook.STEP_FILE)
     beat = reader.read()
     assert beat.step == 5
     assert reader.step_at(beat.time_ns) == 5
     assert reader.rate_per_s() is not None
-    assert rank.files() == ["beat", "beat-claim-0"]
+    assert rank.files() == ["steps", "steps-claim-0"]
 
 
 def test_a_grandchild_of_the_ranks_shell_counts(rank: Rank) -> None:
@@ -55,7 +55,7 @@ def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(ra
     assert rank.beat().step == 2
     rank.run([sys.executable, script, "4"])
     assert rank.beat().step == 4
-    assert rank.files() == ["beat", "beat-claim-0", "beat-claim-1"]
+    assert rank.files() == ["steps", "steps-claim-0", "steps-claim-1"]
 
 
 def test_a_program_that_begins_again_by_exec_goes_on_counting(rank: Rank) -> None:
@@ -80,15 +80,15 @@ def test_the_children_of_multiprocessing_stay_silent(rank: Rank, method: str) ->
         "    child.start(); child.join()\n    print(child.exitcode)\n"
     )
     assert rank.run([sys.executable, script]).stdout == b"0\n"
-    assert rank.beat() == NO_BEAT
-    assert rank.files() == ["beat"]
+    assert rank.beat() == NO_STEP
+    assert rank.files() == ["steps"]
 
 
 def test_without_a_rank_the_hook_does_nothing(rank: Rank) -> None:
     env = {name: value for name, value in rank.env.items() if name != "RANK"}
     done = run([sys.executable, "-c", "import sys; print(sys.excepthook is sys.__excepthook__)"], env)
     assert done.stdout == b"True\n"
-    assert rank.files() == ["beat"]
+    assert rank.files() == ["steps"]
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
@@ -225,7 +225,7 @@ def test_a_folder_that_cannot_be_written_is_harmless(rank: Rank, folder: str) ->
 
 @pytest.mark.parametrize("damage", ["missing", "short", "a folder"])
 def test_a_damaged_beat_file_is_harmless_and_noted_once(rank: Rank, damage: str) -> None:
-    beat = rank.dir / hook.BEAT_FILE
+    beat = rank.dir / hook.STEP_FILE
     beat.unlink()
     if damage == "short":
         beat.write_bytes(b"0" * 10)
@@ -249,7 +249,7 @@ def test_many_short_runs_end_alike_with_and_without(rank: Rank) -> None:
         script = rank.script(f"print({number})\nimport json\nraise SystemExit({number} % 3)")
         done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
         assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
-    assert rank.files() == ["beat"]
+    assert rank.files() == ["steps"]
 
 
 @pytest.mark.parametrize(
