@@ -1,8 +1,9 @@
 """Classification of a rank: two samples in a row compared, and what follows from them. Pure; `sample` does the reading.
 
-Rules: any movement since the sample before is work, and a rank that worked is not judged. For the others the result says
-how long nothing of them has moved (`still_s`) and what they wait in. `proven` is a state that cannot mend itself, whatever
-the other ranks do. Nothing is concluded from the text of a script, and a long computation looks like an endless one.
+Rules: any movement since the sample before is work, and a rank that worked is not judged. For the others the result
+says how long nothing of them has moved (`still_s`) and what they wait in. `proven` is a state that cannot mend itself,
+whatever the other ranks do. Nothing is concluded from the text of a script, and a long computation looks like an
+endless one.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ IO_BYTES = 64 << 10
 """Reading and writing less than this between two samples is not a sign of life: loggers and monitors do that."""
 
 WAKES = 2
-"""A thread that reads or writes without a limit and woke this often between two samples moves data, if little by little;
-once may have been our own signal."""
+"""A thread that reads or writes without a limit and woke this often between two samples moves data, if little by
+little; once may have been our own signal."""
 
 TIMEOUTS = 2
 """How many waits may have ended for each time limit that has passed: of a limit only the rest may be visible."""
@@ -42,8 +43,8 @@ _AT_GPU = "waits for its GPU, which has collectives to run"
 
 @dataclass(frozen=True, slots=True)
 class SampleContext:
-    """What is known of a rank from outside its own stacks: exit flag of the hook, GIL state and collectives from torch's
-    worker server, GPU use from nvidia-smi."""
+    """What is known of a rank from outside its own stacks: exit flag of the hook, GIL state and collectives from
+    torch's worker server, GPU use from nvidia-smi."""
 
     is_exiting: bool = False
     # C code holds the GIL; None: not known.
@@ -135,9 +136,8 @@ def _classify(
     if context.is_exiting:
         words = f"has said its last word, and is still there, {describe.in_words(sample)}"
         stands = previous is not None and not moved and previous.context.is_exiting
-        is_stuck = (
-            sample.wait.call in ("futex", "pause") and sample.wait.for_ever and not sample.wait.is_shared
-        )
+        wait = sample.wait
+        is_stuck = wait.call in ("futex", "pause") and wait.for_ever and not wait.is_shared
         return Classification(observations.Activity.EXITING, words, proven=stands and is_stuck)
     if previous is None:
         return Classification(observations.Activity.UNKNOWN, describe.in_words(sample))
@@ -261,17 +261,16 @@ def _still(sample: RankSample, context: SampleContext, previous: PreviousSample)
 def _idle(sample: RankSample, previous: PreviousSample) -> Classification:
     """Classify a rank that neither computes nor waits for other ranks."""
     again = previous.ends_at_s is not None and sample.after.at_s > previous.ends_at_s + RENEWED_S
-    shown = (
-        replace(sample, wait=replace(sample.wait, ends_s=None)) if again and sample.wait.asleep else sample
-    )
-    words = f"{describe.in_words(shown)}{', again and again' if again else ''}"
     activity = observations.Activity.SLEEPING if sample.wait.asleep else observations.Activity.BLOCKED
+    if again and sample.wait.asleep:
+        sample = replace(sample, wait=replace(sample.wait, ends_s=None))
+    words = f"{describe.in_words(sample)}{', again and again' if again else ''}"
     return Classification(activity, words)
 
 
 def _awaited(sample: RankSample) -> str:
-    """Return the call in which a rank waits for other ranks. C code has no frame, so the user's line alone names its call;
-    it counts only where the kernel's wait fits it."""
+    """Return the call in which a rank waits for other ranks. C code has no frame, so the user's line alone names its
+    call; it counts only where the kernel's wait fits it."""
     named = stack_frames.awaits_ranks(sample.stack, sample.line)
     if stack_frames.called(sample.stack) or not sample.wait.call:
         return named
@@ -302,13 +301,10 @@ def _awaits_device(sample: RankSample, context: SampleContext) -> bool:
 
 
 def _may_enter_collectives(thread: SideThread) -> bool:
-    """Tell whether a thread other than the judged one may enter collectives by itself: it is in the script's own code or
-    in torch.distributed, and does not wait for another thread without a limit."""
+    """Tell whether a thread other than the judged one may enter collectives by itself: it is in the script's own code
+    or in torch.distributed, and does not wait for another thread without a limit."""
     stack = thread.stack.frames
     waits = thread.wait.call == "futex" and thread.wait.for_ever
     in_torch = any("/torch/distributed/" in frame.file for frame in stack)
-    return (
-        (in_torch or stack_frames.users_frame(stack) is not None)
-        and not waits
-        and not stack_frames.serves(stack)
-    )
+    own = in_torch or stack_frames.users_frame(stack) is not None
+    return own and not waits and not stack_frames.serves(stack)

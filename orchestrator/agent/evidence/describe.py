@@ -45,7 +45,7 @@ def in_words(sample: RankSample) -> str:
 
 
 def _busy_child(sample: RankSample) -> str:
-    """Say which child the rank waits for and where it is: one in a bad state, one in the user's code, else the youngest."""
+    """Say which child is waited for, and where it is: one in a bad state, one in the user's code, else the youngest."""
     children = (loaders(sample) or _named(sample) or sample.children)[::-1]
     if not children:
         return ""

@@ -21,8 +21,8 @@ def main_share(now: RankSample, then: RankSample) -> float:
 
 
 def other_threads_share(now: RankSample, then: RankSample) -> float:
-    """Return the share of the time in which the threads other than the judged one were on a processor; 1.0 is one thread
-    all the time."""
+    """Return the share of the time in which the threads other than the judged one were on a processor; 1.0 is one
+    thread all the time."""
     spent_s = now.before.process_s - then.after.process_s
     return max(0.0, spent_s / span_s(now, then) - main_share(now, then))
 

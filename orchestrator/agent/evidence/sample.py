@@ -1,7 +1,7 @@
 """Sample of a rank at one moment: its stacks, its waits in the kernel, its resource use, its children.
 
 This module only reads; `classify` judges. Reading may take long on a sick host, so it runs in a thread of its own. The
-judged thread is the one that makes the optimizer steps; before the first step, and in a rank without steps, the main one.
+judged thread is the one that makes the optimizer steps; before the first step, and without steps, the main thread.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIG
 
 _FAULTS = frozenset({signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL})
 COMMON_SIGNALS = _FAULTS | {signal.SIGINT, signal.SIGCHLD, 32, 33, processes.STACK_SIGNAL}
-"""Signals that Python, torch, the hook and glibc (32 and 33, the first two of real time) catch in every process, and those
-that come only from children."""
+"""Signals that Python, torch, the hook and glibc (32 and 33, the first two of real time) catch in every process, and
+those that come only from children."""
 
 CHILDREN_MAX = 64
 THREADS_MAX = 512
@@ -53,7 +53,7 @@ class ResourceUse:
     """The resources that a rank has used until `at_s` (monotonic)."""
 
     at_s: float
-    # The judged thread: on a processor or waiting for one; then the latter alone.
+    # The judged thread: on a processor or waiting for one; and waiting for one alone.
     main_s: float
     queue_s: float
     # All threads of the rank's own process on processors.
@@ -163,8 +163,8 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
 
 
 def take(rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple[int, int]) -> RankSample:
-    """Return the sample of a rank whose stacks have been taken. `trainer`: the process and the thread that have made its
-    steps; zeros before the first step."""
+    """Return the sample of a rank whose stacks have been taken. `trainer`: the process and the thread that have made
+    its steps; zeros before the first step."""
     own = _trainer(stacks, trainer[0])
     tid = own.tid
     if trainer[0] == own.pid and procfs.has_thread(*trainer) and stack_frames.own_stack(own.text) is None:
@@ -195,8 +195,8 @@ def take(rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple
 
 
 def with_threads(sample: RankSample, dump: str) -> RankSample:
-    """Add the other Python threads, from torch's dump of all threads; and the judged thread's stack, where no signal could
-    be sent for it."""
+    """Add the other Python threads, from torch's dump of all threads; and the judged thread's stack, where no signal
+    could be sent for it."""
     threads = [thread for thread in stack_frames.parse(dump) if not thread.current][:THREADS_MAX]
     if not threads:
         return sample
@@ -230,8 +230,8 @@ def _line(pid: int, thread: Thread | None, started_s: float) -> str:
 
 
 def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
-    """Return the process that is the rank: the one that made steps; else, of a chain of processes that each wait for the
-    next, the last with a Python stack.
+    """Return the process that is the rank: the one that made steps; else, of a chain of processes that each wait for
+    the next, the last with a Python stack.
 
     An entry point may be a shell script or a launcher: then the rank is the child that it waits for.
     """
@@ -247,16 +247,15 @@ def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
         if main is None and stack.state not in "TtZX" and procfs.catches(stack.pid, processes.STACK_SIGNAL):
             return stack  # not a shell, but a Python that the stack signal would have disturbed
         child = kernel_wait.wait_of(stack.pid, stack.pid).child
-        below = [
-            other for other in rest if _is_program_of(stack.pid, other) and child in (other.pid, 0, None)
-        ]
+        programs = (other for other in rest if _is_program_of(stack.pid, other))
+        below = [other for other in programs if child in (other.pid, 0, None)]
         if not below:
             return chosen
         stack, rest = below[0], rest[rest.index(below[0]) + 1 :]
 
 
 def _is_program_of(pid: int, stack: RankStack) -> bool:
-    """Tell whether a process is a child of `pid` that runs a program of its own, and not a fork of multiprocessing's."""
+    """Tell whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
     stat, main = procfs.look(stack.pid), stack_frames.own_stack(stack.text)
     forked = main is not None and any(
         frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
@@ -291,8 +290,8 @@ def _child(stack: RankStack) -> Child:
 
 
 def _may_be_typed_to(pid: int, wait: Wait) -> bool:
-    """Tell whether another process may write what a rank reads from its standard input, a pipe or a terminal; True where
-    that is not known, such as for a FIFO or a socket."""
+    """Tell whether another process may write what a rank reads from its standard input, a pipe or a terminal; True
+    where that is not known, such as for a FIFO or a socket."""
     if 0 not in wait.fds:
         return False
     target = open_files.link_of(pid, 0)
@@ -319,7 +318,7 @@ def _tids(pid: int) -> list[int]:
 
 
 def _tid(pid: int, ident: int) -> int | None:
-    """Return the kernel's id of the thread with this pthread: the first number in it that is a thread id of the process."""
+    """Return the kernel's id of a pthread: the first number in its struct that is a thread id of the process."""
     tids = set(_tids(pid))
     raw = kernel_wait.ProcessMemory(pid).read(ident, PTHREAD_BYTES)
     numbers = struct.unpack(f"<{len(raw) // 4}i", raw[: len(raw) // 4 * 4])
@@ -327,8 +326,7 @@ def _tid(pid: int, ident: int) -> int | None:
 
 
 def _main_s(pid: int, process_s: float) -> float:
-    """Return how long the main thread was on a processor or in the queue for one; all threads' time on a kernel without
-    schedstats."""
+    """Return the main thread's time on a processor and in its queue; all threads' time without schedstats."""
     return sum(_scheduled_s(pid, pid)) or process_s
 
 

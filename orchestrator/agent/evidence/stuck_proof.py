@@ -22,7 +22,7 @@ DEPTH_MAX = 8
 
 
 def proof(sample: RankSample, then: RankSample, on_device: bool) -> str:
-    """Return in words why an idle rank cannot go on by itself, from two samples in a row; empty where that is not proved.
+    """Return in words why an idle rank cannot go on by itself, from two samples in a row; else an empty text.
 
     `on_device`: its GPU has collectives to run.
     """

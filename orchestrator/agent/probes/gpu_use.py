@@ -43,7 +43,7 @@ def gpu_use() -> GpuUse:
 
 
 def gpu_shares(use: str, users: str) -> dict[int, float]:
-    """Return how busy the GPU of each process is, the busiest of several, from nvidia-smi's two tables (`--format=csv`)."""
+    """Return how busy each process's GPU is, the busiest of several, from nvidia-smi's two tables (`--format=csv`)."""
     busy = {words[1]: words[3].removesuffix("%").strip() for words in _rows(use) if len(words) > 3}
     shares: dict[int, float] = {}
     for words in _rows(users):

@@ -1,8 +1,8 @@
 """Kernel wait of a thread: its system call with the file and the time limit, from /proc.
 
-/proc/<pid>/task/<tid>/syscall has the call's number and arguments, /proc/<pid>/mem what they point to. Both are readable
-for a user who may trace the process: its own user, where neither Yama nor the container forbids it. What cannot be read
-is named in `unavailable`, and nothing is guessed in its place.
+/proc/<pid>/task/<tid>/syscall has the call's number and arguments, /proc/<pid>/mem what they point to. Both are
+readable for a user who may trace the process: its own user, where neither Yama nor the container forbids it. What
+cannot be read is named in `unavailable`, and nothing is guessed in its place.
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def _child(call: str, args: list[int]) -> int | None:
 def _ends_s(memory: ProcessMemory, call: str, args: list[int]) -> tuple[float | None, bool]:
     """Return in how many seconds the call ends by itself, and whether it has a limit at all.
 
-    A relative limit counts from now on: `faulthandler`'s signal has just interrupted the call, and Python repeats it with
-    the remaining time (PEP 475). Absolute limits are exact.
+    A relative limit counts from now on: `faulthandler`'s signal has just interrupted the call, and Python repeats it
+    with the remaining time (PEP 475). Absolute limits are exact.
     """
     match call:
         case "clock_nanosleep" if args[1] & _TIMER_ABSTIME:

@@ -52,7 +52,8 @@ def uses_gpu(pid: int) -> bool:
 
 
 def writers(target: str) -> tuple[int, ...] | None:
-    """Return the processes that have a pipe (`pipe:[N]`) open for writing, or the other side of a terminal (`/dev/pts/N`).
+    """Return the processes that have a pipe (`pipe:[N]`) open for writing, or the other side of a terminal
+    (`/dev/pts/N`).
 
     None when that is not known: the search took too long, or a process of this user hides its descriptors. Processes of
     other users and `DOORKEEPERS` are passed over: they cannot be read and are never part of a job.

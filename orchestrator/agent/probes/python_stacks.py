@@ -123,7 +123,7 @@ def last_answer(pending: PendingStacks) -> list[RankStack]:
 
 
 def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _Dump | None:
-    """Send the signal to one thread, unless that may do harm. `is_shown`: torch's worker server shows its stack, too."""
+    """Send the signal to one thread, unless that may do harm. `is_shown`: torch's worker server has its stack."""
     stat = procfs.look(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
         return None
@@ -155,8 +155,8 @@ def _is_sent(pid: int, tid: int, signum: int) -> bool:
 
 
 def _stacks_file(pid: int, folder: Path) -> Path | None:
-    """Return the file that the process's handler writes: in the rank's folder, in memory if it was forked. None once the
-    script has closed it, since its number may be another file's by now."""
+    """Return the file that the process's handler writes: in the rank's folder, in memory if it was forked. None once
+    the script has closed it, since its number may be another file's by now."""
     named = folder / STACKS_FILE.format(pid)
     memory = f"/memfd:{STACKS_MEMFD.format(pid)} (deleted)"
     fds = procfs.PROC / str(pid) / "fd"

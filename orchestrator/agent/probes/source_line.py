@@ -17,7 +17,7 @@ script may be written at the moment it is started."""
 
 
 def line_at(pid: int, frame: Frame, started_s: float) -> str:
-    """Return the line of a frame of process `pid`; empty when it cannot be read. `started_s`: Unix time of its start."""
+    """Return the line of a frame of process `pid`, which began at `started_s` (Unix time); empty if unreadable."""
     lines = _source(pid, frame.file, started_s).splitlines()
     return lines[frame.line - 1].strip()[:LINE_CHARS_MAX] if 0 < frame.line <= len(lines) else ""
 

@@ -56,8 +56,8 @@ _LOCK_LINE = re.compile(
     r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
 )
 _WITH_LOCK_LINE = re.compile(r"(?i)^\s*with\s+[\w.\[\]]*(lock|mutex)[\w.\[\]]*\s*:")
-"""A line that acquires a lock by its name: in C code anything may have an `acquire`, a camera as well. A bare `acquire()`
-may wait for an event: a lock can be a signal, too, which a callback of C code gives."""
+"""A line that acquires a lock by its name: in C code anything may have an `acquire`, a camera as well. A bare
+`acquire()` may wait for an event: a lock can be a signal, too, which a callback of C code gives."""
 
 STORE = "the store"
 
@@ -167,8 +167,8 @@ def place(frames: tuple[Frame, ...]) -> str:
 
 
 def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
-    """Return the call in which other ranks are waited for, or an empty text. `line`: the source of the innermost frame, if
-    known.
+    """Return the call in which other ranks are waited for, or an empty text. `line`: the source of the innermost
+    frame, if known.
 
     C code has no frame: `work.wait()` and `store.get()` are recognised by the user's line alone.
     """

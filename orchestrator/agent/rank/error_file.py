@@ -12,7 +12,7 @@ from orchestrator.core.jobdir import full_disk
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """The uncaught exception that ended a rank's process; `file`, `line` and `function` are in the user's code if possible."""
+    """The uncaught exception that ended a rank's process; its place is in the user's code if possible."""
 
     type: str
     message: str
@@ -60,7 +60,7 @@ TORCHELASTIC_ERROR_FILE = "torchelastic-error.json"
 
 
 def forget_errors(node_folder: Path) -> None:
-    """Delete the error files of ranks: their content was reported with the secrets masked, and the files hold them in full."""
+    """Delete the error files of ranks: they hold secrets in full, and were reported with the secrets masked."""
     for name in (ERROR_FILE.format("*"), TORCHELASTIC_ERROR_FILE):
         for path in node_folder.glob(f"attempt-*/rank-*/{name}"):
             try:

@@ -1,7 +1,7 @@
-"""Flight recorder of a rank: the collectives it has entered and whether Python still runs in it, by torch's worker server.
+"""Flight recorder of a rank, from torch's worker server: the collectives entered, and whether Python still runs.
 
-The hook starts the worker server on a unix socket in the rank's folder, and torch answers there from its flight recorder
-even while Python stands still. Queries go one at a time, each with a limit, and never in the agent's loop:
+The hook starts the worker server on a unix socket in the rank's folder, and torch answers there from its flight
+recorder even while Python stands still. Queries go one at a time, each with a limit, and never in the agent's loop:
 `WorkerServerClient.start_query` begins one, `PendingQuery.answer` is called until it returns the answer.
 """
 
@@ -45,7 +45,7 @@ SETTLED_STEPS = 3
 """For how many steps a count must be ahead of the trace."""
 
 OWN_COST = 500
-"""Pause after a query for a rank's own work, as a multiple of what the query took: some 10 ms, so at most 0.2 % of the time."""
+"""The pause after a query for a rank's own work, as a multiple of the time that the query took (some 10 ms)."""
 
 _TRACE, _COUNTERS, _PYTHON = "fr_trace_json", "wait_counter_values", "dump_traceback"
 _COUNTER_PREFIX = "pytorch.wait_counter."
@@ -84,8 +84,8 @@ class FlightRecord:
     waits: tuple[str, ...] = ()
     # No Python code can run in the process: native code has held the GIL for `CALL_S_MAX`. None: not asked, not known.
     gil_held: bool | None = None
-    # The stacks of all Python threads as `faulthandler` writes them under the GIL; the thread of torch's that answers is
-    # among them as the `Current thread`.
+    # The stacks of all Python threads as `faulthandler` writes them under the GIL; the thread of torch's that answers
+    # is among them as the `Current thread`.
     threads: str = ""
     # The process of `threads` and `gil_held`.
     threads_of: int = 0
@@ -139,9 +139,8 @@ class PendingQuery:
         try:
             self._record = client.query(python_of)
         except Exception as err:  # no other code sees an error of this thread
-            self._record = FlightRecord(
-                unavailable=f"torch's flight recorder: {type(err).__name__}: {err}"[:300]
-            )
+            reason = f"torch's flight recorder: {type(err).__name__}: {err}"
+            self._record = FlightRecord(unavailable=reason[:300])
 
 
 class WorkerServerClient:
@@ -154,8 +153,8 @@ class WorkerServerClient:
         self._lock = threading.Lock()  # two queries must not run at once: torch has two threads to answer
 
     def start_query(self, python_of: int | None = None) -> PendingQuery:
-        """Start a query and return at once. `python_of`: the process to ask also for the stacks of all Python threads, and
-        so whether Python code runs; 0 for the process with the longest trace."""
+        """Start a query and return at once. `python_of`: the process to ask also for the stacks of all Python threads,
+        and so whether Python code runs; 0 for the process with the longest trace."""
         return PendingQuery(self, python_of)
 
     def query(self, python_of: int | None = None) -> FlightRecord:
@@ -163,9 +162,8 @@ class WorkerServerClient:
         with self._lock:
             pids = self._pids()
             if not pids:
-                return FlightRecord(
-                    unavailable="torch's flight recorder: no process of the rank has torch.distributed (yet)"
-                )
+                reason = "torch's flight recorder: no process of the rank has torch.distributed (yet)"
+                return FlightRecord(unavailable=reason)
             records = [self._query_process(pid) for pid in pids]
             best = max(records, key=lambda record: len(record.entries))
             if python_of is None:
@@ -195,14 +193,12 @@ class WorkerServerClient:
             entries = _entries(trace)
             return FlightRecord(pid, entries, waits, trace=trace, took_s=time.monotonic() - began_s)
         except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError) as err:
-            fault = str(err) or type(err).__name__
-            return FlightRecord(
-                pid, unavailable=f"torch's flight recorder of pid {pid}: {fault}"[:300], took_s=CALL_S_MAX
-            )
+            reason = f"torch's flight recorder of pid {pid}: {str(err) or type(err).__name__}"
+            return FlightRecord(pid, unavailable=reason[:300], took_s=CALL_S_MAX)
 
     def _python(self, pid: int) -> tuple[bool | None, str]:
-        """Request the stacks of all Python threads; return first whether native code keeps Python from running, None when
-        torch does not answer at all. A request without an answer stays open and is not repeated meanwhile."""
+        """Request the stacks of all Python threads; return first whether native code keeps Python from running, None
+        when torch does not answer at all. A request without an answer stays open and is not repeated meanwhile."""
         connection = self._unanswered.pop(pid, None)
         if connection is not None and select.select([connection], [], [], 0)[0]:
             connection.close()  # its answer is of an earlier query
@@ -233,11 +229,11 @@ class WorkerServerClient:
 class OwnWork:
     """The time that a rank works by itself in a step, read from its trace now and then.
 
-    From the end of a step until the rank enters the next collective, no rank waits for another: this covers loading the
-    batch, the forward pass, and the backward pass up to the first bucket under DDP; under FSDP, which gathers before it
-    computes, only loading the batch. What comes after depends on other ranks, too. So a rank that waits never looks slow,
-    and a slow one does as far as that part goes. Point-to-point operations (pipelines) are waiting that no trace shows:
-    a step with such operations does not count.
+    From the end of a step until the rank enters the next collective, no rank waits for another: this covers loading
+    the batch, the forward pass, and the backward pass up to the first bucket under DDP; under FSDP, which gathers
+    before it computes, only loading the batch. What comes after depends on other ranks, too. So a rank that waits
+    never looks slow, and a slow one does as far as that part goes. Point-to-point operations (pipelines) are waiting
+    that no trace shows: a step with such operations does not count.
     """
 
     def __init__(self, client: WorkerServerClient) -> None:
@@ -284,8 +280,8 @@ def _is_mixed(before: StepEnd, end: StepEnd, inside: Sequence[Entry]) -> bool:
 
 
 def mixed(ends: Sequence[StepEnd], groups: Sequence[Group], entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Return the keys of the groups with point-to-point operations since the trace began: gloo counts these and does not
-    list them, so that the rank's count runs ahead of the trace's numbers."""
+    """Return the keys of the groups with point-to-point operations since the trace began: gloo counts these and does
+    not list them, so that the rank's count runs ahead of the trace's numbers."""
     keys = []
     for index, group in enumerate(groups):
         own = sorted(
@@ -308,7 +304,7 @@ def mixed(ends: Sequence[StepEnd], groups: Sequence[Group], entries: Sequence[En
 def _sent(folder: Path, pid: int, handler: str) -> socket.socket:
     """Send a request and return the connection that the answer will come on. Raises OSError.
 
-    A socket's path may have 107 bytes at most and the folder lies deep, so the path names it by its descriptor.
+    A socket's path may have 107 bytes at most and the folder lies deep, so the path names the folder by its descriptor.
     """
     client = socket.socket(socket.AF_UNIX)
     try:

@@ -47,9 +47,8 @@ SOCKET_FILE = "torch-{}.socket"
 # was about to exit. THREAD_WORD: the kernel's id of the thread that made the last step.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
 STEP_FILE_VERSION = 4
-MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD, EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(
-    8
-)
+MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
+EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
 RING_WORD = 8
 RING_STEPS = 1024
 GROUPS_MAX = 8
@@ -134,7 +133,7 @@ class Stacks:
         faulthandler.register(signal_number, file=self._fd, all_threads=False, chain=False)
 
     def after_fork(self) -> None:
-        """Give a forked child a file of its own in memory: two processes dumping into one file would mix their lines."""
+        """Give a forked child a file of its own in memory: two processes would mix their lines in one file."""
         try:
             if os.fstat(self._fd).st_ino == self._inode:  # else the script closed it and uses its number
                 fd = os.memfd_create(STACKS_MEMFD.format(os.getpid()))
@@ -153,8 +152,8 @@ class Stacks:
 class Errors:
     """Notes the exception that ends the main thread, whichever library owns `sys.excepthook` by then.
 
-    torch.distributed's hook calls the one before it, rich's does not, and both come after ours. So ours wraps again once
-    torch is imported and at the first step, and reads `sys.last_value` at exit.
+    torch.distributed's hook calls the one before it, rich's does not, and both come after ours. So ours wraps again
+    once torch is imported and at the first step, and reads `sys.last_value` at exit.
     """
 
     def __init__(self, folder: str, notes: HookNotes) -> None:
@@ -253,9 +252,8 @@ class Groups:
     def __init__(self, folder: str, notes: HookNotes) -> None:
         self._path = os.path.join(folder, GROUPS_FILE)
         self._notes = notes
-        self._columns: list[
-            tuple[ref[Any], int]
-        ] = []  # in the order of torch's table; -1: the group has no count
+        # In the order of torch's table; -1: the group has no count.
+        self._columns: list[tuple[ref[Any], int]] = []
         self._table_length = 0
         self._generation = 0
         self._optimizer_steps = OptimizerSteps()
@@ -344,8 +342,8 @@ class Groups:
 
 
 class OptimizerSteps:
-    """Numbers the steps of each optimizer of a script through weak references. An optimizer that replaces a dead one of the
-    same class and the same parameter shapes continues its numbers."""
+    """Numbers the steps of each optimizer of a script through weak references. An optimizer that replaces a dead one
+    of the same class and the same parameter shapes continues its numbers."""
 
     def __init__(self) -> None:
         self._last: Callable[[], object] = object  # what a weak reference to the last one returns
@@ -354,7 +352,7 @@ class OptimizerSteps:
         self._steps = [0] * OPTIMIZERS_MAX
 
     def next(self, optimizer: object) -> int:
-        """Return the row's word for one more step of an optimizer; 0 beyond OPTIMIZERS_MAX. Raises for any other object."""
+        """Return the row's last word for one more step; 0 beyond OPTIMIZERS_MAX. Raises for other objects."""
         if self._last() is not optimizer:
             self._number, self._last = self._number_of(optimizer)
         if self._number >= OPTIMIZERS_MAX:
@@ -372,9 +370,8 @@ class OptimizerSteps:
         groups = [group["params"] for group in optimizer.param_groups]
         shapes = [(len(group), [getattr(part, "shape", 0) for part in group[:2]]) for group in groups]
         kind = type(optimizer), shapes
-        dead = [
-            n for n, (other, its_kind) in enumerate(self._optimizers) if other() is None and its_kind == kind
-        ]
+        numbered = enumerate(self._optimizers)
+        dead = [n for n, (other, other_kind) in numbered if other() is None and other_kind == kind]
         number = dead[0] if dead else len(self._optimizers)
         if number < OPTIMIZERS_MAX:
             self._optimizers[number : number + 1] = [(reference, kind)]
@@ -405,7 +402,7 @@ class Steps:
         self._retry_at_ns: float = 0
 
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
-        """Run after each optimizer step, as torch's global hook; STEP_WORD is written last, since it vouches for the rest."""
+        """Run after each optimizer step, as torch's global hook. STEP_WORD is last, since it vouches for the rest."""
         step = self._next_step()
         now_ns = self._time_ns()
         words = self._words or self._first_step(now_ns)
@@ -422,7 +419,7 @@ class Steps:
         self._retry_at_ns = float("inf")
 
     def at_exit(self) -> None:
-        """Let torch's communication threads finish before the interpreter ends, and note that the process is exiting."""
+        """Let torch's communication threads finish before the interpreter ends, and note that the process exits."""
         if self._pid != os.getpid():
             return
         if self._words is not None:
@@ -494,7 +491,7 @@ def open_step_file(folder: str) -> memoryview:
 
 
 class ImportWatcher:
-    """A finder on `sys.meta_path` that finds nothing: Python asks it at every import, so it sees when a torch module is loaded.
+    """A finder on `sys.meta_path` that finds nothing: Python asks it at every import, so it sees a torch module arrive.
 
     Wrapping torch's loader instead would put a frame of ours into the traceback of a failing `import torch`.
     """
@@ -506,7 +503,7 @@ class ImportWatcher:
         self._notes = notes
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Return None, until `module` has `name`: then run `on_import` with its value, and leave the list of finders."""
+        """Return None, until `module` has `name`: then run `on_import` with its value, and leave the list."""
         value = getattr(sys.modules.get(self._module), self._name, None)
         if value is None:
             return None
@@ -579,8 +576,8 @@ def _without_its_greeting(start: "Callable[[], object]") -> object:
 
 
 def keep_new_name(environ: "MutableMapping[str, str]") -> None:
-    """Hide the old name of the flight recorder's length from a torch that knows the new one: it would warn in each rank's
-    log. The agent sets both, since the node's torch is not known before the start."""
+    """Hide the old name of the flight recorder's length from a torch that knows the new one: it would warn in each
+    rank's log. The agent sets both, since the node's torch is not known before the start."""
     new, old = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
     version = getattr(sys.modules.get("torch.version"), "__version__", "0.0")
     knows_new = tuple(int(part) for part in version.split(".")[:2]) >= (2, 9)

@@ -1,8 +1,8 @@
 """Step counter of a rank: its steps with their times, its speed, and its collective counts at each step.
 
-Read from the step file, in which the rank's hook counts. The agent makes the file (`create`) before the rank starts; the
-hook writes it through a mapping, and `hook.py` states its layout. Writer and reader share memory without a lock: the
-time of a step and its counts are in the ring before the step is counted, so what is counted can be read.
+Read from the step file, in which the rank's hook counts. The agent makes the file (`create`) before the rank starts;
+the hook writes it through a mapping, and `hook.py` states its layout. Writer and reader share memory without a lock:
+the time of a step and its counts are in the ring before the step is counted, so what is counted can be read.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class StepCounter:
         return rate
 
     def median_step_s(self) -> float | None:
-        """Return the median time between the last 128 steps, without the short ones of an iteration; None before 3 of them."""
+        """Return the median time between the last 128 steps, without an iteration's short ones; None before 3."""
         last = self.read().step
         times_ns = [time_ns for time_ns in self._times_ns(max(1, last - MEDIAN_STEPS_MAX), last) if time_ns]
         durations_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)
@@ -188,10 +188,8 @@ class StepCounter:
         since = since if since <= last else 0  # a trainer that was restarted
         words, at = self._words, COUNTS_WORD + GROUPS_MAX
         steps = range(max(since, last - RING_STEPS + 1) + 1, last + 1)  # the oldest is being overwritten
-        optimizer_steps = [
-            (words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps
-        ]
-        chosen, stride = [pair for pair in optimizer_steps if pair[0]], 1
+        pairs = [(words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps]
+        chosen, stride = [pair for pair in pairs if pair[0]], 1
         while len(fewer := [pair for pair in chosen if pair[0] % (2 * stride) == 0]) >= 2:
             chosen, stride = fewer, 2 * stride
         return self._collective_counts([step for _, step in chosen[-COUNTS_MAX:]])
@@ -200,12 +198,11 @@ class StepCounter:
         """Return the counts at the last steps, 64 at most, at which a count grew by another number than at the same
         optimizer's step before; in addition, the counts at the oldest step in the ring and at the last step."""
         last = self.read().step
-        collective_counts = self._collective_counts(
-            range(max(1, last - RING_STEPS + 2), last + 1)
-        )  # the oldest is being overwritten
+        first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
+        entries = self._collective_counts(range(first, last + 1))
         changes: set[observations.CollectiveCounts] = set()
-        for number in {entry.optimizer for entry in collective_counts}:
-            own = [entry for entry in collective_counts if entry.optimizer == number]
+        for number in {entry.optimizer for entry in entries}:
+            own = [entry for entry in entries if entry.optimizer == number]
             grown = [
                 [b - a for a, b in zip(before.counts, after.counts, strict=True)]
                 for before, after in itertools.pairwise(own)
@@ -213,8 +210,8 @@ class StepCounter:
             changes.update(
                 entry for entry, (a, b) in zip(own[2:], itertools.pairwise(grown), strict=True) if a != b
             )
-        steps = [entry for entry in collective_counts if entry in changes][-HISTORY_COUNTS_MAX:]
-        return tuple(dict.fromkeys((*collective_counts[:1], *steps, *collective_counts[-1:])))
+        last_changes = [entry for entry in entries if entry in changes][-HISTORY_COUNTS_MAX:]
+        return tuple(dict.fromkeys((*entries[:1], *last_changes, *entries[-1:])))
 
     def step_ends(self, steps_max: int) -> tuple[StepEnd, ...]:
         """Return the last steps, oldest first."""
@@ -269,10 +266,8 @@ def _read_groups(file: Path, generation: int) -> tuple[Group, ...] | None:
         if data["generation"] != generation:
             return None
         return tuple(
-            Group(
-                str(group["name"]), str(group["label"]), tuple(map(int, group["ranks"])), int(group["column"])
-            )
-            for group in data["groups"]
+            Group(str(item["name"]), str(item["label"]), tuple(map(int, item["ranks"])), int(item["column"]))
+            for item in data["groups"]
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -47,16 +47,8 @@ class Bench:
         words = [1] * RING_STEPS
         for step, time_ns in {count: time.time_ns(), **self.times_ns}.items():
             words[step % RING_STEPS] = time_ns
-        head = (
-            STEP_FILE_MAGIC | STEP_FILE_VERSION << 32,
-            os.getpid(),
-            count,
-            words[count % RING_STEPS],
-            0,
-            0,
-            0,
-            0,
-        )
+        magic = STEP_FILE_MAGIC | STEP_FILE_VERSION << 32
+        head = (magic, os.getpid(), count, words[count % RING_STEPS], 0, 0, 0, 0)
         assert len(head) == RING_WORD
         with self.beat.open("r+b") as file:
             file.write(struct.pack(f"<{RING_WORD + RING_STEPS}Q", *head, *words))

@@ -82,7 +82,7 @@ def every(step_s: float, count: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("times_s", "usual_s"),
+    ("times_s", "median_step_s"),
     [
         (every(0.5, 3), None),  # two steps between three moments
         (every(0.5, 4), 0.5),
