@@ -89,7 +89,7 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
             size = 10 if number == 1 else 1000  # of what it has entered last
             shape = "float32[2,5]" if size == 10 else "float32[1000]"
             until(lambda w=window, s=shape: _is_in(w.query(), s), f"rank {number} enters {shape}")  # type: ignore[misc]
-            assert rank.beat().step == STEPS
+            assert rank.last_step().step == STEPS
         time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its loop for good
         asked = [window.start_query(python_of=0) for window in windows]
         found = [until(one.answer, "an answer") for one in asked]

@@ -124,7 +124,7 @@ def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
     for number, (code, log) in enumerate(train(ranks, text)):
         assert code == 0, log.decode()
         assert f"done {number}".encode() in log
-    assert [rank.beat().step for rank in ranks] == [STEPS] * WORLD_SIZE
+    assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
     assert [rank.files() for rank in ranks] == [["steps", "steps-claim-0", "groups.json"]] * WORLD_SIZE
     readers = [rank.reader() for rank in ranks]
     assert all(reader.exiting_pid() == reader.read().pid for reader in readers)
@@ -151,7 +151,7 @@ def test_dataloader_workers_stay_silent(tmp_path: Path) -> None:
     )
     done = rank.run([sys.executable, script])
     assert (done.returncode, done.stdout) == (0, b"6\n6\n")
-    assert rank.beat() == NO_STEP
+    assert rank.last_step() == NO_STEP
     assert rank.files() == ["steps"]
 
 
@@ -371,4 +371,4 @@ def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(tmp_path: Pat
     training.join()
     assert "all_reduce" in seen
     assert [code for code, _ in results] == [0, 0], results
-    assert [rank.beat().step for rank in ranks] == [STEPS] * WORLD_SIZE
+    assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE

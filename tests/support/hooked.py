@@ -74,7 +74,7 @@ class Rank:
     def run_bare(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[bytes]:
         return run(argv, {**bare_env(), "PYTHONPATH": str(self.code)})
 
-    def beat(self) -> LastStep:
+    def last_step(self) -> LastStep:
         return self.reader().read()
 
     def reader(self) -> StepCounter:

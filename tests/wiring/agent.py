@@ -22,7 +22,7 @@ MUTATIONS = (
     Mutation("an order to look is not obeyed", "orchestrator/agent/agent.py", "self._eyes.begin(order.inspection)", "pass",
         "tests/unit/agent/test_agent.py::test_a_look_is_taken_and_answered_by_its_number"),
     Mutation("evidence is not written", "orchestrator/agent/evidence/inspector.py", "self._append(job, _evidence_text(result, stacks, threads))", "pass",
-        "tests/unit/agent/evidence/test_inspector.py::test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same"),
+        "tests/unit/agent/evidence/test_inspector.py::test_each_inspection_adds_a_line_with_torchs_trace_or_that_it_is_unchanged"),
     Mutation("an attempt is over before its last checkpoint is told", "orchestrator/agent/agent.py", "return self._finder.finish(ranks, now_s) or is_ended", "return True",
         "tests/unit/agent/test_agent.py::test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over"),
     Mutation("the last lines do not go before the word that it is over", "orchestrator/agent/agent.py", "self._shipper.push(self._attempts)", "pass",

@@ -164,7 +164,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
         return "it goes from one system call to another"
     io_bytes = sample.before.io_bytes - then.after.io_bytes
     if io_bytes > IO_BYTES:
-        return f"it reads and writes ({io_bytes >> 10:,} KiB since the look before)"
+        return f"it reads and writes ({io_bytes >> 10:,} KiB since the sample before)"
     if _entered(context) != _entered(previous.context):
         return "it enters collectives"
     if _awaited(sample) and not any(_may_enter_collectives(thread) for thread in sample.others):

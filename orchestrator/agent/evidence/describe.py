@@ -13,7 +13,7 @@ def in_words(sample: RankSample) -> str:
     stack = sample.stack
     if is_at_prompt(sample):
         asker = stack_frames.asks_a_person(stack, sample.line) or "a program"
-        return f"at a prompt of {asker}{'' if sample.types else ', where nobody can type'}"
+        return f"at a prompt of {asker}{'' if sample.types else ', where no other process can type'}"
     if stack_frames.awaits_debugger(stack):
         return "waits for a debugger to attach"
     if sample.wait.runs:

@@ -44,7 +44,7 @@ TRACE_SHARE = 4
 """A trace may use this part of the room left in its evidence file, so that the last inspection still finds some."""
 
 POLL_S = 0.01
-_TOO_LONG = f"looking at it took longer than {INSPECTION_S_MAX:g} s: a file system that does not answer?"
+_TOO_LONG = f"the inspection took longer than {INSPECTION_S_MAX:g} s: a file system that does not answer?"
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What real processes wait for, as the kernel tells it."""
+"""Kernel waits of real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.agent.probes.stack_frames import Frame
 from tests.support.unprivileged import NOBODY, unprivileged
 
 READINGS = 20_000
-"""Enough to meet a thread that leaves its call between two reads, see `kernel.wait_of`: about one in a thousand does."""
+"""Enough to meet a thread that leaves its call between two reads, see `kernel_wait.wait_of`: about one in a thousand does."""
 
 SEEN_S_MAX = 60.0
 

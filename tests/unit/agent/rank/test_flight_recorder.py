@@ -1,4 +1,4 @@
-"""What is read out of torch's trace, and how a rank's own work follows from it."""
+"""Traces of torch as they are parsed, and a rank's own work computed from them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_where_no_process_has_torch_that_is_said(tmp_path: Path) -> None:
     assert found.gil_held is None
 
 
-def test_a_dead_process_that_left_its_window_behind_is_passed_over(tmp_path: Path) -> None:
+def test_a_dead_process_that_left_its_socket_behind_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "torch-999999999.socket").touch()
     assert "no process" in WorkerServerClient(tmp_path).query().unavailable
 

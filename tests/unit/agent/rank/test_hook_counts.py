@@ -1,4 +1,4 @@
-"""What the hook notes of process groups, with a stand-in for torch.distributed, and who says a rank's last word."""
+"""Collective counts and exit notes of the hook, with a stand-in for torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.hooked import RUN_S_MAX, STEPS, Rank, lay_out_with_stand_in
 
 pytestmark = pytest.mark.slow
 
-# As much of torch.distributed as the hook looks at: the table of groups, and what a group is asked.
+# As much of torch.distributed as the hook reads: the table of groups, and a group's sequence number.
 DISTRIBUTED = """
 class Group:
     group_desc = "default_pg"
@@ -54,7 +54,7 @@ def rank(tmp_path: Path) -> Rank:
     return rank
 
 
-# Who has entered how many collectives.
+# Collective counts.
 
 
 def test_each_groups_collectives_are_counted_at_each_step(rank: Rank) -> None:
@@ -183,16 +183,16 @@ def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:
     assert (rank.reader().groups(), rank.reader().collective_counts(0, 1)) == ((), ())
 
 
-# Who has said the last word.
+# The process that notes its exit.
 
 
-def test_the_process_that_made_steps_says_the_last_word(rank: Rank) -> None:
+def test_the_process_that_made_steps_notes_its_exit(rank: Rank) -> None:
     script = rank.script(f"{STEPS}\nimport os\nprint(os.getpid())")
     done = rank.run(["bash", "-c", f"{sys.executable} {script} 2; true"])
     assert rank.reader().exiting_pid() == int(done.stdout)
 
 
-def test_without_a_step_only_the_ranks_first_process_says_it(rank: Rank) -> None:
+def test_without_a_step_only_the_ranks_first_process_notes_it(rank: Rank) -> None:
     rank.run([sys.executable, "-c", "pass"])
     assert rank.reader().exiting_pid() is None
     first = subprocess.Popen([sys.executable, "-c", "pass"], env=rank.env, start_new_session=True)
@@ -225,11 +225,11 @@ with torch.distributed.algorithms.join.Join(enable={enable}):
 """
     done = rank.run([sys.executable, rank.script(text)], **{hook.SOCKET_ENV: "1"})
     assert done.returncode == 0, done.stdout
-    assert rank.beat().step == 2
+    assert rank.last_step().step == 2
     assert len(rank.reader().collective_counts(0, 2)) == (1 if enable else 2)
 
 
-def test_a_launchers_last_word_is_not_its_trainers(rank: Rank) -> None:
+def test_a_launchers_exit_is_not_its_trainers(rank: Rank) -> None:
     script = rank.script(
         "import subprocess, sys\nprint(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
     )
@@ -244,7 +244,7 @@ def test_a_launchers_last_word_is_not_its_trainers(rank: Rank) -> None:
     assert rank.reader().exiting_pid() is None
 
 
-def test_the_last_word_comes_after_everything_that_the_script_has_registered(rank: Rank) -> None:
+def test_the_exit_is_noted_after_everything_that_the_script_has_registered(rank: Rank) -> None:
     text = (
         "import atexit, os, struct\n"
         f"def look():\n    words = open({str(rank.dir / hook.STEP_FILE)!r}, 'rb').read(64)\n"

@@ -1,4 +1,4 @@
-"""Does every byte that a rank's processes read and write count, once?"""
+"""I/O counter: every byte that a rank's processes read and write counts once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the exception that ended a script found in what it printed?"""
+"""The exception that ended a script, found in its output."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None
         ("x" * 100_000, "x" * last_traceback.MESSAGE_CHARS_MAX),
     ],
 )  # fmt: skip
-def test_the_last_words_of_a_script_that_gave_up_are_found(tmp_path: Path, text: str, said: str) -> None:
+def test_the_last_line_of_a_script_that_gave_up_is_found(tmp_path: Path, text: str, said: str) -> None:
     log = tmp_path / "rank.log"
     log.write_text(text)
     failure = last_traceback.last_line(log)
@@ -113,7 +113,7 @@ def test_the_last_words_of_a_script_that_gave_up_are_found(tmp_path: Path, text:
     assert len(failure.message) <= last_traceback.MESSAGE_CHARS_MAX
 
 
-def test_the_last_words_are_not_those_of_an_exception_that_was_caught(tmp_path: Path) -> None:
+def test_the_last_line_is_not_that_of_an_exception_that_was_caught(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     caught = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
     log.write_text(f"epoch 1\n{caught}")

@@ -95,7 +95,7 @@ def every(step_s: float, count: int) -> list[float]:
         ([*every(0.5, 20), 50, 50.5, 51], 0.5),  # the clock was set back
     ],
 )
-def test_the_usual_step_time_is_that_between_two_turns(
+def test_the_median_step_time_is_that_between_two_iterations(
     tmp_path: Path, times_s: list[float], median_step_s: float | None
 ) -> None:
     usual = written(tmp_path / "steps", seconds(*times_s)).median_step_s()
@@ -116,7 +116,7 @@ def counted(path: Path, counts: Sequence[int], first_step: int = 1) -> StepCount
     return StepCounter(path)
 
 
-def test_ranks_some_steps_apart_mark_steps_in_common(tmp_path: Path) -> None:
+def test_ranks_some_steps_apart_count_at_steps_in_common(tmp_path: Path) -> None:
     reader = counted(tmp_path / "steps", list(range(3000)))
     for since, last in [(0, 100), (500, 700), (2000, 2999), (2990, 3000), (2998, 2999)]:
         one = {mark.step for mark in reader.collective_counts(since, last)}
@@ -125,7 +125,7 @@ def test_ranks_some_steps_apart_mark_steps_in_common(tmp_path: Path) -> None:
         assert one & other or last - since < 3
 
 
-def test_marks_of_a_counter_that_began_anew_are_its_own(tmp_path: Path) -> None:
+def test_counts_of_a_restarted_trainer_are_its_own(tmp_path: Path) -> None:
     reader = counted(tmp_path / "steps", [4, 8, 12])
     assert [mark.counts for mark in reader.collective_counts(500, 3)] == [(4,), (8,), (12,)]
 
@@ -137,7 +137,7 @@ def test_history_tells_where_a_count_grew_by_another_number(tmp_path: Path) -> N
     assert steps == [2000 - hook.RING_STEPS + 2, 1504, 1505, 1600, 1601, 2000]
 
 
-def test_a_file_of_another_layout_is_no_beat(tmp_path: Path) -> None:
+def test_a_file_of_another_layout_has_no_steps(tmp_path: Path) -> None:
     written(tmp_path / "steps", seconds(1, 2))
     data = bytearray((tmp_path / "steps").read_bytes())
     data[4] += 1  # the version
