@@ -37,7 +37,7 @@ groups = [dist.new_group([0]) for _ in range(int(sys.argv[1]) - 1)]
 weight = torch.nn.Parameter(torch.ones(1))
 weight.grad = torch.ones(1)
 optimizer = torch.optim.SGD([weight], lr=0.1)
-optimizer.step()  # the beat file is claimed, the groups have their columns
+optimizer.step()  # the step file is claimed, the groups have their columns
 (after_step,) = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks.values()
 best_ns = float("inf")
 for _ in range({ROUNDS}):
@@ -81,7 +81,7 @@ def step(root: Path) -> None:
 
 
 def start(root: Path) -> None:
-    """What the hook adds to the start of Python, and to `import torch`, where it opens torch's window."""
+    """What the hook adds to the start of Python, and to `import torch`, where it starts the worker server."""
     bare = dict(os.environ)
     for what, text, aim in (("python -c pass", "print(0)", 5), ("import torch", IMPORT, 10)):
         pairs = []

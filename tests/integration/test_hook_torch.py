@@ -125,7 +125,7 @@ def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
         assert code == 0, log.decode()
         assert f"done {number}".encode() in log
     assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
-    assert [rank.files() for rank in ranks] == [["steps", "steps-claim-0", "groups.json"]] * WORLD_SIZE
+    assert [rank.files() for rank in ranks] == [["groups.json", "steps", "steps-claim-0"]] * WORLD_SIZE
     readers = [rank.reader() for rank in ranks]
     assert all(reader.exiting_pid() == reader.read().pid for reader in readers)
     counts = [[(end.step, end.total) for end in reader.step_ends(STEPS)] for reader in readers]
@@ -266,7 +266,7 @@ def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
         parent, child = take_until(process, rank, "in wait\n", "in work\n")
         assert "in work\n" not in parent.text
         assert "in wait\n" not in child.text
-        assert rank.files() == ["steps", f"stacks-{process.pid}.txt"]
+        assert rank.files() == [f"stacks-{process.pid}.txt", "steps"]
 
 
 def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path) -> None:
