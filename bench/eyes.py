@@ -37,7 +37,7 @@ groups = [dist.new_group([0]) for _ in range(int(sys.argv[1]) - 1)]
 weight = torch.nn.Parameter(torch.ones(1))
 weight.grad = torch.ones(1)
 optimizer = torch.optim.SGD([weight], lr=0.1)
-optimizer.step()  # the beat file is claimed, the groups have their columns
+optimizer.step()  # the step file is claimed, the groups have their columns
 (after_step,) = sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks.values()
 best_ns = float("inf")
 for _ in range({ROUNDS}):
@@ -54,7 +54,7 @@ def rank(root: Path) -> dict[str, str]:
     """Lay out a rank's folder and return its environment."""
     folder = Path(tempfile.mkdtemp(dir=root))
     shutil.copy(hook.__file__, folder / "sitecustomize.py")
-    step_counter.create(folder / hook.BEAT_FILE)
+    step_counter.create(folder / hook.STEP_FILE)
     own = {
         hook.RANK_DIR_ENV: str(folder),
         hook.STACK_SIGNAL_ENV: "50",
@@ -81,7 +81,7 @@ def step(root: Path) -> None:
 
 
 def start(root: Path) -> None:
-    """What the hook adds to the start of Python, and to `import torch`, where it opens torch's window."""
+    """What the hook adds to the start of Python, and to `import torch`, where it starts the worker server."""
     bare = dict(os.environ)
     for what, text, aim in (("python -c pass", "print(0)", 5), ("import torch", IMPORT, 10)):
         pairs = []
@@ -112,7 +112,7 @@ def beat(root: Path) -> None:
         sleepers.append(sleeper)
         folder = Path(env[hook.RANK_DIR_ENV])
         index = LogIndex(job.rank_index(1, number))
-        reader = step_counter.StepCounter(folder / hook.BEAT_FILE)
+        reader = step_counter.StepCounter(folder / hook.STEP_FILE)
         processes.append(
             RankProcess(number, number, sleeper.pid, folder, job.rank_log(1, number), index, reader)
         )
@@ -121,9 +121,9 @@ def beat(root: Path) -> None:
     try:
         for _ in range(BEATS):
             for process in processes:
-                process.marked = process.count - 100
+                process.reported_step = process.steps - 100
             began_s = time.perf_counter()
-            ranks.look()
+            ranks.heartbeats()
             took_s.append(time.perf_counter() - began_s)
     finally:
         for sleeper in sleepers:

@@ -126,7 +126,7 @@ class Agent:
         if ranks is None:
             return IDLE_TICK_S
         orphans_left = ranks.want is RanksGoal.STOP and not ranks.alive and not self._finder.is_finishing
-        return STOP_TICK_S if orphans_left or (self._eyes and self._eyes.is_looking) else TICK_S
+        return STOP_TICK_S if orphans_left or (self._eyes and self._eyes.is_inspecting) else TICK_S
 
     def _be_ended(self, signum: int) -> None:
         """Somebody ends this agent, or its keeper died: take the ranks along and go."""
@@ -322,7 +322,7 @@ class Agent:
             self._leave(0.0)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
-            beats = ranks.look() if ranks else ()
+            beats = ranks.heartbeats() if ranks else ()
             self._contact.beat(ranks.attempt if ranks else self._latest, beats, self._finder.scanned)
         if self._contact.connected:
             self._shipper.look(self._attempts)

@@ -29,7 +29,7 @@ class Fence:
         """Return for how long all was quiet if that is too long, else None."""
         if self._quiet_s is None or now_s - max(heard_at, ranks.progress_at) <= self._quiet_s:
             return None
-        ranks.look()  # this process may have been stopped for a while, and its ranks not
+        ranks.heartbeats()  # this process may have been stopped for a while, and its ranks not
         quiet_s = now_s - max(heard_at, ranks.progress_at)
         limit_s = self._quiet_s if ranks.last_step_ns() else max(self._quiet_s, self._alone_s)
         return quiet_s if quiet_s > limit_s else None

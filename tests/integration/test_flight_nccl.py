@@ -46,14 +46,14 @@ def test_a_collective_that_its_gpu_never_comes_to_is_seen_as_not_done(tmp_path: 
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), hook.SOCKET_ENV: "1"}
     env = {**rank.env, **torchrun_env(0, 1), **meeting}
     process = subprocess.Popen([sys.executable, rank.script(STUCK)], env=env, stdout=subprocess.PIPE)
-    window = WorkerServerClient(rank.dir)
+    client = WorkerServerClient(rank.dir)
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"waits\n"
-        found = until(lambda: window.look(), "torch's answer")
+        found = until(lambda: client.query(), "torch's answer")
         last = found.collectives(rank.reader().groups(), 1, time.time_ns())[-1]
         assert (last.what, last.shape, last.ranks, last.done) == ("all_reduce", "float32[1000]", (0,), False)
     finally:
         process.kill()
         process.wait(READY_S_MAX)
-        window.close()
+        client.close()

@@ -88,10 +88,10 @@ def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
         for number, (rank, window) in enumerate(zip(ranks, windows, strict=True)):
             size = 10 if number == 1 else 1000  # of what it has entered last
             shape = "float32[2,5]" if size == 10 else "float32[1000]"
-            until(lambda w=window, s=shape: _is_in(w.look(), s), f"rank {number} enters {shape}")  # type: ignore[misc]
-            assert rank.beat().step == STEPS
+            until(lambda w=window, s=shape: _is_in(w.query(), s), f"rank {number} enters {shape}")  # type: ignore[misc]
+            assert rank.last_step().step == STEPS
         time.sleep(flight_recorder.CALL_S_MAX)  # so that rank 1 is in its loop for good
-        asked = [window.ask(python_of=0) for window in windows]
+        asked = [window.start_query(python_of=0) for window in windows]
         found = [until(one.answer, "an answer") for one in asked]
         yield Gang(ranks, [process.pid for process in running], windows, found)
     finally:
@@ -109,7 +109,7 @@ def _is_in(found: FlightRecord, shape: str) -> bool:
 def test_who_has_not_entered_what_the_others_wait_in_is_seen(hanging: Gang) -> None:
     last = {}
     for number, (rank, found) in enumerate(zip(hanging.ranks, hanging.found, strict=True)):
-        assert found.lack == ""
+        assert found.unavailable == ""
         groups = rank.reader().groups()
         for one in found.collectives(groups, WORLD_SIZE, time.time_ns()):
             last[number, one.label] = one
@@ -129,20 +129,22 @@ def test_who_has_not_entered_what_the_others_wait_in_is_seen(hanging: Gang) -> N
 def test_native_code_that_keeps_python_from_running_is_seen_and_stays_seen(hanging: Gang) -> None:
     assert hanging.found[1].gil_held is True
     for _ in range(12):  # more often than torch has threads to answer
-        assert hanging.windows[1].look(python_of=0).gil_held is True
-    assert hanging.windows[1].look().entries
-    assert until(lambda: hanging.windows[0].look(python_of=0).gil_held is False, "Python runs in rank 0")
+        assert hanging.windows[1].query(python_of=0).gil_held is True
+    assert hanging.windows[1].query().entries
+    assert until(lambda: hanging.windows[0].query(python_of=0).gil_held is False, "Python runs in rank 0")
 
 
 def test_whoever_is_slow_by_itself_is_told_from_those_that_wait_for_it(hanging: Gang) -> None:
     own = []
     for rank, found in zip(hanging.ranks, hanging.found, strict=True):
-        one = flight_recorder.own_s(rank.reader().step_ends(flight_recorder.OWN_STEPS_MAX + 1), found.entries)
+        one = flight_recorder.own_work_s(
+            rank.reader().step_ends(flight_recorder.OWN_STEPS_MAX + 1), found.entries
+        )
         assert one is not None
         own.append(one)
     assert min(own[2], own[3]) >= SLOW_S * 0.9
     assert max(own[0], own[1]) <= min(own[2], own[3]) * 0.75, own
-    assert min(rank.reader().usual_s() or 0.0 for rank in hanging.ranks) >= SLOW_S
+    assert min(rank.reader().median_step_s() or 0.0 for rank in hanging.ranks) >= SLOW_S
 
 
 def test_a_stopped_rank_does_not_answer_and_that_is_said_in_time(hanging: Gang) -> None:
@@ -150,12 +152,12 @@ def test_a_stopped_rank_does_not_answer_and_that_is_said_in_time(hanging: Gang) 
     try:
         until(lambda: _stands_still(hanging.pids[3]), "every thread is stopped")
         began_s = time.monotonic()
-        found = until(hanging.windows[3].ask(python_of=0).answer, "an answer")
-        assert "no answer within 1 s" in found.lack
+        found = until(hanging.windows[3].start_query(python_of=0).answer, "an answer")
+        assert "no answer within 1 s" in found.unavailable
         assert time.monotonic() - began_s < 5 * flight_recorder.CALL_S_MAX
     finally:
         os.kill(hanging.pids[3], signal.SIGCONT)
-    until(lambda: hanging.windows[3].look().entries, "rank 3 answers again")
+    until(lambda: hanging.windows[3].query().entries, "rank 3 answers again")
 
 
 def _stands_still(pid: int) -> bool:
@@ -177,7 +179,7 @@ def test_a_rank_that_waits_at_the_rendezvous_is_seen_in_a_deep_folder(tmp_path: 
     process = start(rank, "import torch.distributed as dist\ndist.init_process_group('gloo')\n", **meeting)
     try:
         window = WorkerServerClient(rank.dir)
-        waits = until(lambda: window.look().waits, "a wait")
+        waits = until(lambda: window.query().waits, "a wait")
         assert any("TCPStore" in one or "init_process_group" in one for one in waits)
     finally:
         process.kill()
@@ -208,10 +210,10 @@ def test_a_client_that_goes_away_never_ends_a_rank_and_only_the_rank_answers(tmp
     process = start(rank, HARSH, GO=str(tmp_path / "go"))
     try:
         window = WorkerServerClient(rank.dir)
-        until(lambda: window.look().pid == process.pid, "an answer")
+        until(lambda: window.query().pid == process.pid, "an answer")
         for handler in ("fr_trace_json", "dump_traceback", "wait_counter_values") * 5:
             until(lambda asks=handler: _goes_away(rank, process.pid, asks), "a connection")  # type: ignore[misc]
-        assert window.look().lack == ""
+        assert window.query().unavailable == ""
         assert [path.name for path in rank.dir.glob("*.socket")] == [f"torch-{process.pid}.socket"]
         (tmp_path / "go").touch()
         assert process.wait(READY_S_MAX) == 0

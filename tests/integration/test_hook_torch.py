@@ -16,7 +16,7 @@ import pytest
 from orchestrator.agent.probes import python_stacks
 from orchestrator.agent.probes.python_stacks import RankStack
 from orchestrator.agent.rank import error_file, hook
-from orchestrator.agent.rank.step_counter import NO_BEAT
+from orchestrator.agent.rank.step_counter import NO_STEP
 from orchestrator.core.host import procfs
 from tests.support.hooked import (
     RUN_S_MAX,
@@ -124,11 +124,11 @@ def test_every_step_of_every_rank_is_counted(tmp_path: Path, text: str) -> None:
     for number, (code, log) in enumerate(train(ranks, text)):
         assert code == 0, log.decode()
         assert f"done {number}".encode() in log
-    assert [rank.beat().step for rank in ranks] == [STEPS] * WORLD_SIZE
-    assert [rank.files() for rank in ranks] == [["beat", "beat-claim-0", "groups.json"]] * WORLD_SIZE
+    assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE
+    assert [rank.files() for rank in ranks] == [["groups.json", "steps", "steps-claim-0"]] * WORLD_SIZE
     readers = [rank.reader() for rank in ranks]
-    assert all(reader.left_pid() == reader.read().pid for reader in readers)
-    counts = [[(end.step, end.count) for end in reader.step_ends(STEPS)] for reader in readers]
+    assert all(reader.exiting_pid() == reader.read().pid for reader in readers)
+    counts = [[(end.step, end.total) for end in reader.step_ends(STEPS)] for reader in readers]
     assert counts[0] == counts[1]
     assert all(count for _, count in counts[0]), "a step of a gang enters collectives"
 
@@ -151,8 +151,8 @@ def test_dataloader_workers_stay_silent(tmp_path: Path) -> None:
     )
     done = rank.run([sys.executable, script])
     assert (done.returncode, done.stdout) == (0, b"6\n6\n")
-    assert rank.beat() == NO_BEAT
-    assert rank.files() == ["beat"]
+    assert rank.last_step() == NO_STEP
+    assert rank.files() == ["steps"]
 
 
 def test_an_error_is_noted_under_torchs_hooks_and_the_log_is_theirs(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_forked_children_answer_each_for_itself(tmp_path: Path) -> None:
         parent, child = take_until(process, rank, "in wait\n", "in work\n")
         assert "in work\n" not in parent.text
         assert "in wait\n" not in child.text
-        assert rank.files() == ["beat", f"stacks-{process.pid}.txt"]
+        assert rank.files() == [f"stacks-{process.pid}.txt", "steps"]
 
 
 def test_a_process_without_a_handler_is_described_and_not_killed(tmp_path: Path) -> None:
@@ -371,4 +371,4 @@ def test_a_stack_in_the_middle_of_a_collective_does_not_disturb_it(tmp_path: Pat
     training.join()
     assert "all_reduce" in seen
     assert [code for code, _ in results] == [0, 0], results
-    assert [rank.beat().step for rank in ranks] == [STEPS] * WORLD_SIZE
+    assert [rank.last_step().step for rank in ranks] == [STEPS] * WORLD_SIZE

@@ -74,11 +74,11 @@ class Rank:
     def run_bare(self, argv: Sequence[str | Path]) -> subprocess.CompletedProcess[bytes]:
         return run(argv, {**bare_env(), "PYTHONPATH": str(self.code)})
 
-    def beat(self) -> LastStep:
+    def last_step(self) -> LastStep:
         return self.reader().read()
 
     def reader(self) -> StepCounter:
-        return StepCounter(self.dir / hook.BEAT_FILE)
+        return StepCounter(self.dir / hook.STEP_FILE)
 
     def errors(self) -> list[error_file.RankError]:
         paths = self.dir.glob(hook.ERROR_FILE.format("*"))
@@ -109,7 +109,7 @@ def lay_out(root: Path) -> Rank:
     for folder in (rank.dir, rank.code, root / "hook"):
         folder.mkdir()
     shutil.copy(hook.__file__, root / "hook" / "sitecustomize.py")
-    step_counter.create(rank.dir / hook.BEAT_FILE)
+    step_counter.create(rank.dir / hook.STEP_FILE)
     return rank
 
 

@@ -1,8 +1,7 @@
-"""Sight of a rank at one moment: its stacks, its waits in the kernel, what it has spent, its children.
+"""Sample of a rank at one moment: its stacks, its waits in the kernel, its resource use, its children.
 
-All reading is here and no judgement (see `examine`). It may take long on a sick host, so it runs in a thread of its own.
-What is judged is the thread that makes the optimizer steps; before the first step, and in a rank without steps, the main
-thread.
+This module only reads; `classify` judges. Reading may take long on a sick host, so it runs in a thread of its own. The
+judged thread is the one that makes the optimizer steps; before the first step, and without steps, the main thread.
 """
 
 from __future__ import annotations
@@ -23,75 +22,66 @@ from orchestrator.agent.rank import io_counter, processes
 from orchestrator.core.host import procfs
 
 TIMERS = frozenset({signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO})
-"""Signals that come by themselves, and may end any wait."""
+"""Signals that arrive without another process, and may end any wait."""
 
-EVERYBODYS = frozenset(
-    {
-        signal.SIGSEGV,
-        signal.SIGFPE,
-        signal.SIGABRT,
-        signal.SIGBUS,
-        signal.SIGILL,
-        signal.SIGINT,
-        signal.SIGCHLD,
-        32,
-        33,
-        processes.STACK_SIGNAL,
-    }
-)
-"""Signals that Python, torch, the hook and glibc (the first two of real time) catch in every process, and such as come
-from children alone."""
+_FAULTS = frozenset({signal.SIGSEGV, signal.SIGFPE, signal.SIGABRT, signal.SIGBUS, signal.SIGILL})
+COMMON_SIGNALS = _FAULTS | {signal.SIGINT, signal.SIGCHLD, 32, 33, processes.STACK_SIGNAL}
+"""Signals that Python, torch, the hook and glibc (32 and 33, the first two of real time) catch in every process, and
+those that come only from children."""
 
 CHILDREN_MAX = 64
 THREADS_MAX = 512
 PTHREAD_BYTES = 1536
-"""How far into glibc's `struct pthread` the thread's id is looked for: 720 on x86_64, less elsewhere."""
+"""How far into glibc's `struct pthread` the thread's id is searched: it is at 720 on x86_64, earlier elsewhere."""
 
 _SERVANTS = (
     b"multiprocessing.resource_tracker",
     b"torch/_inductor/compile_worker",
     b"multiprocessing.forkserver",
 )
-"""Children that wait for a rank and for which no rank ever waits."""
+"""Children that wait for a rank, and for which a rank never waits."""
 
 _LOADERS_NAME = "pt_data_worker"
-"""What torch calls the process of a DataLoader's worker; one that is stopped shows no stack."""
+"""torch's name for the process of a DataLoader's worker; a stopped one shows no stack."""
 
 _WATCHES = ("/tqdm/_monitor.py", "/torch/_inductor/", "/torch/utils/_cpp_extension_versioner.py")
-"""Python threads that only watch, and let nothing go on."""
+"""Files of Python threads that only watch: no other thread waits for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceUse:
-    """What a rank has spent until `at_s` (monotonic). `main_s`: the thread that is judged, on a processor or waiting for
-    one, and `queue_s`: the latter alone; `process_s`: all its threads on processors; `children_s`: the greater of both
-    for each child; `io_bytes`: read and written by all of its processes; `wakes`: by thread of the rank's own process,
-    and main thread of each child, how often it had to wait and went on."""
+    """The resources that a rank has used until `at_s` (monotonic)."""
 
     at_s: float
+    # The judged thread: on a processor or waiting for one; and waiting for one alone.
     main_s: float
     queue_s: float
+    # All threads of the rank's own process on processors.
     process_s: float
+    # By child: the greater of both.
     children_s: Mapping[int, float]
+    # Read and written by all of its processes.
     io_bytes: int
+    # How often each thread of the rank's own process, and the main thread of each child, had to wait and went on.
     wakes: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A descendant of a rank's process, such as a DataLoader worker. `ppid`: its parent; `name`: of its program;
-    `frames`, `wait`: of its main thread."""
+    """A descendant of a rank's process, such as a DataLoader worker."""
 
     pid: int
     ppid: int
+    # The name of its program.
     name: str
     state: str
+    # The frames and the wait of its main thread.
     frames: tuple[Frame, ...]
     wait: Wait
 
     @property
     def chain(self) -> tuple[tuple[str, int, str], ...]:
-        """Where it is, lines included."""
+        """File, line and function of each frame."""
         return tuple((frame.file, frame.line, frame.function) for frame in self.frames)
 
     @property
@@ -102,7 +92,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class SideThread:
-    """A Python thread beside the one that is judged. `tid`: the kernel's id of it, 0 where that is not known."""
+    """A Python thread other than the judged one. `tid`: its id in the kernel, 0 where that is not known."""
 
     tid: int
     stack: Thread
@@ -111,55 +101,55 @@ class SideThread:
 
     @property
     def watches(self) -> bool:
-        """Tell whether it only watches, and lets nothing go on."""
+        """Tell whether it only watches: no other thread waits for it."""
         return any(watch in frame.file for frame in self.stack.frames for watch in _WATCHES)
 
 
 @dataclass(frozen=True, slots=True)
 class RankSample:
-    """One rank at one moment. `pid`: of the process that trains, `tid`: of the thread of it that is judged; `main`: that
-    thread's stack; `why_no_stack`: empty when there is one. `others`: the Python threads beside it, and `knows_others`
-    whether these are all; where it is not known, nothing is proved.
-
-    `line`: the source of the innermost frame, empty unless it is the user's; `at_store`: it asks the rendezvous's store;
-    `types`: whether somebody else may type where it reads (another process has the other end of standard input open);
-    `caught`: the signals that it has handlers for; `before` and `after`: measured before the signal for the stacks, and
-    after the answer.
-    """
+    """One rank at one moment."""
 
     rank: int
+    # The process that trains, and the judged thread of it.
     pid: int
     tid: int
     state: str
+    # The judged thread's stack; `why_no_stack` is empty when there is one.
     main: Thread | None
+    # The other Python threads, and whether these are all; where that is not known, nothing is proved.
     others: tuple[SideThread, ...]
     knows_others: bool
     why_no_stack: str
+    # The source of the innermost frame, empty unless it is the user's.
     line: str
     wait: Wait
     children: tuple[Child, ...]
+    # It waits for the rendezvous's store.
     at_store: bool
+    # Another process may write where it reads: it has the other end of standard input open.
     types: bool
     gpu: bool
+    # The signals that it has handlers for.
     caught: frozenset[int]
+    # Measured before the signal for the stacks, and after the answer.
     before: ResourceUse
     after: ResourceUse
-    lacks: tuple[str, ...]
+    unavailable: tuple[str, ...]
 
     @property
     def stack(self) -> tuple[Frame, ...]:
-        """The frames of the thread that is judged, innermost first; none where it shows no stack."""
+        """The frames of the judged thread, innermost first; none where it shows no stack."""
         return self.main.frames if self.main is not None else ()
 
     @property
     def signals(self) -> frozenset[int]:
-        """The signals that it has handlers for and that not every rank has."""
-        return self.caught - EVERYBODYS
+        """The signals that it has handlers for and that other ranks do not catch."""
+        return self.caught - COMMON_SIGNALS
 
 
 def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
-    """Return what a rank's processes have spent so far, the first of them being the rank's own. `tid`: the thread of it
-    that is judged, 0 for the main one."""
+    """Return what a rank's processes have used so far; the first of them is the rank's own. `tid`: its judged thread, 0
+    for the main one."""
     at_s, first = time.monotonic(), pids[0]
     others = {pid: stat.cpu_s for pid in pids[1:CHILDREN_MAX] if (stat := procfs.stat(pid)) is not None}
     children_s = {pid: max(cpu_s, _main_s(pid, cpu_s)) for pid, cpu_s in others.items()}
@@ -167,22 +157,21 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     stat = procfs.stat(first)
     process_s = stat.cpu_s if stat is not None else 0.0
     run_s, queue_s = _scheduled_s(first, tid or first)
-    wakes = {one: kernel_wait.wakes(first, one) for one in _tids(first)} | {
-        pid: kernel_wait.wakes(pid, pid) for pid in others
-    }
+    wakes = {tid: kernel_wait.wakes(first, tid) for tid in _tids(first)}
+    wakes |= {pid: kernel_wait.wakes(pid, pid) for pid in others}
     return ResourceUse(at_s, run_s + queue_s or process_s, queue_s, process_s, children_s, io_bytes, wakes)
 
 
-def take(rank: int, found: list[RankStack], before: ResourceUse, trainer: tuple[int, int]) -> RankSample:
-    """Look at one rank whose stacks have been taken. `trainer`: the process that has made its steps, and the thread of
-    it; zeros before the first step."""
-    own = _trainer(found, trainer[0])
+def take(rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple[int, int]) -> RankSample:
+    """Return the sample of a rank whose stacks have been taken. `trainer`: the process and the thread that have made
+    its steps; zeros before the first step."""
+    own = _trainer(stacks, trainer[0])
     tid = own.tid
     if trainer[0] == own.pid and procfs.has_thread(*trainer) and stack_frames.own_stack(own.text) is None:
         tid = trainer[1]
     main = stack_frames.own_stack(own.text)
     wait = kernel_wait.wait_of(own.pid, tid)
-    after = measure(tuple(dict.fromkeys((own.pid, *(one.pid for one in found)))), tid)
+    after = measure(tuple(dict.fromkeys((own.pid, *(stack.pid for stack in stacks)))), tid)
     return RankSample(
         rank,
         own.pid,
@@ -194,41 +183,40 @@ def take(rank: int, found: list[RankStack], before: ResourceUse, trainer: tuple[
         "" if main is not None else (own.text.strip().splitlines() or ["gone"])[0][:200],
         _line(own.pid, main, _started_s(own.pid)),
         wait,
-        tuple(_child(one) for one in _children(found, own.pid)),
+        tuple(_child(stack) for stack in _children(stacks, own.pid)),
         _is_at_store(own.pid, wait),
         _may_be_typed_to(own.pid, wait),
         open_files.uses_gpu(own.pid),
         procfs.caught(own.pid),
         before,
         after,
-        (wait.lack,) if wait.lack else (),
+        (wait.unavailable,) if wait.unavailable else (),
     )
 
 
-def with_threads(seen: RankSample, dump: str) -> RankSample:
-    """Add the Python threads beside the one that is judged, from torch's own dump of all; and that one's stack, where no
-    signal could be sent for it."""
+def with_threads(sample: RankSample, dump: str) -> RankSample:
+    """Add the other Python threads, from torch's dump of all threads; and the judged thread's stack, where no signal
+    could be sent for it."""
     threads = [thread for thread in stack_frames.parse(dump) if not thread.current][:THREADS_MAX]
     if not threads:
-        return seen
-    started_s = _started_s(seen.pid)
+        return sample
+    started_s = _started_s(sample.pid)
     is_cut = dump.rstrip().endswith(stack_frames.CUT)
-    sides = [_side(seen.pid, thread, started_s) for thread in threads]
-    if not is_cut and not any(one.tid == seen.pid for one in sides):
-        sides[-1] = replace(
-            sides[-1], tid=seen.pid
-        )  # its memory cannot be read, but the oldest is the main one
-    judged = next((one for one in sides if one.tid == seen.tid), None)
-    others = tuple(one for one in sides if one is not judged)
-    seen = replace(seen, others=others, knows_others=judged is not None and not is_cut)
-    if seen.main is not None or judged is None:
-        return seen
-    wait = kernel_wait.wait_of(seen.pid, seen.tid)
-    return replace(seen, main=judged.stack, why_no_stack="", line=judged.line, wait=wait)
+    sides = [_side(sample.pid, thread, started_s) for thread in threads]
+    if not is_cut and not any(side.tid == sample.pid for side in sides):
+        # Its memory cannot be read, but the oldest is the main one.
+        sides[-1] = replace(sides[-1], tid=sample.pid)
+    judged = next((side for side in sides if side.tid == sample.tid), None)
+    others = tuple(side for side in sides if side is not judged)
+    sample = replace(sample, others=others, knows_others=judged is not None and not is_cut)
+    if sample.main is not None or judged is None:
+        return sample
+    wait = kernel_wait.wait_of(sample.pid, sample.tid)
+    return replace(sample, main=judged.stack, why_no_stack="", line=judged.line, wait=wait)
 
 
 def _side(pid: int, thread: Thread, started_s: float) -> SideThread:
-    """Look at one Python thread of a process."""
+    """Return the sample of one Python thread of a process."""
     tid = _tid(pid, thread.ident) or 0
     wait = kernel_wait.wait_of(pid, tid) if tid else NO_WAIT
     return SideThread(tid, thread, wait, _line(pid, thread, started_s))
@@ -241,48 +229,49 @@ def _line(pid: int, thread: Thread | None, started_s: float) -> str:
     return source_line.line_at(pid, thread.frames[0], started_s)
 
 
-def _trainer(found: list[RankStack], trainer_pid: int) -> RankStack:
-    """Choose the process that is the rank: the one that made steps, else the last one with a Python stack of those that
-    wait for one another, from the first on.
+def _trainer(stacks: list[RankStack], trainer_pid: int) -> RankStack:
+    """Return the process that is the rank: the one that made steps; else, of a chain of processes that each wait for
+    the next, the last with a Python stack.
 
     An entry point may be a shell script or a launcher: then the rank is the child that it waits for.
     """
-    for one in found:
-        if one.pid == trainer_pid:
-            return one
-    chosen, one, left = found[0], found[0], found[1:]
+    for stack in stacks:
+        if stack.pid == trainer_pid:
+            return stack
+    chosen, stack, rest = stacks[0], stacks[0], stacks[1:]
     while True:
-        main = stack_frames.own_stack(one.text)
-        chosen = chosen if main is None else one
+        main = stack_frames.own_stack(stack.text)
+        chosen = chosen if main is None else stack
         if main is not None and not any(frame.file.endswith("/subprocess.py") for frame in main.frames[:3]):
             return chosen
-        if main is None and one.state not in "TtZX" and procfs.catches(one.pid, processes.STACK_SIGNAL):
-            return one  # a Python that was not to be asked, and no shell
-        child = kernel_wait.wait_of(one.pid, one.pid).child
-        below = [other for other in left if _is_program_of(one.pid, other) and child in (other.pid, 0, None)]
+        if main is None and stack.state not in "TtZX" and procfs.catches(stack.pid, processes.STACK_SIGNAL):
+            return stack  # not a shell, but a Python that the stack signal would have disturbed
+        child = kernel_wait.wait_of(stack.pid, stack.pid).child
+        programs = (other for other in rest if _is_program_of(stack.pid, other))
+        below = [other for other in programs if child in (other.pid, 0, None)]
         if not below:
             return chosen
-        one, left = below[0], left[left.index(below[0]) + 1 :]
+        stack, rest = below[0], rest[rest.index(below[0]) + 1 :]
 
 
-def _is_program_of(pid: int, one: RankStack) -> bool:
-    """Tell whether a process is a child of `pid` that runs a program of its own, and not one of multiprocessing's."""
-    stat, main = procfs.stat(one.pid), stack_frames.own_stack(one.text)
+def _is_program_of(pid: int, stack: RankStack) -> bool:
+    """Tell whether a process is a child of `pid` that runs a program of its own, and no fork of multiprocessing."""
+    stat, main = procfs.stat(stack.pid), stack_frames.own_stack(stack.text)
     forked = main is not None and any(
         frame.file.endswith("/multiprocessing/process.py") for frame in main.frames
     )
     return stat is not None and stat.ppid == pid and not forked
 
 
-def _children(found: list[RankStack], own_pid: int) -> list[RankStack]:
-    """Return the processes below the rank's own, without those that only serve it."""
+def _children(stacks: list[RankStack], own_pid: int) -> list[RankStack]:
+    """Return the descendants of the rank's own process, without those that only serve it."""
     below = {own_pid}
-    for one in found:  # parents come before their children
-        stat = procfs.stat(one.pid)
+    for stack in stacks:  # parents come before their children
+        stat = procfs.stat(stack.pid)
         if stat is not None and stat.ppid in below:
-            below.add(one.pid)
+            below.add(stack.pid)
     below.discard(own_pid)
-    return [one for one in found if one.pid in below and not _is_servant(one.pid)][:CHILDREN_MAX]
+    return [stack for stack in stacks if stack.pid in below and not _is_servant(stack.pid)][:CHILDREN_MAX]
 
 
 def _is_servant(pid: int) -> bool:
@@ -293,21 +282,16 @@ def _is_servant(pid: int) -> bool:
     return any(word in argv for word in _SERVANTS)
 
 
-def _child(one: RankStack) -> Child:
-    main, stat = stack_frames.own_stack(one.text), procfs.stat(one.pid)
-    return Child(
-        one.pid,
-        stat.ppid if stat is not None else 0,
-        _name(one.pid),
-        one.state,
-        main.frames if main else (),
-        kernel_wait.wait_of(one.pid, one.pid),
-    )
+def _child(stack: RankStack) -> Child:
+    main, stat = stack_frames.own_stack(stack.text), procfs.stat(stack.pid)
+    ppid = stat.ppid if stat is not None else 0
+    wait = kernel_wait.wait_of(stack.pid, stack.pid)
+    return Child(stack.pid, ppid, _name(stack.pid), stack.state, main.frames if main else (), wait)
 
 
 def _may_be_typed_to(pid: int, wait: Wait) -> bool:
-    """Tell whether another process may write what a rank reads from its standard input, a pipe or a terminal; True where
-    that is not known, as of a FIFO or a socket."""
+    """Tell whether another process may write what a rank reads from its standard input, a pipe or a terminal; True
+    where that is not known, such as for a FIFO or a socket."""
     if 0 not in wait.fds:
         return False
     target = open_files.link_of(pid, 0)
@@ -318,11 +302,11 @@ def _may_be_typed_to(pid: int, wait: Wait) -> bool:
 
 
 def _is_at_store(pid: int, wait: Wait) -> bool:
-    """Tell whether a thread waits for an answer of the rendezvous's store, by the address that the rank was given."""
+    """Tell whether a thread waits for an answer of the rendezvous's store, by the port in the rank's environment."""
     if not wait.target.startswith("the connection to "):
         return False
     environ = procfs.text(Path(f"/proc/{pid}/environ")).split("\0")
-    port = next((one.partition("=")[2] for one in environ if one.startswith("MASTER_PORT=")), "")
+    port = next((text.partition("=")[2] for text in environ if text.startswith("MASTER_PORT=")), "")
     return bool(port) and wait.target.endswith(f":{port}")
 
 
@@ -334,7 +318,7 @@ def _tids(pid: int) -> list[int]:
 
 
 def _tid(pid: int, ident: int) -> int | None:
-    """Return the kernel's id of the thread with this pthread: the first number in it that is one of the process's."""
+    """Return the kernel's id of a pthread: the first number in its struct that is a thread id of the process."""
     tids = set(_tids(pid))
     raw = kernel_wait.ProcessMemory(pid).read(ident, PTHREAD_BYTES)
     numbers = struct.unpack(f"<{len(raw) // 4}i", raw[: len(raw) // 4 * 4])
@@ -342,13 +326,12 @@ def _tid(pid: int, ident: int) -> int | None:
 
 
 def _main_s(pid: int, process_s: float) -> float:
-    """Return how long the main thread was on a processor or in the queue for one; all threads' time where that is
-    not told (a kernel without schedstats)."""
+    """Return the main thread's time on a processor and in its queue; all threads' time without schedstats."""
     return sum(_scheduled_s(pid, pid)) or process_s
 
 
 def _scheduled_s(pid: int, tid: int) -> tuple[float, float]:
-    """Return how long a thread was on a processor, and how long in the queue for one; 0 where it is not told."""
+    """Return how long a thread was on a processor, and how long in the queue for one; 0 where it is not known."""
     try:
         run_ns, queue_ns = Path(f"/proc/{pid}/task/{tid}/schedstat").read_text().split()[:2]
     except (OSError, ValueError):
@@ -357,12 +340,12 @@ def _scheduled_s(pid: int, tid: int) -> tuple[float, float]:
 
 
 def _name(pid: int) -> str:
-    """Return the name of a process's program; not its arguments, which may hold secrets."""
+    """Return the name of a process's program, without its arguments, which may hold secrets."""
     return procfs.text(Path(f"/proc/{pid}/comm")).strip()
 
 
 def _started_s(pid: int) -> float:
-    """Return when a process began, as Unix time."""
+    """Return the start time of a process, as Unix time."""
     stat = procfs.stat(pid)
     if stat is None:
         return 0.0

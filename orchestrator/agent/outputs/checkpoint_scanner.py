@@ -187,7 +187,7 @@ class CheckpointScanner:
 
     def _mark(self, ranks: NodeRanks) -> None:
         """Note that what was complete at the look before has been begun to be read by now."""
-        steps = [count for one in ranks.processes if (count := one.beats.read().step)]
+        steps = [count for one in ranks.processes if (count := one.counter.read().step)]
         before, self._steps_before = self._steps_before, min(steps, default=NOT_KNOWN)
         if not self._is_unfinished():
             self._marks.append((self._begun, before))

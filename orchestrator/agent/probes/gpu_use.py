@@ -1,4 +1,4 @@
-"""Use of the host's GPUs as nvidia-smi tells it: asked where it is there, for a bounded time."""
+"""Use of the host's GPUs, from nvidia-smi where it is installed, within a bounded time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _QUERY = "index,uuid,name,utilization.gpu,utilization.memory,memory.used,power.d
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """What nvidia-smi says: `page` in its own words, and `shares`, by process, how busy its GPU was, 0.0 to 1.0: the
-    share of the last moments, up to a second, in which a kernel ran there."""
+    """The output of nvidia-smi, and what it says of each process."""
 
-    page: str
+    text: str
+    # By process, how busy its GPU was, 0.0 to 1.0: the share of the last second at most in which a kernel ran there.
     shares: Mapping[int, float]
 
     def share(self, pid: int) -> tuple[float | None, str]:
-        """Return how busy the GPU of a process was; without that, why it is not known."""
-        if not self.page:
+        """Return how busy the GPU of a process was, or None and the reason why that is not known."""
+        if not self.text:
             return None, "nvidia-smi is not there, so the use of GPUs is not known"
         if pid not in self.shares:
             return None, "nvidia-smi does not say which GPU the process uses"
@@ -31,30 +31,30 @@ class GpuUse:
 
 
 def gpu_use() -> GpuUse:
-    """Return what every GPU of the host does and who uses it; an empty page where there is no nvidia-smi."""
+    """Return the use of every GPU of the host and its processes; an empty text where nvidia-smi is missing."""
     tool = gpus.program()
     if tool is None:
         return GpuUse("", {})
-    use = _said(tool, f"--query-gpu={_QUERY}")
-    users = _said(tool, "--query-compute-apps=pid,gpu_uuid,used_memory")
+    use = _output(tool, f"--query-gpu={_QUERY}")
+    users = _output(tool, "--query-compute-apps=pid,gpu_uuid,used_memory")
     return GpuUse(f"{use.rstrip()}\n\n{users.rstrip()}\n", gpu_shares(use, users))
 
 
 def gpu_shares(use: str, users: str) -> dict[int, float]:
-    """Return how busy the GPU of each process is, the busiest of several, from nvidia-smi's two tables (`--format=csv`)."""
+    """Return how busy each process's GPU is, the busiest of several, from nvidia-smi's two tables (`--format=csv`)."""
     busy = {words[1]: words[3].removesuffix("%").strip() for words in gpus.rows(use) if len(words) > 3}
     shares: dict[int, float] = {}
     for words in gpus.rows(users):
-        percent = busy.get(words[1], "") if len(words) > 1 else ""  # of a part of a GPU (MIG) it is not told
+        percent = busy.get(words[1], "") if len(words) > 1 else ""  # not known for a part of a GPU (MIG)
         if words[0].isdigit() and percent.isdigit():
             shares[int(words[0])] = max(int(percent) / 100, shares.get(int(words[0]), 0.0))
     return shares
 
 
-def _said(tool: str, *options: str) -> str:
-    """Run nvidia-smi and return what it said, or how it failed.
+def _output(tool: str, *options: str) -> str:
+    """Run nvidia-smi and return its output, or how it failed.
 
-    Its exit code is not asked for: the agent may have reaped it before this thread does.
+    The exit code is not checked: the agent may have reaped the program before this thread does.
     """
     try:
         done = gpus.run(tool, *options, "--format=csv", limit_s=NVIDIA_SMI_S_MAX)

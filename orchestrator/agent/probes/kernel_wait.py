@@ -1,8 +1,8 @@
-"""What does a thread wait for in the kernel? Its system call with its file and its time limit, from /proc.
+"""Kernel wait of a thread: its system call with the file and the time limit, from /proc.
 
-/proc/<pid>/task/<tid>/syscall tells the call's number and arguments, /proc/<pid>/mem what they point to. Both are open
-to whoever may trace the process: its own user, where neither Yama nor the container forbids it. What cannot be read is
-named in `lack`, and nothing is guessed in its place.
+/proc/<pid>/task/<tid>/syscall has the call's number and arguments, /proc/<pid>/mem what they point to. Both are
+readable for a user who may trace the process: its own user, where neither Yama nor the container forbids it. What
+cannot be read is named in `unavailable`, and nothing is guessed in its place.
 """
 
 from __future__ import annotations
@@ -66,28 +66,30 @@ _TIMER_ABSTIME = 1
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What a thread is in. `call`: empty when it runs, or when nobody may know.
+    """The system call that a thread is in, and what it waits for there."""
 
-    `target`: the file, pipe or connection behind the call's descriptor or path; `fds`: the descriptors it waits at;
-    `ends_s`: it ends then at the latest, None without a limit, 0 where the limit is not known; `asleep`: it waits for nothing but the time; `child`: the
-    process whose end it waits for, 0 for that of any child, None when it waits for none; `is_shared`: at a futex in memory
-    that other processes may have, too.
-    """
-
+    # Empty when the thread runs, or when its call may not be read.
     call: str
+    # The file, pipe or connection behind the call's descriptor or path.
     target: str
+    # The descriptors that it waits at.
     fds: tuple[int, ...]
+    # The time after which the wait ends at the latest: None without a limit, 0 where the limit is not known.
     ends_s: float | None
+    # It waits only for time to pass.
     asleep: bool
     wchan: str
-    lack: str
+    # What could not be read, and why.
+    unavailable: str
+    # The process whose end it waits for: 0 for any child, None when it does not wait for one.
     child: int | None = None
+    # It waits at a futex in memory that other processes may share.
     is_shared: bool = False
 
     @property
     def runs(self) -> bool:
-        """Tell whether it is in no system call, as far as that can be seen."""
-        return not self.call and not self.lack
+        """Tell whether it is outside any system call, as far as /proc shows it."""
+        return not self.call and not self.unavailable
 
     @property
     def for_ever(self) -> bool:
@@ -96,43 +98,49 @@ class Wait:
 
 
 NO_WAIT = Wait("", "", (), None, False, "", "")
-"""Of a thread that runs, or that is not known."""
+"""The wait of a thread that runs, or that is not known."""
 
 
 def wait_of(pid: int, tid: int) -> Wait:
-    """Return what a thread of a process waits for. The time limit that stands in its memory counts only if it has not run
-    meanwhile: else it may be in another call by then, and what is read may be anything."""
+    """Return what a thread of a process waits for.
+
+    The time limit read from its memory counts only if the thread has not run meanwhile: else it may be in another call
+    by then, and the memory may hold anything.
+    """
     task = procfs.PROC / str(pid) / "task" / str(tid)
     wchan = procfs.text(task / "wchan").strip()
     wchan = "" if wchan == "0" else wchan
     try:
         text = (task / "syscall").read_text()
     except FileNotFoundError:
-        lack = "" if not task.exists() else f"{task}/syscall: this kernel does not have it"
-        return Wait("", "", (), None, False, wchan, lack)
+        unavailable = "" if not task.exists() else f"{task}/syscall: this kernel does not have it"
+        return Wait("", "", (), None, False, wchan, unavailable)
     except OSError as err:
         return Wait("", "", (), None, False, wchan, f"{task}/syscall: {(err.strerror or str(err)).lower()}")
     call, args = _call_in(text)
     if not call:
         return Wait("", "", (), None, False, wchan, "")
-    turns = wakes(pid, tid)
-    found = _decoded(pid, call, args, wchan)
-    is_same = procfs.text(task / "syscall") == text and wakes(pid, tid) == turns
-    return found if is_same or found.ends_s is None else replace(found, ends_s=0.0)
+    wakes_before = wakes(pid, tid)
+    wait = _decoded(pid, call, args, wchan)
+    is_same = procfs.text(task / "syscall") == text and wakes(pid, tid) == wakes_before
+    return wait if is_same or wait.ends_s is None else replace(wait, ends_s=0.0)
 
 
 def wakes(pid: int, tid: int) -> int:
-    """Return the voluntary context switches of a thread: how often it had to wait, and went on. What comes through recv()
-    and goes through send() is in no other counter of the kernel's."""
+    """Return the voluntary context switches of a thread: how often it had to wait, and went on. The kernel has no other
+    counter for what passes through recv() and send()."""
     lines = procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches:")), 0)
 
 
 def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
     """Tell whether a thread is in a call that any signal ends, handled or not (signal(7)): a long sleep or a pause of C
-    code. Python's own begin anew (PEP 475), and its sleeps are other calls: an absolute time, or `select` before Python
-    3.11. Short ones are turns of a loop that polls, as torch's store does, and may as well end sooner. Polls count
-    only where another way shows the stack (`is_shown`): most of them are Python's own."""
+    code.
+
+    Python repeats its own calls (PEP 475), and its sleeps are other calls: an absolute time, or `select` before Python
+    3.11. Short sleeps are iterations of a loop that polls, as in torch's store, and may end sooner without harm. Polls
+    count only where another source shows the stack (`is_shown`): most of them are Python's own.
+    """
     call, args = _call(pid, tid)
     match call:
         case _ if call in _FRAIL:
@@ -151,7 +159,7 @@ def is_frail(pid: int, tid: int, is_shown: bool = False) -> bool:
 
 
 def _call(pid: int, tid: int) -> tuple[str, list[int]]:
-    """Return the system call that a thread is in, and its arguments; empty when it is in none, or nobody may know."""
+    """Return the system call that a thread is in, and its arguments; empty when it runs, or may not be read."""
     return _call_in(procfs.text(procfs.PROC / str(pid) / "task" / str(tid) / "syscall"))
 
 
@@ -165,7 +173,7 @@ def _call_in(text: str) -> tuple[str, list[int]]:
 
 
 def in_words(wait: Wait) -> str:
-    """Say what a thread is in, as what follows `it is`, or with a verb of its own."""
+    """Say what a thread waits for, as what follows `it is`, or with a verb of its own."""
     if not wait.call:
         return f"in the kernel ({wait.wchan})" if wait.wchan else "somewhere that cannot be seen"
     if wait.asleep:
@@ -203,10 +211,10 @@ def _decoded(pid: int, call: str, args: list[int], wchan: str) -> Wait:
         call in ("select", "pselect6") and args[0] == 0 and limited
     )
     if limited and ends_s is None:
-        # A limit there is, and it cannot be read: not without end, and nobody knows how long.
+        # There is a limit that cannot be read: the wait ends, at an unknown time.
         ends_s = 0.0
     is_shared = call == "futex" and not args[1] & _FUTEX_PRIVATE
-    return Wait(call, target, fds, ends_s, asleep, wchan, memory.lack, _child(call, args), is_shared)
+    return Wait(call, target, fds, ends_s, asleep, wchan, memory.unavailable, _child(call, args), is_shared)
 
 
 def _child(call: str, args: list[int]) -> int | None:
@@ -222,18 +230,15 @@ def _child(call: str, args: list[int]) -> int | None:
 def _ends_s(memory: ProcessMemory, call: str, args: list[int]) -> tuple[float | None, bool]:
     """Return in how many seconds the call ends by itself, and whether it has a limit at all.
 
-    A relative limit is counted from now on: `faulthandler`'s signal has just interrupted the call, and Python begins it
-    again with what was left (PEP 475). Absolute ones are exact.
+    A relative limit counts from now on: `faulthandler`'s signal has just interrupted the call, and Python repeats it
+    with the remaining time (PEP 475). Absolute limits are exact.
     """
     match call:
         case "clock_nanosleep" if args[1] & _TIMER_ABSTIME:
             clock = time.CLOCK_REALTIME if args[0] == 0 else time.CLOCK_MONOTONIC
             return _rest_s(memory.seconds(args[2], 1e-9), clock), True
         case "nanosleep" | "clock_nanosleep":
-            return (
-                None,
-                True,
-            )  # C code's own: no signal has interrupted it, and what is left is not written down
+            return None, True  # of C code: no signal has interrupted it, and the rest is not in memory
         case "select":
             return memory.seconds(args[4], 1e-6), args[4] != 0
         case "pselect6":
@@ -252,7 +257,7 @@ def _ends_s(memory: ProcessMemory, call: str, args: list[int]) -> tuple[float | 
         case "futex":
             return _futex_s(memory, args)
         case "restart_syscall":
-            return None, True  # a relative sleep that was interrupted: the kernel alone knows the rest
+            return None, True  # a relative sleep that was interrupted: only the kernel knows the rest
         case _:
             return None, False
 
@@ -268,7 +273,7 @@ def _futex_s(memory: ProcessMemory, args: list[int]) -> tuple[float | None, bool
 
 
 def _rest_s(at_s: float | None, clock: int | None) -> float | None:
-    """Return what is left until `at_s` on that clock; `at_s` itself where it is a span already."""
+    """Return the time until `at_s` on that clock; `at_s` itself where it is a span already."""
     if at_s is None or clock is None:
         return at_s
     return max(0.0, at_s - time.clock_gettime(clock))
@@ -280,7 +285,7 @@ def _from_ms(word: int) -> tuple[float | None, bool]:
 
 
 def _signed(word: int) -> int:
-    """Return the `int` of C that is in a register."""
+    """Return a register's value as an `int` of C."""
     value: int = struct.unpack("<i", struct.pack("<I", word & 0xFFFFFFFF))[0]
     return value
 
@@ -296,30 +301,30 @@ def _fds(pid: int, memory: ProcessMemory, call: str, args: list[int]) -> tuple[i
         bits = int.from_bytes(memory.read(args[1], 128), "little") if args[1] else 0
         return tuple(fd for fd in range(min(args[0], 1024)) if bits >> fd & 1)[:POLLED_FDS_MAX]
     if call.startswith("epoll_"):
-        return _watched(pid, args[0] & 0xFFFFFFFF)
+        return _epoll_fds(pid, args[0] & 0xFFFFFFFF)
     return ()
 
 
-def _watched(pid: int, fd: int) -> tuple[int, ...]:
+def _epoll_fds(pid: int, fd: int) -> tuple[int, ...]:
     """Return the descriptors that an epoll descriptor watches."""
     lines = procfs.text(procfs.PROC / str(pid) / "fdinfo" / str(fd)).splitlines()
-    found = [line.split() for line in lines if line.startswith("tfd:")]
-    return tuple(int(words[1]) for words in found if len(words) > 1)[:POLLED_FDS_MAX]
+    rows = [line.split() for line in lines if line.startswith("tfd:")]
+    return tuple(int(words[1]) for words in rows if len(words) > 1)[:POLLED_FDS_MAX]
 
 
 class ProcessMemory:
-    """What a process has in its memory; `lack` says why it cannot be read."""
+    """The memory of a process; `unavailable` says why it cannot be read."""
 
     def __init__(self, pid: int) -> None:
         self._path = f"/proc/{pid}/mem"
-        self.lack = ""
+        self.unavailable = ""
 
     def read(self, address: int, size_bytes: int) -> bytes:
-        """Return the bytes there; fewer where its memory ends, none where it cannot be read."""
+        """Return the bytes at an address; fewer where the memory ends, none where it cannot be read."""
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as err:
-            self.lack = f"{self._path}: {(err.strerror or str(err)).lower()}"
+            self.unavailable = f"{self._path}: {(err.strerror or str(err)).lower()}"
             return b""
         try:
             return os.pread(fd, size_bytes, address)
@@ -329,7 +334,7 @@ class ProcessMemory:
             os.close(fd)
 
     def seconds(self, address: int, unit_s: float) -> float | None:
-        """Return a timespec (`unit_s` 1e-9) or timeval (1e-6)."""
+        """Return a timespec (`unit_s` 1e-9) or timeval (1e-6) in seconds; None where it is not a sane one."""
         raw = self.read(address, 16) if address else b""
         if len(raw) < 16:
             return None
@@ -338,6 +343,6 @@ class ProcessMemory:
         return float(whole + part * unit_s) if is_sane else None
 
     def path(self, address: int) -> str:
-        """Return the text that ends with a NUL at that address."""
+        """Return the NUL-terminated text at an address."""
         raw = self.read(address, PATH_BYTES_MAX)
         return raw.partition(b"\0")[0].decode(errors="replace")

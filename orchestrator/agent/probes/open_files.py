@@ -1,6 +1,6 @@
-"""What has a process open, and who else? Descriptors in words, and the other end of a pipe or a connection.
+"""Open files of a process: descriptors in words, and the processes at the other end of a pipe or a connection.
 
-Only links are read, and no file is asked for its state: one on a dead file system would hold whoever asks.
+Only links are read, and no file is stat'ed: a file on a dead file system would block the caller.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from orchestrator.core.host import procfs
 
 FDS_MAX = 4096
 SCAN_S_MAX = 0.5
-"""How long the host's processes may be searched for the other end of a pipe."""
+"""How long the search of the host's processes for the other end of a pipe may take."""
 
 DOORKEEPERS = ("sshd", "sshd-session", "(sd-pam)", "ssh-agent", "gpg-agent")
-"""Programs of every login that hide their descriptors even from their own user, and have no part in a job."""
+"""Programs of every login that hide their descriptors even from their own user, and are never part of a job."""
 
 _O_ACCMODE = 0o3
 _DEVICE_PREFIXES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")
 
 
 def link_of(pid: int, fd: int) -> str:
-    """Return what the kernel says is open at `fd`; empty when nothing is, or when it may not be known."""
+    """Return what is open at `fd` by the kernel's link; empty when nothing is, or when it may not be read."""
     return _link(f"/proc/{pid}/fd/{fd}")
 
 
 def described(pid: int, fd: int) -> str:
-    """Say what a process has open at `fd`, in words; files of its own folder are named from there."""
+    """Return what a process has open at `fd`, in words; files below its working folder are relative to that."""
     target = link_of(pid, fd)
     if not target:
         return f"descriptor {fd}"
@@ -41,7 +41,7 @@ def described(pid: int, fd: int) -> str:
 
 
 def shortened(pid: int, path: str) -> str:
-    """Return a path as seen from the folder that the process works in, when it lies below that."""
+    """Return a path relative to the process's working folder, when it lies below that."""
     folder = _link(f"/proc/{pid}/cwd").rstrip("/") + "/"
     return path[len(folder) :] if path.startswith(folder) else path
 
@@ -52,13 +52,14 @@ def uses_gpu(pid: int) -> bool:
 
 
 def writers(target: str) -> tuple[int, ...] | None:
-    """Return the processes that have a pipe (`pipe:[N]`) open for writing, or the other side of a terminal (`/dev/pts/N`).
+    """Return the processes that have a pipe (`pipe:[N]`) open for writing, or the other side of a terminal
+    (`/dev/pts/N`).
 
-    None when that is not known: the search took too long, or processes of this user keep their files to themselves.
-    Other users' are passed over, and `DOORKEEPERS`, since they cannot be looked into and have no part in a job.
+    None when that is not known: the search took too long, or a process of this user hides its descriptors. Processes of
+    other users and `DOORKEEPERS` are passed over: they cannot be read and are never part of a job.
     """
     deadline_s = time.monotonic() + SCAN_S_MAX
-    found = []
+    pids = []
     for pid in procfs.pids():
         if time.monotonic() > deadline_s:
             return None
@@ -71,8 +72,8 @@ def writers(target: str) -> tuple[int, ...] | None:
         except OSError:
             continue
         if any(_is_written_by(target, pid, fd) for fd in fds[:FDS_MAX]):
-            found.append(pid)
-    return tuple(found)
+            pids.append(pid)
+    return tuple(pids)
 
 
 def _is_written_by(target: str, pid: int, fd: str) -> bool:
@@ -84,7 +85,7 @@ def _is_written_by(target: str, pid: int, fd: str) -> bool:
 
 
 def _info(pid: int, fd: str, key: str) -> str:
-    """Return what the kernel says of a descriptor under that key; empty when it says nothing."""
+    """Return the value of a key in a descriptor's fdinfo; empty when it is missing."""
     lines = procfs.text(Path(f"/proc/{pid}/fdinfo/{fd}")).splitlines()
     return next((line.split()[1] for line in lines if line.startswith(key)), "")
 
@@ -111,7 +112,7 @@ def _link(path: str) -> str:
 
 
 def _peer(pid: int, inode: str) -> str:
-    """Name the other end of a TCP connection by its socket's inode (`man 5 proc`, /proc/net/tcp)."""
+    """Return the other end of a TCP connection by its socket's inode (`man 5 proc`, /proc/net/tcp), in words."""
     for name in ("tcp", "tcp6"):
         for line in procfs.text(Path(f"/proc/{pid}/net/{name}")).splitlines()[1:]:
             words = line.split()

@@ -1,11 +1,10 @@
-"""Where does a rank stand? Its Python stacks by signal, the kernel's word for the rest, and what it died of.
+"""Python stacks of a rank's processes, requested by a signal, and the kernel's state of a process without a stack.
 
-`ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all
-its ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler
-for it, since its default action kills; and not to a thread that it would wake from a call of C code, or that blocks it
-and may wait for signals itself. Each process
-answers with the stack of one thread, the main one or the one that trains: to read the others' is safe only under the
-GIL, by torch's window (see `flight`).
+`ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all its
+ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler for it,
+since its default action kills; and not to a thread that it would wake from a call of C code, or that blocks it and may
+wait for signals itself. Each process answers with the stack of one thread, the main one or the one that trains: reading
+the stacks of other threads is safe only under the GIL, by torch's worker server (see `flight_recorder`).
 """
 
 from __future__ import annotations
@@ -30,20 +29,21 @@ POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class RankStack:
-    """One process of a rank: the kernel's state letter, what it sleeps in, and a stack, else why there is none. `tid`:
-    the thread that was asked for it, `pid` for the main one."""
+    """One process of a rank: its state and its stack."""
 
     pid: int
+    # The kernel's state letter, and what it sleeps in.
     state: str
     wchan: str
+    # The stack, else why there is none.
     text: str
+    # The thread that got the request, `pid` for the main one.
     tid: int
 
 
 @dataclass(slots=True)
 class _Dump:
-    """One process that was asked: its answer is what stands in `file` after `start_bytes`. `tid`: the thread that was
-    sent the signal."""
+    """One process that got the signal, in its thread `tid`: its answer is the content of `file` after `start_bytes`."""
 
     proc: Proc
     tid: int
@@ -54,7 +54,7 @@ class _Dump:
 
 @dataclass(frozen=True, slots=True)
 class PendingStacks:
-    """The processes of one rank, and of them those that owe an answer."""
+    """The processes of one rank, and the dumps of those that got the signal."""
 
     pids: tuple[int, ...]
     dumps: Mapping[int, _Dump]
@@ -62,15 +62,15 @@ class PendingStacks:
 
 
 def take(root_pid: int, folder: Path, signum: int, limit_s: float = 1.0) -> list[RankStack]:
-    """Ask one rank and wait for its answer, `limit_s` at most."""
-    asked = ask(root_pid, folder, signum)
+    """Request one rank's stacks and wait for the answer, `limit_s` at most."""
+    pending = ask(root_pid, folder, signum)
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        found = answer(asked)
-        if found is not None:
-            return found
+        stacks = answer(pending)
+        if stacks is not None:
+            return stacks
         time.sleep(POLL_S)
-    return last_answer(asked)
+    return last_answer(pending)
 
 
 def processes(root_pid: int, tree: Mapping[int, list[int]] | None = None) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def ask_these(
     pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)
 ) -> PendingStacks:
     """Send the stack signal to some processes of a rank, its first one and descendants, where it is caught. `trainer`:
-    the process and the thread of it that train; of the other processes the main thread is asked."""
+    the process and the thread that train; in the other processes the main thread gets the signal."""
     dumps = {}
     for pid in pids:
         tid = trainer[1] if pid == trainer[0] and procfs.has_thread(*trainer) else pid
@@ -98,33 +98,32 @@ def ask_these(
     return PendingStacks(pids, dumps, signum)
 
 
-def answer(asked: PendingStacks) -> list[RankStack] | None:
-    """Return the stacks when all that were asked have answered, else None: call again, some 20 ms later."""
-    # A list, since each is to be looked at each time.
-    done = [_is_done(dump, asked.signum) for dump in asked.dumps.values()]
+def answer(pending: PendingStacks) -> list[RankStack] | None:
+    """Return the stacks when all requests are answered, else None: call again, some 20 ms later."""
+    # A list, since each dump must be checked each time.
+    done = [_is_done(dump, pending.signum) for dump in pending.dumps.values()]
     if all(done):
-        return last_answer(asked)
+        return last_answer(pending)
     return None
 
 
-def last_answer(asked: PendingStacks) -> list[RankStack]:
-    """Return what there is: stacks of those that answered, the kernel's word for the others."""
-    found = []
-    for pid in asked.pids:
+def last_answer(pending: PendingStacks) -> list[RankStack]:
+    """Return the stacks of those that have answered, and the kernel's state of the others."""
+    stacks = []
+    for pid in pending.pids:
         stat = procfs.stat(pid)
-        dump = asked.dumps.get(pid)
+        dump = pending.dumps.get(pid)
         text = _new_text(dump) if dump is not None else ""
         if stat is not None or text:
             state = stat.state if stat is not None else "X"
-            text = text or _why_none(pid, state, dump is not None, asked.signum)
-            found.append(
-                RankStack(pid, state, procfs.wchan(pid), text, dump.tid if dump is not None else pid)
-            )
-    return found
+            text = text or _why_none(pid, state, dump is not None, pending.signum)
+            tid = dump.tid if dump is not None else pid
+            stacks.append(RankStack(pid, state, procfs.wchan(pid), text, tid))
+    return stacks
 
 
 def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _Dump | None:
-    """Send the signal to one thread; not where that may do harm. `is_shown`: torch's window shows its stack, too."""
+    """Send the signal to one thread, unless that may do harm. `is_shown`: torch's worker server has its stack."""
     stat = procfs.stat(pid)
     if stat is None or stat.state in "TtZX" or not procfs.catches(pid, signum):
         return None
@@ -135,19 +134,19 @@ def _ask_one(pid: int, tid: int, folder: Path, signum: int, is_shown: bool) -> _
     if procfs.blocks(tid, signum) or kernel_wait.is_frail(pid, tid, is_shown):
         return None
     dump = _Dump(Proc(pid, stat.start_ticks), tid, file, start_bytes, start_bytes)
-    # Again, with nothing in between: the pid may be another's by now, or have become a program without a handler.
+    # Again, right before the signal: the pid may be another's by now, or run a program without a handler.
     if not procfs.alive(dump.proc) or not procfs.catches(pid, signum):
         return None
     return dump if _is_sent(pid, tid, signum) else None
 
 
 def _is_sent(pid: int, tid: int, signum: int) -> bool:
-    """Send a signal to one thread of a process; tell whether it was there."""
+    """Send a signal to one thread of a process; tell whether it existed."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "tgkill"):
         return bool(libc.tgkill(pid, tid, signum) == 0)
     if tid != pid:
-        return False  # glibc before 2.30: then a thread that is not the one meant might take it
+        return False  # glibc before 2.30: another thread might take the signal
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -156,13 +155,13 @@ def _is_sent(pid: int, tid: int, signum: int) -> bool:
 
 
 def _stacks_file(pid: int, folder: Path) -> Path | None:
-    """Return where the process's handler writes: its file in the rank's folder, in memory if it was forked. None once the
-    script has closed that, since its number may be another file's by now."""
+    """Return the file that the process's handler writes: in the rank's folder, in memory if it was forked. None once
+    the script has closed it, since its number may be another file's by now."""
     named = folder / STACKS_FILE.format(pid)
     memory = f"/memfd:{STACKS_MEMFD.format(pid)} (deleted)"
     fds = procfs.PROC / str(pid) / "fd"
     try:
-        for link in sorted(fds.iterdir(), key=lambda one: int(one.name))[:FDS_MAX]:
+        for link in sorted(fds.iterdir(), key=lambda link: int(link.name))[:FDS_MAX]:
             target = link.readlink()
             if str(target) == memory:
                 return link
@@ -174,7 +173,7 @@ def _stacks_file(pid: int, folder: Path) -> Path | None:
 
 
 def _is_done(dump: _Dump, signum: int) -> bool:
-    """Tell whether the dump is all there: the file has grown and is still, and the signal's handler has returned.
+    """Tell whether the dump is complete: the file has grown and grows no more, and the signal's handler has returned.
 
     `faulthandler` writes no end mark; but while it writes, the kernel blocks the signal in that thread.
     """
@@ -195,14 +194,14 @@ def _new_text(dump: _Dump) -> str:
         return ""
 
 
-def _why_none(pid: int, state: str, asked: bool, signum: int) -> str:
+def _why_none(pid: int, state: str, is_sent: bool, signum: int) -> str:
     if state in "Tt":
         reason = f"stopped (state {state})"
     elif state in "ZX":
         reason = f"ended (state {state})"
     elif state == "D":
         reason = "waits in the kernel and takes no signal (state D)"
-    elif asked:
+    elif is_sent:
         reason = f"did not answer the stack signal (state {state})"
     elif procfs.catches(pid, signum) and kernel_wait.is_frail(pid, pid):
         reason = f"in a call that the stack signal would end (state {state})"

@@ -1,6 +1,6 @@
-"""Source lines of the user's code: the text of the line that a frame names, read as the rank itself would find it.
+"""Source line of a frame in the user's code, read by the path that the rank itself has.
 
-A script that was edited since it was loaded would mislead: a file younger than its process is not read.
+A script that was edited after it was loaded would mislead: a file younger than its process is not read.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from orchestrator.agent.probes.stack_frames import Frame
 SOURCE_BYTES_MAX = 2 << 20
 LINE_CHARS_MAX = 300
 START_SLACK_S = 2.0
-"""A file this much younger than its process is believed: the kernel's and the file system's clocks are coarse, and a
+"""A file this much younger than its process is still read: the kernel's and the file system's clocks are coarse, and a
 script may be written at the moment it is started."""
 
 
 def line_at(pid: int, frame: Frame, started_s: float) -> str:
-    """Return the line of a frame of process `pid`; empty when it cannot be had. `started_s`: Unix time of its start."""
+    """Return the line of a frame of process `pid`, which began at `started_s` (Unix time); empty if unreadable."""
     lines = _source(pid, frame.file, started_s).splitlines()
     return lines[frame.line - 1].strip()[:LINE_CHARS_MAX] if 0 < frame.line <= len(lines) else ""
 
@@ -27,8 +27,8 @@ def _source(pid: int, file: str, started_s: float) -> str:
     try:
         if not path.is_absolute():
             path = Path(f"/proc/{pid}/cwd").readlink() / path
-        about = path.stat()
-        if about.st_mtime > started_s + START_SLACK_S or about.st_size > SOURCE_BYTES_MAX:
+        stat = path.stat()
+        if stat.st_mtime > started_s + START_SLACK_S or stat.st_size > SOURCE_BYTES_MAX:
             return ""
         return path.read_text(errors="replace")
     except (OSError, ValueError):

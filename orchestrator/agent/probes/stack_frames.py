@@ -1,12 +1,13 @@
-"""What does a Python stack say? Dumps of `faulthandler` as threads and frames, and which places mean what.
+"""Stack frames of Python threads: parser of `faulthandler` dumps, and the meaning of places in a stack.
 
 Places are recognised by file and function of the frames between the innermost one and the user's own: what the user's
-code has called. Dumps are written while everything stands still, without locks, so every line may be torn: a line that
-cannot be read is passed over.
+code has called. `faulthandler` writes dumps without locks, so every line may be torn: a line that cannot be parsed is
+passed over.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -39,11 +40,11 @@ _STORE_LINE = re.compile(r"(?i)store\w*(\(\))?\.(get|wait|check|multi_get)\(")
 _LOADER = re.compile(r"/torch/utils/data/(dataloader|_utils/(fetch|worker|pin_memory))\.py$")
 _WORKER = re.compile(r"/(torch/utils/data/_utils/worker|multiprocessing/(pool|process|popen_fork))\.py$")
 _TAKES_TASKS = frozenset({"worker", "_worker_loop", "_process_worker"})
-"""Of multiprocessing's Pool, torch's DataLoader and concurrent.futures: what each of their processes runs."""
+"""The function that each process of multiprocessing's Pool, torch's DataLoader and concurrent.futures runs."""
 
 _POOLS_OWN = frozenset({"_handle_workers", "_handle_tasks", "_handle_results"})
 _POOLS_CALLS = frozenset({"_guarded_task_generation", "_set"})
-"""Where a thread of a Pool runs what the user has given: an iterable, a callback."""
+"""Where a thread of a Pool runs the user's code: an iterable, a callback."""
 
 _PROMPT = re.compile(r"/(pdb|bdb|cmd|code|_pyrepl/\w+|IPython/.+|torch/distributed/_pdb)\.py$")
 _ATTACH = re.compile(r"/(debugpy|pydevd|_pydevd_bundle|ptvsd)/")
@@ -55,9 +56,8 @@ _LOCK_LINE = re.compile(
     r"\.acquire\(|^\s*with\b.*(?i:lock|mutex|sem|cond)|^\s*with\s+[\w.\[\]]+\s*:|\.join\(|\.get\("
 )
 _WITH_LOCK_LINE = re.compile(r"(?i)^\s*with\s+[\w.\[\]]*(lock|mutex)[\w.\[\]]*\s*:")
-"""What acquires a lock by its name: in C code everything may be called so, a camera as well. A bare `acquire()` may wait
-for news: a lock is a signal, too, which a callback of C code may give."""
-
+"""A line that acquires a lock by its name: in C code anything may have an `acquire`, a camera as well. A bare
+`acquire()` may wait for an event: a lock can be a signal, too, which a callback of C code gives."""
 
 STORE = "the store"
 
@@ -95,22 +95,23 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """A thread with a Python stack, innermost frame first. `ident` is its pthread, 0 where it has dumped itself alone;
-    `name` is there from 3.14 on."""
+    """A thread with a Python stack, innermost frame first."""
 
+    # Its pthread, 0 where it has dumped only itself.
     ident: int
+    # Empty before Python 3.14.
     name: str
     current: bool
     frames: tuple[Frame, ...]
 
     @property
     def chain(self) -> tuple[tuple[str, str], ...]:
-        """Where it is without lines: as long as this is the same, no call has been made or has returned."""
+        """File and function of each frame: while this is the same, no call has been made or has returned."""
         return tuple((frame.file, frame.function) for frame in self.frames)
 
     @property
     def callers(self) -> tuple[tuple[str, int], ...]:
-        """The lines of all frames but the innermost: while one thing is done these stand still."""
+        """File and line of all frames but the innermost: these stand still during one call."""
         return tuple((frame.file, frame.line) for frame in self.frames[1:])
 
 
@@ -146,12 +147,7 @@ def users_frame(frames: tuple[Frame, ...]) -> Frame | None:
 
 def called(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
     """Return the frames inside the user's innermost one, innermost first: what their code has called."""
-    found = []
-    for frame in frames:
-        if frame.is_users:
-            break
-        found.append(frame)
-    return tuple(found)
+    return tuple(itertools.takewhile(lambda frame: not frame.is_users, frames))
 
 
 def without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
@@ -161,19 +157,20 @@ def without_imports(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
 
 def place(frames: tuple[Frame, ...]) -> str:
     """Return the user's innermost frame in words; without one, the innermost frame; empty without frames."""
-    mine = users_frame(frames)
-    if mine is None:
+    users = users_frame(frames)
+    if users is None:
         return str(without_imports(frames)[0]) if frames else ""
-    outside = frames[frames.index(mine) + 1 :]
+    outside = frames[frames.index(users) + 1 :]
     inside_loader = any(_LOADER.search(frame.file) for frame in outside)
     inside_loader = inside_loader and not any(frame.file.endswith("/worker.py") for frame in outside)
-    return f"{mine} (DataLoader of the main thread)" if inside_loader else str(mine)
+    return f"{users} (DataLoader of the main thread)" if inside_loader else str(users)
 
 
 def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
-    """Return what other ranks are waited for in, or nothing. `line`: the source of the innermost frame, if known.
+    """Return the call in which other ranks are waited for, or an empty text. `line`: the source of the innermost
+    frame, if known.
 
-    What C code does has no frame: `work.wait()` and `store.get()` are told by the user's line alone.
+    C code has no frame: `work.wait()` and `store.get()` are recognised by the user's line alone.
     """
     inner = called(frames)
     if not inner:
@@ -191,14 +188,14 @@ def awaits_ranks(frames: tuple[Frame, ...], line: str) -> str:
 
 
 def is_collective(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether what is waited in is a collective or the rendezvous itself, and no computation that ends in one."""
+    """Tell whether the call is a collective or the rendezvous itself, not a computation that ends in one."""
     return any(
         "/torch/distributed/" in frame.file and not _NO_WAIT.search(frame.file) for frame in called(frames)
     )
 
 
 def awaits_device(frames: tuple[Frame, ...], line: str) -> bool:
-    """Tell whether the rank is where one waits for its GPU to finish what was given to it."""
+    """Tell whether the rank is in a call that waits for its GPU to finish."""
     inner = called(frames)
     return bool(inner and _DEVICE.search(inner[0].file)) or bool(not inner and _DEVICE_LINE.search(line))
 
@@ -210,7 +207,7 @@ def awaits_loader(frames: tuple[Frame, ...]) -> bool:
 
 
 def is_in_users_code(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a child does the user's work; one that was forked has the user's frames also while it has none."""
+    """Tell whether a child runs the user's code; a forked child has the user's frames also while it is idle."""
     idle = any(_WORKER.search(frame.file) for frame in called(frames))
     return not idle and users_frame(frames) is not None
 
@@ -223,50 +220,49 @@ def is_worker_of_loader(frames: tuple[Frame, ...]) -> bool:
 
 
 def awaits_task(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a process that works for others has nothing to do."""
+    """Tell whether a worker process waits for its next task."""
     inner = called(frames)
     gets = any(frame.function == "get" and frame.file.endswith("/queues.py") for frame in inner)
     return gets and any(frame.function in _TAKES_TASKS for frame in inner)
 
 
 def serves(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a thread only carries to and fro what others give it, and does nothing by itself."""
+    """Tell whether a thread only passes on what others give it, and does nothing by itself."""
     if not frames or users_frame(frames) is not None:
         return False
     if frames[0].function == "_worker" and frames[0].file.endswith("/concurrent/futures/thread.py"):
-        return True  # it waits for its next task: with one, there would be frames inside
+        return True  # it waits for its next task: in one, it would have frames inside
     names = {frame.function for frame in frames if "/multiprocessing/" in frame.file}
     carries = bool(names & {"_feed", "_serve"}) or bool(names & _POOLS_OWN and not names & _POOLS_CALLS)
     return carries or any(frame.file.endswith("/data/_utils/pin_memory.py") for frame in frames)
 
 
 def awaits_threads(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the script is over, and its other threads keep the process."""
+    """Tell whether the script has ended, and its other threads keep the process."""
     return any(
         frame.function == "_shutdown" and frame.file.endswith("/threading.py") for frame in called(frames)
     )
 
 
 def asks_a_person(frames: tuple[Frame, ...], line: str) -> str:
-    """Return who waits for a person to type, `pdb` or `input()`; nothing when nobody does."""
-    asked = [
-        PurePosixPath(frame.file).stem.lstrip("_") for frame in called(frames) if _PROMPT.search(frame.file)
-    ]
-    if asked:
-        return "pdb" if "pdb" in asked else asked[-1]  # pdb reads its lines through cmd
+    """Return what waits for a person to type, such as `pdb` or `input()`; empty without one."""
+    prompts = [PurePosixPath(frame.file) for frame in called(frames) if _PROMPT.search(frame.file)]
+    names = [path.stem.lstrip("_") for path in prompts]
+    if names:
+        return "pdb" if "pdb" in names else names[-1]  # pdb reads its lines through cmd
     asks = re.search(r"\b(input|breakpoint|getpass)\(", line)
     return f"{asks[1]}()" if asks else ""
 
 
 def awaits_debugger(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether the rank waits for a debugger to attach to it, and is not at work under one."""
+    """Tell whether the rank waits for a debugger to attach; not whether it runs under one."""
     callers = (frame for frame in frames if not _PYTHONS_OWN.search(frame.file))
     caller = next(callers, None)
     return caller is not None and _ATTACH.search(caller.file) is not None
 
 
 def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
-    """Tell whether a thread that stands still is where one waits for another thread of the same process."""
+    """Tell whether a thread that stands still is in a call that waits for another thread of the same process."""
     inner = called(frames)
     if inner and _IMPORT.search(inner[0].file):
         return inner[0].function == "acquire"
@@ -274,8 +270,8 @@ def is_on_lock(frames: tuple[Frame, ...], line: str) -> bool:
 
 
 def is_acquiring(frames: tuple[Frame, ...], line: str) -> bool:
-    """Tell whether a thread that waits for another one does so for a lock that is held, and not for news (an event, a
-    queue, a future), which may come from elsewhere: a thread of C code, a callback."""
+    """Tell whether a thread that waits for another one waits for a lock that is held, not for an event, a queue or a
+    future, which may come from elsewhere: a thread of C code, a callback."""
     inner = called(frames)
     if not inner:
         return bool(_WITH_LOCK_LINE.search(line))
@@ -285,27 +281,24 @@ def is_acquiring(frames: tuple[Frame, ...], line: str) -> bool:
 
 
 def is_joining(frames: tuple[Frame, ...]) -> bool:
-    """Tell whether a thread waits for another one's end."""
+    """Tell whether a thread waits for another thread's end."""
     joins = ("join", "_wait_for_tstate_lock")
     return any(frame.file.endswith("/threading.py") and frame.function in joins for frame in called(frames))
 
 
 def lock_text(frames: tuple[Frame, ...]) -> str:
-    """Say in what a thread is that `is_on_lock`."""
+    """Say what a thread waits for that `is_on_lock`."""
     for frame in reversed(called(frames)):  # what the user has called comes first
-        found = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
-        if found:
-            return found
+        text = _LOCK_TEXTS.get((PurePosixPath(frame.file).name, frame.function))
+        if text:
+            return text
     return "on a lock"
 
 
 def phase(frames: tuple[Frame, ...]) -> str:
-    """Say what part of its life a rank is in, by its main thread's frames: the innermost that tells decides."""
-    for frame in frames:
-        found = _phase_of(frame)
-        if found:
-            return found
-    return "train" if frames else ""
+    """Return the phase of a rank by its main thread's frames: the innermost frame with a phase decides."""
+    phases = (_phase_of(frame) for frame in frames)
+    return next(filter(None, phases), "train" if frames else "")
 
 
 def _phase_of(frame: Frame) -> str:
@@ -329,7 +322,7 @@ def _phase_of(frame: Frame) -> str:
 
 
 def _collective_name(waits: list[Frame]) -> str:
-    """Name what the user has called: the outermost frame of torch's own functions, wrappers left out."""
+    """Return what the user has called: the outermost frame of torch's own functions, without wrappers."""
     names = list(_names(waits))
     return names[-1] if names else waits[-1].function
 

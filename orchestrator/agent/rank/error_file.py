@@ -13,7 +13,7 @@ from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE
 
 @dataclass(frozen=True, slots=True)
 class RankError:
-    """The uncaught exception a rank's process ended with. `file`, `line`, `function`: in the user's code if it can be."""
+    """The uncaught exception that ended a rank's process; its place is in the user's code if possible."""
 
     type: str
     message: str
@@ -46,7 +46,7 @@ def _read_error(path: Path) -> RankError | None:
             function=str(data["function"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # not there, or not of this hook: a script may write what it likes into the folder
+        return None  # missing, or not of this hook: a script may write anything into the folder
 
 
 def _mtime_ns(path: Path) -> int:
@@ -57,11 +57,11 @@ def _mtime_ns(path: Path) -> int:
 
 
 def forget_errors(node_folder: Path) -> None:
-    """Delete what ranks wrote as they died: it was reported with the secrets masked, and here it holds them in full."""
+    """Delete the error files of ranks: they hold secrets in full, and were reported with the secrets masked."""
     for name in (ERROR_FILE.format("*"), TORCHELASTIC_ERROR_FILE):
         for path in node_folder.glob(f"attempt-*/rank-*/{name}"):
             try:
                 path.unlink(missing_ok=True)
-            except OSError as err:  # some disks need room to delete: whoever comes next does it
+            except OSError as err:  # some disks need room to delete: the next call does it
                 if not full_disk.is_full(err):
                     raise

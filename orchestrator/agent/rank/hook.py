@@ -1,12 +1,12 @@
-"""What rides in every rank? This file, copied as `sitecustomize.py` into a folder at the front of PYTHONPATH.
+"""Hook in every Python process of a rank: this file, copied as `sitecustomize.py` to the front of PYTHONPATH.
 
-In each Python process of a rank it arms `faulthandler` on the stack signal and notes an uncaught exception; once torch
-is there it opens torch's own window and counts optimizer steps and collectives; it notes when the process has nothing
-left to do. Then it makes way for the `sitecustomize` that would have run without it.
+In each process it arms `faulthandler` on the stack signal and notes an uncaught exception. Once torch is imported it
+starts torch's worker server and counts optimizer steps and collectives. It notes when the process is exiting. At start
+it makes way for the `sitecustomize` that would have run without it.
 Under any other module name it does nothing, so that the agent can import its constants.
 
-Rules: standard library only, and as little of it as can be, since every interpreter start pays; it never breaks a
-script: whatever fails in here is swallowed and noted once; it prints nothing. Syntax and annotations stay readable
+Rules: standard library only, and as little of it as possible, since every interpreter start pays. It never breaks a
+script: it swallows each of its own errors and notes it once. It prints nothing. Syntax and annotations stay readable
 for Python 3.8, hence the quoted types: ranks may run an older Python than the agent.
 """
 
@@ -24,43 +24,44 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-# What the agent sets for a rank.
+# The environment that the agent sets for a rank.
 RANK_DIR_ENV = "ORCH_RANK_DIR"
 STACK_SIGNAL_ENV = "ORCH_STACK_SIGNAL"
-SOCKET_ENV = "ORCH_SOCKET"  # anything: torch's window is opened; the user may set it empty
+SOCKET_ENV = "ORCH_SOCKET"  # not empty: start torch's worker server; the user may set it empty
 
-# What lies in a rank's folder.
-BEAT_FILE = "beat"
-CLAIM_FILE = "beat-claim-{}"
+# The files in a rank's folder.
+STEP_FILE = "steps"
+STEP_CLAIM_FILE = "steps-claim-{}"
 STACKS_FILE = "stacks-{}.txt"
-STACKS_MEMFD = "stacks-{}"  # a forked child's, found under /proc/<pid>/fd
+STACKS_MEMFD = "stacks-{}"  # of a forked child, listed under /proc/<pid>/fd
 ERROR_FILE = "error-{}.json"
 NOTES_FILE = "hook-notes.txt"
 GROUPS_FILE = "groups.json"
 SOCKET_FILE = "torch-{}.socket"
 
-# The beat file is an array of little-endian u64: a header of 64 bytes, the time of step n at n % RING_STEPS, then for
-# each step a row of ROW_WORDS words: in a group's column one more than the collectives that it had entered by the end
-# of that step, 0 where that is not known, and then whose step it was: OPTIMIZERS_MAX * (so many steps has this optimizer
-# made) + its number, 0 where that is not known. GROUPS_FILE says whose column is which, for the generation that stands
-# in GROUPS_WORD: odd while columns change hands. LEFT_WORD: when LEFT_PID_WORD has said its last word. THREAD_WORD: the
-# kernel's id of the thread that made the last step.
-BEAT_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version stands in the upper half of the same word
-BEAT_VERSION = 4
-MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD, LEFT_WORD, LEFT_PID_WORD, GROUPS_WORD, THREAD_WORD = range(8)
+# The step file is an array of little-endian u64: a header of 64 bytes, the time of step n at n % RING_STEPS, then a row
+# of ROW_WORDS words for each step. A group's column holds one more than the number of collectives that the group had
+# entered by the end of that step, 0 where it is not known. The last word tells whose step it was: OPTIMIZERS_MAX * (the
+# number of steps of that optimizer) + the optimizer's number, 0 where it is not known. GROUPS_FILE assigns the columns
+# for the generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD
+# was about to exit. THREAD_WORD: the kernel's id of the thread that made the last step.
+STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
+STEP_FILE_VERSION = 4
+MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
+EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
 RING_WORD = 8
 RING_STEPS = 1024
 GROUPS_MAX = 8
 OPTIMIZERS_MAX = 8
 ROW_WORDS = GROUPS_MAX + 1
 COUNTS_WORD = RING_WORD + RING_STEPS
-BEAT_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
-CLAIMS_MAX = 64  # processes that may follow each other at one beat file: a script may restart its trainer
+STEP_FILE_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
+CLAIMS_MAX = 64  # processes that may take over one step file in turn: a script may restart its trainer
 CLAIM_RETRY_NS = 1_000_000_000
 MESSAGE_CHARS_MAX = 4_000
 TRACEBACK_CHARS_MAX = 20_000
 # A gloo thread that frees a tensor while Python ends aborts the process: pytorch/pytorch#179291, seen in 5 of 72
-# exits of a training that went well, and in 0 of 64 when the interpreter's lock was free for a moment before.
+# exits of a training that went well, and in 0 of 64 when the GIL was free for a moment before.
 EXIT_PAUSE_S = 0.05
 
 _MULTIPROCESSING_STARTS = (
@@ -70,7 +71,7 @@ _MULTIPROCESSING_STARTS = (
 
 
 def may_arm(environ: "Mapping[str, str]", argv: "list[str]") -> bool:
-    """Tell whether this process may arm: a rank's, and not a child that `multiprocessing` started for its own ends."""
+    """Tell whether this process may arm: it is a rank's, and `multiprocessing` did not start it as a helper."""
     if not environ.get(RANK_DIR_ENV) or "RANK" not in environ or "--multiprocessing-fork" in argv:
         return False
     return not any(arg.startswith(_MULTIPROCESSING_STARTS) for arg in argv)
@@ -87,14 +88,14 @@ def start_ticks(pid: int) -> "str | None":
 
 
 class HookNotes:
-    """What went wrong in the hook: one line for each place and process, in the rank's folder."""
+    """Errors of the hook: one line for each place and process, in a file of the rank's folder."""
 
     def __init__(self, folder: str) -> None:
         self._path = os.path.join(folder, NOTES_FILE)
         self._places: set[str] = set()
 
     def guard(self, place: str, act: "Callable[[], T]") -> "T | None":
-        """Run `act`; what it raises goes no further than a line of notes."""
+        """Run `act`; an exception becomes a line of the hook notes."""
         try:
             return act()
         except Exception as err:
@@ -102,7 +103,7 @@ class HookNotes:
             return None
 
     def add(self, place: str, err: Exception) -> None:
-        """Note what went wrong at a place, unless that was noted before."""
+        """Note an error at a place, only the first of each place."""
         if place in self._places:
             return
         self._places.add(place)
@@ -110,7 +111,7 @@ class HookNotes:
             with open(self._path, "a") as file:
                 file.write(f"pid {os.getpid()}: {place}: {type(err).__name__}: {str(err)[:500]}\n")
         except Exception:
-            pass  # then nobody is left to tell
+            pass  # there is no other place to note it
 
 
 class Stacks:
@@ -127,12 +128,12 @@ class Stacks:
         self._path = os.path.join(folder, STACKS_FILE.format(self._pid))
         self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._inode = os.fstat(self._fd).st_ino
-        # `faulthandler` puts back what it has found when Python ends: then a look that comes late must not kill.
+        # `faulthandler` restores the former handler when Python ends: a late stack signal must not kill then.
         _signal.signal(signal_number, _signal.SIG_IGN)
         faulthandler.register(signal_number, file=self._fd, all_threads=False, chain=False)
 
     def after_fork(self) -> None:
-        """Give a forked child a file of its own, in memory: two processes dumping into one would mix their lines."""
+        """Give a forked child a file of its own in memory: two processes would mix their lines in one file."""
         try:
             if os.fstat(self._fd).st_ino == self._inode:  # else the script closed it and uses its number
                 fd = os.memfd_create(STACKS_MEMFD.format(os.getpid()))
@@ -143,57 +144,57 @@ class Stacks:
             pass  # the child is without stacks
 
     def at_exit(self) -> None:
-        """Leave no empty file behind: a script may run ten thousand short Python processes."""
+        """Remove the file if it is empty: a script may run ten thousand short Python processes."""
         if self._pid == os.getpid() and os.stat(self._path).st_size == 0:
             os.unlink(self._path)
 
 
 class Errors:
-    """Notes the exception that ends the main thread, whoever owns `sys.excepthook` by then.
+    """Notes the exception that ends the main thread, whichever library owns `sys.excepthook` by then.
 
-    torch.distributed's hook calls the one before it, rich's does not, and both come after ours: so ours wraps
-    again when torch is there and at the first step, and a last look at `sys.last_value` is taken at exit.
+    torch.distributed's hook calls the one before it, rich's does not, and both come after ours. So ours wraps again
+    once torch is imported and at the first step, and reads `sys.last_value` at exit.
     """
 
     def __init__(self, folder: str, notes: HookNotes) -> None:
         self._folder = folder
         self._notes = notes
         self._pid = os.getpid()
-        self._noted: BaseException | None = None
+        self._last_written: BaseException | None = None
         self._hook: object = None
 
     def wrap(self) -> None:
-        """Put a hook before the present one, which still does all the printing."""
+        """Install a hook before the present one, which still does all the printing."""
         previous = sys.excepthook
         if previous is self._hook:
             return
 
-        def note_and_go_on(kind: "type[BaseException]", value: BaseException, trace: object) -> None:
+        def note_and_pass_on(kind: "type[BaseException]", value: BaseException, trace: object) -> None:
             self.note(value)
             previous(kind, value, trace)  # type: ignore[arg-type]
 
         # A new function each time: the present hook may call our earlier one, which must not call back.
-        self._hook = sys.excepthook = note_and_go_on
+        self._hook = sys.excepthook = note_and_pass_on
 
     def at_exit(self) -> None:
-        """Note what a hook that replaced ours has printed."""
+        """Note the exception that a hook in place of ours has printed."""
         value = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if self._pid == os.getpid() and value is not None:
             self.note(value)
 
     def note(self, value: BaseException) -> None:
-        """Write the error file for `value`, once; not for Ctrl-C, which is no fault of the script's.
+        """Write the error file for `value`, once; not for Ctrl-C, which is not an error of the script.
 
-        Besides, importing `traceback` evaluates text, and CPython then forgets to die of SIGINT and exits with 1.
+        Also, importing `traceback` evaluates text, and CPython then forgets to die of SIGINT and exits with 1.
         """
-        if value is self._noted or isinstance(value, KeyboardInterrupt):
+        if value is self._last_written or isinstance(value, KeyboardInterrupt):
             return
-        self._noted = value
+        self._last_written = value
         self._notes.guard("error file", lambda: write_error(self._folder, value))
 
 
 def write_error(folder: str, value: BaseException) -> None:
-    """Write `value` with its traceback and its place in the user's code to this process's error file."""
+    """Write `value`, its traceback and its place in the user's code to this process's error file."""
     import json
     import time
     import traceback
@@ -219,7 +220,7 @@ def write_error(folder: str, value: BaseException) -> None:
 
 
 def cut_middle(text: str, chars_max: int = TRACEBACK_CHARS_MAX) -> str:
-    """Shorten `text` to `chars_max` from its middle: a traceback's ends say where it began and what it was."""
+    """Shorten `text` to `chars_max` by its middle: the ends of a traceback say where it began and what it was."""
     mark = "\n... its middle is left out ...\n"
     half = (chars_max - len(mark)) // 2
     return text if len(text) <= chars_max else text[:half] + mark + text[-half:]
@@ -229,37 +230,38 @@ def place_of(value: BaseException) -> "tuple[str, int, str]":
     """Return file, line and function of the deepest frame in the user's own code, else of the deepest frame."""
     if isinstance(value, SyntaxError) and value.filename:
         return value.filename, value.lineno or 0, "<module>"
-    not_mine = ("<frozen", os.path.dirname(os.__file__) + os.sep)
-    deepest, mine = ("", 0, ""), None
+    library = ("<frozen", os.path.dirname(os.__file__) + os.sep)
+    deepest, users_place = ("", 0, ""), None
     trace = value.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         deepest = (file, trace.tb_lineno, trace.tb_frame.f_code.co_name)
-        if not file.startswith(not_mine) and "/site-packages/" not in file and "/dist-packages/" not in file:
-            mine = deepest
+        if not file.startswith(library) and "/site-packages/" not in file and "/dist-packages/" not in file:
+            users_place = deepest
         trace = trace.tb_next
-    return mine or deepest
+    return users_place or deepest
 
 
 class Groups:
-    """Counts the collectives of this process's groups into the beat file, at each step.
+    """Writes the number of collectives of each process group into the step file, at each step.
 
-    It looks into torch's own table of groups, and imports nothing. It holds no group, since a group must die when the
-    script destroys it. The first GROUPS_MAX of the table have a column each.
+    It reads torch's table of groups and imports nothing. It keeps only weak references, since a group must die when the
+    script destroys it. The first GROUPS_MAX groups of the table have a column each.
     """
 
     def __init__(self, folder: str, notes: HookNotes) -> None:
         self._path = os.path.join(folder, GROUPS_FILE)
         self._notes = notes
-        self._columns: list[tuple[ref[Any], int]] = []  # in the order of torch's table; -1: has no count
+        # In the order of torch's table; -1: the group has no count.
+        self._columns: list[tuple[ref[Any], int]] = []
         self._table_length = 0
         self._generation = 0
-        self._turns = OptimizerSteps()
+        self._optimizer_steps = OptimizerSteps()
         self.is_joined = False
 
     def cover_joins(self, join: "Any") -> None:
-        """Count nothing any more once a script has entered torch's `Join`: a rank whose data has come to an end then runs the
-        others' collectives and makes no steps."""
+        """Stop counting once a script enters torch's `Join`: a rank without data left then runs the others' collectives
+        and makes no steps."""
         enter = join.__enter__
 
         def note_and_enter(joined: "Any") -> object:
@@ -268,41 +270,43 @@ class Groups:
 
         join.__enter__ = note_and_enter
 
-    def count(self, beat: memoryview, step: int, optimizer: object) -> None:
-        """Write down how many collectives each group has entered by the end of `step`: 2 µs for eight groups."""
+    def count(self, words: memoryview, step: int, optimizer: object) -> None:
+        """Write the number of collectives that each group has entered by the end of `step`: 2 µs for eight groups."""
         row = COUNTS_WORD + step % RING_STEPS * ROW_WORDS
-        beat[row + GROUPS_MAX] = 0
+        words[row + GROUPS_MAX] = 0
         torch = sys.modules.get("torch.distributed.distributed_c10d")
         if torch is None or self.is_joined:
             return
         try:
             world = torch._world
             table = world.pg_map
-            if len(table) != self._table_length or not self._write_row(beat, row, table):
-                self._share_out(beat, world)
-                self._write_row(beat, row, table)
-            beat[row + GROUPS_MAX] = self._turns.next(optimizer)
+            if len(table) != self._table_length or not self._write_row(words, row, table):
+                self._assign_columns(words, world)
+                self._write_row(words, row, table)
+            words[row + GROUPS_MAX] = self._optimizer_steps.next(optimizer)
         except Exception as err:
             self._notes.add("collective counts", err)
 
-    def _write_row(self, beat: memoryview, row: int, table: "Mapping[Any, object]") -> bool:
-        """Return False when the table is not the one that the columns were shared out for."""
-        for (known, column), group in zip(self._columns, table):  # noqa: B905 -- Python 3.8 has no `strict`
-            if known() is not group:
+    def _write_row(self, words: memoryview, row: int, table: "Mapping[Any, object]") -> bool:
+        """Write the counts; return False when the columns were assigned for another table."""
+        for (reference, column), group in zip(self._columns, table):  # noqa: B905 -- Python 3.8 has no `strict`
+            if reference() is not group:
                 return False
             if column >= 0:
-                beat[row + column] = group._get_sequence_number_for_group() + 1  # type: ignore[union-attr]
+                words[row + column] = group._get_sequence_number_for_group() + 1  # type: ignore[union-attr]
         return True
 
-    def _share_out(self, beat: memoryview, world: "Any") -> None:
-        """Give each group a column, and say which. One that was there before keeps its own."""
+    def _assign_columns(self, words: memoryview, world: "Any") -> None:
+        """Assign a column to each group and write the groups file. A group that has a column keeps it."""
         import weakref
 
         self._generation += 1
-        beat[GROUPS_WORD] = self._generation
-        before = [(group, column) for known, column in self._columns for group in [known()] if column >= 0]
+        words[GROUPS_WORD] = self._generation
+        before = [
+            (group, column) for reference, column in self._columns for group in [reference()] if column >= 0
+        ]
         groups = list(world.pg_map)[:GROUPS_MAX]
-        kept = {id(group): column for group, column in before if any(group is one for one in groups)}
+        kept = {id(group): column for group, column in before if any(group is other for other in groups)}
         free = [column for column in range(GROUPS_MAX) if column not in kept.values()]
         self._columns, self._table_length = [], len(world.pg_map)
         for group in groups:
@@ -311,131 +315,131 @@ class Groups:
                 column = -1  # this backend counts nothing
             self._columns.append((weakref.ref(group), column))
         for word in (
-            word for column in free for word in range(COUNTS_WORD + column, BEAT_BYTES // 8, ROW_WORDS)
+            word for column in free for word in range(COUNTS_WORD + column, STEP_FILE_BYTES // 8, ROW_WORDS)
         ):
-            beat[word] = 0
-        self._say(world)
+            words[word] = 0
+        self._write_groups_file(world)
         self._generation += 1
-        beat[GROUPS_WORD] = self._generation
+        words[GROUPS_WORD] = self._generation
 
-    def _say(self, world: "Any") -> None:
+    def _write_groups_file(self, world: "Any") -> None:
         """Write the groups file: name and members of each group, as torch has them, and its column."""
         import json
 
-        said = []
-        for known, column in self._columns:
-            group = known()
+        listing = []
+        for reference, column in self._columns:
+            group = reference()
             if group is not None and column >= 0:
                 members = world.pg_group_ranks[group]
                 label = str(getattr(group, "group_desc", ""))
                 ranks = sorted(members, key=members.__getitem__)
-                said.append({"column": column, "name": world.pg_names[group], "label": label, "ranks": ranks})
+                listing.append(
+                    {"column": column, "name": world.pg_names[group], "label": label, "ranks": ranks}
+                )
         with open(self._path + ".part", "w") as out:
-            json.dump({"generation": self._generation + 1, "groups": said}, out)
+            json.dump({"generation": self._generation + 1, "groups": listing}, out)
         os.replace(self._path + ".part", self._path)
 
 
 class OptimizerSteps:
-    """Numbers the steps of each of a script's optimizers, and holds none of them. One that is made anew, of the same class
-    over parameters of the same shapes, goes on where the one before it was."""
+    """Numbers the steps of each optimizer of a script through weak references. An optimizer that replaces a dead one
+    of the same class and the same parameter shapes continues its numbers."""
 
     def __init__(self) -> None:
         self._last: Callable[[], object] = object  # what a weak reference to the last one returns
         self._number = 0
-        self._known: list[tuple[ref[Any], object]] = []
-        self._made = [0] * OPTIMIZERS_MAX
+        self._optimizers: list[tuple[ref[Any], object]] = []
+        self._steps = [0] * OPTIMIZERS_MAX
 
     def next(self, optimizer: object) -> int:
-        """Return the word for one more step of an optimizer; 0 for one too many. Raises what is no optimizer."""
+        """Return the row's last word for one more step; 0 beyond OPTIMIZERS_MAX. Raises for other objects."""
         if self._last() is not optimizer:
             self._number, self._last = self._number_of(optimizer)
         if self._number >= OPTIMIZERS_MAX:
             return 0
-        self._made[self._number] = made = self._made[self._number] + 1
-        return made * OPTIMIZERS_MAX + self._number
+        self._steps[self._number] = steps = self._steps[self._number] + 1
+        return steps * OPTIMIZERS_MAX + self._number
 
     def _number_of(self, optimizer: "Any") -> "tuple[int, ref[Any]]":
         import weakref
 
-        for number, (one, _) in enumerate(self._known):
-            if one() is optimizer:
-                return number, one
-        known = weakref.ref(optimizer)
+        for number, (other, _) in enumerate(self._optimizers):
+            if other() is optimizer:
+                return number, other
+        reference = weakref.ref(optimizer)
         groups = [group["params"] for group in optimizer.param_groups]
-        kind = (
-            type(optimizer),
-            [(len(one), [getattr(part, "shape", 0) for part in one[:2]]) for one in groups],
-        )
-        dead = [number for number, (one, its) in enumerate(self._known) if one() is None and its == kind]
-        number = dead[0] if dead else len(self._known)
+        shapes = [(len(group), [getattr(part, "shape", 0) for part in group[:2]]) for group in groups]
+        kind = type(optimizer), shapes
+        numbered = enumerate(self._optimizers)
+        dead = [n for n, (other, other_kind) in numbered if other() is None and other_kind == kind]
+        number = dead[0] if dead else len(self._optimizers)
         if number < OPTIMIZERS_MAX:
-            self._known[number : number + 1] = [(known, kind)]
-        return number, known
+            self._optimizers[number : number + 1] = [(reference, kind)]
+        return number, reference
 
 
 class Steps:
-    """Counts this process's optimizer steps in the rank's beat file, if this is the process that may.
+    """Counts this process's optimizer steps in the rank's step file, if this process holds the claim.
 
-    The first that steps claims the file and runs `claimed`; the others of the rank stay silent, and look again once
-    a second whether the claimer has died. A forked child never writes.
+    The first process that steps claims the file and runs `on_claim`. The other processes of the rank do not write, and
+    check once a second whether the claimer has died. A forked child never writes.
     """
 
-    def __init__(self, folder: str, notes: HookNotes, claimed: "Callable[[], None]") -> None:
+    def __init__(self, folder: str, notes: HookNotes, on_claim: "Callable[[], None]") -> None:
         import itertools
         import time
         from _thread import get_native_id
 
         self._folder = folder
         self._notes = notes
-        self._claimed = claimed
+        self._on_claim = on_claim
         self.groups = Groups(folder, notes)
         self._pid = os.getpid()
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
         self._time_ns = time.time_ns
         self._thread_id = get_native_id
-        self._beat: memoryview | None = None
+        self._words: memoryview | None = None
         self._retry_at_ns: float = 0
 
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
-        """Run after each optimizer step, as torch's global hook; what the count vouches for goes in before it."""
+        """Run after each optimizer step, as torch's global hook. STEP_WORD is last, since it vouches for the rest."""
         step = self._next_step()
         now_ns = self._time_ns()
-        beat = self._beat or self._first_step(now_ns)
-        if beat:
-            beat[RING_WORD + step % RING_STEPS] = now_ns
-            self.groups.count(beat, step, optimizer)
-            beat[THREAD_WORD] = self._thread_id()
-            beat[TIME_WORD] = now_ns
-            beat[STEP_WORD] = step
+        words = self._words or self._first_step(now_ns)
+        if words:
+            words[RING_WORD + step % RING_STEPS] = now_ns
+            self.groups.count(words, step, optimizer)
+            words[THREAD_WORD] = self._thread_id()
+            words[TIME_WORD] = now_ns
+            words[STEP_WORD] = step
 
     def after_fork(self) -> None:
-        """Fall silent for good."""
-        self._beat = None
+        """Stop counting for good in a forked child."""
+        self._words = None
         self._retry_at_ns = float("inf")
 
     def at_exit(self) -> None:
-        """Let torch's communication threads finish before the interpreter goes, and say that nothing else will come."""
+        """Let torch's communication threads finish before the interpreter ends, and note that the process exits."""
         if self._pid != os.getpid():
             return
-        if self._beat is not None:
+        if self._words is not None:
             import time
 
             time.sleep(EXIT_PAUSE_S)
-        self._notes.guard("last word", self._say_last_word)
+        self._notes.guard("exit", self._note_exit)
 
-    def _say_last_word(self) -> None:
-        beat = self._beat
-        if beat is not None:
-            beat[LEFT_PID_WORD] = self._pid
-            beat[LEFT_WORD] = self._time_ns()
-        elif (
-            os.getsid(0) == self._pid
-        ):  # the rank's first process leads its session; nobody else speaks for the rank
-            fd = os.open(os.path.join(self._folder, BEAT_FILE), os.O_RDWR)
+    def _note_exit(self) -> None:
+        words = self._words
+        if words is not None:
+            words[EXITING_PID_WORD] = self._pid
+            words[EXITING_WORD] = self._time_ns()
+        elif os.getsid(0) == self._pid:
+            # The rank's first process leads its session; no other process speaks for a rank without steps.
+            fd = os.open(os.path.join(self._folder, STEP_FILE), os.O_RDWR)
             try:
-                if not any(os.pread(fd, 8, 8 * STEP_WORD)):  # else whoever made steps has the last word
-                    os.pwrite(fd, self._pid.to_bytes(8, "little"), 8 * LEFT_PID_WORD)
-                    os.pwrite(fd, self._time_ns().to_bytes(8, "little"), 8 * LEFT_WORD)
+                if not any(os.pread(fd, 8, 8 * STEP_WORD)):  # else the process that made steps notes its exit
+                    os.pwrite(fd, self._pid.to_bytes(8, "little"), 8 * EXITING_PID_WORD)
+                    os.pwrite(fd, self._time_ns().to_bytes(8, "little"), 8 * EXITING_WORD)
             finally:
                 os.close(fd)
 
@@ -444,23 +448,23 @@ class Steps:
             return None
         self._retry_at_ns = now_ns + CLAIM_RETRY_NS
         if self._notes.guard("claim", lambda: claim(self._folder)):
-            self._retry_at_ns = float("inf")  # ours for good, even if the file is of no use
-            self._beat = self._notes.guard("beat", lambda: open_step_file(self._folder))
-            self._notes.guard("after the claim", self._claimed)
-        return self._beat
+            self._retry_at_ns = float("inf")  # ours for good, even if the file cannot be used
+            self._words = self._notes.guard("step file", lambda: open_step_file(self._folder))
+            self._notes.guard("after the claim", self._on_claim)
+        return self._words
 
 
 def claim(folder: str) -> bool:
-    """Take the rank's beat file for this process, unless a living one has it. Raises OSError."""
+    """Claim the rank's step file for this process, unless a living one holds it. Raises OSError."""
     for number in range(CLAIMS_MAX):
-        path = os.path.join(folder, CLAIM_FILE.format(number))
+        path = os.path.join(folder, STEP_CLAIM_FILE.format(number))
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
             with open(path) as file:
                 owner = file.read().split()
             if len(owner) != 2 or (int(owner[0]) != os.getpid() and start_ticks(int(owner[0])) == owner[1]):
-                return False  # alive, or not yet done writing its name; ourselves: another program, before an exec
+                return False  # alive, or still writing its name; our own pid: another program, before an exec
             continue
         try:
             os.write(fd, f"{os.getpid()} {start_ticks(os.getpid())}".encode())
@@ -472,43 +476,43 @@ def claim(folder: str) -> bool:
 
 
 def open_step_file(folder: str) -> memoryview:
-    """Map the beat file that the agent made, cleared and in this process's name. Raises OSError, ValueError."""
+    """Map the step file that the agent made, cleared and with this process's id. Raises OSError, ValueError."""
     import mmap
 
-    fd = os.open(os.path.join(folder, BEAT_FILE), os.O_RDWR)
+    fd = os.open(os.path.join(folder, STEP_FILE), os.O_RDWR)
     try:
-        beat = memoryview(mmap.mmap(fd, BEAT_BYTES)).cast("Q")
+        words = memoryview(mmap.mmap(fd, STEP_FILE_BYTES)).cast("Q")
     finally:
         os.close(fd)
-    beat[:] = memoryview(bytes(BEAT_BYTES)).cast("Q")
-    beat[PID_WORD] = os.getpid()
-    beat[MAGIC_WORD] = BEAT_MAGIC | BEAT_VERSION << 32
-    return beat
+    words[:] = memoryview(bytes(STEP_FILE_BYTES)).cast("Q")
+    words[PID_WORD] = os.getpid()
+    words[MAGIC_WORD] = STEP_FILE_MAGIC | STEP_FILE_VERSION << 32
+    return words
 
 
-class Arrival:
-    """A finder that finds nothing: it is asked about every new module, and so sees when something of torch is there.
+class ImportWatcher:
+    """A finder on `sys.meta_path` that finds nothing: Python asks it at every import, so it sees a torch module arrive.
 
     Wrapping torch's loader instead would put a frame of ours into the traceback of a failing `import torch`.
     """
 
-    def __init__(self, module: str, name: str, arrived: "Callable[[Any], None]", notes: HookNotes) -> None:
+    def __init__(self, module: str, name: str, on_import: "Callable[[Any], None]", notes: HookNotes) -> None:
         self._module = module
         self._name = name
-        self._arrived = arrived
+        self._on_import = on_import
         self._notes = notes
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        """Find nothing, but once, when `module` has `name`: then run `arrived` with it, and vanish."""
-        there = getattr(sys.modules.get(self._module), self._name, None)
-        if there is None:
+        """Return None, until `module` has `name`: then run `on_import` with its value, and leave the list."""
+        value = getattr(sys.modules.get(self._module), self._name, None)
+        if value is None:
             return None
         try:
             sys.meta_path.remove(self)
         except ValueError:
             return None  # another thread was first
-        self._notes.guard(self._name, lambda: self._arrived(there))
-        # Whoever asks walks along the list that has just become shorter, and would pass the next finder over.
+        self._notes.guard(self._name, lambda: self._on_import(value))
+        # The caller walks along the list that has just become shorter, and would pass over the next finder.
         for finder in list(sys.meta_path):
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
@@ -516,11 +520,11 @@ class Arrival:
         return None
 
 
-def serve(server: "Callable[[str], object]", folder: str) -> None:
-    """Open torch's window, its worker server on a unix socket in `folder`, for good. Raises OSError, RuntimeError.
+def start_worker_server(server: "Callable[[str], object]", folder: str) -> None:
+    """Start torch's worker server on a unix socket in `folder`, for good. Raises OSError, RuntimeError.
 
-    It costs 0.5 ms and some ten idle threads. A socket's path may have 107 bytes and job folders lie deep: so the folder is
-    called by its descriptor.
+    It costs 0.5 ms and some ten idle threads. A socket's path may have 107 bytes and job folders lie deep, so the path
+    names the folder by its descriptor.
     """
     import ctypes
 
@@ -529,17 +533,17 @@ def serve(server: "Callable[[str], object]", folder: str) -> None:
         path = f"/proc/self/fd/{fd}/{SOCKET_FILE.format(os.getpid())}"
         if os.path.exists(path):
             os.unlink(path)  # of a dead process that had the same pid
-        window = _without_its_signals(lambda: _without_its_greeting(lambda: server(path)))
+        worker_server = _without_its_signals(lambda: _without_its_greeting(lambda: server(path)))
     finally:
         os.close(fd)
     # Never shut down, which its destructor would do: that waits up to 5 s for a silent client.
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(window))
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(worker_server))
 
 
 def _without_its_signals(start: "Callable[[], T]") -> "T":
-    """Run `start` so that PIPE stays as the script has set it, and no signal goes to the threads that begin in there.
+    """Run `start` so that SIGPIPE stays as the script has set it, and threads that begin in `start` get no signals.
 
-    The server ignores PIPE for the whole process; where a script undoes that, a client that goes away would kill it.
+    The server ignores SIGPIPE for the whole process; where a script undoes that, a client that goes away would kill it.
     """
     import signal
     import threading
@@ -556,7 +560,7 @@ def _without_its_signals(start: "Callable[[], T]") -> "T":
 
 
 def _without_its_greeting(start: "Callable[[], object]") -> object:
-    """Run `start` with stderr in memory, and pass on what came except the server's own line."""
+    """Run `start` with stderr in memory, and pass on all lines except the server's own."""
     stderr = os.dup(2)
     memory = os.memfd_create("stderr")
     os.dup2(memory, 2)
@@ -572,8 +576,8 @@ def _without_its_greeting(start: "Callable[[], object]") -> object:
 
 
 def keep_new_name(environ: "MutableMapping[str, str]") -> None:
-    """Let a torch that knows the new name of the flight recorder's length not see the old one: it warns of that in each
-    rank's log. Both are set by us, since nobody knew the node's torch."""
+    """Hide the old name of the flight recorder's length from a torch that knows the new one: it would warn in each
+    rank's log. The agent sets both, since the node's torch is not known before the start."""
     new, old = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
     version = getattr(sys.modules.get("torch.version"), "__version__", "0.0")
     knows_new = tuple(int(part) for part in version.split(".")[:2]) >= (2, 9)
@@ -582,7 +586,7 @@ def keep_new_name(environ: "MutableMapping[str, str]") -> None:
 
 
 class Hook:
-    """All of it, in one process of a rank. Every way in swallows what goes wrong."""
+    """All parts of the hook in one process of a rank. Every entry point swallows errors."""
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
         import atexit
@@ -595,17 +599,17 @@ class Hook:
         self._stacks = self._notes.guard("stacks", lambda: Stacks(folder, int(environ[STACK_SIGNAL_ENV])))
         atexit.register(self._steps.at_exit)  # the first to register is the last to run
         self._errors.wrap()
-        self._await("torch.optim.optimizer", "register_optimizer_step_post_hook", self._count_steps)
+        self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._count_steps)
         if environ.get(SOCKET_ENV):
-            self._await("torch._C._distributed_c10d", "_WorkerServer", self._open_window)
+            self._when_imported("torch._C._distributed_c10d", "_WorkerServer", self._start_worker_server)
         atexit.register(self._errors.at_exit)
         os.register_at_fork(after_in_child=self._steps.after_fork)
         if self._stacks is not None:
             atexit.register(self._notes.guard, "stacks at exit", self._stacks.at_exit)
             os.register_at_fork(after_in_child=self._stacks.after_fork)
 
-    def _await(self, module: str, name: str, arrived: "Callable[[Any], None]") -> None:
-        sys.meta_path.insert(0, Arrival(module, name, arrived, self._notes))
+    def _when_imported(self, module: str, name: str, on_import: "Callable[[Any], None]") -> None:
+        sys.meta_path.insert(0, ImportWatcher(module, name, on_import, self._notes))
 
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()
@@ -613,30 +617,29 @@ class Hook:
         Steps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         register(self._steps.after_step)
 
-    def _open_window(self, server: "Callable[[str], object]") -> None:
+    def _start_worker_server(self, server: "Callable[[str], object]") -> None:
         import atexit
 
-        if self._pid == os.getpid():  # a forked child would be seen in place of its parent
+        if self._pid == os.getpid():  # a forked child would answer in place of its parent
             keep_new_name(os.environ)
-            self._await("torch.distributed.algorithms.join", "Join", self._steps.groups.cover_joins)
-            atexit.register(self._notes.guard, "window at exit", self._close_window)
-            serve(server, self._folder)
+            self._when_imported("torch.distributed.algorithms.join", "Join", self._steps.groups.cover_joins)
+            atexit.register(self._notes.guard, "worker server at exit", self._remove_socket)
+            start_worker_server(server, self._folder)
 
-    def _close_window(self) -> None:
+    def _remove_socket(self) -> None:
         if self._pid == os.getpid():
             os.unlink(os.path.join(self._folder, SOCKET_FILE.format(self._pid)))
 
 
 def _start() -> None:
-    """Arm this process once, if it is one to arm."""
-    with open("/proc/self/cmdline", errors="replace") as file:  # sys.argv says "-c" and no more here
+    """Arm this process once, if it may arm."""
+    with open("/proc/self/cmdline", errors="replace") as file:  # sys.argv is only "-c" here
         argv = file.read().split("\0")
     if may_arm(os.environ, argv) and not hasattr(sys, "_orch_hook"):
         import _signal
 
-        _signal.signal(
-            _signal.SIGINT, _signal.getsignal(_signal.SIGINT)
-        )  # raises in a subinterpreter: its end says nothing
+        # Raises in a subinterpreter, whose end says nothing.
+        _signal.signal(_signal.SIGINT, _signal.getsignal(_signal.SIGINT))
         sys._orch_hook = Hook(os.environ)  # type: ignore[attr-defined]
 
 
@@ -645,7 +648,7 @@ if __name__ == "sitecustomize":
         _start()
     except Exception:
         pass  # not even a folder to note it in
-    # Make way, as if we had never been; children find us through the environment.
+    # Make way as if the hook had never been loaded; children find it through the environment.
     sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(__file__)]
     sys.modules.pop(__name__, None)
     import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the next, or the ImportError `site` expects

@@ -1,7 +1,8 @@
-"""How much has a rank read and written? Added up over its processes, cheaply enough for every beat.
+"""I/O counter of a rank: bytes read and written by all its processes, cheap enough for every heartbeat.
 
-The kernel's counters (/proc/<pid>/io, `man 5 proc`) hold what went through read and write, to disks, pipes and sockets.
-Those of a process that ended are lost unless its parent has waited for it, so what is added up is what each has grown.
+The kernel's counters (/proc/<pid>/io, `man 5 proc`) count what goes through read and write, to disks, pipes and
+sockets. Those of an ended process are lost unless its parent has waited for it, so the sum is over what each has grown
+by.
 """
 
 from __future__ import annotations
@@ -10,25 +11,25 @@ import itertools
 from pathlib import Path
 
 PROCESSES_MAX = 64
-FAMILY_S = 10.0
-"""How often a rank's processes are looked for; in between, those of the last time count."""
+RESCAN_S = 10.0
+"""How often a rank's processes are listed; in between, those of the last listing count."""
 
 
 class IoCounter:
-    """One rank's bytes so far."""
+    """The bytes that one rank has read and written so far."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._seen_bytes: dict[int, int] = {}
         self._total_bytes = 0
-        self._family_due_s = 0.0
+        self._scan_due_s = 0.0
 
     def bytes(self, now_s: float) -> int:
-        """Return what the rank's processes have read and written since the first call."""
-        if now_s >= self._family_due_s:
-            self._family_due_s = now_s + FAMILY_S
-            family = _family(self._pid)
-            self._seen_bytes = {pid: self._seen_bytes.get(pid, -1) for pid in family}
+        """Return the bytes that the rank's processes have read and written since the first call."""
+        if now_s >= self._scan_due_s:
+            self._scan_due_s = now_s + RESCAN_S
+            pids = _process_tree(self._pid)
+            self._seen_bytes = {pid: self._seen_bytes.get(pid, -1) for pid in pids}
         for pid, before in self._seen_bytes.items():
             now = io_bytes(pid)
             if now is not None:
@@ -38,7 +39,7 @@ class IoCounter:
 
 
 def io_bytes(pid: int) -> int | None:
-    """Return the bytes one process has read and written, None when it is gone or not ours to look at."""
+    """Return the bytes that one process has read and written, None when it is gone or may not be read."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:  # noqa: PTH123 -- half the time
             lines = file.read(4096).split()
@@ -47,14 +48,14 @@ def io_bytes(pid: int) -> int | None:
     return int(lines[1]) + int(lines[3]) if lines[:3:2] == [b"rchar:", b"wchar:"] else None
 
 
-def _family(pid: int) -> list[int]:
-    """Return a process and its descendants, as far as the kernel tells them (CONFIG_PROC_CHILDREN), 64 at most."""
-    found = [pid]
-    for one in found:  # grows while it is walked
-        if len(found) >= PROCESSES_MAX:
+def _process_tree(pid: int) -> list[int]:
+    """Return a process and its descendants, 64 at most, if the kernel lists them (CONFIG_PROC_CHILDREN)."""
+    pids = [pid]
+    for parent in pids:  # grows while it is walked
+        if len(pids) >= PROCESSES_MAX:
             break
-        found.extend(itertools.islice(_children(one), PROCESSES_MAX - len(found)))
-    return found
+        pids.extend(itertools.islice(_children(parent), PROCESSES_MAX - len(pids)))
+    return pids
 
 
 def _children(pid: int) -> list[int]:

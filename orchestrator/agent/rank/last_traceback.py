@@ -1,4 +1,4 @@
-"""What did a rank die of, when the hook was not there to tell? The last traceback in its log, or the last line."""
+"""Last traceback or last line in a rank's log: why it died, where the hook has not noted it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from orchestrator.core.observations import Failure
 
 TAIL_BYTES = 64 << 10
 TRACEBACK_CHARS_MAX = 20_000
-WORDS_CHARS_MAX = 1_000
+MESSAGE_CHARS_MAX = 1_000
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 _WATCHDOG = re.compile(
@@ -18,7 +18,7 @@ _WATCHDOG = re.compile(
 )
 _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _LIBRARY_WARNING = re.compile(r"\[W\d{3,}")
-"""How torch begins a warning from its C++ part, such as the one of NCCL at an exit without destroy_process_group."""
+"""The start of a warning of torch's C++ part, such as NCCL's at an exit without destroy_process_group."""
 
 _LAST = re.compile(r"^([A-Za-z_][\w.]*)(?:: (.*))?$")
 _FRAME = re.compile(r'^\s+File "(.+?)", line (\d+)(?:, in (.+))?$', re.MULTILINE)
@@ -30,26 +30,26 @@ def find(log: Path) -> Failure | None:
 
 
 def of_a_watchdog(log: Path) -> Failure | None:
-    """Return what NCCL or gloo said in `log` before it aborted the process, as a failure without a type, or None."""
-    said = [line for line in _tail(log).splitlines() if _WATCHDOG.search(line)]
-    return Failure("", said[0][:WORDS_CHARS_MAX], "", "") if said else None
+    """Return the line of NCCL or gloo in `log` before it aborted the process, as a failure without a type, or None."""
+    lines = [line for line in _tail(log).splitlines() if _WATCHDOG.search(line)]
+    return Failure("", lines[0][:MESSAGE_CHARS_MAX], "", "") if lines else None
 
 
-def last_words(log: Path) -> Failure | None:
-    """Return the last line in `log` that says something, as a failure without a type, or None.
+def last_line(log: Path) -> Failure | None:
+    """Return the last line in `log` with text, as a failure without a type, or None.
 
-    What stands before the end of a traceback is not asked: the exception was caught, and a line above it is old.
+    Only lines after the last traceback count: its exception was caught, and a line above it is old.
     """
     text = _RANK_PREFIX.sub("", _ESCAPE.sub("", _tail(log)))
     caught = parse(text)
-    said = text.rpartition(caught.traceback)[2] if caught is not None else text
-    lines = ("".join(filter(str.isprintable, line)).strip() for line in said.splitlines())
-    told = [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
-    return Failure("", told[-1][:WORDS_CHARS_MAX], "", "") if told else None
+    rest = text.rpartition(caught.traceback)[2] if caught is not None else text
+    lines = ("".join(filter(str.isprintable, line)).strip() for line in rest.splitlines())
+    messages = [line for line in lines if line and not _LIBRARY_WARNING.match(line)]
+    return Failure("", messages[-1][:MESSAGE_CHARS_MAX], "", "") if messages else None
 
 
 def _tail(log: Path) -> str:
-    """Return the last lines, whole ones but where a line is longer: the mask might not know half a secret."""
+    """Return the last lines, whole unless one is longer than all of it: the mask would not find half a secret."""
     try:
         with log.open("rb") as file:
             begin = max(0, log.stat().st_size - TAIL_BYTES)
@@ -82,6 +82,6 @@ def parse(text: str) -> Failure | None:
 
 
 def _syntax_error_start(text: str) -> int:
-    """A syntax error of the script itself is printed without the word Traceback: find its `File` line."""
-    found = [frame.start() for frame in re.finditer(r'^  File ".+", line \d+$', text, re.MULTILINE)]
-    return found[-1] if found and "Traceback" not in text[found[-1] :] else -1
+    """Return where a syntax error of the script itself begins, its `File` line: it is printed without `Traceback`."""
+    starts = [frame.start() for frame in re.finditer(r'^  File ".+", line \d+$', text, re.MULTILINE)]
+    return starts[-1] if starts and "Traceback" not in text[starts[-1] :] else -1

@@ -1,6 +1,6 @@
-"""What runs on this node for one attempt? Its rank processes: started, looked at, stopped, and nothing left behind.
+"""Rank processes of one attempt on this node: started, observed, stopped, with no process left behind.
 
-Times are this host's monotonic seconds. Nothing here blocks: the agent calls `push` until it says that all is gone.
+Times are this host's monotonic seconds. Nothing here blocks: the agent calls `push` until it returns that all are gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from orchestrator.agent.rank import error_file, last_traceback, spawn, step_counter
 from orchestrator.agent.rank.error_file import forget_errors
 from orchestrator.agent.rank.flight_recorder import OwnWork, WorkerServerClient
-from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV
+from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV, STEP_FILE
 from orchestrator.agent.rank.io_counter import IoCounter
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
@@ -28,16 +28,15 @@ from orchestrator.core.jobdir.log_index import LogIndex
 from orchestrator.core.wire import messages as m
 
 TRACE_FILE_ENVS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Where torch writes its flight recorder when it gives up by itself, by its new name and its old one. Unset, it would be
-the user's cache directory, which may be on a slow disk and which nobody looks into."""
-
+"""Where torch dumps its flight recorder when it gives up by itself, by its new name and its old one. Unset, it would be
+the user's cache directory, which may be on a slow disk and where the user would not look."""
 
 KILL_AGAIN_S = 0.5
-"""How long after a KILL the processes that are still there get another."""
+"""How long after a KILL the processes that still live get another one."""
 
 
 class RanksGoal(enum.Enum):
-    """What is wanted of the ranks."""
+    """The goal for the ranks, set by the agent."""
 
     RUN = "run"
     STOP = "stop"
@@ -53,39 +52,39 @@ class RankProcess:
     folder: Path
     log: Path
     index: LogIndex
-    beats: step_counter.StepCounter
+    counter: step_counter.StepCounter
     log_bytes: int = 0
-    count: int = 0
+    steps: int = 0
     exit_code: int | None = None
     world_size: int = 0
-    marked: int = 0
-    """The last step of which a beat has told."""
-    window: WorkerServerClient = field(init=False)
-    own: OwnWork = field(init=False)
-    traffic: IoCounter = field(init=False)
+    # The step of the last heartbeat.
+    reported_step: int = 0
+    worker_server: WorkerServerClient = field(init=False)
+    own_work: OwnWork = field(init=False)
+    io_counter: IoCounter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.window = WorkerServerClient(self.folder)
-        self.own = OwnWork(self.window)
-        self.traffic = IoCounter(self.pid)
+        self.worker_server = WorkerServerClient(self.folder)
+        self.own_work = OwnWork(self.worker_server)
+        self.io_counter = IoCounter(self.pid)
 
     @property
     def exited(self) -> bool:
         """Tell whether the process was reaped."""
         return self.exit_code is not None
 
-    def has_left(self) -> bool:
-        """Tell whether the process that speaks for the rank has said its last word and is still there."""
-        pid = self.beats.left_pid()
+    def is_exiting(self) -> bool:
+        """Tell whether the process that trains is exiting and has not yet ended."""
+        pid = self.counter.exiting_pid()
         stat = procfs.stat(pid) if pid is not None else None
-        # The rank leads a session, so that a later process with that pid is told from its own.
+        # The rank leads a session: by that, a later process with the same pid is not taken for its own.
         return stat is not None and stat.session == self.pid and (pid == self.pid or stat.state not in "ZX")
 
     def close(self) -> None:
-        """Give back the files."""
+        """Close the files."""
         self.index.close()
-        self.beats.close()
-        self.window.close()
+        self.counter.close()
+        self.worker_server.close()
 
 
 @dataclass(slots=True)
@@ -102,16 +101,16 @@ class NodeRanks:
     progress_at: float = 0.0
     oom_kills: int = 0
     stepped: bool = False
+    # The process groups that were signalled to end, and have until `kill_at`.
     graced: frozenset[int] = frozenset()
-    """The process groups that were told to end, and have until `kill_at` to do it."""
 
     def begin(self) -> None:
-        """Make ready for the first process of the attempt."""
+        """Prepare for the first process of the attempt."""
         self.progress_at = time.monotonic()
         self.oom_kills = _oom_kills()
 
     def start(self, order: m.Start, ranks: tuple[m.RankStart, ...], base: Mapping[str, str]) -> None:
-        """Start some ranks of the order. Raises OSError when a program cannot be executed, or has no room for its files."""
+        """Start some ranks of the order. Raises OSError when a program cannot be executed, or the disk is full."""
         self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
         self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
         for rank in ranks:
@@ -120,12 +119,12 @@ class NodeRanks:
     def _start_one(self, order: m.Start, rank: m.RankStart, base: Mapping[str, str]) -> RankProcess:
         folder = self.job.rank_run(self.node, self.attempt, rank.rank)
         folder.mkdir(parents=True, exist_ok=True)
-        beat_file = folder / "beat"
-        step_counter.create(beat_file)
+        step_file = folder / STEP_FILE
+        step_counter.create(step_file)
         hook_folder = str(self.job.node(self.node) / "hook")
         trace = str(self.job.evidence(self.attempt) / "torch-trace-of-rank-")  # torch appends the number
-        kept = dict.fromkeys(TRACE_FILE_ENVS, trace)
-        env = {SOCKET_ENV: "1", **kept, **order.defaults, **base, **rank.env, RANK_DIR_ENV: str(folder)}
+        traces = dict.fromkeys(TRACE_FILE_ENVS, trace)
+        env = {SOCKET_ENV: "1", **traces, **order.defaults, **base, **rank.env, RANK_DIR_ENV: str(folder)}
         env[STACK_SIGNAL_ENV] = str(int(STACK_SIGNAL))
         env["PYTHONPATH"] = os.pathsep.join(part for part in (hook_folder, env.get("PYTHONPATH", "")) if part)
         log = self.job.rank_log(self.attempt, rank.rank)
@@ -133,8 +132,10 @@ class NodeRanks:
         index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
         size = env.get("WORLD_SIZE", "")
         world_size = int(size) if size.isdecimal() else 0
-        reader = step_counter.StepCounter(beat_file)
-        return RankProcess(rank.rank, rank.local_rank, pid, folder, log, index, reader, world_size=world_size)
+        counter = step_counter.StepCounter(step_file)
+        return RankProcess(
+            rank.rank, rank.local_rank, pid, folder, log, index, counter, world_size=world_size
+        )
 
     @property
     def alive(self) -> list[RankProcess]:
@@ -146,41 +147,42 @@ class NodeRanks:
         return next((process for process in self.alive if process.pid == pid), None)
 
     def ended(self, process: RankProcess, status: int) -> m.Exited:
-        """Note that a rank's process was reaped with this wait status, and tell what it left behind."""
+        """Note that a rank's process was reaped with this wait status; return the report of its end."""
         exit_code = process.exit_code = os.waitstatus_to_exitcode(status)
-        process.count = max(process.count, process.beats.read().step)
+        process.steps = max(process.steps, process.counter.read().step)
         self.note_logs(time.time_ns())
         code, signum = (exit_code, None) if exit_code >= 0 else (None, -exit_code)
         failure = _failure(process, exit_code)
         oom = signum == signal.SIGKILL and _oom_kills() > self.oom_kills
         ordered = self.want is RanksGoal.STOP
-        return m.Exited(self.attempt, process.rank, code, signum, process.count, failure, oom, ordered)
+        return m.Exited(self.attempt, process.rank, code, signum, process.steps, failure, oom, ordered)
 
-    def look(self) -> tuple[m.RankHeartbeat, ...]:
-        """Return the signs of life of the living ranks, and note when one made a step."""
-        return tuple(beat for process in self.alive if (beat := self._look(process)) is not None)
+    def heartbeats(self) -> tuple[m.RankHeartbeat, ...]:
+        """Return the heartbeats of the living ranks, and note when one made a step."""
+        return tuple(beat for process in self.alive if (beat := self._heartbeat(process)) is not None)
 
-    def _look(self, process: RankProcess) -> m.RankHeartbeat | None:
-        """Return one rank's signs of life; None when it has ended and is about to be reaped."""
+    def _heartbeat(self, process: RankProcess) -> m.RankHeartbeat | None:
+        """Return one rank's heartbeat; None when it has ended and is about to be reaped."""
         now_s = time.monotonic()
-        count = process.beats.read().step
-        if count > process.count:
-            process.count = count
+        steps = process.counter.read().step
+        if steps > process.steps:
+            process.steps = steps
             self.progress_at = now_s
         stat = procfs.stat(process.pid)
         if stat is not None and stat.state in "ZX" and _is_reapable(process.pid):
             return None
         state, cpu_s = (stat.state, stat.cpu_s) if stat else ("X", 0.0)
-        marks, process.marked = process.beats.marks(process.marked, count), count
+        counts = process.counter.collective_counts(process.reported_step, steps)
+        process.reported_step = steps
         return m.RankHeartbeat(
-            process.rank, count, state, process.log_bytes, cpu_s, process.beats.rate_per_s(),
-            io_bytes=process.traffic.bytes(now_s), median_step_s=process.beats.usual_s(),
-            own_work_s=process.own.poll(process.beats, now_s) if count else None, exiting=process.has_left(),
-            groups=tuple(group.key for group in process.beats.groups()), collective_counts=marks,
+            process.rank, steps, state, process.log_bytes, cpu_s, process.counter.rate_per_s(),
+            io_bytes=process.io_counter.bytes(now_s), median_step_s=process.counter.median_step_s(),
+            own_work_s=process.own_work.poll(process.counter, now_s) if steps else None, exiting=process.is_exiting(),
+            groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:
-        """Write down how far each log has grown by now."""
+        """Note the present size of each log in its index."""
         for process in self.processes:
             try:
                 size_bytes = process.log.stat().st_size
@@ -191,7 +193,7 @@ class NodeRanks:
                 process.index.note(now_ns, size_bytes)
 
     def stop(self, grace_s: float, how: str, signum: int = signal.SIGTERM) -> None:
-        """Ask everything to end: a signal now, KILL after `grace_s`. A later call can only hurry."""
+        """Stop all ranks: a signal now, KILL after `grace_s`. A later call can only shorten the grace."""
         now_s = time.monotonic()
         kill_at = now_s + grace_s
         if self.want is RanksGoal.STOP:
@@ -204,55 +206,57 @@ class NodeRanks:
             _signal_group(process.pid, signal.SIGCONT)  # a stopped process acts on it only when it goes on
 
     def push(self, spared: set[int]) -> bool:
-        """Drive a stop on; return True when no process of the attempt is left. `spared` pids are not ours to kill.
+        """Continue a stop; return True when no process of the attempt is left. `spared` pids are not killed.
 
         A wrapping shell dies of TERM while the script in it still saves: the grace is for all of its group.
         """
         now_s = time.monotonic()
-        left = {pid: group for pid, group in _living(procfs.descendants(os.getpid())) if pid not in spared}
-        if not left and not self.alive:
+        remaining = {
+            pid: group for pid, group in _living(procfs.descendants(os.getpid())) if pid not in spared
+        }
+        if not remaining and not self.alive:
             return True
-        if now_s >= self.kill_at or not self.graced.intersection(left.values()):
-            for pid in left:
+        if now_s >= self.kill_at or not self.graced.intersection(remaining.values()):
+            for pid in remaining:
                 _signal(pid, signal.SIGKILL)
             self.kill_at = now_s + KILL_AGAIN_S
         return False
 
     def makes_first_step(self) -> bool:
-        """Tell once, as soon as it is seen, that a rank has made its first optimizer step."""
+        """Return True once: when a rank has made its first optimizer step."""
         if self.stepped or not self.last_step_ns():
             return False
         self.stepped = True
         return True
 
     def last_step_ns(self) -> int:
-        """Return the time of the latest optimizer step of any rank here (wall clock), 0 when there was none."""
-        return max((process.beats.read().time_ns for process in self.processes), default=0)
+        """Return the time of the latest optimizer step of any rank here (wall clock), 0 before the first."""
+        return max((process.counter.read().time_ns for process in self.processes), default=0)
 
     def all_stepped_ns(self) -> int:
-        """Return a moment (wall clock) after which every rank here that makes steps has made one; 0 without steps."""
-        latest = (process.beats.read().time_ns for process in self.processes)
+        """Return a moment (wall clock) since which every rank here that makes steps has made one; 0 without steps."""
+        latest = (process.counter.read().time_ns for process in self.processes)
         return min((time_ns for time_ns in latest if time_ns), default=0)
 
     @property
     def all_ended_well(self) -> bool:
-        """Tell whether every rank ended with code 0, and so had done with whatever it was writing."""
+        """Tell whether every rank ended with code 0, and so had finished what it was writing."""
         return all(process.exit_code == 0 for process in self.processes)
 
     def step_at(self, time_ns: int) -> int:
-        """Return how many steps had been made at a moment of this host's wall clock; 0 when that is not known."""
-        known = (process.beats.step_at(time_ns) for process in self.processes)
-        return max((step for step in known if step is not None), default=0)
+        """Return the number of steps made by a moment of this host's wall clock; 0 when it is not known."""
+        steps = (process.counter.step_at(time_ns) for process in self.processes)
+        return max((step for step in steps if step is not None), default=0)
 
     def close(self) -> None:
-        """Give back the files."""
+        """Close the files, and delete the error files of the ranks."""
         for process in self.processes:
             process.close()
         forget_errors(self.job.node(self.node))
 
 
 def install_hook(node_folder: Path) -> None:
-    """Put the hook where the ranks find it. One that is there already stays: to write it anew a disk may be too full."""
+    """Install the hook in the node's folder. The same hook is not written again: the disk may be full by now."""
     folder = node_folder / "hook"
     folder.mkdir(parents=True, exist_ok=True)
     source = pkgutil.get_data("orchestrator.agent.rank", "hook.py")
@@ -263,9 +267,9 @@ def install_hook(node_folder: Path) -> None:
 
 
 def _is_reapable(pid: int) -> bool:
-    """Tell whether a child in state Z has ended and only waits to be reaped, which is no zombie to worry about.
+    """Tell whether a child in state Z has ended and can be reaped.
 
-    One whose main thread is gone while others run is in state Z too, and cannot be reaped.
+    A child whose main thread has ended while others run is in state Z, too, and cannot be reaped.
     """
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
@@ -274,7 +278,7 @@ def _is_reapable(pid: int) -> bool:
 
 
 def _living(pids: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield those of the processes that are not dead, each with its process group."""
+    """Yield the living ones of the processes, each with its process group."""
     for pid in pids:
         stat = procfs.stat(pid)
         if stat is not None and stat.state not in "ZX":
@@ -305,20 +309,20 @@ def _oom_kills() -> int:
 
 
 def _failure(process: RankProcess, exit_code: int) -> observations.Failure | None:
-    """Return what the rank said as it died: the hook's word, or the last traceback in its log, or the last line there.
+    """Return why a rank died: the hook's error file, else the last traceback in its log, else the log's last line.
 
-    A script may have caught and logged exceptions, or its workers died of theirs: neither killed a rank that a signal
-    did, and an uncaught exception always exits with code 1.
+    A script may have caught and logged exceptions, or its workers may have died of theirs: a rank that a signal killed
+    did not die of those, and an uncaught exception always exits with code 1.
     """
-    own = process.folder / ERROR_FILE.format(process.pid)
-    if exit_code == -signal.SIGABRT and not own.exists():
+    own_file = process.folder / ERROR_FILE.format(process.pid)
+    if exit_code == -signal.SIGABRT and not own_file.exists():
         return last_traceback.of_a_watchdog(process.log)
-    if exit_code == 0 or (exit_code < 0 and not own.exists()):
+    if exit_code == 0 or (exit_code < 0 and not own_file.exists()):
         return None
     error = error_file.error_of(process.folder, process.pid)
     if error is None:
-        found = last_traceback.find(process.log) if exit_code == 1 else None
-        return found or (last_traceback.last_words(process.log) if exit_code > 0 else None)
+        traceback = last_traceback.find(process.log) if exit_code == 1 else None
+        return traceback or (last_traceback.last_line(process.log) if exit_code > 0 else None)
     where = f"{error.file}:{error.line}" if error.file else ""
     if where and error.function:
         where = f"{where} {error.function}"
@@ -326,4 +330,4 @@ def _failure(process: RankProcess, exit_code: int) -> observations.Failure | Non
 
 
 STACK_SIGNAL = signal.SIGRTMIN + 6
-"""Asks a process for its stack. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time one."""
+"""Requests a process's stack. USR1 and USR2 belong to NCCL, Lightning and submitit, so it is a real-time signal."""

@@ -1,4 +1,4 @@
-"""How is a rank started? The one seam for it: a fresh interpreter today, a fork of a warm process later.
+"""Start of a rank's program: the only place where one is started, today as a fresh interpreter.
 
 Each program leads a session of its own, so that one signal reaches all of it, and dies with its agent
 (PR_SET_PDEATHSIG). Its output goes straight to a file, so that no reader can slow it or lose a byte of it.
@@ -22,7 +22,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run: `output` is opened for appending."""
+    """A program to run; `output` is opened for appending."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -56,14 +56,14 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Make this process the one to which orphaned descendants fall, so that none escapes."""
+    """Make this process the parent of orphaned descendants, so that none escapes."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def show_argv(words: Sequence[str]) -> None:
-    """Let `ps` and /proc/<pid>/cmdline show `words` for this process, as far as its own arguments leave room for them.
+    """Let `ps` and /proc/<pid>/cmdline show `words` for this process, cut to the room of its own arguments.
 
-    They are written over its arguments, whose place proc(5) tells: fields 48 and 49 of /proc/self/stat.
+    They are written over its arguments, at the address that proc(5) gives: fields 48 and 49 of /proc/self/stat.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     begin, room = int(fields[45]), int(fields[46]) - int(fields[45])
@@ -74,5 +74,5 @@ def show_argv(words: Sequence[str]) -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the short name that `ps -o comm` and `top` show (at most 15 characters)."""
+    """Set the short name that `ps -o comm` and `top` show (at most 15 bytes)."""
     _LIBC.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)

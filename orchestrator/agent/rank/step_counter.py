@@ -1,8 +1,8 @@
-"""At which step is a rank, how fast, where was it at some moment, and how many collectives had it entered by then?
+"""Step counter of a rank: its steps with their times, its speed, and its collective counts at each step.
 
-Read from the file its hook counts in. The agent makes the file (`create`) before the rank starts; `node/hook.py` in the
-rank writes it through a mapping and states its layout. Writer and reader share memory and no lock: the time of a step
-and its counts are in the ring before the step is counted, so what is counted can be read.
+Read from the step file, in which the rank's hook counts. The agent makes the file (`create`) before the rank starts;
+the hook writes it through a mapping, and `hook.py` states its layout. Writer and reader share memory without a lock:
+the time of a step and its counts are in the ring before the step is counted, so what is counted can be read.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent.rank.hook import (
-    BEAT_BYTES,
-    BEAT_MAGIC,
-    BEAT_VERSION,
     COUNTS_WORD,
+    EXITING_PID_WORD,
+    EXITING_WORD,
     GROUPS_FILE,
     GROUPS_MAX,
     GROUPS_WORD,
-    LEFT_PID_WORD,
-    LEFT_WORD,
     OPTIMIZERS_MAX,
     PID_WORD,
     RING_STEPS,
     RING_WORD,
     ROW_WORDS,
+    STEP_FILE_BYTES,
+    STEP_FILE_MAGIC,
+    STEP_FILE_VERSION,
     STEP_WORD,
     THREAD_WORD,
 )
@@ -38,14 +38,14 @@ from orchestrator.core import codec, observations
 
 RATE_STEPS_MAX = 32
 RATE_WINDOW_NS = 10_000_000_000
-USUAL_STEPS_MAX = 128
-USUAL_STEPS_MIN = 3
-USUAL_SHORT = 0.25
-"""Steps shorter than this part of the long ones belong to the same turn of the training loop: where several optimizers
-step one after the other, the silence that is usual is that between two turns."""
+MEDIAN_STEPS_MAX = 128
+MEDIAN_STEPS_MIN = 3
+SHORT_SHARE = 0.25
+"""Steps shorter than this part of the long ones belong to the same iteration of the training loop: where several
+optimizers step one after the other, the median is that of the time between two iterations."""
 
-MARKS_MAX = 4
-HISTORY_MARKS_MAX = 64
+COUNTS_MAX = 4
+HISTORY_COUNTS_MAX = 64
 MTIME_LAG_NS = 10_000_000
 """A file's mtime comes from the kernel's coarse clock, up to one tick (10 ms at 100 Hz) behind the clock of a step.
 Add it to an mtime before asking `step_at`."""
@@ -57,24 +57,23 @@ _ROW = struct.Struct(f"<{ROW_WORDS}Q")
 
 @dataclass(frozen=True, slots=True)
 class LastStep:
-    """The last step a rank has finished, when (wall clock of its node), and which process and thread of it made that
-    step (the kernel's ids); all 0 before the first step.
+    """The last step that a rank has finished; all 0 before the first step."""
 
-    `step` counts the optimizer steps of that process: a script that restarts its trainer counts from 1 again.
-    """
-
+    # Optimizer steps of that process: a script that restarts its trainer counts from 1 again.
     step: int
+    # Wall clock of its node.
     time_ns: int
+    # The process and the thread that made the step (the kernel's ids).
     pid: int
     tid: int = 0
 
 
-NO_BEAT = LastStep(step=0, time_ns=0, pid=0)
+NO_STEP = LastStep(step=0, time_ns=0, pid=0)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One of torch's process groups: its name and purpose as torch has them, the global ranks in it, its column."""
+    """One of torch's process groups: name and label (its purpose) as torch has them, global ranks, column."""
 
     name: str
     label: str
@@ -83,57 +82,57 @@ class Group:
 
     @property
     def key(self) -> str:
-        """Return what all members call it, and no other group of the job is called."""
+        """Return the group's key: the same on all its ranks, and different from any other group's of the job."""
         return f"{zlib.crc32(f'{self.name} {self.ranks}'.encode()):08x}"
 
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """When a step ended (wall clock), and how many collectives each group had entered by then; None: not known."""
+    """The end of a step (wall clock) and how many collectives each group had entered by then; None: not known."""
 
     step: int
     time_ns: int
     counts: tuple[int, ...] | None
 
     @property
-    def count(self) -> int | None:
-        """Return how many that are in all."""
+    def total(self) -> int | None:
+        """Return the sum of the counts."""
         return None if self.counts is None else sum(self.counts)
 
 
 def create(path: Path) -> None:
-    """Make an empty beat file. Its blocks are written, not left as a hole: storing into a hole on a full disk kills."""
-    path.write_bytes(bytes(BEAT_BYTES))
+    """Make an empty step file. Its blocks are written, not left as a hole: storing into a hole on a full disk kills."""
+    path.write_bytes(bytes(STEP_FILE_BYTES))
 
 
 class StepCounter:
-    """One rank's beat file, mapped for reading. Raises OSError or ValueError when it is missing or too short."""
+    """One rank's step file, mapped for reading. Raises OSError or ValueError when it is missing or too short."""
 
     def __init__(self, path: Path) -> None:
         self._groups_file = path.with_name(GROUPS_FILE)
         self._groups: tuple[Group, ...] = ()
         self._generation = 0
         with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), BEAT_BYTES, access=mmap.ACCESS_READ)
+            self._map = mmap.mmap(file.fileno(), STEP_FILE_BYTES, access=mmap.ACCESS_READ)
         self._words = memoryview(self._map).cast("Q")
 
     def read(self) -> LastStep:
-        """Return the last step with its time."""
+        """Return the last step, `NO_STEP` before the first or in a file of another layout."""
         words = _HEADER.unpack_from(self._map)
-        if words[0] != BEAT_MAGIC | BEAT_VERSION << 32 or words[STEP_WORD] == 0:
-            return NO_BEAT
+        if words[0] != STEP_FILE_MAGIC | STEP_FILE_VERSION << 32 or words[STEP_WORD] == 0:
+            return NO_STEP
         step = words[STEP_WORD]
         # From the ring, not from the header: the header's time may already be that of the next step.
         (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
         return LastStep(step=step, time_ns=time_ns, pid=words[PID_WORD], tid=words[THREAD_WORD])
 
-    def left_pid(self) -> int | None:
-        """Return the process that has said the rank's last word: it has nothing left to do but to end."""
+    def exiting_pid(self) -> int | None:
+        """Return the process that is exiting: it has nothing left to do but to end. None while the rank runs."""
         words = _HEADER.unpack_from(self._map)
-        return words[LEFT_PID_WORD] if words[LEFT_WORD] else None
+        return words[EXITING_PID_WORD] if words[EXITING_WORD] else None
 
     def rate_per_s(self) -> float | None:
-        """Return steps per second over the last 32 steps, of them only those of its last 10 s; None before two steps."""
+        """Return steps per second over the last 32 steps, and no more than the last 10 s; None before two steps."""
         step = self.read().step
         times_ns = self._times_ns(max(1, step - RATE_STEPS_MAX), step)
         rate = None
@@ -147,91 +146,90 @@ class StepCounter:
             rate = back * 1e9 / elapsed_ns
         return rate
 
-    def usual_s(self) -> float | None:
-        """Return the median time between the last 128 steps, a turn's short steps left out; None before 3 of them."""
+    def median_step_s(self) -> float | None:
+        """Return the median time between the last 128 steps, without an iteration's short ones; None before 3."""
         last = self.read().step
-        times_ns = [time_ns for time_ns in self._times_ns(max(1, last - USUAL_STEPS_MAX), last) if time_ns]
-        took_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)
-        if len(took_ns) < USUAL_STEPS_MIN:
+        times_ns = [time_ns for time_ns in self._times_ns(max(1, last - MEDIAN_STEPS_MAX), last) if time_ns]
+        durations_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)
+        if len(durations_ns) < MEDIAN_STEPS_MIN:
             return None
-        short_ns = USUAL_SHORT * took_ns[len(took_ns) * 9 // 10]
-        long_ns = took_ns[bisect.bisect_left(took_ns, short_ns) :]
+        short_ns = SHORT_SHARE * durations_ns[len(durations_ns) * 9 // 10]
+        long_ns = durations_ns[bisect.bisect_left(durations_ns, short_ns) :]
         return long_ns[len(long_ns) // 2] / 1e9
 
     def step_at(self, time_ns: int) -> int | None:
-        """Return the last step finished at or before that moment of the node's wall clock.
+        """Return the last step finished by that moment of the node's wall clock.
 
-        None when there was no step yet or the ring, 1,024 steps long, no longer knows.
+        None before the first step, and for a moment older than the ring of 1,024 steps.
         """
-        beat = self.read()
+        last = self.read()
         ring = _RING.unpack_from(self._map, 8 * RING_WORD)
-        for step in range(beat.step, max(0, beat.step - RING_STEPS), -1):
+        for step in range(last.step, max(0, last.step - RING_STEPS), -1):
             if 0 < ring[step % RING_STEPS] <= time_ns:
                 return step
         return None
 
     def groups(self) -> tuple[Group, ...]:
-        """Return the rank's groups, as far as they are counted; none while they change, or before the first step."""
+        """Return the rank's groups that are counted; none while they change, or before the first step."""
         generation = _HEADER.unpack_from(self._map)[GROUPS_WORD]
         if generation != self._generation:
-            found = _read_groups(self._groups_file, generation)
-            if found is None:
+            groups = _read_groups(self._groups_file, generation)
+            if groups is None:
                 return ()
-            self._groups, self._generation = found, generation
+            self._groups, self._generation = groups, generation
         return self._groups
 
-    def marks(self, since: int, last: int) -> tuple[observations.CollectiveCounts, ...]:
-        """Return some marks of the steps after `since` up to `last`, at most 4, at steps that other ranks choose too.
+    def collective_counts(self, since: int, last: int) -> tuple[observations.CollectiveCounts, ...]:
+        """Return the counts at some steps after `since` up to `last`, at most 4, that other ranks choose, too.
 
-        Their optimizer's turns are multiples of a power of two, the largest that has two of them there: ranks that are
-        some steps apart, or beat at other moments, still have turns in common.
+        The optimizer steps are multiples of a power of two, the largest with two multiples in the range: ranks that are
+        some steps apart, or send heartbeats at other moments, still choose steps in common.
         """
-        since = since if since <= last else 0  # a counter that began anew
+        since = since if since <= last else 0  # a trainer that was restarted
         words, at = self._words, COUNTS_WORD + GROUPS_MAX
         steps = range(max(since, last - RING_STEPS + 1) + 1, last + 1)  # the oldest is being overwritten
-        turns = [(words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps]
-        chosen, stride = [one for one in turns if one[0]], 1
-        while len(fewer := [one for one in chosen if one[0] % (2 * stride) == 0]) >= 2:
+        pairs = [(words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps]
+        chosen, stride = [pair for pair in pairs if pair[0]], 1
+        while len(fewer := [pair for pair in chosen if pair[0] % (2 * stride) == 0]) >= 2:
             chosen, stride = fewer, 2 * stride
-        return self._marks([step for _, step in chosen[-MARKS_MAX:]])
+        return self._collective_counts([step for _, step in chosen[-COUNTS_MAX:]])
 
     def history(self) -> tuple[observations.CollectiveCounts, ...]:
-        """Return the last steps at which a count grew by another number than at the same optimizer's step before, 64
-        at most.
-
-        With the first step that the ring still knows, and the last one.
-        """
+        """Return the counts at the last steps, 64 at most, at which a count grew by another number than at the same
+        optimizer's step before; in addition, the counts at the oldest step in the ring and at the last step."""
         last = self.read().step
-        marks = self._marks(range(max(1, last - RING_STEPS + 2), last + 1))  # the oldest is being overwritten
-        odd: set[observations.CollectiveCounts] = set()
-        for number in {mark.optimizer for mark in marks}:
-            own = [mark for mark in marks if mark.optimizer == number]
+        first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
+        entries = self._collective_counts(range(first, last + 1))
+        changes: set[observations.CollectiveCounts] = set()
+        for number in {entry.optimizer for entry in entries}:
+            own = [entry for entry in entries if entry.optimizer == number]
             grown = [
-                [b - a for a, b in zip(one.counts, two.counts, strict=True)]
-                for one, two in itertools.pairwise(own)
+                [b - a for a, b in zip(before.counts, after.counts, strict=True)]
+                for before, after in itertools.pairwise(own)
             ]
-            odd.update(
-                mark for mark, (a, b) in zip(own[2:], itertools.pairwise(grown), strict=True) if a != b
+            changes.update(
+                entry for entry, (a, b) in zip(own[2:], itertools.pairwise(grown), strict=True) if a != b
             )
-        steps = [mark for mark in marks if mark in odd][-HISTORY_MARKS_MAX:]
-        return tuple(dict.fromkeys((*marks[:1], *steps, *marks[-1:])))
+        last_changes = [entry for entry in entries if entry in changes][-HISTORY_COUNTS_MAX:]
+        return tuple(dict.fromkeys((*entries[:1], *last_changes, *entries[-1:])))
 
     def step_ends(self, steps_max: int) -> tuple[StepEnd, ...]:
         """Return the last steps, oldest first."""
         last = self.read().step
         columns = [group.column for group in self.groups()]
-        found = []
+        ends = []
         for step in range(max(1, last - min(steps_max, RING_STEPS - 1) + 1), last + 1):
             (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
-            found.append(StepEnd(step, time_ns, _counts(self._row(step), columns) or None))
-        return tuple(found)
+            ends.append(StepEnd(step, time_ns, _counts(self._row(step), columns) or None))
+        return tuple(ends)
 
     def close(self) -> None:
+        """Unmap the file."""
         self._words.release()
         self._map.close()
 
-    def _marks(self, steps: Iterable[int]) -> tuple[observations.CollectiveCounts, ...]:
-        """Return the marks of those of the steps at which all of the present groups were counted."""
+    def _collective_counts(self, steps: Iterable[int]) -> tuple[observations.CollectiveCounts, ...]:
+        """Return the counts at those of the steps at which all of the present groups were counted."""
         columns = [group.column for group in self.groups()]
         if not columns:
             return ()
@@ -246,7 +244,7 @@ class StepCounter:
         return _ROW.unpack_from(self._map, 8 * (COUNTS_WORD + step % RING_STEPS * ROW_WORDS))
 
     def _times_ns(self, first: int, last: int) -> list[int]:
-        """Return when each of these steps ended, 0 for one of an earlier counter; empty before the first step."""
+        """Return when each of these steps ended, 0 for a step of an earlier process; empty before the first step."""
         begin, end = first % RING_STEPS, last % RING_STEPS + 1
         spans = ((begin, end),) if begin < end else ((begin, RING_STEPS), (0, end))
         times_ns: list[int] = []
@@ -256,20 +254,20 @@ class StepCounter:
 
 
 def _counts(row: tuple[int, ...], columns: list[int]) -> tuple[int, ...] | None:
-    """Return a row's counts in these columns; None where one of them is not known."""
+    """Return a row's counts in these columns; None where a count is not known."""
     counts = tuple(row[column] - 1 for column in columns)
     return None if -1 in counts else counts
 
 
 def _read_groups(file: Path, generation: int) -> tuple[Group, ...] | None:
-    """Return the groups of that generation; None when the file is of another, or not (yet) to be read."""
+    """Return the groups of that generation; None when the file is of another one, or cannot be read (yet)."""
     try:
         data = codec.loads_plain(file.read_bytes())
         if data["generation"] != generation:
             return None
         return tuple(
-            Group(str(one["name"]), str(one["label"]), tuple(map(int, one["ranks"])), int(one["column"]))
-            for one in data["groups"]
+            Group(str(item["name"]), str(item["label"]), tuple(map(int, item["ranks"])), int(item["column"]))
+            for item in data["groups"]
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

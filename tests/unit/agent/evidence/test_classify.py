@@ -1,4 +1,4 @@
-"""Is it seen what a rank does? Real processes, started and looked at as an agent does it."""
+"""The activity of real processes, started and inspected as an agent does it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 
-def test_a_first_look_says_where_a_rank_is_and_judges_nothing(tmp_path: Path) -> None:
+def test_a_first_inspection_says_where_a_rank_is_and_judges_nothing(tmp_path: Path) -> None:
     script = f"import time\n{GO}def rest():\n    time.sleep(3600)\nrest()\n"
     with watching(tmp_path, script) as watch:
         found = watch.look()[0]
@@ -46,7 +46,7 @@ def test_a_rank_deep_in_imports_shows_the_users_line_and_no_import_machinery(tmp
         assert len(found.stack) == DEPTH + 2, found.stack
 
 
-def test_time_that_stands_still_is_summed_over_looks_and_a_moving_stack_ends_it(tmp_path: Path) -> None:
+def test_time_that_stands_still_is_summed_over_inspections_and_a_moving_stack_ends_it(tmp_path: Path) -> None:
     script = f"""import os, time
 {GO}def one():
     while not os.path.exists(os.environ['GO']):
@@ -78,7 +78,7 @@ def test_a_stopped_rank_is_stopped_and_goes_on_to_work(tmp_path: Path) -> None:
         assert watch.until(lambda one: one.activity is not Activity.STOPPED).still_s == 0.0
 
 
-def test_the_rank_behind_a_launcher_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
+def test_the_rank_behind_a_launcher_is_the_one_that_is_inspected(tmp_path: Path) -> None:
     script = f"""import os, subprocess, sys, time
 if 'INNER' in os.environ:
     {GO}    time.sleep(3600)
@@ -108,7 +108,7 @@ def test_a_program_without_a_python_stack_is_told_by_its_system_call(tmp_path: P
         assert found.stack == ()
 
 
-def test_a_page_grows_by_each_look_with_all_stacks(tmp_path: Path) -> None:
+def test_the_evidence_grows_by_each_inspection_with_all_stacks(tmp_path: Path) -> None:
     script = f"import time\n{GO}time.sleep(3600)\n"
     with watching(tmp_path, script) as watch:
         watch.look()
@@ -117,10 +117,10 @@ def test_a_page_grows_by_each_look_with_all_stacks(tmp_path: Path) -> None:
         assert watch.page().startswith(before)
         assert watch.page().count("Stack (most recent call first)") == watch.count
         assert watch.page().count("all Python threads") == watch.count
-        assert "unseen, still for 0 s: in sleep()" in before.splitlines()[0]
+        assert "unknown, still for 0 s: in sleep()" in before.splitlines()[0]
 
 
-def test_eight_ranks_are_looked_at_together(tmp_path: Path) -> None:
+def test_eight_ranks_are_inspected_together(tmp_path: Path) -> None:
     script = f"import time\n{GO}time.sleep(3600)\n"
     with watching(tmp_path, script, ranks=8) as watch:
         assert sorted(watch.look()) == list(range(8))

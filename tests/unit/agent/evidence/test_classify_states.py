@@ -1,5 +1,5 @@
-"""Which states of a rank prove that it cannot go on, what is a sign of life, and what is neither? Real processes, as an
-agent starts and looks at them; the cases of a table run side by side, since each has to stand for a while."""
+"""States of a rank that prove that it cannot go on, signs of life, and states that are neither. Real processes, as an
+agent starts and inspects them; the cases of a table run side by side, since each has to stand for a while."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ PROOFS = {
     ),
     "input() at a terminal": (
         "import os, pty\nmaster, slave = pty.openpty()\nos.dup2(slave, 0)\ninput('well? ')",
-        r"at a prompt of input\(\), where nobody can type",
+        r"at a prompt of input\(\), where no other process can type",
     ),
     "input() at a pipe of its own": (
         "import os, sys\nread_end, write_end = os.pipe()\nos.dup2(read_end, 0)\nsys.stdin = open(0)\ninput('well? ')",
@@ -349,7 +349,7 @@ def test_a_wait_for_the_store_is_known_by_its_address_whatever_it_is_called(tmp_
             assert not watch.until_activity(Activity.BLOCKED).proven
 
 
-def test_a_look_does_not_wake_what_sleeps_in_c_code(tmp_path: Path) -> None:
+def test_an_inspection_does_not_wake_what_sleeps_in_c_code(tmp_path: Path) -> None:
     calls = ("ctypes.PyDLL(None).sleep(3600)", "ctypes.CDLL(None).pause()", "signal.pause()")
     beside = "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
     cases = {
@@ -359,10 +359,12 @@ def test_a_look_does_not_wake_what_sleeps_in_c_code(tmp_path: Path) -> None:
     }
     for name, found in stood(tmp_path, cases).items():
         assert found.why == ("in sleep()" if "sleep" in name else "in pause()"), (name, found)
-        assert bool(found.stack) is ("PyDLL" not in name), "torch's window shows it where the GIL is free"
+        assert bool(found.stack) is ("PyDLL" not in name), (
+            "torch's worker server shows it where the GIL is free"
+        )
 
 
-def test_a_look_does_not_end_what_any_signal_would_end(tmp_path: Path) -> None:
+def test_an_inspection_does_not_end_what_any_signal_would_end(tmp_path: Path) -> None:
     blocks = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals()); "
     calls = {
         "signal.sigwait(signal.valid_signals())": r"in rt_sigtimedwait\(\)",
@@ -377,7 +379,9 @@ def test_a_look_does_not_end_what_any_signal_would_end(tmp_path: Path) -> None:
         assert re.match(calls[name], found.why) and found.stack and not found.proven, (name, found)
 
 
-def test_a_look_writes_into_no_file_of_a_script_that_has_closed_its_descriptors(tmp_path: Path) -> None:
+def test_an_inspection_writes_into_no_file_of_a_script_that_has_closed_its_descriptors(
+    tmp_path: Path,
+) -> None:
     script = (
         f"import os, time\n{SAY_READY}os.closerange(3, 100)\n"
         "files = [open(f'part-{n}', 'w') for n in range(30)]\nopen('all', 'w').close()\ntime.sleep(60)"

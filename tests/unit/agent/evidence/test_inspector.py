@@ -1,4 +1,4 @@
-"""Do the pages of evidence only grow, stay within their room, and hold what torch and the GPUs said at each look?"""
+"""Evidence files: they only grow, stay within their room, and hold torch's trace and GPU use of each inspection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def flight_page(watch: Watch, lines: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in page.read_bytes().splitlines()]
 
 
-def test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same(tmp_path: Path) -> None:
+def test_each_inspection_adds_a_line_with_torchs_trace_or_that_it_is_unchanged(tmp_path: Path) -> None:
     path = tmp_path / TRACE
     path.write_bytes(trace(3))
     with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
@@ -44,18 +44,18 @@ def test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same(tmp_pat
         assert flight_page(watch, 1)[0] == one, "what was written stays"
 
 
-def test_a_page_that_is_nearly_full_takes_only_the_newest_collectives(tmp_path: Path) -> None:
+def test_an_evidence_file_that_is_nearly_full_takes_only_the_newest_collectives(tmp_path: Path) -> None:
     path = tmp_path / TRACE
     path.write_bytes(trace(1000))
     with watching(tmp_path, WAITS, FAKE_TRACE=str(path)) as watch:
         room_bytes = 40_000
         page = watch.job.evidence(1) / "rank-00000-flight.jsonl"
         page.parent.mkdir(parents=True, exist_ok=True)
-        page.write_bytes(b"{}".ljust(inspector.PAGE_BYTES_MAX - room_bytes - 1) + b"\n")
+        page.write_bytes(b"{}".ljust(inspector.EVIDENCE_BYTES_MAX - room_bytes - 1) + b"\n")
         kept = flight_page(watch, 2)[1]["trace"]
         assert kept["entries"][-1]["collective_seq_id"] == 999
         assert 10 < len(kept["entries"]) == 1000 - kept["entries_left_out"] < 100
-        assert page.stat().st_size < inspector.PAGE_BYTES_MAX - room_bytes / 2
+        assert page.stat().st_size < inspector.EVIDENCE_BYTES_MAX - room_bytes / 2
 
 
 USE = """index, uuid, name, utilization.gpu [%], utilization.memory [%], memory.used [MiB], power.draw [W], pstate
@@ -84,7 +84,7 @@ def test_the_use_of_gpus_is_told_by_process() -> None:
     )
 
 
-def test_a_rank_with_a_gpu_is_looked_at_with_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_with_a_gpu_is_inspected_with_its_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "bin/nvidia-smi"
     tool.parent.mkdir()
     pids = tmp_path / "pids"
@@ -103,7 +103,7 @@ def test_a_rank_with_a_gpu_is_looked_at_with_its_use(tmp_path: Path, monkeypatch
         assert watch.look()[0].gpu_use == 0.97
 
 
-def test_what_gpus_do_is_added_at_each_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_gpus_do_is_added_at_each_inspection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "bin/nvidia-smi"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho 0, 97 %\n")

@@ -17,7 +17,7 @@ from orchestrator.agent.outputs import checkpoint_scanner as finder_module
 from orchestrator.agent.outputs.checkpoint_scanner import LOCK_FILE, NOT_KNOWN, SCAN_S, CheckpointScanner
 from orchestrator.agent.outputs.manifest import Hasher
 from orchestrator.agent.rank import step_counter
-from orchestrator.agent.rank.hook import BEAT_MAGIC, BEAT_VERSION, RING_STEPS, RING_WORD
+from orchestrator.agent.rank.hook import RING_STEPS, RING_WORD, STEP_FILE_MAGIC, STEP_FILE_VERSION
 from orchestrator.agent.rank.processes import NodeRanks, RankProcess
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
@@ -47,7 +47,8 @@ class Bench:
         words = [1] * RING_STEPS
         for step, time_ns in {count: time.time_ns(), **self.times_ns}.items():
             words[step % RING_STEPS] = time_ns
-        head = (BEAT_MAGIC | BEAT_VERSION << 32, os.getpid(), count, words[count % RING_STEPS], 0, 0, 0, 0)
+        magic = STEP_FILE_MAGIC | STEP_FILE_VERSION << 32
+        head = (magic, os.getpid(), count, words[count % RING_STEPS], 0, 0, 0, 0)
         assert len(head) == RING_WORD
         with self.beat.open("r+b") as file:
             file.write(struct.pack(f"<{RING_WORD + RING_STEPS}Q", *head, *words))

@@ -1,4 +1,4 @@
-"""What real processes wait for, as the kernel tells it."""
+"""Kernel waits of real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from orchestrator.agent.probes.stack_frames import Frame
 from tests.support.unprivileged import NOBODY, unprivileged
 
 READINGS = 20_000
-"""Enough to meet a thread that leaves its call between two reads, see `kernel.wait_of`: about one in a thousand does."""
+"""Enough to meet a thread that leaves its call between two reads, see `kernel_wait.wait_of`: about one in a thousand does."""
 
 SEEN_S_MAX = 60.0
 
@@ -196,7 +196,7 @@ def test_what_may_not_be_read_is_named(tmp_path: Path) -> None:
         with unprivileged(tmp_path):
             found = kernel_wait.wait_of(pid, pid)
         assert (found.call, found.ends_s, found.asleep) == ("", None, False)
-        assert "/syscall: " in found.lack
+        assert "/syscall: " in found.unavailable
 
 
 def test_a_process_that_is_gone_waits_for_nothing() -> None:

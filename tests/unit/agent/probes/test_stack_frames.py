@@ -1,4 +1,4 @@
-"""What a stack says: real dumps of `faulthandler`, those of other versions and torn ones, and places that mean something."""
+"""Stack frames: real dumps of `faulthandler`, those of other versions and torn ones, and the meaning of places."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is read out of torch's trace, and how a rank's own work follows from it."""
+"""Traces of torch as they are parsed, and a rank's own work computed from them."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_only_counters_that_are_active_are_waits() -> None:
 
 
 def test_where_no_process_has_torch_that_is_said(tmp_path: Path) -> None:
-    found = WorkerServerClient(tmp_path).look(python_of=0)
-    assert "no process" in found.lack
+    found = WorkerServerClient(tmp_path).query(python_of=0)
+    assert "no process" in found.unavailable
     assert found.gil_held is None
 
 
-def test_a_dead_process_that_left_its_window_behind_is_passed_over(tmp_path: Path) -> None:
+def test_a_dead_process_that_left_its_socket_behind_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "torch-999999999.socket").touch()
-    assert "no process" in WorkerServerClient(tmp_path).look().lack
+    assert "no process" in WorkerServerClient(tmp_path).query().unavailable
 
 
 # A rank's own work: steps end at 0, 1, 2 … s, `own_s` later it enters the first of its collectives.
@@ -90,38 +90,40 @@ def ends(count: int, per_step: int | None = 2) -> list[StepEnd]:
     return [StepEnd(n, n * STEP_NS, None if per_step is None else (n * per_step,)) for n in range(count)]
 
 
-def entries(count: int, own_s: float, *, is_p2p: bool = False, backend: str = "gloo") -> list[Entry]:
+def entries(count: int, own_work_s: float, *, is_p2p: bool = False, backend: str = "gloo") -> list[Entry]:
     """Two collectives a step, the second one 0.1 s after the first."""
-    starts = [n * STEP_NS + int((own_s + late_s) * 1e9) for n in range(count) for late_s in (0.0, 0.1)]
+    starts = [n * STEP_NS + int((own_work_s + late_s) * 1e9) for n in range(count) for late_s in (0.0, 0.1)]
     return [Entry("0", "", n, "x", "", ns, True, is_p2p, backend != "gloo") for n, ns in enumerate(starts)]
 
 
 def test_own_work_is_what_lies_between_a_steps_end_and_the_next_collective() -> None:
-    assert flight_recorder.own_s(ends(20), entries(20, 0.3)) == pytest.approx(0.3)
+    assert flight_recorder.own_work_s(ends(20), entries(20, 0.3)) == pytest.approx(0.3)
 
 
 def test_a_rank_that_waits_in_its_collectives_has_no_more_work_of_its_own() -> None:
     quick, slow = entries(20, 0.05), entries(20, 0.8)
-    assert flight_recorder.own_s(ends(20), quick) == pytest.approx(0.05)
-    assert flight_recorder.own_s(ends(20), slow) == pytest.approx(0.8)
+    assert flight_recorder.own_work_s(ends(20), quick) == pytest.approx(0.05)
+    assert flight_recorder.own_work_s(ends(20), slow) == pytest.approx(0.8)
 
 
 def test_few_steps_say_nothing() -> None:
-    assert flight_recorder.own_s(ends(5), entries(5, 0.3)) is None
-    assert flight_recorder.own_s([], []) is None
+    assert flight_recorder.own_work_s(ends(5), entries(5, 0.3)) is None
+    assert flight_recorder.own_work_s([], []) is None
 
 
 def test_a_trace_that_begins_in_the_middle_of_a_step_says_nothing_of_that_step() -> None:
-    assert flight_recorder.own_s(ends(10), entries(10, 0.3)[-14:]) == pytest.approx(0.3)
-    assert flight_recorder.own_s(ends(10), entries(10, 0.3)[-9:]) is None
+    assert flight_recorder.own_work_s(ends(10), entries(10, 0.3)[-14:]) == pytest.approx(0.3)
+    assert flight_recorder.own_work_s(ends(10), entries(10, 0.3)[-9:]) is None
 
 
 def test_steps_in_which_ranks_send_to_one_another_say_nothing() -> None:
     """gloo counts such traffic and does not list it; nccl lists it."""
-    assert flight_recorder.own_s(ends(20, per_step=3), entries(20, 0.3)) is None
-    assert flight_recorder.own_s(ends(20, per_step=None), entries(20, 0.3)) is None
-    assert flight_recorder.own_s(ends(20), entries(20, 0.3, is_p2p=True, backend="nccl")) is None
-    assert flight_recorder.own_s(ends(20, per_step=1), entries(20, 0.3, backend="nccl")) == pytest.approx(0.3)
+    assert flight_recorder.own_work_s(ends(20, per_step=3), entries(20, 0.3)) is None
+    assert flight_recorder.own_work_s(ends(20, per_step=None), entries(20, 0.3)) is None
+    assert flight_recorder.own_work_s(ends(20), entries(20, 0.3, is_p2p=True, backend="nccl")) is None
+    assert flight_recorder.own_work_s(
+        ends(20, per_step=1), entries(20, 0.3, backend="nccl")
+    ) == pytest.approx(0.3)
 
 
 # What is counted with the collectives, and is none: steps end at 1, 2, 3 … s, each with one collective half a second before.

@@ -1,4 +1,4 @@
-"""The hook in real, short Python processes with a stand-in for torch, and the beat file from both of its sides."""
+"""The hook in real, short Python processes with a stand-in for torch, and the step file from both of its sides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from orchestrator.agent.rank import hook
-from orchestrator.agent.rank.step_counter import NO_BEAT, StepCounter
+from orchestrator.agent.rank.step_counter import NO_STEP, StepCounter
 from tests.support.hooked import (
     STEPS,
     Rank,
@@ -32,18 +32,18 @@ def rank(tmp_path: Path) -> Rank:
 def test_steps_are_counted_with_their_times(rank: Rank) -> None:
     done = rank.run([sys.executable, rank.script(STEPS), "5"])
     assert (done.returncode, done.stdout) == (0, b"")
-    reader = StepCounter(rank.dir / hook.BEAT_FILE)
-    beat = reader.read()
-    assert beat.step == 5
-    assert reader.step_at(beat.time_ns) == 5
+    reader = StepCounter(rank.dir / hook.STEP_FILE)
+    last = reader.read()
+    assert last.step == 5
+    assert reader.step_at(last.time_ns) == 5
     assert reader.rate_per_s() is not None
-    assert rank.files() == ["beat", "beat-claim-0"]
+    assert rank.files() == ["steps", "steps-claim-0"]
 
 
 def test_a_grandchild_of_the_ranks_shell_counts(rank: Rank) -> None:
     script = rank.script(STEPS)
     assert rank.run(["bash", "-c", f"{sys.executable} {script} 3; true"]).returncode == 0
-    assert rank.beat().step == 3
+    assert rank.last_step().step == 3
 
 
 def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(rank: Rank) -> None:
@@ -52,22 +52,22 @@ def test_only_the_first_living_process_counts_and_a_dead_ones_claim_passes_on(ra
         f"{STEPS}\nimport subprocess\nsubprocess.run([sys.executable, {str(rank.code / 'child.py')!r}, '7'])\n"
     )
     rank.run([sys.executable, script, "2"])
-    assert rank.beat().step == 2
+    assert rank.last_step().step == 2
     rank.run([sys.executable, script, "4"])
-    assert rank.beat().step == 4
-    assert rank.files() == ["beat", "beat-claim-0", "beat-claim-1"]
+    assert rank.last_step().step == 4
+    assert rank.files() == ["steps", "steps-claim-0", "steps-claim-1"]
 
 
 def test_a_program_that_begins_again_by_exec_goes_on_counting(rank: Rank) -> None:
     again = "import os\nif sys.argv[1] == '2':\n    os.execv(sys.executable, [sys.executable, sys.argv[0], '4'])\n"
     rank.run([sys.executable, rank.script(f"{STEPS}\n{again}"), "2"])
-    assert rank.beat().step == 4
+    assert rank.last_step().step == 4
 
 
 def test_a_forked_child_stays_silent(rank: Rank) -> None:
     fork = "\nimport os\nif os.fork() == 0:\n    step()\n    os._exit(0)\nos.wait()\n"
     rank.run([sys.executable, rank.script(STEPS + fork), "3"])
-    assert rank.beat().step == 3
+    assert rank.last_step().step == 3
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -80,15 +80,15 @@ def test_the_children_of_multiprocessing_stay_silent(rank: Rank, method: str) ->
         "    child.start(); child.join()\n    print(child.exitcode)\n"
     )
     assert rank.run([sys.executable, script]).stdout == b"0\n"
-    assert rank.beat() == NO_BEAT
-    assert rank.files() == ["beat"]
+    assert rank.last_step() == NO_STEP
+    assert rank.files() == ["steps"]
 
 
 def test_without_a_rank_the_hook_does_nothing(rank: Rank) -> None:
     env = {name: value for name, value in rank.env.items() if name != "RANK"}
     done = run([sys.executable, "-c", "import sys; print(sys.excepthook is sys.__excepthook__)"], env)
     assert done.stdout == b"True\n"
-    assert rank.files() == ["beat"]
+    assert rank.files() == ["steps"]
 
 
 @pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
@@ -122,7 +122,7 @@ def test_two_hooks_on_the_path_count_once(rank: Rank) -> None:
     shutil.copytree(rank.root / "hook", rank.root / "hook2")
     path = f"{rank.root / 'hook2'}:{rank.env['PYTHONPATH']}"
     rank.run([sys.executable, rank.script(STEPS), "3"], PYTHONPATH=path)
-    assert rank.beat().step == 3
+    assert rank.last_step().step == 3
 
 
 def test_torchs_own_spec_and_loader_are_as_ever(rank: Rank) -> None:
@@ -224,13 +224,13 @@ def test_a_folder_that_cannot_be_written_is_harmless(rank: Rank, folder: str) ->
 
 
 @pytest.mark.parametrize("damage", ["missing", "short", "a folder"])
-def test_a_damaged_beat_file_is_harmless_and_noted_once(rank: Rank, damage: str) -> None:
-    beat = rank.dir / hook.BEAT_FILE
-    beat.unlink()
+def test_a_damaged_step_file_is_harmless_and_noted_once(rank: Rank, damage: str) -> None:
+    file = rank.dir / hook.STEP_FILE
+    file.unlink()
     if damage == "short":
-        beat.write_bytes(b"0" * 10)
+        file.write_bytes(b"0" * 10)
     elif damage == "a folder":
-        beat.mkdir()
+        file.mkdir()
     done = rank.run([sys.executable, rank.script(STEPS), "3"])
     assert (done.returncode, done.stdout) == (0, b"")
     assert len((rank.dir / hook.NOTES_FILE).read_text().splitlines()) == 1
@@ -240,7 +240,7 @@ def test_a_hook_folder_deleted_midway_is_harmless(rank: Rank) -> None:
     text = f"import shutil\nshutil.rmtree({str(rank.root / 'hook')!r})\n{STEPS}\nraise ValueError('no')"
     done = rank.run([sys.executable, rank.script(text), "3"])
     assert done.returncode == 1
-    assert rank.beat().step == 3
+    assert rank.last_step().step == 3
     assert rank.error().type == "ValueError"
 
 
@@ -249,7 +249,7 @@ def test_many_short_runs_end_alike_with_and_without(rank: Rank) -> None:
         script = rank.script(f"print({number})\nimport json\nraise SystemExit({number} % 3)")
         done, bare = rank.run([sys.executable, script]), rank.run_bare([sys.executable, script])
         assert (done.returncode, done.stdout) == (bare.returncode, bare.stdout)
-    assert rank.files() == ["beat"]
+    assert rank.files() == ["steps"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the hook notes of process groups, with a stand-in for torch.distributed, and who says a rank's last word."""
+"""Collective counts and exit notes of the hook, with a stand-in for torch.distributed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.hooked import RUN_S_MAX, STEPS, Rank, lay_out_with_stand_in
 
 pytestmark = pytest.mark.slow
 
-# As much of torch.distributed as the hook looks at: the table of groups, and what a group is asked.
+# As much of torch.distributed as the hook reads: the table of groups, and a group's sequence number.
 DISTRIBUTED = """
 class Group:
     group_desc = "default_pg"
@@ -54,7 +54,7 @@ def rank(tmp_path: Path) -> Rank:
     return rank
 
 
-# Who has entered how many collectives.
+# Collective counts.
 
 
 def test_each_groups_collectives_are_counted_at_each_step(rank: Rank) -> None:
@@ -71,7 +71,7 @@ for _ in range(5):
         ("0", "default_pg", (0, 1, 2, 3)),
         ("7", "tensor parallel", (3, 1)),
     ]
-    assert reader.marks(0, 5) == (
+    assert reader.collective_counts(0, 5) == (
         observations.CollectiveCounts(2, 0, 2, (4, 10)),
         observations.CollectiveCounts(4, 0, 4, (8, 10)),
     )
@@ -79,7 +79,7 @@ for _ in range(5):
         observations.CollectiveCounts(1, 0, 1, (2, 10)),
         observations.CollectiveCounts(5, 0, 5, (10, 10)),
     )
-    assert [end.count for end in reader.step_ends(3)] == [16, 18, 20]
+    assert [end.total for end in reader.step_ends(3)] == [16, 18, 20]
     assert len({group.key for group in reader.groups()}) == 2
 
 
@@ -102,11 +102,11 @@ for parameters in range(10, 20):
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
     assert not (rank.dir / hook.NOTES_FILE).exists()
     reader = rank.reader()
-    assert reader.marks(0, 6) == (
+    assert reader.collective_counts(0, 6) == (
         observations.CollectiveCounts(2, 0, 2, (2,)),
         observations.CollectiveCounts(4, 1, 2, (2,)),
     )
-    assert reader.marks(5, 7) == (
+    assert reader.collective_counts(5, 7) == (
         observations.CollectiveCounts(6, 0, 3, (3,)),
         observations.CollectiveCounts(7, 0, 4, (5,)),
     )
@@ -114,7 +114,7 @@ for parameters in range(10, 20):
         observations.CollectiveCounts(1, 0, 1, (1,)),
         observations.CollectiveCounts(7, 0, 4, (5,)),
     )
-    assert [(mark.optimizer, mark.optimizer_step) for mark in reader.marks(7, 17)] == [
+    assert [(mark.optimizer, mark.optimizer_step) for mark in reader.collective_counts(7, 17)] == [
         (number, 1) for number in (4, 5, 6, 7)
     ]
 
@@ -130,7 +130,7 @@ odd.step()
 step()
 """
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
-    assert rank.reader().marks(0, 4) == (
+    assert rank.reader().collective_counts(0, 4) == (
         observations.CollectiveCounts(1, 0, 1, (5,)),
         observations.CollectiveCounts(4, 0, 2, (5,)),
     )
@@ -154,7 +154,7 @@ step()
     assert rank.run([sys.executable, rank.script(text)]).stdout == b"True\n"
     reader = rank.reader()
     assert [(one.name, one.column) for one in reader.groups()] == [("1", 1), ("2", 0)]
-    assert reader.marks(0, 3) == (
+    assert reader.collective_counts(0, 3) == (
         observations.CollectiveCounts(3, 0, 3, (5, 50)),
     )  # before, the new group was not there
 
@@ -162,7 +162,7 @@ step()
 def test_a_group_that_cannot_be_counted_is_left_out_and_noted_once(rank: Rank) -> None:
     text = f"{GROUPS}\nworld.add('0', [0], None)\nworld.add('1', [0], 3)\nfor _ in range(3):\n    step()\n"
     assert rank.run([sys.executable, rank.script(text)]).stdout == b""
-    assert rank.reader().marks(0, 3) == tuple(
+    assert rank.reader().collective_counts(0, 3) == tuple(
         observations.CollectiveCounts(step, 0, step, (3,)) for step in (1, 2, 3)
     )
     (note,) = (rank.dir / hook.NOTES_FILE).read_text().splitlines()
@@ -177,27 +177,27 @@ def test_of_many_groups_the_first_eight_are_counted(rank: Rank) -> None:
 
 def test_groups_that_are_being_changed_are_not_read(rank: Rank) -> None:
     rank.run([sys.executable, rank.script(f"{GROUPS}\nworld.add('0', [0], 3)\nstep()\n")])
-    data = bytearray((rank.dir / hook.BEAT_FILE).read_bytes())
+    data = bytearray((rank.dir / hook.STEP_FILE).read_bytes())
     data[8 * hook.GROUPS_WORD] += 1
-    (rank.dir / hook.BEAT_FILE).write_bytes(data)
-    assert (rank.reader().groups(), rank.reader().marks(0, 1)) == ((), ())
+    (rank.dir / hook.STEP_FILE).write_bytes(data)
+    assert (rank.reader().groups(), rank.reader().collective_counts(0, 1)) == ((), ())
 
 
-# Who has said the last word.
+# The process that notes its exit.
 
 
-def test_the_process_that_made_steps_says_the_last_word(rank: Rank) -> None:
+def test_the_process_that_made_steps_notes_its_exit(rank: Rank) -> None:
     script = rank.script(f"{STEPS}\nimport os\nprint(os.getpid())")
     done = rank.run(["bash", "-c", f"{sys.executable} {script} 2; true"])
-    assert rank.reader().left_pid() == int(done.stdout)
+    assert rank.reader().exiting_pid() == int(done.stdout)
 
 
-def test_without_a_step_only_the_ranks_first_process_says_it(rank: Rank) -> None:
+def test_without_a_step_only_the_ranks_first_process_notes_it(rank: Rank) -> None:
     rank.run([sys.executable, "-c", "pass"])
-    assert rank.reader().left_pid() is None
+    assert rank.reader().exiting_pid() is None
     first = subprocess.Popen([sys.executable, "-c", "pass"], env=rank.env, start_new_session=True)
     assert first.wait(RUN_S_MAX) == 0
-    assert rank.reader().left_pid() == first.pid
+    assert rank.reader().exiting_pid() == first.pid
 
 
 JOIN = """
@@ -225,11 +225,11 @@ with torch.distributed.algorithms.join.Join(enable={enable}):
 """
     done = rank.run([sys.executable, rank.script(text)], **{hook.SOCKET_ENV: "1"})
     assert done.returncode == 0, done.stdout
-    assert rank.beat().step == 2
-    assert len(rank.reader().marks(0, 2)) == (1 if enable else 2)
+    assert rank.last_step().step == 2
+    assert len(rank.reader().collective_counts(0, 2)) == (1 if enable else 2)
 
 
-def test_a_launchers_last_word_is_not_its_trainers(rank: Rank) -> None:
+def test_a_launchers_exit_is_not_its_trainers(rank: Rank) -> None:
     script = rank.script(
         "import subprocess, sys\nprint(subprocess.run([sys.executable, *sys.argv[1:]]).returncode)"
     )
@@ -241,14 +241,14 @@ def test_a_launchers_last_word_is_not_its_trainers(rank: Rank) -> None:
     ]
     launcher = subprocess.Popen(argv, env=rank.env, start_new_session=True, stdout=subprocess.DEVNULL)
     assert launcher.wait(RUN_S_MAX) == 0
-    assert rank.reader().left_pid() is None
+    assert rank.reader().exiting_pid() is None
 
 
-def test_the_last_word_comes_after_everything_that_the_script_has_registered(rank: Rank) -> None:
+def test_the_exit_is_noted_after_everything_that_the_script_has_registered(rank: Rank) -> None:
     text = (
         "import atexit, os, struct\n"
-        f"def look():\n    words = open({str(rank.dir / hook.BEAT_FILE)!r}, 'rb').read(64)\n"
-        f"    print(struct.unpack('<8Q', words)[{hook.LEFT_WORD}])\n"
+        f"def look():\n    words = open({str(rank.dir / hook.STEP_FILE)!r}, 'rb').read(64)\n"
+        f"    print(struct.unpack('<8Q', words)[{hook.EXITING_WORD}])\n"
         "atexit.register(look)\n"
     )
     done = subprocess.run(
@@ -256,4 +256,4 @@ def test_the_last_word_comes_after_everything_that_the_script_has_registered(ran
         timeout=RUN_S_MAX, check=True,
     )  # fmt: skip
     assert done.stdout == b"0\n"
-    assert rank.reader().left_pid() is not None
+    assert rank.reader().exiting_pid() is not None

@@ -1,4 +1,4 @@
-"""Does every byte that a rank's processes read and write count, once?"""
+"""I/O counter: every byte that a rank's processes read and write counts once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from orchestrator.agent.rank.io_counter import FAMILY_S, IoCounter
+from orchestrator.agent.rank.io_counter import RESCAN_S, IoCounter
 
 RUN_S_MAX = 30.0
 WRITER = """
@@ -32,16 +32,16 @@ def test_the_bytes_of_a_process_and_its_children_add_up_and_never_shrink() -> No
     assert process.stdin is not None and process.stdout is not None
     try:
         assert process.stdout.readline() == b"ready\n"
-        traffic, now_s = IoCounter(process.pid), 1000.0
-        traffic.bytes(now_s)
+        counter, now_s = IoCounter(process.pid), 1000.0
+        counter.bytes(now_s)
         process.stdin.write(b"go\n")
         process.stdin.flush()
         assert process.stdout.readline() == b"written\n"
-        grown = traffic.bytes(now_s + 1)
+        grown = counter.bytes(now_s + 1)
         assert grown >= 1 << 20
         process.stdin.close()
         process.wait(RUN_S_MAX)
-        assert traffic.bytes(now_s + 1 + FAMILY_S) >= grown
+        assert counter.bytes(now_s + 1 + RESCAN_S) >= grown
     finally:
         process.kill()
         process.wait()

@@ -1,4 +1,4 @@
-"""Is the exception that ended a script found in what it printed?"""
+"""The exception that ended a script, found in its output."""
 
 from __future__ import annotations
 
@@ -101,27 +101,27 @@ def test_what_a_watchdog_said_before_it_aborted_is_found(tmp_path: Path) -> None
         ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --stepz 4\n\n", "train.py: error: unrec"),
         ("epoch 1\r\x1b[31mno data left\x1b[0m\r\n  \n", "no data left"),
         ("[rank0]: no data\n[rank0]:[W1121 22:46:05.1 ProcessGroupNCCL.cpp:1496] Warning: leaks\n", "no data"),
-        ("x" * 100_000, "x" * last_traceback.WORDS_CHARS_MAX),
+        ("x" * 100_000, "x" * last_traceback.MESSAGE_CHARS_MAX),
     ],
 )  # fmt: skip
-def test_the_last_words_of_a_script_that_gave_up_are_found(tmp_path: Path, text: str, said: str) -> None:
+def test_the_last_line_of_a_script_that_gave_up_is_found(tmp_path: Path, text: str, said: str) -> None:
     log = tmp_path / "rank.log"
     log.write_text(text)
-    failure = last_traceback.last_words(log)
+    failure = last_traceback.last_line(log)
     assert failure is not None and failure.message.startswith(said)
     assert (failure.type, failure.traceback) == ("", "")
-    assert len(failure.message) <= last_traceback.WORDS_CHARS_MAX
+    assert len(failure.message) <= last_traceback.MESSAGE_CHARS_MAX
 
 
-def test_the_last_words_are_not_those_of_an_exception_that_was_caught(tmp_path: Path) -> None:
+def test_the_last_line_is_not_that_of_an_exception_that_was_caught(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     caught = 'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nValueError: x\n'
     log.write_text(f"epoch 1\n{caught}")
-    assert last_traceback.last_words(log) is None
+    assert last_traceback.last_line(log) is None
     log.write_text(f"{caught}no data left\n")
-    failure = last_traceback.last_words(log)
+    failure = last_traceback.last_line(log)
     assert failure is not None and failure.message == "no data left"
-    assert last_traceback.last_words(tmp_path / "missing.log") is None
+    assert last_traceback.last_line(tmp_path / "missing.log") is None
 
 
 def test_a_line_that_the_tail_cuts_is_left_out(tmp_path: Path) -> None:

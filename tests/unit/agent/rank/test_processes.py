@@ -1,4 +1,4 @@
-"""Ranks as real processes: what they are told, how they are stopped, and that none outlives its agent."""
+"""Ranks as real processes: their environment, how they are stopped, and that none outlives its agent."""
 
 from __future__ import annotations
 
