@@ -129,7 +129,7 @@ class AgentConnections:
             words.append(self.inbox.get_nowait())
         return words
 
-    def stir(self) -> None:
+    def wake(self) -> None:
         """Put a `Wake` into the inbox, from any thread; one that comes before `listen` or after the end is lost."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed

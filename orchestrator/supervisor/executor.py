@@ -21,6 +21,39 @@ from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.transfers.transfers import Transfers
 
+DISMISS_S_MAX = 5.0
+"""How long agents of an ended job may take to leave once nothing is being transferred."""
+
+TRANSFER_S_MAX = 300.0
+"""How long after the job's end transfers are waited for; `orch collect` brings the rest."""
+
+LINGER_S_MAX = 600.0
+"""How long after the job's end the supervisor tries to reach hosts whose agents could not be dismissed."""
+
+
+def may_shut_down(ended_at: float, moved_at: float, connected: bool, now_s: float) -> bool:
+    """Tell whether all agents of an ended job have left, or have had the time to. `moved_at`: the last time (job clock) at
+    which transferred data arrived."""
+    last_s = min(max(ended_at, moved_at), ended_at + TRANSFER_S_MAX)
+    return not connected or now_s > last_s + DISMISS_S_MAX
+
+
+def undismissed_hosts(facts: Facts, now_s: float) -> tuple[str, ...]:
+    """Return the hosts on which an agent may still run after the job's end, since it could not be dismissed; none after
+    `LINGER_S_MAX`.
+
+    An agent must not be left running when its host comes back. A queue system ends by itself what is left on its nodes.
+    """
+    if facts.pool is None or facts.queue is not None or facts.ended_at is None:
+        return ()
+    if now_s > facts.ended_at + LINGER_S_MAX:
+        return ()
+    return tuple(
+        node.name
+        for node in facts.every_node()
+        if node.agent_present or node.agent_state is AgentState.LAUNCHING
+    )
+
 
 class Executor:
     """What a supervisor can do to the nodes of its job. `endpoint` is where it listens, as host:port."""
@@ -29,24 +62,24 @@ class Executor:
         self,
         job: JobDir,
         plan: Plan,
-        private: translation.JobSecrets,
+        job_secrets: translation.JobSecrets,
         backend: Backend,
-        links: AgentConnections,
-        ferry: Transfers,
+        connections: AgentConnections,
+        transfers: Transfers,
     ) -> None:
         self._job = job
         self._plan = plan
-        self._private = private
+        self._job_secrets = job_secrets
         self._backend = backend
-        self._links = links
-        self._ferry = ferry
-        self._mask = private.mask
+        self._connections = connections
+        self._transfers = transfers
+        self._mask = job_secrets.mask
         self.endpoint = ""
         self._is_unsaid = False  # where agents are to dial
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], now_s: float) -> None:
         """Take up what an earlier supervisor has under way: agents that may run, checkpoints that travel."""
-        self._ferry.begin(facts, stopped, now_s)
+        self._transfers.begin(facts, stopped, now_s)
         for node in facts.every_node():
             if node.agent_state is not AgentState.ABSENT:
                 self._backend.attend(self._config(node.name))
@@ -69,23 +102,25 @@ class Executor:
             case d.Launch(node=node):
                 return self._launch(node, now_s)
             case d.Prepare():
-                if self._ferry.send(decision, now_s):
+                if self._transfers.send(decision, now_s):
                     self._prepare(decision, gang, ())
             case d.Probe(node=node):
-                self._links.send(node, m.Probe(decision.attempt, decision.addresses, decision.port))
+                self._connections.send(node, m.Probe(decision.attempt, decision.addresses, decision.port))
             case d.Start(node=node):
-                resume_from = self._ferry.path_there(node, decision.resume.path) if decision.resume else ""
-                self._links.send(
+                resume_from = (
+                    self._transfers.path_there(node, decision.resume.path) if decision.resume else ""
+                )
+                self._connections.send(
                     node, translation.start(self._plan, decision, self._place(node, gang), resume_from)
                 )
             case d.Stop():
-                self._links.send(decision.node, translation.stop(self._plan, decision))
+                self._connections.send(decision.node, translation.stop(self._plan, decision))
             case d.Inspect(node=node, attempt=attempt, inspection=look):
-                self._links.send(node, m.Inspect(attempt, look))
+                self._connections.send(node, m.Inspect(attempt, look))
             case d.Fence(node=node, attempt=attempt, quiet_s=quiet_s, alone_s=alone_s):
-                self._links.send(node, m.Fence(attempt, quiet_s, alone_s))
+                self._connections.send(node, m.Fence(attempt, quiet_s, alone_s))
             case d.Dismiss(node=node):
-                self._links.send(node, m.Dismiss())
+                self._connections.send(node, m.Dismiss())
                 self._backend.attend(
                     self._config(node)
                 )  # what is being launched there is not wanted any more
@@ -109,7 +144,7 @@ class Executor:
         if verdict.kind is not d.Kind.NODE_LOST or node is None or limits is None:
             return
         if now_s >= node.contact_at + limits.node_silent_s_max:
-            self._ferry.lost(node.name, node.ever_started, now_s)
+            self._transfers.lost(node.name, node.ever_started, now_s)
 
     def look(self, facts: Facts, now_s: float) -> list[e.Event]:
         """Return what the backend knows by now of launches and agents, and what of checkpoints has travelled."""
@@ -118,12 +153,12 @@ class Executor:
             sought = node.agent_state in (AgentState.LAUNCHING, AgentState.SILENT) or (
                 node.agent_present and node.agent_state is AgentState.ABSENT
             )
-            if sought and not self._links.connected(node.name):
+            if sought and not self._connections.connected(node.name):
                 evidence = self._backend.gone(node.name)
                 if evidence is not None:
                     events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
-                    self._ferry.lost(node.name, node.ever_started, now_s)
-        return [*events, *self._ferry.news(now_s), *self._endings(facts, now_s)]
+                    self._transfers.lost(node.name, node.ever_started, now_s)
+        return [*events, *self._transfers.news(now_s), *self._endings(facts, now_s)]
 
     def _endings(self, facts: Facts, now_s: float) -> list[e.Event]:
         """Return what is known by now of the end of the allocation."""
@@ -144,7 +179,7 @@ class Executor:
         """Prepare the nodes to which their checkpoint was brought; do what a full disk has kept from being done."""
         if self._is_unsaid:
             self.say_where()
-        for decision, pieces in self._ferry.arrived(now_s):
+        for decision, pieces in self._transfers.arrived(now_s):
             self._prepare(decision, gang(), pieces)
 
     def seek(self, nodes: Iterable[str]) -> None:
@@ -175,19 +210,21 @@ class Executor:
     def close(self) -> None:
         """Give back what was taken; agents stay."""
         self._backend.close()
-        self._ferry.close()
+        self._transfers.close()
 
     def _place(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
-        return translation.NodeView(gang, node, self._ferry.root(node))
+        return translation.NodeView(gang, node, self._transfers.root(node))
 
     def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.ManifestEntry, ...]) -> None:
         node = decision.node
         if any(name == node for name, _ in gang):  # it may have lost its place while the checkpoint travelled
             place = self._place(node, gang)
-            self._links.send(node, translation.prepare(self._plan, decision, self._private, place, pieces))
+            self._connections.send(
+                node, translation.prepare(self._plan, decision, self._job_secrets, place, pieces)
+            )
 
     def _config(self, node: str) -> m.AgentConfig:
-        return translation.agent_config(self._plan, self._job, self._private, node, self.endpoint)
+        return translation.agent_config(self._plan, self._job, self._job_secrets, node, self.endpoint)
 
     def _launch(self, node: str, now_s: float) -> list[e.Event]:
         try:

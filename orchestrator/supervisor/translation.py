@@ -114,7 +114,7 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     )
 
 
-def beat(node: str, said: m.Heartbeat, at: float) -> e.Heartbeat:
+def heartbeat(node: str, report: m.Heartbeat, at: float) -> e.Heartbeat:
     """Return a heartbeat as the brain's event."""
     ranks = tuple(
         e.RankHeartbeat(
@@ -130,9 +130,9 @@ def beat(node: str, said: m.Heartbeat, at: float) -> e.Heartbeat:
             groups=r.groups,
             collective_counts=r.collective_counts,
         )
-        for r in said.ranks
+        for r in report.ranks
     )
-    return e.Heartbeat(at, node, said.attempt, ranks)
+    return e.Heartbeat(at, node, report.attempt, ranks)
 
 
 def event(plan: Plan, said: Envelope, mask: Mask, at: float) -> Any:
@@ -163,7 +163,7 @@ def _address(plan: Plan, node: str) -> str:
 # What agents are told
 
 
-def agent_config(plan: Plan, job: JobDir, private: JobSecrets, node: str, address: str) -> m.AgentConfig:
+def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, address: str) -> m.AgentConfig:
     """Return all that a node's agent is told at its start. On shared disks one agent looks for checkpoints.
 
     Over SSH `root` begins with the folder that the spec names, such as `~/.orch`, which the host itself resolves.
@@ -174,8 +174,8 @@ def agent_config(plan: Plan, job: JobDir, private: JobSecrets, node: str, addres
         job=plan.id,
         node=node,
         root=f"{ssh.remote_dir.rstrip('/')}/jobs/{plan.id}" if ssh else str(job.root),
-        token=private.token,
-        certificate=private.certificate,
+        token=job_secrets.token,
+        certificate=job_secrets.certificate,
         address=address,
         heartbeat_s=plan.heartbeat_s,
         fence_s=plan.limits.fence_s,
@@ -215,14 +215,18 @@ class NodeView:
 
 
 def prepare(
-    plan: Plan, decision: d.Prepare, private: JobSecrets, place: NodeView, resume: Sequence[m.ManifestEntry]
+    plan: Plan,
+    decision: d.Prepare,
+    job_secrets: JobSecrets,
+    place: NodeView,
+    resume: Sequence[m.ManifestEntry],
 ) -> m.Prepare:
     """Return the order to make a node ready; `resume` are the pieces of the checkpoint that was sent there."""
     gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
     first = place.index == 0
     return m.Prepare(
         attempt=decision.attempt,
-        env=rank_env.node_env(plan, gpus, _outer(plan, private), private.secrets),
+        env=rank_env.node_env(plan, gpus, _outer(plan, job_secrets), job_secrets.secrets),
         own_env=plan.ssh is not None or plan.slurm is not None,
         setup=plan.setup,
         programs=plan.programs or (plan.program,),
@@ -233,11 +237,11 @@ def prepare(
     )
 
 
-def _outer(plan: Plan, private: JobSecrets) -> dict[str, str]:
+def _outer(plan: Plan, job_secrets: JobSecrets) -> dict[str, str]:
     """Return the submitter's environment, for nodes of Slurm without what Slurm itself has set there."""
     if plan.slurm is None:
-        return private.outer
-    return {name: value for name, value in private.outer.items() if name not in step_env.OF_THE_NODE}
+        return job_secrets.outer
+    return {name: value for name, value in job_secrets.outer.items() if name not in step_env.OF_THE_NODE}
 
 
 def start(plan: Plan, decision: d.Start, place: NodeView, resume_from: str) -> m.Start:

@@ -64,26 +64,26 @@ class CheckpointFetch:
         """Take up what the manifests tell. `keep`: so many of each series stay at home, and `resume_point()` in any
         case, the path of what the next attempt starts from. `later` does a deed that may take long (deleting) off the
         loop."""
-        self._shelf = CheckpointStore(job)
+        self._store = CheckpointStore(job)
         self.carrier = carrier
         self._keep = keep
         self._resume_point = resume_point
         self._later = later
-        self._latest = {version.name: version for version in self._shelf.load()}
+        self._latest = {version.name: version for version in self._store.load()}
         self._home = {
             name: version
             for name, version in self._latest.items()
-            if version.state is VersionState.HOME and self._shelf.path(name).exists()
+            if version.state is VersionState.HOME and self._store.path(name).exists()
         }
         self._fetched: dict[str, Version] = {}  # what is being copied
         self._promised: set[str] = set()  # names of which the brain waits for an end
-        self._trips: dict[str, CopyInFlight] = {}
+        self._copies: dict[str, CopyInFlight] = {}
         self._sends = 0
         self._scanned: dict[
             str, tuple[int, int]
         ] = {}  # by node: the last attempt and steps of which it told all
         self._stopped: dict[str, int] = {}
-        self._lost = self._shelf.lost()  # the last attempt of which a node that is no more had not told all
+        self._lost = self._store.lost()  # the last attempt of which a node that is no more had not told all
         self.news: list[News] = []
         self.notes: list[str] = []
 
@@ -94,7 +94,7 @@ class CheckpointFetch:
         the last attempt that each node is known to have stopped."""
         self._stopped.update(stopped)
         for path in coming:
-            name = self._shelf.name_of(path)
+            name = self._store.name_of(path)
             version = self._latest.get(name)
             if version is not None and version.state in (VersionState.OPEN, VersionState.TOLD):
                 self._promised.add(name)
@@ -113,7 +113,7 @@ class CheckpointFetch:
         remembered is on disk when this returns, so that the report may be acknowledged."""
         name, part = report.name, Part(node, root, report.steps, report.manifest)
         is_file = part.is_all_of(name)
-        flaw = self._shelf.flaw(name, report.manifest) if report.manifest else ""
+        flaw = self._store.flaw(name, report.manifest) if report.manifest else ""
         if self._lost.get(node, 0) >= report.attempt and not is_file:
             flaw = flaw or "what it had not told before it was lost is given up"
         if flaw:
@@ -146,11 +146,15 @@ class CheckpointFetch:
         another agent of the node says."""
         if self._stopped.get(node, 0) < attempt:
             self._lost[node] = max(attempt, self._lost.get(node, 0))
-            self._shelf.note_lost(self._lost)
-        sends = [trip for trip in self._trips.values() if trip.copy.node == node and trip.is_send]
+            self._store.note_lost(self._lost)
+        sends = [
+            in_flight
+            for in_flight in self._copies.values()
+            if in_flight.copy.node == node and in_flight.is_send
+        ]
         self._drop(sends)
-        for trip in sends:
-            self._finish(at, trip.name)
+        for in_flight in sends:
+            self._finish(at, in_flight.name)
         self._try_all(at)
 
     def tidy(self, at: float) -> None:
@@ -160,42 +164,42 @@ class CheckpointFetch:
 
     def copied(self, at: float, done: Copied) -> None:
         """A copy ended. One that was given up before changes nothing."""
-        trip = self._trips.pop(done.copy.key, None)
-        if trip is None:
+        in_flight = self._copies.pop(done.copy.key, None)
+        if in_flight is None:
             return
-        if not trip.is_send and done.error:
-            self._give_up(at, trip.name, done.error)
-        self._finish(at, trip.name)  # also what waited for the end of its sending
+        if not in_flight.is_send and done.error:
+            self._give_up(at, in_flight.name, done.error)
+        self._finish(at, in_flight.name)  # also what waited for the end of its sending
 
     # Sending
 
     def send(self, path: str, node: str, root: str) -> Copy:
         """Begin to bring a checkpoint from home to `resume_path` on a host, and return the copy. Raises ClusterError
         when there is no such checkpoint."""
-        files, top = files_of(Path(path)), self._shelf.top_of(path)
+        files, top = files_of(Path(path)), self._store.top_of(path)
         names = tuple(str(file.relative_to(top)) for file, _ in files)
         self._sends += 1
         copy = Copy(f"send {self._sends} {node}", node, Direction.SEND, f"{root}/checkpoints", top, names)
         size_bytes = sum(size_bytes for _, size_bytes in files)
-        self._trips[copy.key] = CopyInFlight(copy, self._shelf.name_of(path), size_bytes, is_send=True)
+        self._copies[copy.key] = CopyInFlight(copy, self._store.name_of(path), size_bytes, is_send=True)
         self.carrier.copy(copy)
         return copy
 
     def resume_path(self, path: str, root: str) -> str:
         """Return where a checkpoint lies on a host that it was sent to."""
-        return f"{root}/checkpoints/{self._shelf.name_of(path)}"
+        return f"{root}/checkpoints/{self._store.name_of(path)}"
 
     def pieces(self, path: str) -> tuple[m.ManifestEntry, ...]:
         """Return the files of a checkpoint at home, as their names on a host are; one that did not come by this way
         is read whole: to be called off the loop. Raises ClusterError."""
-        return self._shelf.pieces(path)
+        return self._store.pieces(path)
 
     # Looking
 
     @property
-    def trips(self) -> tuple[CopyInFlight, ...]:
+    def copies(self) -> tuple[CopyInFlight, ...]:
         """The copies under way."""
-        return tuple(self._trips.values())
+        return tuple(self._copies.values())
 
     # Versions
 
@@ -210,7 +214,7 @@ class CheckpointFetch:
         """Take what a host has said of a name."""
         self._latest[new.name] = new
         try:
-            self._shelf.note(new)
+            self._store.note(new)
         except OSError as err:
             self._give_up(at, new.name, f"{err.filename}: {err.strerror} on this machine")
             return
@@ -224,7 +228,7 @@ class CheckpointFetch:
         """Tell the brain that a checkpoint is on its way, unless it waits for it already."""
         if version.name not in self._promised and any(part.pieces for part in version.parts):
             self._promised.add(version.name)
-            path = str(self._shelf.path(version.name))
+            path = str(self._store.path(version.name))
             self._tell(e.CheckpointFetchStarted(at, version.node, version.attempt, path))
 
     def _try_all(self, at: float) -> None:
@@ -254,7 +258,7 @@ class CheckpointFetch:
         """Write down what came of a version; if the disk refuses, that is forgotten with this process."""
         self._latest[version.name] = version = dataclasses.replace(version, state=state)
         with contextlib.suppress(OSError):
-            self._shelf.note(version)
+            self._store.note(version)
         return version
 
     def _is_past(self, node: str, version: Version) -> bool:
@@ -285,11 +289,11 @@ class CheckpointFetch:
         pieces = version.taken_from(part.node)
         if pieces:
             names = tuple(piece.name for piece in pieces)
-            stage, key = self._shelf.stage(version), f"fetch {version.key} {part.node}"
+            stage, key = self._store.stage(version), f"fetch {version.key} {part.node}"
             there = f"{part.root}/checkpoints"
             copy = Copy(key, part.node, Direction.FETCH, there, stage, names, pieces)
             size_bytes = sum(piece.size_bytes for piece in pieces)
-            self._trips[key] = CopyInFlight(copy, version.name, size_bytes)
+            self._copies[key] = CopyInFlight(copy, version.name, size_bytes)
             self.carrier.copy(copy)
 
     def _finish(self, at: float, name: str) -> None:
@@ -297,25 +301,31 @@ class CheckpointFetch:
         version = self._fetched.get(name)
         if version is None or self._is_copied(name):
             return
-        flaw = self._shelf.flaw(name, version.pieces)
-        flaw = flaw or ("pieces that it names are on no host" if self._shelf.lacks_pieces(version) else "")
+        flaw = self._store.flaw(name, version.pieces)
+        flaw = flaw or ("pieces that it names are on no host" if self._store.lacks_pieces(version) else "")
         try:
             if not flaw:
-                self._shelf.install(version)
+                self._store.install(version)
         except OSError as err:
             flaw = f"{err.filename}: {err.strerror} on this machine"
         if flaw:
             self._give_up(at, name, flaw)
             return
         self._home[name] = version
-        self._end(at, version, VersionState.HOME, _found(at, version, str(self._shelf.path(name))))
+        self._end(at, version, VersionState.HOME, _found(at, version, str(self._store.path(name))))
 
     def _give_up(self, at: float, name: str, why: str) -> None:
         """A version cannot come: what was at home before stays, and the brain need not wait."""
         version = self._fetched.get(name, self._latest[name])
         self._note(f"checkpoint {name} of attempt {version.attempt} does not come home: {why}")
-        self._drop([trip for trip in self._trips.values() if trip.name == name and not trip.is_send])
-        path = str(self._shelf.path(name))
+        self._drop(
+            [
+                in_flight
+                for in_flight in self._copies.values()
+                if in_flight.name == name and not in_flight.is_send
+            ]
+        )
+        path = str(self._store.path(name))
         self._end(
             at, version, VersionState.GONE, e.CheckpointInvalidated(at, version.node, version.attempt, path)
         )
@@ -324,7 +334,7 @@ class CheckpointFetch:
         """Be done with a version, and go on with what was said of its name meanwhile."""
         name, latest = version.name, self._latest[version.name]
         if self._fetched.pop(name, None) is not None:
-            self._delete(self._shelf.stage(version))
+            self._delete(self._store.stage(version))
         if name in self._promised:
             self._promised.remove(name)
             self._tell(news)
@@ -336,7 +346,7 @@ class CheckpointFetch:
 
     def _is_copied(self, name: str) -> bool:
         """Tell whether something of a checkpoint is being fetched, or sent to a host."""
-        return any(trip.name == name for trip in self._trips.values())
+        return any(in_flight.name == name for in_flight in self._copies.values())
 
     # At home
 
@@ -345,21 +355,21 @@ class CheckpointFetch:
         times = sorted({(one.attempt, one.count) for one in self._home.values()})
         members = [
             checkpoint_series.member(
-                self._shelf.path(name), times.index((one.attempt, one.count)), one.pieces[0].name != name
+                self._store.path(name), times.index((one.attempt, one.count)), one.pieces[0].name != name
             )
             for name, one in self._home.items()
         ]
-        needed = {self._shelf.name_of(self._resume_point()), *(one.name for one in self._open())}
+        needed = {self._store.name_of(self._resume_point()), *(one.name for one in self._open())}
         for member in checkpoint_series.old(members, keep, lambda before, after: before < after):
-            name = self._shelf.name_of(str(member.path))
+            name = self._store.name_of(str(member.path))
             if name not in needed and not self._is_copied(name):
                 self._remove(at, self._home[name])
 
     def _remove(self, at: float, version: Version) -> None:
         """Delete a version at home; the brain is not to start from it."""
-        path = str(self._shelf.path(version.name))
+        path = str(self._store.path(version.name))
         try:
-            self._delete(self._shelf.take_away(version))
+            self._delete(self._store.take_away(version))
         except OSError as err:
             self._note(f"the checkpoint {path} cannot be deleted: {err.strerror}")
         del self._home[version.name]
@@ -369,11 +379,11 @@ class CheckpointFetch:
     def _delete(self, path: Path) -> None:
         self._later(lambda: shutil.rmtree(path, ignore_errors=True))
 
-    def _drop(self, trips: Iterable[CopyInFlight]) -> None:
+    def _drop(self, copies: Iterable[CopyInFlight]) -> None:
         """Give up copies."""
-        for trip in trips:
-            del self._trips[trip.copy.key]
-            self.carrier.drop(trip.copy.key)
+        for in_flight in copies:
+            del self._copies[in_flight.copy.key]
+            self.carrier.drop(in_flight.copy.key)
 
     def _tell(self, news: News) -> None:
         self.news.append(news)

@@ -66,7 +66,7 @@ class LogReceiver:
         return m.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
     def take(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
-        """Take one chunk. Raises IntakeError when bytes before it are missing: drop the node's connection then."""
+        """Take one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
         one = self._nodes.setdefault(node, _Node())
         if not shipped_files.may_send(node, chunk.path) or chunk.offset < 0:
             self._tell(
@@ -124,7 +124,7 @@ class LogReceiver:
         one.waiting_bytes += len(raw)
 
     def _write(self, node: str, one: _Node, chunk: m.Chunk, raw: bytes) -> bool:
-        """Write what of a chunk is not here yet; False when it has to wait. Raises IntakeError at a gap."""
+        """Write what of a chunk is not here yet; False when it has to wait. Raises LogReceiveError at a gap."""
         try:
             self._append(node, chunk, raw)
         except OSError as err:

@@ -40,12 +40,12 @@ class Transfers:
     """All that travels for one job."""
 
     def __init__(self, job: JobDir, plan: Plan, carrier: Carrier | None, in_use: Callable[[], str]) -> None:
-        """`in_use` tells which checkpoint must not be deleted. `stir` is set by the supervisor."""
+        """`in_use` tells which checkpoint must not be deleted. `wake` is set by the supervisor."""
         self._job = job
-        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="ferry")
-        self._intake = LogReceiver(job)
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="transfers")
+        self._log_receiver = LogReceiver(job)
         later = self._pool.submit
-        self._carry = (
+        self._checkpoint_fetch = (
             CheckpointFetch(job, carrier, plan.checkpoint_keep, in_use, later)
             if carrier is not None
             else None
@@ -55,14 +55,14 @@ class Transfers:
         self._sending: dict[str, d.Prepare] = {}
         self._hashing: list[tuple[d.Prepare, Future[tuple[m.ManifestEntry, ...]]]] = []
         self._events: list[e.Event] = []
-        self.stir: Wake = lambda: None
+        self.wake: Wake = lambda: None
         self.moved_at = 0.0
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], at: float) -> None:
         """Go on where the supervisor before left off. `stopped`: the last attempt that each node said to be over."""
         self._boots = {node.name: node.incarnation for node in facts.every_node() if node.incarnation}
-        if self._carry is not None:
-            self._carry.begin(at, tuple(facts.fetching), stopped)
+        if self._checkpoint_fetch is not None:
+            self._checkpoint_fetch.begin(at, tuple(facts.fetching), stopped)
 
     # Nodes
 
@@ -77,7 +77,7 @@ class Transfers:
 
     def up(self, hello: m.Hello) -> m.ResumeOffsets | None:
         """A node's agent is connected: return what is told to one whose files travel, None for the others."""
-        return self._intake.have(hello.node) if hello.ships else None
+        return self._log_receiver.have(hello.node) if hello.ships else None
 
     def root(self, node: str) -> JobDir:
         """Return the job's folder as the node sees it."""
@@ -93,8 +93,8 @@ class Transfers:
         """A node's agent is gone or given up for its silence, the last that had ranks of this attempt: what it has not
         told will not come."""
         self._boots.pop(node, None)
-        if self._carry is not None:
-            self._carry.lost(at, node, attempt)
+        if self._checkpoint_fetch is not None:
+            self._checkpoint_fetch.lost(at, node, attempt)
 
     # Logs
 
@@ -102,7 +102,7 @@ class Transfers:
         """Take a piece of a file; False when the node must begin again, over a new connection."""
         data = {key: value for key, value in said.data.items() if key != "kind"}
         try:
-            self._intake.take(said.node, codec.unpack(m.Chunk, data), said.raw)
+            self._log_receiver.take(said.node, codec.unpack(m.Chunk, data), said.raw)
         except (LogReceiveError, codec.CodecError) as err:
             print(f"{said.node}: {err}", flush=True)
             return False
@@ -111,7 +111,7 @@ class Transfers:
 
     def owed(self) -> list[tuple[str, m.ChunkAck]]:
         """Return what is to be confirmed, by node."""
-        return self._intake.owed()
+        return self._log_receiver.owed()
 
     # Checkpoints home
 
@@ -125,19 +125,19 @@ class Transfers:
         if report.attempt != attempt:
             return []
         placed = tuple(name for name, _ in gang)
-        assert self._carry is not None, "a host that does not see this disk was reached"
-        self._carry.found(at, said.node, str(self.root(said.node).root), report, placed)
+        assert self._checkpoint_fetch is not None, "a host that does not see this disk was reached"
+        self._checkpoint_fetch.found(at, said.node, str(self.root(said.node).root), report, placed)
         return self.news(at)
 
     def scanned(self, node: str, beat: m.Heartbeat, at: float) -> None:
         """A node tells how far it has reported its checkpoints."""
-        if self._carry is not None and beat.reported_through_step >= 0:
-            self._carry.scanned(at, node, beat.attempt, beat.reported_through_step)
+        if self._checkpoint_fetch is not None and beat.reported_through_step >= 0:
+            self._checkpoint_fetch.scanned(at, node, beat.attempt, beat.reported_through_step)
 
     def heard(self, event: e.Event) -> None:
         """A node's news that tells something of its checkpoints too."""
-        if self._carry is not None and isinstance(event, e.Stopped):
-            self._carry.stopped(event.at, event.node, event.attempt)
+        if self._checkpoint_fetch is not None and isinstance(event, e.Stopped):
+            self._checkpoint_fetch.stopped(event.at, event.node, event.attempt)
 
     def at_home(self, event: e.Event) -> e.Event:
         """Return a node's news of a checkpoint with its path as this machine knows it."""
@@ -150,16 +150,16 @@ class Transfers:
 
     def news(self, at: float) -> list[e.Event]:
         """Return what the brain is to learn of what has travelled since the last call."""
-        if self._carry is not None:
-            self._carry.tidy(at)
-            for done in self._carry.carrier.copied():
+        if self._checkpoint_fetch is not None:
+            self._checkpoint_fetch.tidy(at)
+            for done in self._checkpoint_fetch.carrier.copied():
                 self.moved_at = at
-                self._carry.copied(at, done)
+                self._checkpoint_fetch.copied(at, done)
                 self._sent(self._sending.pop(done.copy.key, None), done.error, at)
-            for note in self._carry.notes:
+            for note in self._checkpoint_fetch.notes:
                 print(note, flush=True)
-            self._events += self._carry.news
-            self._carry.notes, self._carry.news = [], []
+            self._events += self._checkpoint_fetch.news
+            self._checkpoint_fetch.notes, self._checkpoint_fetch.news = [], []
         events, self._events = self._events, []
         return events
 
@@ -168,12 +168,12 @@ class Transfers:
     def send(self, decision: d.Prepare, at: float) -> bool:
         """Begin to bring the checkpoint of an attempt to a node; True when there is nothing to bring."""
         node, resume = decision.node, decision.resume
-        if resume is None or self._carry is None or not self.ships(node):
+        if resume is None or self._checkpoint_fetch is None or not self.ships(node):
             return True
         if not Path(resume.path).is_relative_to(self._job.root):
             return True  # of a place that the user says all hosts see
         try:
-            copy = self._carry.send(resume.path, node, str(self.root(node).root))
+            copy = self._checkpoint_fetch.send(resume.path, node, str(self.root(node).root))
         except (OrchError, OSError) as err:
             self._failed(decision, str(err), at)
             return False
@@ -196,15 +196,15 @@ class Transfers:
         home = Path(path)
         if not home.is_relative_to(self._job.root):
             return path
-        if self._carry is not None and self.ships(node):
-            return self._carry.resume_path(path, str(self.root(node).root))
+        if self._checkpoint_fetch is not None and self.ships(node):
+            return self._checkpoint_fetch.resume_path(path, str(self.root(node).root))
         return str(self.root(node).root / home.relative_to(self._job.root))
 
     def travels(self) -> list[Json]:
         """Return what travels now, as `orch status --json` shows it; `done_bytes` is None while it is not known."""
-        if self._carry is None:
+        if self._checkpoint_fetch is None:
             return []
-        done_bytes = self._carry.carrier.progress()
+        done_bytes = self._checkpoint_fetch.carrier.progress()
         return [
             {
                 "name": one.name,
@@ -213,24 +213,24 @@ class Transfers:
                 "bytes": one.size_bytes,
                 "done_bytes": done_bytes.get(one.copy.key),
             }
-            for one in self._carry.trips
+            for one in self._checkpoint_fetch.copies
         ]
 
     def close(self) -> None:
         """Give files and threads back; what is being deleted is deleted."""
-        self._intake.close()
+        self._log_receiver.close()
         self._pool.shutdown(wait=False)
 
     def _sent(self, decision: d.Prepare | None, error: str, at: float) -> None:
         """See what became of a checkpoint that was brought to a node, None for a copy of another kind."""
-        if decision is None or self._carry is None or decision.resume is None:
+        if decision is None or self._checkpoint_fetch is None or decision.resume is None:
             return
         if error:
             self._failed(decision, error, at)
             return
-        future = self._pool.submit(self._carry.pieces, decision.resume.path)
+        future = self._pool.submit(self._checkpoint_fetch.pieces, decision.resume.path)
         self._hashing.append((decision, future))
-        future.add_done_callback(lambda _: self.stir())
+        future.add_done_callback(lambda _: self.wake())
 
     def _failed(self, decision: d.Prepare, why: str, at: float) -> None:
         path = decision.resume.path if decision.resume else ""

@@ -247,14 +247,14 @@ def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
 
     async def act(place: Place) -> None:
         kept.append(place.links)
-        thread = threading.Thread(target=place.links.stir)
+        thread = threading.Thread(target=place.links.wake)
         thread.start()
         assert await place.hear() == Wake()
         thread.join(ANSWER_S_MAX)
 
     play(tmp_path, act)
-    kept[0].stir()  # the loop is closed by now
-    AgentConnections("job-1", TOKEN, ()).stir()
+    kept[0].wake()  # the loop is closed by now
+    AgentConnections("job-1", TOKEN, ()).wake()
 
 
 def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
