@@ -60,9 +60,9 @@ class CheckpointStore:
             with contextlib.suppress(OSError, codec.CodecError):
                 versions.append(codec.loads(Version, path.read_bytes()))
         self._known = {
-            str(self.path(one.name)): one.pieces for one in versions if one.state is VersionState.HOME
+            str(self.path(one.name)): one.pieces for one in versions if one.state is VersionState.INSTALLED
         }
-        keys = {version.key for version in versions if version.state is VersionState.OPEN}
+        keys = {version.key for version in versions if version.state is VersionState.EXPECTED}
         for stage in sorted((self._job.checkpoints / COMING).glob("*")):
             for version in versions:  # an exchange that was cut off between its two renames is undone
                 old, goal = stage / OLD / version.name, self.path(version.name)
