@@ -54,13 +54,13 @@ def test_on_a_full_disk_an_old_word_that_still_holds_is_renewed_and_another_foll
     with monkeypatch.context() as full:
         full.setattr(os, "fsync", _refuse)
         executor.endpoint = OLD
-        executor.say_where()
+        executor.publish_endpoint()
         assert job.endpoint.stat().st_mtime > 1.0 and job.endpoint.read_text() == OLD
         executor.endpoint = NEW
-        executor.say_where()
-        executor.go_on(tuple, 1.0)
+        executor.publish_endpoint()
+        executor.resume(tuple, 1.0)
         assert job.endpoint.read_text() == OLD
-    executor.go_on(tuple, 2.0)
+    executor.resume(tuple, 2.0)
     assert job.endpoint.read_text() == NEW
     executor.close()
 
@@ -72,7 +72,7 @@ def test_what_a_backend_says_of_a_node_is_masked(tmp_path: Path) -> None:
     executor = _executor(
         JobDir(tmp_path), Backend([], [("node-1", LaunchError("process", words))], words, words)
     )
-    failed, gone = executor.look(brain.facts, 2.0)
+    failed, gone = executor.poll(brain.facts, 2.0)
     masked = "its last words: no access with ***"
     assert isinstance(failed, e.LaunchFailed) and failed.reason == masked
     assert gone == e.AgentDied(2.0, "node-0", masked)
