@@ -112,7 +112,7 @@ class Executor:
                     self._transfers.path_there(node, decision.resume.path) if decision.resume else ""
                 )
                 self._connections.send(
-                    node, translation.start(self._plan, decision, self._place(node, gang), resume_from)
+                    node, translation.start(self._plan, decision, self._view(node, gang), resume_from)
                 )
             case d.Stop():
                 self._connections.send(decision.node, translation.stop(self._plan, decision))
@@ -212,15 +212,15 @@ class Executor:
         self._backend.close()
         self._transfers.close()
 
-    def _place(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
+    def _view(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
         return translation.NodeView(gang, node, self._transfers.root(node))
 
     def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.ManifestEntry, ...]) -> None:
         node = decision.node
         if any(name == node for name, _ in gang):  # it may have lost its place during the transfer
-            place = self._place(node, gang)
+            view = self._view(node, gang)
             self._connections.send(
-                node, translation.prepare(self._plan, decision, self._job_secrets, place, pieces)
+                node, translation.prepare(self._plan, decision, self._job_secrets, view, pieces)
             )
 
     def _config(self, node: str) -> m.AgentConfig:

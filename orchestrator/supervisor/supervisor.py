@@ -250,13 +250,13 @@ class Supervisor:
                 attempt = self._brain.facts.attempt
                 events = self._transfers.found(report, attempt.number if attempt else 0, self._gang(), now_s)
             else:
-                events = [self._transfers.at_home(translation.event(self._plan, report, self._mask, now_s))]
+                events = [self._transfers.localized(translation.event(self._plan, report, self._mask, now_s))]
         except codec.CodecError as err:
             print(f"{report.node} sent what cannot be read: {err}", flush=True)
             return
         self._brain.learn_kept(events, report.incarnation, report.seq)
         for event in events:
-            self._transfers.heard(event)
+            self._transfers.learned(event)
 
     def _gang(self) -> rank_env.Gang:
         return tuple((node.name, node.ranks) for node in self._brain.facts.gang)

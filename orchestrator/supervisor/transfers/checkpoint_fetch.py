@@ -183,7 +183,7 @@ class CheckpointFetch:
         return copy
 
     def resume_path(self, path: str, root: str) -> str:
-        """Return where a checkpoint lies on a host that it was sent to."""
+        """Return where a checkpoint lies on a host to which it was sent."""
         return f"{root}/checkpoints/{self._store.name_of(path)}"
 
     def pieces(self, path: str) -> tuple[m.ManifestEntry, ...]:

@@ -115,7 +115,7 @@ def test_what_an_agent_had_kept_is_fetched_from_its_own_folder_before_it_is_up(q
     quay.greet("n0")
     quay.bring("step-10.pt", b"ten")
     spoiled = e.CheckpointInvalidated(2.0, "n0", 1, "/far/n0/checkpoints/step-10.pt")
-    assert quay.transfers.at_home(spoiled) == dataclasses.replace(
+    assert quay.transfers.localized(spoiled) == dataclasses.replace(
         spoiled, path=str(quay.job.checkpoints / "step-10.pt")
     )
 
@@ -127,7 +127,7 @@ def test_an_agent_that_comes_after_another_does_not_speak_for_it(quay: Quay) -> 
     quay.transfers.found(quay.say("n0", m.ManifestReported(1, "step-10", 10, (piece,))), 1, GANG, 1.0)
     quay.greet("n1", boot="b", started=1)
     for node in ("n0", "n1"):
-        quay.transfers.heard(e.Stopped(2.0, node, 1, "asked"))
+        quay.transfers.learned(e.Stopped(2.0, node, 1, "asked"))
     (spoiled,) = quay.transfers.news(2.0)
     assert isinstance(spoiled, e.CheckpointInvalidated)
     assert quay.carrier.begun == []
@@ -188,11 +188,11 @@ def test_nothing_is_brought_to_a_node_that_sees_it_or_from_a_place_that_all_see(
 def test_a_path_that_a_host_names_is_told_as_it_is_called_here(quay: Quay) -> None:
     quay.up("n0", ships=False, root="/nfs")
     there = e.CheckpointFound(1.0, "n0", 1, "/nfs/n0/checkpoints/a.pt", 5)
-    assert quay.transfers.at_home(there) == dataclasses.replace(
+    assert quay.transfers.localized(there) == dataclasses.replace(
         there, path=str(quay.job.checkpoints / "a.pt")
     )
     elsewhere = dataclasses.replace(there, path="/shared/a.pt")
-    assert quay.transfers.at_home(elsewhere) == elsewhere
+    assert quay.transfers.localized(elsewhere) == elsewhere
 
 
 def test_what_travels_is_told(quay: Quay) -> None:
