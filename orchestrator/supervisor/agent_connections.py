@@ -1,7 +1,7 @@
 """The supervisor's connections to agents: who is connected, and what each agent sends.
 
-Rules: a stranger (wrong token, job or protocol) is cut off. A node has one connection, and a new one replaces the old. The
-reports that an agent had kept are delivered before `AgentReady`.
+Rules: a stranger (wrong token, job or protocol) is cut off. A node has one connection, and a new one replaces the old.
+The reports that an agent had kept are delivered before `AgentReady`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class AgentConnections:
             self._lines[node][0].abort()
 
     async def hear(self, wait_s: float) -> list[LinkEvent]:
-        """Return all link events in the inbox, after waiting at most `wait_s` for one. Heartbeats wait a little for others."""
+        """Return all link events in the inbox, after waiting at most `wait_s` for one. Heartbeats wait a little for
+        others."""
         link_events = []
         if self.inbox.empty():
             try:

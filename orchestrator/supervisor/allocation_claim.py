@@ -1,6 +1,5 @@
-"""The supervisor's place in an allocation of a queue system: the nodes that it puts into the plan, the claim in the job folder,
-and the exit codes that tell the batch script what to do next, see `templates/slurm.sh.j2`.
-"""
+"""The supervisor's place in an allocation of a queue system: the nodes that it puts into the plan, the claim in the
+job folder, and the exit codes that tell the batch script what to do next, see `templates/slurm.sh.j2`."""
 
 from __future__ import annotations
 
@@ -47,8 +46,8 @@ def claim(job: JobDir, name: str) -> None:
 
 
 def announce_allocation(job: JobDir, name: str) -> int:
-    """Claim the allocation for the job although another supervisor holds its lock, so that this one goes; return the exit
-    code of a supervisor that cannot act."""
+    """Claim the allocation for the job although another supervisor holds its lock, so that this one goes; return the
+    exit code of a supervisor that cannot act."""
     if codec.loads(Plan, job.plan.read_bytes()).slurm is None:
         return SUCCEEDED
     try:

@@ -1,5 +1,5 @@
-"""Execution of decisions: orders over nodes' connections, launches by the backend, transfers of files; and when the supervisor
-of an ended job may shut down.
+"""Execution of decisions: orders over nodes' connections, launches by the backend, transfers of files; and when the
+supervisor of an ended job may shut down.
 
 What can fail at once comes back as events; everything else arrives later, from agents or from the backend.
 """
@@ -33,8 +33,8 @@ LINGER_S_MAX = 600.0
 
 
 def may_shut_down(ended_at: float, moved_at: float, connected: bool, now_s: float) -> bool:
-    """Tell whether all agents of an ended job have left, or have had the time to. `moved_at`: the last time (job clock) at
-    which transferred data arrived."""
+    """Tell whether all agents of an ended job have left, or have had the time to. `moved_at`: the last time (job
+    clock) at which transferred data arrived."""
     last_s = min(max(ended_at, moved_at), ended_at + TRANSFER_S_MAX)
     return not connected or now_s > last_s + DISMISS_S_MAX
 

@@ -1,10 +1,10 @@
 """Guard of a job's supervisor: its parent, which starts it again when it dies and does nothing else.
 
-Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not started again. Nor is
-one that finds the job folder unfit: the last line of its log says what must be mended. One that dies again and again is
-given up, in such a line; so is a first one that never came up, since the process that started it waits for that. The lock
-in the job folder decides who supervises, so a guard never asks who else starts one. In Slurm's allocation the batch script
-does the same. The guard loads next to nothing: it lives as long as the job.
+Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not started again.
+Nor is one that finds the job folder unfit: the last line of its log says what must be mended. One that dies again and
+again is given up, in such a line; so is a first one that never came up, since the process that started it waits for
+that. The lock in the job folder decides who supervises, so a guard never asks who else starts one. In Slurm's
+allocation the batch script does the same. The guard loads next to nothing: it lives as long as the job.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The latest heartbeats of all agents: what to acknowledge of them, the speed of each rank, and connections gone mute.
 
-Heartbeats are not kept: the brain gets each one as an event, see `translation.heartbeat`; only what acknowledgements and
-the status file need is remembered here.
+Heartbeats are not kept: the brain gets each one as an event, see `translation.heartbeat`; only what acknowledgements
+and the status file need is remembered here.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class HeartbeatTracker:
         return heartbeat
 
     def ack_due(self, node: str, seq: int) -> m.Ack | None:
-        """Return the acknowledgement of reports up to `seq` and of the latest heartbeat; None when it was sent already."""
+        """Return the acknowledgement of reports up to `seq` and of the latest heartbeat; None when it was sent
+        already."""
         ack = m.Ack(seq, self._heartbeats.get(node, 0))
         return ack if self._acks.get(node) != ack else None
 

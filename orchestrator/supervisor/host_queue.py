@@ -1,9 +1,9 @@
 """The queue of a job home: jobs that want the same hosts are served in the order of their submits.
 
-Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait as long as smaller ones
-come. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts. The job's supervisor holds
-a lock on it until the job has its hosts. An unlocked ticket is that of a dead supervisor, and is ignored; so is another
-user's, whose lock cannot be seen.
+Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait as long as smaller
+ones come. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts. The job's
+supervisor holds a lock on it until the job has its hosts. An unlocked ticket is that of a dead supervisor, and is
+ignored; so is another user's, whose lock cannot be seen.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class HostQueue:
         self._due_s = float("-inf")
 
     def ahead(self, now_s: float) -> tuple[str, ...]:
-        """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most `LOOK_S`
-        ago. A queue that cannot be read or written delays no job."""
+        """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most
+        `LOOK_S` ago. A queue that cannot be read or written delays no job."""
         if now_s >= self._due_s:
             self._due_s = now_s + LOOK_S
             try:

@@ -1,8 +1,10 @@
-"""The supervisor's port up to the greeting: agents get in, and memory and descriptors last, during a flood of connections too.
+"""The supervisor's port up to the greeting: agents get in, and memory and descriptors last, during a flood of
+connections too.
 
-Rules: a connection counts from accept on. A silent one costs only a descriptor: TLS begins with the first byte, since from
-then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and per second. One too
-many puts out the oldest of the address that has the most, see `Crowd`. A flood is reported in one line with a count.
+Rules: a connection counts from accept on. A silent one costs only a descriptor: TLS begins with the first byte, since
+from then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and per second.
+One too many puts out the oldest of the address that has the most, see `Crowd`. A flood is reported in one line with a
+count.
 """
 
 from __future__ import annotations
@@ -209,7 +211,8 @@ class _Tally:
             self._timer = self._loop.call_later(self._span_s, self._print)
 
     def add_failure(self, why: str) -> None:
-        """Count a connection that could not be accepted. It may have been an agent's, so a line is printed for a single one."""
+        """Count a connection that could not be accepted. It may have been an agent's, so a line is printed for a
+        single one."""
         self._failed = why
         self.add(why, "")
 

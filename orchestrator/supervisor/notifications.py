@@ -1,8 +1,8 @@
 """Notifications of what happens to a job: a command of the user's, and a webhook.
 
-Rules: nothing here can hold up, fail or end the supervisor or the job. Each target has its own thread and a short queue,
-each delivery a limit; a failure is one line in supervisor.log. A decision is sent at most once: it is on disk before, so a
-supervisor that dies in between leaves it unsent.
+Rules: nothing here can hold up, fail or end the supervisor or the job. Each target has its own thread and a short
+queue, each delivery a limit; a failure is one line in supervisor.log. A decision is sent at most once: it is on disk
+before, so a supervisor that dies in between leaves it unsent.
 
 A notification is one JSON object:
 
@@ -137,7 +137,8 @@ def _text(event: str, decision: d.Decision, plan: Plan) -> str:
 
 
 class Notifier:
-    """Sends notifications to the targets that the plan names. `faults` hands out what went wrong, for supervisor.log."""
+    """Sends notifications to the targets that the plan names. `faults` hands out what went wrong, for
+    supervisor.log."""
 
     def __init__(
         self, plan: Plan, folder: Path, env: Mapping[str, str], mask: Mask, webhook: str = ""

@@ -1,8 +1,8 @@
 """The supervisor: one process per job, one loop. Receive, learn, decide, journal, carry out.
 
-Rules: only the holder of the job folder's lock acts. What was learned and decided is on disk before it is carried out and
-before agents get their acknowledgement. Nothing is decided here. If this process dies, the ranks go on, and the next one
-replays the journal.
+Rules: only the holder of the job folder's lock acts. What was learned and decided is on disk before it is carried out
+and before agents get their acknowledgement. Nothing is decided here. If this process dies, the ranks go on, and the
+next one replays the journal.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class Supervisor:
         return self._brain.facts.end
 
     async def run(self) -> int:
-        """Act until the job has ended and its agents have left; return the number of the last request that was taken."""
+        """Act until the job has ended and its agents have left; return the number of the last request that was
+        taken."""
         host = EVERYWHERE if self._allocation is not None else HERE
         port = await self._connections.listen_again(self._job, host)
         print(f"{status_object.iso(time.time())} supervisor {os.getpid()} listens on port {port}", flush=True)
@@ -299,7 +300,8 @@ class Supervisor:
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Acknowledge the reports that are on disk; what a full disk keeps waiting comes again with the next connection."""
+        """Acknowledge the reports that are on disk; what a full disk keeps waiting comes again with the next
+        connection."""
         self._brain.sync()
         for node in self._nodes:
             ack = self._heartbeats.ack_due(node, self._brain.acked(self._connections.incarnation(node)))

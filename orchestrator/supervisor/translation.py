@@ -1,7 +1,7 @@
 """Translation between the brain's events and decisions and the messages to and from agents, and the secrets of a job.
 
-The brain knows neither plan nor wire: a decision such as `Start` becomes an order with commands and environments here, and
-a report of an agent becomes an event of the same name, with secrets masked before anything is remembered.
+The brain knows neither plan nor wire: a decision such as `Start` becomes an order with commands and environments here,
+and a report of an agent becomes an event of the same name, with secrets masked before anything is remembered.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ def event(plan: Plan, report: Envelope, mask: Mask, at: float) -> Any:
 
 
 def _with_usable_addresses(plan: Plan, prepared: e.Prepared) -> e.Prepared:
-    """Return the event with the addresses that may be used: the one in the plan, else those of the interface that the user
-    chose, else all. Where the node reports none, its address in the plan."""
+    """Return the event with the addresses that may be used: the one in the plan, else those of the interface that the
+    user chose, else all. Where the node reports none, its address in the plan."""
     given, chosen = _address(plan, prepared.node), plan.env.get("GLOO_SOCKET_IFNAME", "")
     if not prepared.addresses:
         return dataclasses.replace(prepared, address=prepared.address or given or "127.0.0.1")

@@ -1,18 +1,18 @@
-"""Checkpoint transfer over SSH: fetches finished checkpoints from hosts into the job folder, and sends the resume checkpoint
-to the hosts of the next attempt.
+"""Checkpoint transfer over SSH: fetches finished checkpoints from hosts into the job folder, and sends the resume
+checkpoint to the hosts of the next attempt.
 
 A state machine: agents' reports and ended copies go in; `news` for the brain, `notes` for the log, and copies that the
 carrier begins and gives up come out. It knows neither threads nor SSH, and its own work on the disk is quick.
 
 Rules
-- A version is an attempt, a name and its steps. It is fetched when every host that may have a part in it has reported all
-  that was complete at later steps, or has stopped the attempt; at once, if only one host can have a part.
+- A version is an attempt, a name and its steps. It is fetched when every host that may have a part in it has reported
+  all that was complete at later steps, or has stopped the attempt; at once, if only one host can have a part.
 - A report of a name whose earlier version is being fetched waits until that has ended. A file that was written again
   before it was copied does not have the sha256 that its host reported: its version is dropped, and the next one counts.
 - A version that may be mixed, or lacks a piece, is dropped. So is one that waits for a node that will never report: the
   node was lost, or its ranks ended before its part was known to be whole.
-- Every `CheckpointFetchStarted` is followed by one end: `CheckpointFound`, or `CheckpointInvalidated` when it cannot come.
-  The version before it in the job folder stays until the new one is there and verified.
+- Every `CheckpointFetchStarted` is followed by one end: `CheckpointFound`, or `CheckpointInvalidated` when it cannot
+  come. The version before it in the job folder stays until the new one is there and verified.
 - Nothing is installed over a checkpoint, or deleted, while it is being sent to a host.
 """
 
@@ -35,7 +35,8 @@ from orchestrator.supervisor.transfers.checkpoint_store import CheckpointStore, 
 from orchestrator.supervisor.transfers.checkpoint_versions import NodeReports, Part, Version, VersionState
 
 COMING_MAX = 100
-"""The most checkpoints on their way at once. Past it more are written than the connection can take: the oldest is given up."""
+"""The most checkpoints on their way at once. Past it more are written than the connection can take: the oldest is
+given up."""
 
 Task: TypeAlias = Callable[[], object]
 News: TypeAlias = e.CheckpointFetchStarted | e.CheckpointFound | e.CheckpointInvalidated
@@ -72,9 +73,9 @@ class CheckpointFetch:
         resume_point: Callable[[], str],
         later: Callable[[Task], object],
     ) -> None:
-        """Take up what the manifests tell. `keep`: the number of checkpoints of each series that stay in the job folder,
-        in addition to `resume_point()`, the path that the next attempt starts from. `later` runs a task that may take
-        long (deleting) off the loop."""
+        """Take up what the manifests tell. `keep`: the number of checkpoints of each series that stay in the job
+        folder, in addition to `resume_point()`, the path that the next attempt starts from. `later` runs a task that
+        may take long (deleting) off the loop."""
         self._store = CheckpointStore(job)
         self.carrier = carrier
         self._keep = keep
@@ -93,8 +94,8 @@ class CheckpointFetch:
     # What happens
 
     def begin(self, at: float, awaited: tuple[str, ...], stopped: Mapping[str, int]) -> None:
-        """Go on where the supervisor before left off. `awaited`: the paths that the brain still waits for; `stopped`: the
-        last attempt that each node is known to have stopped."""
+        """Go on where the supervisor before left off. `awaited`: the paths that the brain still waits for; `stopped`:
+        the last attempt that each node is known to have stopped."""
         for node, attempt in stopped.items():
             self._reports.stop(node, attempt)
         for path in awaited:
@@ -144,8 +145,8 @@ class CheckpointFetch:
 
     def lost(self, at: float, node: str, attempt: int) -> None:
         """A node's agent has died, or was given up for its silence, in this attempt. What it has not reported is not
-        waited for; what it has is still fetched, and nothing more is sent there. Must be called before the reports of the
-        node's next agent."""
+        waited for; what it has is still fetched, and nothing more is sent there. Must be called before the reports of
+        the node's next agent."""
         if self._reports.lose(node, attempt):
             self._store.note_lost(self._reports.lost)
         sends = [one for one in self._copies.values() if one.copy.node == node and one.is_send]
@@ -171,8 +172,8 @@ class CheckpointFetch:
     # Sending
 
     def send(self, path: str, node: str, root: str) -> Copy:
-        """Begin to bring a checkpoint from the job folder to `resume_path` on a host, and return the copy. Raises ClusterError
-        when there is no such checkpoint."""
+        """Begin to bring a checkpoint from the job folder to `resume_path` on a host, and return the copy. Raises
+        ClusterError when there is no such checkpoint."""
         files, top = files_of(Path(path)), self._store.top_of(path)
         names = tuple(str(file.relative_to(top)) for file, _ in files)
         self._sends += 1
@@ -187,8 +188,8 @@ class CheckpointFetch:
         return f"{root}/checkpoints/{self._store.name_of(path)}"
 
     def pieces(self, path: str) -> tuple[m.ManifestEntry, ...]:
-        """Return the files of a checkpoint in the job folder, by their names on a host; one that was not fetched is read
-        whole, so call this off the loop. Raises ClusterError."""
+        """Return the files of a checkpoint in the job folder, by their names on a host; one that was not fetched is
+        read whole, so call this off the loop. Raises ClusterError."""
         return self._store.pieces(path)
 
     @property
@@ -315,7 +316,8 @@ class CheckpointFetch:
     # In the job folder
 
     def _prune(self, at: float, keep: int) -> None:
-        """Delete installed versions that are old and not needed; their order is by attempts and steps, not by hosts' clocks."""
+        """Delete installed versions that are old and not needed; their order is by attempts and steps, not by hosts'
+        clocks."""
         installed = [entry.installed for entry in self._book.values() if entry.installed is not None]
         times = sorted({(version.attempt, version.steps_begun) for version in installed})
         members = [

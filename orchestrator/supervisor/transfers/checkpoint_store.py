@@ -1,9 +1,10 @@
-"""The checkpoints in a job folder, as they lie on the disk: whole ones, those on their way, and what hosts reported of them.
+"""The checkpoints in a job folder, as they lie on the disk: whole ones, those on their way, and what hosts reported of
+them.
 
-Rules: `checkpoints/NAME` is one whole version or does not exist. A version on its way gathers in a folder of its own on the
-same disk (`checkpoints/.coming/KEY/`) and is renamed into its place. `carried/KEY.json` holds what the hosts last reported of a
-name, and its state; `carried/lost.json` the hosts that will report nothing more. No name that a host sends leads out of the
-checkpoint folder.
+Rules: `checkpoints/NAME` is one whole version or does not exist. A version on its way gathers in a folder of its own
+on the same disk (`checkpoints/.coming/KEY/`) and is renamed into its place. `carried/KEY.json` holds what the hosts
+last reported of a name, and its state; `carried/lost.json` the hosts that will report nothing more. No name that a
+host sends leads out of the checkpoint folder.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ class CheckpointStore:
         return wholeness(gathered, inspect_shape(gathered)) is Wholeness.UNFINISHED
 
     def name_of(self, path: str) -> str:
-        """Return a checkpoint's name in the checkpoint folder; of one that lies elsewhere, the name that it would get."""
+        """Return a checkpoint's name in the checkpoint folder; of one that lies elsewhere, the name that it would
+        get."""
         whole = Path(path)
         folder = self._job.checkpoints
         return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else whole.name
@@ -162,8 +164,8 @@ class CheckpointStore:
         return Path(path).parents[len(Path(self.name_of(path)).parts) - 1]
 
     def pieces(self, path: str) -> tuple[ManifestEntry, ...]:
-        """Return the files of a checkpoint: the known ones while sizes and times fit, else all are read, which may take long.
-        Raises ClusterError."""
+        """Return the files of a checkpoint: the known ones while sizes and times fit, else all are read, which may
+        take long. Raises ClusterError."""
         top, shape = self.top_of(path), inspect_shape(Path(path))
         names = {
             str((Path(path) / name).relative_to(top)): (size, mtime_ns)

@@ -1,4 +1,5 @@
-"""Versions of checkpoints whose files are written on hosts that share no disk, put together from the hosts' reports. Pure.
+"""Versions of checkpoints whose files are written on hosts that share no disk, put together from the hosts' reports.
+Pure.
 
 A version is an attempt, a name and its steps. A name with a number in it is written once in an attempt, so all parts
 under it belong together. A name that is written again is a slot: its parts belong together only where all hosts had
@@ -92,12 +93,14 @@ class Version:
 
     @property
     def may_be_mixed(self) -> bool:
-        """Tell whether its parts may be of several writings of its name: only at the same step they certainly are not."""
+        """Tell whether its parts may be of several writings of its name: only at the same step they certainly are
+        not."""
         return self.is_slot and len(self.parts) > 1 and not 0 < self.steps_begun == self.steps
 
     @property
     def lacks_metadata(self) -> bool:
-        """Tell whether it has pieces of torch.distributed.checkpoint, and not the metadata file that is written last."""
+        """Tell whether it has pieces of torch.distributed.checkpoint, and not the metadata file that is written
+        last."""
         names = [PurePosixPath(piece.name) for part in self.parts for piece in part.pieces]
         lists = {name.parent for name in names if name.name.endswith(METADATA)}
         return any(name.suffix == PIECE and name.parent not in lists for name in names)
@@ -116,7 +119,8 @@ class Version:
         raise AssertionError(f"{node} has no part in {self.name}")
 
     def may_take(self, new: Part) -> bool:
-        """Tell whether a host's part is new: not reported before, nor of a file that another host has reported already."""
+        """Tell whether a host's part is new: not reported before, nor of a file that another host has reported
+        already."""
         is_other_s = self.placed == (self.node,) != (new.node,) and new.steps <= self.steps
         return self.part_of(new.node) != new and not is_other_s
 
@@ -176,7 +180,8 @@ class NodeReports:
         return [node for node in version.placed if not self._is_past(node, version)]
 
     def why_never(self, version: Version, pending: list[str]) -> str:
-        """Return why it will never be known that a version is whole; empty while it may be. `pending`: as returned above."""
+        """Return why it will never be known that a version is whole; empty while it may be. `pending`: as returned
+        above."""
         for part in version.parts:
             if not part.pieces:
                 return f"the ranks on {part.node} ended before their part in it was known to be whole"

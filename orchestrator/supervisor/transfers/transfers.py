@@ -1,8 +1,8 @@
 """Transfers of logs and checkpoints, both ways, between the job folder and hosts that do not see its disk.
 
-Rules: where a host sees the job folder nothing is transferred. A file lands in the job folder under the name that it has on
-the host. A checkpoint counts once it is whole in the job folder; before an attempt begins from it, it is on every host.
-Nothing here waits: bulk is copied by the backend's carrier, and a thread does what may take long.
+Rules: where a host sees the job folder nothing is transferred. A file lands in the job folder under the name that it
+has on the host. A checkpoint counts once it is whole in the job folder; before an attempt begins from it, it is on
+every host. Nothing here waits: bulk is copied by the backend's carrier, and a thread does what may take long.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Transfers:
     # Nodes
 
     def greeted(self, hello: m.Hello, started: int, at: float) -> None:
-        """A node's agent says who it is, before all else. `started`: the last attempt that had ranks there; what an earlier
-        agent had not reported of it will not come."""
+        """A node's agent says who it is, before all else. `started`: the last attempt that had ranks there; what an
+        earlier agent had not reported of it will not come."""
         if self._incarnations.get(hello.node, hello.incarnation) != hello.incarnation:
             self.lost(hello.node, started, at)
         self._incarnations[hello.node] = hello.incarnation
@@ -89,8 +89,8 @@ class Transfers:
         return hello is not None and hello.ships
 
     def lost(self, node: str, attempt: int, at: float) -> None:
-        """A node's agent, the last that had ranks of this attempt, has died or was given up for its silence: what it has not
-        reported will not come."""
+        """A node's agent, the last that had ranks of this attempt, has died or was given up for its silence: what it
+        has not reported will not come."""
         self._incarnations.pop(node, None)
         if self._checkpoint_fetch is not None:
             self._checkpoint_fetch.lost(at, node, attempt)
@@ -200,7 +200,8 @@ class Transfers:
         return str(self.root(node).root / here.relative_to(self._job.root))
 
     def travels(self) -> list[Json]:
-        """Return the transfers under way, as `orch status --json` shows it; `done_bytes` is None while it is not known."""
+        """Return the transfers under way, as `orch status --json` shows it; `done_bytes` is None while it is not
+        known."""
         if self._checkpoint_fetch is None:
             return []
         done_bytes = self._checkpoint_fetch.carrier.progress()
