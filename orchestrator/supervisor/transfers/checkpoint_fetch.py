@@ -156,7 +156,7 @@ class CheckpointFetch:
         self._try_all(at)
 
     def tidy(self, at: float) -> None:
-        """Time has passed: delete what `keep` does not keep, once the brain has been told of all that came."""
+        """Time has passed: delete what `keep` does not keep, once the brain has got all news."""
         if self._keep is not None and not self.news:
             self._prune(at, self._keep)
 
