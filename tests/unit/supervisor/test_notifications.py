@@ -1,4 +1,4 @@
-"""Is the user told of what he asked to be told of, and does nothing that goes wrong there reach the job?"""
+"""Notifications: the user gets those that the job file asks for, and no failure there reaches the job."""
 
 from __future__ import annotations
 

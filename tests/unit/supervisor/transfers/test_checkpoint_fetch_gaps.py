@@ -1,4 +1,4 @@
-"""Does what cannot come leave what is at home, and never pass for whole where a part may be missing?"""
+"""Checkpoints that cannot come: the installed one stays, and none passes for whole where a part may be missing."""
 
 from __future__ import annotations
 

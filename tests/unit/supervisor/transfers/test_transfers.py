@@ -1,4 +1,4 @@
-"""Does what travels arrive where it belongs, and is nothing begun twice? With a carrier that only remembers."""
+"""Transfers: files arrive where they belong, and no copy is begun twice. With a carrier that only remembers."""
 
 from __future__ import annotations
 
