@@ -105,8 +105,7 @@ class Supervisor:
         return self._brain.facts.end
 
     async def run(self) -> int:
-        """Act until the job has ended and its agents have left; return the number of the last request that was
-        taken."""
+        """Act until the job has ended and its agents have left; return the number of the last request taken."""
         host = EVERYWHERE if self._allocation is not None else HERE
         port = await self._connections.listen_again(self._job, host)
         print(f"{status_object.iso(time.time())} supervisor {os.getpid()} listens on port {port}", flush=True)
@@ -300,8 +299,7 @@ class Supervisor:
         self._acknowledge()
 
     def _acknowledge(self) -> None:
-        """Acknowledge the reports that are on disk; what a full disk keeps waiting comes again with the next
-        connection."""
+        """Acknowledge the reports that are on disk; the others come again with the next connection."""
         self._brain.sync()
         for node in self._nodes:
             ack = self._heartbeats.ack_due(node, self._brain.acked(self._connections.incarnation(node)))
