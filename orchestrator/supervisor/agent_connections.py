@@ -1,7 +1,7 @@
-"""Which agents are connected, and what do they say? The supervisor's side of every line.
+"""The supervisor's connections to agents: who is connected, and what each agent sends.
 
-Rules: a stranger (wrong token, job or protocol) is cut off; a node has one connection, and a new one replaces the old;
-what an agent had kept is delivered before the news that it is up.
+Rules: a stranger (wrong token, job or protocol) is cut off. A node has one connection, and a new one replaces the old.
+The reports that an agent had kept are delivered before `AgentReady`.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from orchestrator.core.wire.messages import Envelope
 from orchestrator.supervisor.listener import BACKLOG, AgentListener
 
 HELLO_BYTES_MAX = 64 << 10
-"""How long a greeting may be: it is read before it is known whose it is."""
+"""How long a greeting may be: it is read before its sender is known."""
 
 BEATS_GATHER_S = 0.1
-"""How long beats may wait, so that looking at all nodes is worth it; whatever else comes ends that."""
+"""How long heartbeats may wait, so that one round of decisions serves many; any other event ends the wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentGreeted:
-    """An agent has said who it is; next comes what it had kept, then `AgentReady`."""
+    """An agent has said who it is; next come the reports that it had kept, then `AgentReady`."""
 
     hello: m.Hello
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReady:
-    """An agent is connected; all that it had kept has been delivered before."""
+    """An agent is connected; the reports that it had kept have been delivered before."""
 
     hello: m.Hello
 
 
 @dataclass(frozen=True, slots=True)
 class AgentDropped:
-    """The current connection of a node is no more. `left`: its agent said that it goes, as it was told to."""
+    """The current connection of a node ended. `left`: its agent, which was dismissed, said goodbye before."""
 
     node: str
     left: bool = False
@@ -51,22 +51,22 @@ class AgentDropped:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """A backend has something to tell: it is worth looking."""
+    """A backend has something to report: poll it."""
 
 
 LinkEvent = AgentGreeted | AgentReady | Envelope | AgentDropped | Wake
 
 
 class AgentConnections:
-    """All connections to agents; what they say goes into `inbox`."""
+    """All connections to agents of one job; what they send goes into `inbox`."""
 
     def __init__(self, job: str, token: str, nodes: tuple[str, ...]) -> None:
         self._job = job
         assert token, "an empty token would admit all"
         self._token = token
         self._nodes = frozenset(nodes)
-        self._lines: dict[str, tuple[connection.Line, str]] = {}  # of each node, with the boot of its agent
-        self._door: AgentListener | None = None
+        self._lines: dict[str, tuple[connection.Line, str]] = {}  # by node, with the incarnation of its agent
+        self._listener: AgentListener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self.inbox: asyncio.Queue[LinkEvent] = asyncio.Queue()
         self._urgent = asyncio.Event()
@@ -75,14 +75,14 @@ class AgentConnections:
         """Serve on `port`, or on any free one when it is 0 or taken; return the port."""
         self._loop = asyncio.get_running_loop()
         try:
-            listener = socket.create_server((host, port), backlog=BACKLOG)
+            sock = socket.create_server((host, port), backlog=BACKLOG)
         except OSError:
-            listener = socket.create_server((host, 0), backlog=BACKLOG)
-        self._door = AgentListener(listener, context, self._meet)
-        return int(listener.getsockname()[1])
+            sock = socket.create_server((host, 0), backlog=BACKLOG)
+        self._listener = AgentListener(sock, context, self._meet)
+        return int(sock.getsockname()[1])
 
     async def listen_again(self, job: JobDir, host: str) -> int:
-        """Serve where the supervisor before did, so that agents find this one at once; return the port."""
+        """Serve on the port of the supervisor before, so that agents find this one at once; return the port."""
         try:
             port = int(job.endpoint.read_text().rpartition(":")[2])
         except (OSError, ValueError):
@@ -114,11 +114,12 @@ class AgentConnections:
             self._lines[node][0].abort()
 
     async def hear(self, wait_s: float) -> list[LinkEvent]:
-        """Return all words that are there, after waiting at most so long for one. Beats wait a little for others."""
-        words = []
+        """Return all link events in the inbox, after waiting at most `wait_s` for one. Heartbeats wait a little for
+        others."""
+        link_events = []
         if self.inbox.empty():
             try:
-                words.append(await asyncio.wait_for(self.inbox.get(), max(0.0, wait_s)))
+                link_events.append(await asyncio.wait_for(self.inbox.get(), max(0.0, wait_s)))
             except asyncio.TimeoutError:
                 return []
         if not self._urgent.is_set():
@@ -126,37 +127,37 @@ class AgentConnections:
                 await asyncio.wait_for(self._urgent.wait(), max(0.0, min(BEATS_GATHER_S, wait_s)))
         self._urgent.clear()
         while not self.inbox.empty():
-            words.append(self.inbox.get_nowait())
-        return words
+            link_events.append(self.inbox.get_nowait())
+        return link_events
 
-    def stir(self) -> None:
-        """Put a `Wake` into the inbox, from any thread; one that comes before `listen` or after the end is lost."""
+    def wake(self) -> None:
+        """Put a `Wake` into the inbox, from any thread; a call before `listen` or after the end does nothing."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._put, Wake())
 
     async def close(self) -> None:
         """Close everything; what was sent is still delivered, within a second."""
-        if self._door is not None:
-            self._door.close()
-        for one, _ in self._lines.values():
-            one.writer.close()
+        if self._listener is not None:
+            self._listener.close()
+        for line, _ in self._lines.values():
+            line.writer.close()
         await asyncio.sleep(0.05)
 
-    async def _meet(self, one: connection.Line, known: Callable[[], None]) -> None:
-        """Hear a stranger's greeting, and then what one of our own agents says."""
+    async def _meet(self, line: connection.Line, admit: Callable[[], None]) -> None:
+        """Read a stranger's greeting, and then what it sends if it is line of the job's agents."""
         try:
-            hello = await self._recognise(one)
-            known()
-            await self._hear(one, hello)
+            hello = await self._authenticate(line)
+            admit()
+            await self._hear(line, hello)
         except connection.LineError:
             pass
         finally:
-            one.abort()
+            line.abort()
 
-    async def _recognise(self, one: connection.Line) -> m.Hello:
-        """Return the greeting of one of our own. Raises LineError for anybody else."""
-        data, _ = await one.receive(HELLO_BYTES_MAX)
+    async def _authenticate(self, line: connection.Line) -> m.Hello:
+        """Return the greeting of one of the job's agents. Raises LineError for a stranger."""
+        data, _ = await line.receive(HELLO_BYTES_MAX)
         hello, _ = connection.take_message(data, {"Hello": m.Hello})
         ours = hmac.compare_digest(hello.token.encode("utf-8", "surrogatepass"), self._token.encode())
         if (
@@ -169,32 +170,32 @@ class AgentConnections:
         assert isinstance(hello, m.Hello)
         return hello
 
-    async def _hear(self, one: connection.Line, hello: m.Hello) -> None:
-        """Pass on what this agent says until the line ends or another replaces it."""
+    async def _hear(self, line: connection.Line, hello: m.Hello) -> None:
+        """Pass on what this agent sends until the connection ends or another replaces it."""
         old = self._lines.pop(hello.node, None)
         if old is not None:
             old[0].abort()
-        self._lines[hello.node] = (one, hello.incarnation)
+        self._lines[hello.node] = (line, hello.incarnation)
         self._put(AgentGreeted(hello))
         left = False
         try:
             for _ in range(hello.pending):
-                await self._pass_on(one, hello)
+                await self._pass_on(line, hello)
             self._put(AgentReady(hello))
             while not left:
-                left = await self._pass_on(one, hello)
+                left = await self._pass_on(line, hello)
         except connection.LineError:
             pass
         finally:
-            one.abort()
-            if self._is_current(one, hello):
+            line.abort()
+            if self._is_current(line, hello):
                 del self._lines[hello.node]
                 self._put(AgentDropped(hello.node, left))
 
-    async def _pass_on(self, one: connection.Line, hello: m.Hello) -> bool:
-        """Pass one word on; tell whether it was the agent's last one."""
-        data, raw = await one.receive()
-        if not self._is_current(one, hello):
+    async def _pass_on(self, line: connection.Line, hello: m.Hello) -> bool:
+        """Pass one message on; tell whether it was the agent's goodbye."""
+        data, raw = await line.receive()
+        if not self._is_current(line, hello):
             raise connection.LineError("replaced by a newer connection")
         if data.get("kind") == m.Goodbye.__name__:
             return True
@@ -202,10 +203,10 @@ class AgentConnections:
         self._put(Envelope(hello.node, hello.incarnation, seq, data, raw))
         return False
 
-    def _put(self, word: LinkEvent) -> None:
-        self.inbox.put_nowait(word)
-        if not (isinstance(word, Envelope) and word.data.get("kind") == m.Heartbeat.__name__):
+    def _put(self, link_event: LinkEvent) -> None:
+        self.inbox.put_nowait(link_event)
+        if not (isinstance(link_event, Envelope) and link_event.data.get("kind") == m.Heartbeat.__name__):
             self._urgent.set()
 
-    def _is_current(self, one: connection.Line, hello: m.Hello) -> bool:
-        return hello.node in self._lines and self._lines[hello.node][0] is one
+    def _is_current(self, line: connection.Line, hello: m.Hello) -> bool:
+        return hello.node in self._lines and self._lines[hello.node][0] is line

@@ -1,5 +1,5 @@
-"""How does a supervisor live in an allocation of a queue system? With its nodes in the plan, and with exit codes that
-tell the batch script, see `templates/slurm.sh.j2`, what to do when it leaves."""
+"""The supervisor's place in an allocation of a queue system: the nodes that it puts into the plan, the claim in the
+job folder, and the exit codes that tell the batch script what to do next, see `templates/slurm.sh.j2`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
 
 SUCCEEDED, OVER = 0, 1
-"""The job is over, well or otherwise."""
+"""The job has ended."""
 
 BUSY = 73
-"""Another supervisor is at work: the lock of one whose host was lost may outlive it for a while."""
+"""Another supervisor is at work: the lock of a supervisor whose host was lost may outlive it for a while."""
 
 REQUEUED = 75
 """The nodes were given back, and Slurm is about to take them (EX_TEMPFAIL of sysexits.h)."""
 
 
 def placed(plan: Plan, allocation: Allocation | None) -> Plan:
-    """Return the plan with the nodes that the job was given, if it is a queue system that gives them."""
+    """Return the plan with the nodes of the allocation, if there is one."""
     if allocation is None:
         return plan
     nodes = tuple(PlannedNode(name, name, "", (), ()) for name in allocation.nodes)
@@ -32,20 +32,22 @@ def placed(plan: Plan, allocation: Allocation | None) -> Plan:
 
 
 def claim(job: JobDir, name: str) -> None:
-    """Write in the job folder that the job is in this allocation, before anything is ordered in it. Agents of an earlier
-    one that were lost with their nodes, and whose ranks train on, read it and go, see `node/orphan.py`; so does a
-    supervisor that lives on there and holds the lock. Raises NotOursError when the job is in a later one by now."""
+    """Write into the job folder that the job is in this allocation, before any order is given in it.
+
+    Agents and a supervisor that live on in an earlier allocation read it and go, see `agent/lost_supervisor.py`. Raises
+    NotOursError when the job is in a later allocation by now.
+    """
     if not name:
         return
-    there = replaced(job, name)
-    if _is_later(there, name):
-        raise NotOursError(f"this is allocation {name}, and the job goes on in allocation {there}")
+    current = replaced(job, name)
+    if _is_later(current, name):
+        raise NotOursError(f"this is allocation {name}, and the job goes on in allocation {current}")
     full_disk.wait_for(lambda: replace_text(job.allocation, f"{name}\n"))
 
 
 def announce_allocation(job: JobDir, name: str) -> int:
-    """Let the supervisor that has the lock know that the job is in this allocation by now, if it is; return the exit
-    code for one that cannot act."""
+    """Claim the allocation for the job although another supervisor holds its lock, so that this one goes; return the
+    exit code of a supervisor that cannot act."""
     if codec.loads(Plan, job.plan.read_bytes()).slurm is None:
         return SUCCEEDED
     try:
@@ -56,27 +58,27 @@ def announce_allocation(job: JobDir, name: str) -> int:
 
 
 def replaced(job: JobDir, name: str) -> str:
-    """Return the other allocation that the job is in by now; empty when it is in this one, or nobody says."""
+    """Return the other allocation that the job has moved to; empty when it is in this one, or none is written down."""
     if not name:
         return ""
     try:
-        there = job.allocation.read_text(encoding="ascii").strip()
+        current = job.allocation.read_text(encoding="ascii").strip()
     except (OSError, ValueError):
         return ""
-    return there if there != name else ""
+    return current if current != name else ""
 
 
 def _is_later(one: str, other: str) -> bool:
-    """Tell whether two allocations are stays of the same job of Slurm, and `one` is the later of them."""
-    (job_id, _, stay), (other_id, _, other_stay) = one.partition("."), other.partition(".")
-    counts = stay.isdigit() and other_stay.isdigit()
-    return counts and job_id == other_id and int(stay) > int(other_stay)
+    """Tell whether two allocations belong to the same Slurm job, and `one` is the later. Names: JOB_ID.RESTARTS."""
+    (job_id, _, number), (other_id, _, other_number) = one.partition("."), other.partition(".")
+    are_numbers = number.isdigit() and other_number.isdigit()
+    return are_numbers and job_id == other_id and int(number) > int(other_number)
 
 
 def leave(allocation: Allocation | None, requeue: d.Requeue | None, end: d.JobEnd | None) -> int:
     """Give the nodes back, if that was decided; return the exit code.
 
-    Nobody goes on in an allocation in which the job has ended: whoever resumes it asks for nodes anew.
+    An allocation in which the job has ended is not used again: a resume asks for new nodes.
     """
     if allocation is None:
         return SUCCEEDED

@@ -1,6 +1,7 @@
-"""How is a decision carried out? By an order over a node's line, a launch by the backend, or files that travel.
+"""Execution of decisions: orders over nodes' connections, launches by the backend, transfers of files; and when the
+supervisor of an ended job may shut down.
 
-What can fail at once comes back as news; everything else is heard of later, from agents or from the backend.
+What can fail at once comes back as events; everything else arrives later, from agents or from the backend.
 """
 
 from __future__ import annotations
@@ -21,74 +22,108 @@ from orchestrator.supervisor import translation
 from orchestrator.supervisor.agent_connections import AgentConnections
 from orchestrator.supervisor.transfers.transfers import Transfers
 
+DISMISS_S_MAX = 5.0
+"""How long agents of an ended job may take to leave once nothing is being transferred."""
+
+TRANSFER_S_MAX = 300.0
+"""How long after the job's end transfers are waited for; `orch collect` brings the rest."""
+
+LINGER_S_MAX = 600.0
+"""How long after the job's end the supervisor tries to reach hosts whose agents could not be dismissed."""
+
+
+def may_shut_down(ended_at: float, moved_at: float, connected: bool, now_s: float) -> bool:
+    """Tell whether all agents of an ended job have left, or have had the time to. `moved_at`: the last time (job
+    clock) at which transferred data arrived."""
+    last_s = min(max(ended_at, moved_at), ended_at + TRANSFER_S_MAX)
+    return not connected or now_s > last_s + DISMISS_S_MAX
+
+
+def undismissed_hosts(facts: Facts, now_s: float) -> tuple[str, ...]:
+    """Return the hosts on which an agent may still run after the job's end, since it could not be dismissed; none after
+    `LINGER_S_MAX`.
+
+    An agent must not be left running when its host comes back. A queue system ends by itself what is left on its nodes.
+    """
+    if facts.pool is None or facts.queue is not None or facts.ended_at is None:
+        return ()
+    if now_s > facts.ended_at + LINGER_S_MAX:
+        return ()
+    return tuple(
+        node.name
+        for node in facts.every_node()
+        if node.agent_present or node.agent_state is AgentState.LAUNCHING
+    )
+
 
 class Executor:
-    """What a supervisor can do to the nodes of its job. `endpoint` is where it listens, as host:port."""
+    """What a supervisor can do to the nodes of its job. `endpoint`: where it listens, one host:port a line."""
 
     def __init__(
         self,
         job: JobDir,
         plan: Plan,
-        private: translation.JobSecrets,
+        job_secrets: translation.JobSecrets,
         backend: Backend,
-        links: AgentConnections,
-        ferry: Transfers,
+        connections: AgentConnections,
+        transfers: Transfers,
     ) -> None:
         self._job = job
         self._plan = plan
-        self._private = private
+        self._job_secrets = job_secrets
         self._backend = backend
-        self._links = links
-        self._ferry = ferry
-        self._mask = private.mask
+        self._connections = connections
+        self._transfers = transfers
+        self._mask = job_secrets.mask
         self.endpoint = ""
-        self._is_unsaid = False  # where agents are to dial
+        self._is_unpublished = False  # the endpoint, since the disk was full
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], now_s: float) -> None:
-        """Take up what an earlier supervisor has under way: agents that may run, checkpoints that travel."""
-        self._ferry.begin(facts, stopped, now_s)
+        """Take up what an earlier supervisor had under way: agents that may run, transfers of checkpoints."""
+        self._transfers.begin(facts, stopped, now_s)
         for node in facts.every_node():
             if node.agent_state is not AgentState.ABSENT:
                 self._backend.attend(self._config(node.name))
 
-    def say_where(self) -> None:
-        """Write down where agents are to dial; on a full disk `go_on` does, unless that has not changed."""
+    def publish_endpoint(self) -> None:
+        """Write down where agents are to dial. On a full disk `resume` tries again, unless the file says it already."""
         file = self._job.endpoint
         try:
             replace_text(file, self.endpoint)
         except OSError as err:
             if not full_disk.is_full(err):
                 raise
-        self._is_unsaid = not file.exists() or file.read_text() != self.endpoint
-        if not self._is_unsaid:
-            file.touch()  # whoever has started this supervisor waits for it
+        self._is_unpublished = not file.exists() or file.read_text() != self.endpoint
+        if not self._is_unpublished:
+            file.touch()  # the process that started this supervisor waits for it
 
     def carry_out(self, decision: d.Decision, gang: rank_env.Gang, now_s: float) -> list[e.Event]:
-        """Carry out one decision for the current gang; the rest of the decisions are facts already."""
+        """Carry out one decision for the current gang, and return what failed at once."""
         match decision:
             case d.Launch(node=node):
                 return self._launch(node, now_s)
             case d.Prepare():
-                if self._ferry.send(decision, now_s):
+                if self._transfers.send(decision, now_s):
                     self._prepare(decision, gang, ())
             case d.Probe(node=node):
-                self._links.send(node, m.Probe(decision.attempt, decision.addresses, decision.port))
+                self._connections.send(node, m.Probe(decision.attempt, decision.addresses, decision.port))
             case d.Start(node=node):
-                resume_from = self._ferry.path_there(node, decision.resume.path) if decision.resume else ""
-                self._links.send(
-                    node, translation.start(self._plan, decision, self._place(node, gang), resume_from)
+                resume_from = (
+                    self._transfers.path_there(node, decision.resume.path) if decision.resume else ""
+                )
+                self._connections.send(
+                    node, translation.start(self._plan, decision, self._view(node, gang), resume_from)
                 )
             case d.Stop():
-                self._links.send(decision.node, translation.stop(self._plan, decision))
-            case d.Inspect(node=node, attempt=attempt, inspection=look):
-                self._links.send(node, m.Inspect(attempt, look))
+                self._connections.send(decision.node, translation.stop(self._plan, decision))
+            case d.Inspect(node=node, attempt=attempt, inspection=number):
+                self._connections.send(node, m.Inspect(attempt, number))
             case d.Fence(node=node, attempt=attempt, quiet_s=quiet_s, alone_s=alone_s):
-                self._links.send(node, m.Fence(attempt, quiet_s, alone_s))
+                self._connections.send(node, m.Fence(attempt, quiet_s, alone_s))
             case d.Dismiss(node=node):
-                self._links.send(node, m.Dismiss())
-                self._backend.attend(
-                    self._config(node)
-                )  # what is being launched there is not wanted any more
+                self._connections.send(node, m.Dismiss())
+                # What is still being launched there is not wanted any more.
+                self._backend.attend(self._config(node))
             case (
                 d.BeginAttempt()
                 | d.Place()
@@ -100,94 +135,96 @@ class Executor:
                 | d.EndJob()
                 | d.Requeue()
             ):
-                pass
+                pass  # facts already
         return []
 
     def judged(self, verdict: d.Verdict, facts: Facts, now_s: float) -> None:
-        """A verdict fell: of a node that is lost for its silence nothing more is waited for."""
+        """Give up the transfers that wait for a node, if the verdict is that it is lost for its silence."""
         node, limits = facts.node(verdict.node), facts.limits
         if verdict.kind is not d.Kind.NODE_LOST or node is None or limits is None:
             return
         if now_s >= node.contact_at + limits.node_silent_s_max:
-            self._ferry.lost(node.name, node.ever_started, now_s)
+            self._transfers.lost(node.name, node.ever_started, now_s)
 
-    def look(self, facts: Facts, now_s: float) -> list[e.Event]:
-        """Return what the backend knows by now of launches and agents, and what of checkpoints has travelled."""
+    def poll(self, facts: Facts, now_s: float) -> list[e.Event]:
+        """Return what is new from the backend (launches, agents, allocation) and from the transfers."""
         events = [self._failed(name, err, now_s) for name, err in self._backend.failures()]
         for node in facts.every_node():
             sought = node.agent_state in (AgentState.LAUNCHING, AgentState.SILENT) or (
                 node.agent_present and node.agent_state is AgentState.ABSENT
             )
-            if sought and not self._links.connected(node.name):
+            if sought and not self._connections.connected(node.name):
                 evidence = self._backend.gone(node.name)
                 if evidence is not None:
                     events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
-                    self._ferry.lost(node.name, node.ever_started, now_s)
-        return [*events, *self._ferry.news(now_s), *self._endings(facts, now_s)]
+                    self._transfers.lost(node.name, node.ever_started, now_s)
+        return [*events, *self._transfers.news(now_s), *self._endings(facts, now_s)]
 
     def _endings(self, facts: Facts, now_s: float) -> list[e.Event]:
-        """Return what is known by now of the end of the allocation."""
+        """Return what is new about the end of the allocation."""
         allocation = self._backend.allocation
-        told = allocation.endings() if allocation is not None else []
+        endings = allocation.endings() if allocation is not None else []
         return [
             e.AllocationEnding(
                 now_s,
                 facts.allocation,
-                one.cause,
-                one.why,
-                None if one.left_s is None else now_s + one.left_s,
+                ending.cause,
+                ending.why,
+                None if ending.left_s is None else now_s + ending.left_s,
             )
-            for one in told
+            for ending in endings
         ]
 
-    def go_on(self, gang: Callable[[], rank_env.Gang], now_s: float) -> None:
-        """Prepare the nodes to which their checkpoint was brought; do what a full disk has kept from being done."""
-        if self._is_unsaid:
-            self.say_where()
-        for decision, pieces in self._ferry.arrived(now_s):
+    def resume(self, gang: Callable[[], rank_env.Gang], now_s: float) -> None:
+        """Prepare the nodes whose checkpoint has arrived; repeat what failed on a full disk."""
+        if self._is_unpublished:
+            self.publish_endpoint()
+        for decision, pieces in self._transfers.arrived(now_s):
             self._prepare(decision, gang(), pieces)
 
-    def seek(self, nodes: Iterable[str]) -> None:
-        """Keep ways open to nodes where an agent may still be, for as long as it takes."""
+    def keep_reachable(self, nodes: Iterable[str]) -> None:
+        """Keep connections open to nodes where an agent may still run, for as long as it takes."""
         for node in nodes:
             self._backend.attend(self._config(node))
 
-    def line_ended(self, node: str, left: bool) -> None:
-        """A node's line is no more; `left`: nor is its agent, which was dismissed."""
+    def connection_ended(self, node: str, left: bool) -> None:
+        """A node's connection ended; `left`: its agent, which was dismissed, said goodbye before."""
         if left:
             self._backend.leave(node)
         else:
             self._backend.look_after(node)
 
-    def look_after(self, node: str) -> None:
-        """A node's line broke, or nothing comes over it any more."""
+    def check_reachable(self, node: str) -> None:
+        """A node's connection broke, or nothing comes over it any more."""
         self._backend.look_after(node)
 
     def reasons(self, facts: Facts) -> dict[str, str]:
-        """Return why there is no way to a node now, of those that are not connected."""
-        told = {
+        """Return why nodes cannot be reached, by node, of those that are not connected."""
+        reasons = {
             n.name: self._backend.reason(n.name)
             for n in facts.every_node()
             if n.agent_state is not AgentState.UP
         }
-        return {name: self._mask.apply(reason) for name, reason in told.items() if reason}
+        return {name: self._mask.apply(reason) for name, reason in reasons.items() if reason}
 
     def close(self) -> None:
-        """Give back what was taken; agents stay."""
+        """Release connections, files and threads; agents stay."""
         self._backend.close()
-        self._ferry.close()
+        self._transfers.close()
 
-    def _place(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
-        return translation.NodeView(gang, node, self._ferry.root(node))
+    def _view(self, node: str, gang: rank_env.Gang) -> translation.NodeView:
+        return translation.NodeView(gang, node, self._transfers.root(node))
 
     def _prepare(self, decision: d.Prepare, gang: rank_env.Gang, pieces: tuple[m.ManifestEntry, ...]) -> None:
         node = decision.node
-        if any(name == node for name, _ in gang):  # it may have lost its place while the checkpoint travelled
-            place = self._place(node, gang)
-            self._links.send(node, translation.prepare(self._plan, decision, self._private, place, pieces))
+        if any(name == node for name, _ in gang):  # it may have lost its place during the transfer
+            view = self._view(node, gang)
+            self._connections.send(
+                node, translation.prepare(self._plan, decision, self._job_secrets, view, pieces)
+            )
 
     def _config(self, node: str) -> m.AgentConfig:
-        return translation.agent_config(self._plan, self._job, self._private, node, self.endpoint)
+        return translation.agent_config(self._plan, self._job, self._job_secrets, node, self.endpoint)
 
     def _launch(self, node: str, now_s: float) -> list[e.Event]:
         try:
@@ -197,6 +234,6 @@ class Executor:
         return []
 
     def _failed(self, node: str, err: LaunchError, now_s: float) -> e.Event:
-        is_busy = err.trouble is Retryable.BUSY  # then waiting is the remedy, and this job does it by itself
+        is_busy = err.trouble is Retryable.BUSY  # then the job waits by itself, and there is nothing to fix
         reason = f"{err.reason}; fix: {err.fix}" if err.fix and not is_busy else err.reason
         return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(reason), err.trouble)

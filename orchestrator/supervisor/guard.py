@@ -1,10 +1,10 @@
 """Guard of a job's supervisor: its parent, which starts it again when it dies and does nothing else.
 
-Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not followed; nor is
-one that finds the job folder unfit, since the last line of its log says what must be mended. One that dies again and
-again is given up, in such a line; so is a first one that never came up, since whoever started it waits for that.
-What decides who supervises is the lock in the job folder, so a guard never asks who else starts one.
-In Slurm's allocation the batch script does the same. Loads next to nothing: it lives as long as the job.
+Rules: a supervisor that ends with code 0 has done its work, or found another one at work, and is not started again.
+Nor is one that finds the job folder unfit: the last line of its log says what must be mended. One that dies again and
+again is given up, in such a line; so is a first one that never came up, since the process that started it waits for
+that. The lock in the job folder decides who supervises, so a guard never asks who else starts one. In Slurm's
+allocation the batch script does the same. The guard loads next to nothing: it lives as long as the job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.core.jobdir.layout import JobDir
 
 DEATHS_MAX = 5
 DEATHS_S = 60.0
-"""So many deaths within so long are too many."""
+"""This many deaths within this time are too many."""
 
 PAUSE_S = 0.25
 """Before the first new start; doubled with each further death that is not `DEATHS_S` ago."""
@@ -62,9 +62,9 @@ def keep(
         deaths = [at_s for at_s in [*deaths, clock()] if clock() - at_s < DEATHS_S]
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         if len(deaths) >= DEATHS_MAX:
-            _say(f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s: {GIVEN_UP}")
+            _log(f"the supervisor {how}, death {len(deaths)} within {DEATHS_S:.0f} s: {GIVEN_UP}")
             return 1
-        _say(f"the supervisor {how}: another is started")
+        _log(f"the supervisor {how}: another is started")
         sleep(PAUSE_S * 2.0 ** (len(deaths) - 1))
 
 
@@ -80,15 +80,15 @@ def last_words(job: JobDir) -> str:
 
 
 def _up_at(job: JobDir) -> int:
-    """Return when the file was last touched by which a supervisor says that it has come up, in ns; 0 for never."""
+    """Return when a supervisor last came up, which touches the endpoint file, in ns; 0 for never."""
     try:
         return job.endpoint.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _say(words: str) -> None:
+def _log(text: str) -> None:
     """Write a line to the supervisor's log, which is standard error; a full disk does not end a guard."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     with contextlib.suppress(OSError):
-        print(f"{at} guard: {words}", file=sys.stderr, flush=True)
+        print(f"{at} guard: {text}", file=sys.stderr, flush=True)

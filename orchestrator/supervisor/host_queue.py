@@ -1,9 +1,9 @@
 """The queue of a job home: jobs that want the same hosts are served in the order of their submits.
 
-Rules: leases keep jobs apart, but do not order them: a job of many hosts would wait for as long as smaller ones come. A
-ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts; the job's supervisor holds a lock
-on it until the job has its hosts. One that is not locked is that of a dead supervisor, and counts for nothing; so does
-another user's, whose lock cannot be seen.
+Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait as long as smaller
+ones come. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts. The job's
+supervisor holds a lock on it until the job has its hosts. An unlocked ticket is that of a dead supervisor, and is
+ignored; so is another user's, whose lock cannot be seen.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 
 TICKETS_MAX = 10_000
-"""More than this in one queue are not looked at."""
+"""The most tickets of a queue that are read."""
 
 TICKET_BYTES_MAX = 4096 * 256
 
 TAKE_S_MAX = 1.0
-"""How long to wait for the job's own ticket: others hold it for an instant, to see whether it is held."""
+"""How long to wait for the job's own ticket: other processes hold it for an instant, to check whether it is held."""
 
 LOOK_S = 1.0
-"""How often a job that waits looks who is before it."""
+"""How often a waiting job checks which jobs are before it."""
 
 
 class HostQueue:
-    """The queue as the supervisor of one job sees it: it draws its ticket when it first looks."""
+    """The queue as the supervisor of one job sees it; the first check draws its ticket."""
 
     def __init__(self, job: JobDir, hosts: Iterable[str], created_at: float) -> None:
         self._path = job.root.parent.parent / "queue" / f"{int(created_at * 1e9):020d}-{job.id}"
@@ -40,8 +40,8 @@ class HostQueue:
         self._due_s = float("-inf")
 
     def ahead(self, now_s: float) -> tuple[str, ...]:
-        """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most `LOOK_S`
-        ago. A queue that cannot be kept holds no job up."""
+        """Return the jobs, earliest first, that came before and still wait for one of these hosts, as of at most
+        `LOOK_S` ago. A queue that cannot be read or written delays no job."""
         if now_s >= self._due_s:
             self._due_s = now_s + LOOK_S
             try:
@@ -52,7 +52,7 @@ class HostQueue:
         return self._ahead
 
     def leave(self) -> None:
-        """Give the place up: the job has its hosts, or needs none any more."""
+        """Leave the queue: the job has its hosts, or needs none any more."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()

@@ -1,8 +1,10 @@
-"""The supervisor's port up to the greeting: however many knock, an agent gets in, and memory and descriptors last.
+"""The supervisor's port up to the greeting: agents get in, and memory and descriptors last, during a flood of
+connections too.
 
-Rules: a connection counts from accept on. What is silent costs a descriptor and no more: TLS begins with the first byte,
-since from then on a connection costs up to a megabyte; so many may do so at once and in each second. Whoever is one too
-many puts out the oldest of the address that has most, see `Crowd`. A flood is told in a line with a count.
+Rules: a connection counts from accept on. A silent one costs only a descriptor: TLS begins with the first byte, since
+from then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and per second.
+One too many puts out the oldest of the address that has the most, see `Crowd`. A flood is reported in one line with a
+count.
 """
 
 from __future__ import annotations
@@ -20,19 +22,19 @@ from orchestrator.core.wire import connection
 from orchestrator.core.wire.accepting import Acceptor, Crowd
 
 FIRST_BYTE_S_MAX = 3.0
-"""How long a new connection may say nothing; an agent begins TLS at once."""
+"""How long a new connection may be silent; an agent begins TLS at once."""
 
 HELLO_S_MAX = 10.0
-"""How long one may take for TLS, and to say who it is."""
+"""How long a connection may take for TLS and its greeting."""
 
 SILENT_MAX = 256
-"""How many may be silent at once."""
+"""How many connections may be silent at once."""
 
 STRANGERS_MAX = 64
-"""How many may be in TLS, or not have said who they are, at once."""
+"""How many connections may be in TLS or before their greeting at once."""
 
 TLS_PER_S_MAX = 200
-"""How many may begin TLS in a second: each takes a millisecond of a processor."""
+"""How many connections may begin TLS in a second: each takes a millisecond of a processor."""
 
 TLS_PER_S_OF_ONE_MAX = 100
 """How many of them from one address."""
@@ -43,20 +45,20 @@ TLS_HANDSHAKE = b"\x16"
 """The first byte of TLS (RFC 8446, 5.1: a record of type handshake)."""
 
 FLOOD_MIN = 20
-"""Fewer strangers who are turned away are not worth a line."""
+"""Fewer strangers than this that are turned away are not worth a line."""
 
 TELL_S_MIN, TELL_S_MAX = 5.0, 3600.0
-"""How long those who are turned away are counted before it is told: twice as long each time, until fewer come."""
+"""How long strangers are counted before a line is printed: twice as long each time, until fewer come."""
 
 Meet = Callable[[connection.Line, Callable[[], None]], Awaitable[None]]
-"""What gets a connection once TLS stands, and a function to call when it is no stranger any more."""
+"""What gets a connection once TLS stands, and a function to call when its sender is known."""
 
 
 class AgentListener:
-    """Listens, and hands on to `meet` those who got as far as TLS."""
+    """Listens, and passes on to `meet` the connections with TLS."""
 
     def __init__(self, listener: socket.socket, context: ssl.SSLContext, meet: Meet) -> None:
-        """There must be a running loop."""
+        """Needs a running loop."""
         self._context = context
         self._meet = meet
         self._loop = asyncio.get_running_loop()
@@ -69,7 +71,7 @@ class AgentListener:
         self._acceptor = Acceptor(listener, self._wait, self._turned_away.add_failure)
 
     def close(self) -> None:
-        """Give the port up and cut off all who are not known yet."""
+        """Close the port and cut off all strangers."""
         self._acceptor.close()
         self._turned_away.close()
         for sock in self._silent.everyone():
@@ -80,7 +82,7 @@ class AgentListener:
 
     @property
     def waiting(self) -> int:
-        """How many are not known yet."""
+        """The number of strangers: silent, or before their greeting."""
         return len(self._silent) + len(self._strangers)
 
     # Silent
@@ -106,7 +108,7 @@ class AgentListener:
     # Strangers
 
     def _begin(self, sock: socket.socket, address: str) -> None:
-        """A connection says its first byte, or is gone."""
+        """Read ahead the first byte of a connection, or see that it has ended."""
         try:
             first = sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -125,7 +127,7 @@ class AgentListener:
         task = self._loop.create_task(self._welcome(sock))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # One that is cancelled before it has begun would leave its socket open; for the others this is nothing new.
+        # One that is cancelled before it has begun would leave its socket open; for the others this changes nothing.
         task.add_done_callback(lambda _: sock.close())
         out = self._strangers.add(task, address)
         if out is not None:
@@ -133,21 +135,21 @@ class AgentListener:
             out.cancel()
 
     async def _welcome(self, sock: socket.socket) -> None:
-        """Go through TLS with a stranger, and hand it on."""
+        """Begin TLS with a stranger, and pass it on."""
         task = asyncio.current_task()
         assert task is not None
         deadline = self._loop.call_later(HELLO_S_MAX, task.cancel)
 
-        def known() -> None:
+        def admit() -> None:
             deadline.cancel()
             self._strangers.remove(task)
 
         try:
-            one = await self._secured(sock)
-            if one is not None:
-                await self._meet(one, known)
+            line = await self._secured(sock)
+            if line is not None:
+                await self._meet(line, admit)
         except asyncio.CancelledError:
-            pass  # put out, or the loop ends; kept with the task, it would keep what `_secured` lets go of
+            pass  # put out, or the loop ends; kept with the task, the error would keep what `_secured` releases
         finally:
             deadline.cancel()
             if task in self._strangers:
@@ -172,14 +174,14 @@ class AgentListener:
 
 
 class _Pace:
-    """How many have begun TLS in this second, all together and from each address."""
+    """The number of connections that have begun TLS in this second, in all and from each address."""
 
     def __init__(self) -> None:
         self._second = 0
         self._counts: Counter[str] = Counter()
 
     def allows(self, address: str, now_s: float) -> bool:
-        """Tell whether another one may begin, and count it if so."""
+        """Tell whether another connection may begin TLS, and count it if so."""
         if int(now_s) != self._second:
             self._second = int(now_s)
             self._counts.clear()
@@ -190,7 +192,7 @@ class _Pace:
 
 
 class _Tally:
-    """Those who were turned away: counted, and told from time to time."""
+    """The connections that were turned away: counted, and printed from time to time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, port: int) -> None:
         self._loop = loop
@@ -202,23 +204,24 @@ class _Tally:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, why: str, address: str) -> None:
-        """Count one."""
+        """Count a connection that was turned away."""
         self._counts[why] += 1
         self._latest = address
         if self._timer is None:
-            self._timer = self._loop.call_later(self._span_s, self._tell)
+            self._timer = self._loop.call_later(self._span_s, self._print)
 
     def add_failure(self, why: str) -> None:
-        """Count one that could not be taken, which may have been an agent: that is told however few they are."""
+        """Count a connection that could not be accepted. It may have been an agent's, so a line is printed for a
+        single one."""
         self._failed = why
         self.add(why, "")
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         if self._timer is not None:
             self._timer.cancel()
 
-    def _tell(self) -> None:
+    def _print(self) -> None:
         count = self._counts.total()
         if count >= FLOOD_MIN or self._failed:
             why = ", ".join(f"{number} {why}" for why, number in sorted(self._counts.items()))

@@ -1,10 +1,10 @@
-"""Who is told of what happens to a job, and how? A command of the user's, and a webhook.
+"""Notifications of what happens to a job: a command of the user's, and a webhook.
 
-Rules: nothing here can hold up, fail or end the supervisor or the job. Each way has its own thread and its own short
-queue, each delivery its limit; what goes wrong is one line in supervisor.log. A decision is told at most once: it is on
-disk before it is told, so a supervisor that dies in between leaves it untold.
+Rules: nothing here can hold up, fail or end the supervisor or the job. Each target has its own thread and a short
+queue, each delivery a limit; a failure is one line in supervisor.log. A decision is sent at most once: it is on disk
+before, so a supervisor that dies in between leaves it unsent.
 
-What is told is one JSON object:
+A notification is one JSON object:
 
     {event, time, text, why, attempt, job: {id, name, backend, state, step, dir}, verdict: {...} or null}
 
@@ -42,16 +42,16 @@ Json: TypeAlias = dict[str, Any]
 Deliver: TypeAlias = Callable[[Json], str]
 
 COMMAND_S_MAX = 30.0
-"""How long the command may run; then it is killed, with all that it started."""
+"""How long the command may run; then it is killed, with all processes that it started."""
 
 POST_S_MAX = 10.0
-"""How long one try to reach the webhook may take, from the look-up of its name to the last word of its answer."""
+"""How long one try to reach the webhook may take, from the look-up of its name to the end of its answer."""
 
 POST_PAUSES_S = (1.0, 4.0)
 """The pauses between the tries."""
 
 WAITING_MAX = 64
-"""How many notifications may wait for their delivery; more are dropped, and that is said."""
+"""How many notifications may wait for their delivery; more are dropped, with a line in the log."""
 
 CLOSE_S_MAX = 5.0
 """How long a supervisor that must go waits for deliveries that are under way."""
@@ -60,11 +60,11 @@ OUTPUT_BYTES_MAX = 4000
 TEXT_CHARS_MAX = 1000
 
 
-# What is told
+# Content
 
 
 def occasions(decision: d.Decision) -> tuple[str, ...]:
-    """Return the words of `notify.on` that a decision goes by, the closest first; none for most decisions."""
+    """Return the values of `notify.on` that match a decision, the closest first; none for most decisions."""
     match decision:
         case d.Judge(verdict=verdict):
             hangs = verdict.kind in (d.Kind.HANG, d.Kind.DESYNC) or verdict.culprit
@@ -84,8 +84,8 @@ def occasions(decision: d.Decision) -> tuple[str, ...]:
 
 
 def message(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str, folder: str) -> Json:
-    """Return what is told of a decision, all secrets still in it and not cut yet; `at` is the time of day."""
-    given = _verdict(decision, facts)
+    """Return the notification of a decision, with all secrets still in it and not cut yet; `at`: the time of day."""
+    verdict = _verdict(decision, facts)
     return {
         "event": event,
         "time": at,
@@ -100,12 +100,12 @@ def message(event: str, decision: d.Decision, plan: Plan, facts: Facts, at: str,
             "step": facts.step,
             "dir": folder,
         },
-        "verdict": None if given is None else status.verdict(given, decision.at),
+        "verdict": None if verdict is None else status.verdict(verdict, decision.at),
     }
 
 
 def _verdict(decision: d.Decision, facts: Facts) -> d.Verdict | None:
-    """Return the verdict that a decision bears or follows."""
+    """Return the verdict that a decision contains or follows from."""
     match decision:
         case d.Judge(verdict=verdict) | d.Alert(verdict=verdict):
             return verdict
@@ -133,73 +133,74 @@ def _text(event: str, decision: d.Decision, plan: Plan) -> str:
             return f"{plan.id}: {event}: {decision.why}"
 
 
-# How it is told
+# Delivery
 
 
 class Notifier:
-    """Tells those whom the plan names. `said` hands out what went wrong, for supervisor.log."""
+    """Sends notifications to the targets that the plan names. `faults` hands out what went wrong, for
+    supervisor.log."""
 
     def __init__(
         self, plan: Plan, folder: Path, env: Mapping[str, str], mask: Mask, webhook: str = ""
     ) -> None:
         """`env`: the command's environment; it runs in the job's copy of the code, below `folder`. `webhook`: its
-        address, of which the plan tells the host alone."""
-        told = plan.notify
+        full address, of which the plan has only the host."""
+        notify = plan.notify
         self._plan = plan
         self._folder = folder
         self._mask = mask
-        self._occasions = told.occasions if told else ()
-        self._words: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._couriers: list[DeliveryThread] = []
-        if told is not None and told.command:
+        self._occasions = notify.occasions if notify else ()
+        self._faults: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._threads: list[DeliveryThread] = []
+        if notify is not None and notify.command:
             where = folder / "code"
-            self._couriers.append(
+            self._threads.append(
                 DeliveryThread(
-                    "command", lambda note: run_command(told.command, note, env, where, mask), self._say
+                    "command", lambda note: run_command(notify.command, note, env, where, mask), self._report
                 )
             )
-        if told is not None and told.url is not None:
-            self._couriers.append(DeliveryThread("url", lambda note: post(webhook, note), self._say))
+        if notify is not None and notify.url is not None:
+            self._threads.append(DeliveryThread("url", lambda note: post(webhook, note), self._report))
 
     def tell(self, decision: d.Decision, facts: Facts, at: str) -> None:
-        """Tell of a decision, if that is wanted; returns at once."""
-        event = next((word for word in occasions(decision) if word in self._occasions), None)
+        """Send the notification of a decision, if the plan wants it; returns at once."""
+        event = next((event for event in occasions(decision) if event in self._occasions), None)
         if event is not None:
             note = self._mask.of_data(message(event, decision, self._plan, facts, at, str(self._folder)))
             note["text"] = note["text"][:TEXT_CHARS_MAX]
-            for courier in self._couriers:
-                courier.take(note)
+            for thread in self._threads:
+                thread.take(note)
 
-    def said(self) -> list[str]:
-        """Return what there is to say of deliveries since the last call."""
-        words = []
-        while not self._words.empty():
-            words.append(self._words.get())
-        return words
+    def faults(self) -> list[str]:
+        """Return what went wrong with deliveries since the last call."""
+        faults = []
+        while not self._faults.empty():
+            faults.append(self._faults.get())
+        return faults
 
     @property
     def is_busy(self) -> bool:
         """Tell whether something is still to be delivered; each delivery ends by itself."""
-        return any(courier.is_busy for courier in self._couriers)
+        return any(thread.is_busy for thread in self._threads)
 
     def close(self) -> None:
-        """Wait a little for what is under way."""
+        """Wait for deliveries under way, at most `CLOSE_S_MAX`."""
         deadline_s = time.monotonic() + CLOSE_S_MAX
         while self.is_busy and time.monotonic() < deadline_s:
             time.sleep(0.02)
 
-    def _say(self, words: str) -> None:
-        self._words.put(self._mask.apply(words))
+    def _report(self, fault: str) -> None:
+        self._faults.put(self._mask.apply(fault))
 
 
 class DeliveryThread:
-    """One way to tell: a thread that delivers note after note, in their order."""
+    """One target of notifications: a thread that delivers them one after the other, in order."""
 
-    def __init__(self, way: str, deliver: Deliver, say: Callable[[str], None]) -> None:
-        """`deliver` returns what went wrong, or nothing."""
-        self._way = way
+    def __init__(self, target: str, deliver: Deliver, report: Callable[[str], None]) -> None:
+        """`target`: `command` or `url`. `deliver` returns what went wrong, or an empty text."""
+        self._target = target
         self._deliver = deliver
-        self._say = say
+        self._report = report
         self._notes: queue.Queue[Json] = queue.Queue(WAITING_MAX)
         self._thread: threading.Thread | None = None
 
@@ -213,11 +214,11 @@ class DeliveryThread:
         try:
             self._notes.put_nowait(note)
         except queue.Full:
-            self._say(f"notify.{self._way} is too slow: {note['event']} was not told")
+            self._report(f"notify.{self._target} is too slow: {note['event']} was not told")
             return
         if self._thread is None:
             # A daemon: whatever a delivery does, it must not keep this process from ending.
-            self._thread = threading.Thread(target=self._work, name=f"notify-{self._way}", daemon=True)
+            self._thread = threading.Thread(target=self._work, name=f"notify-{self._target}", daemon=True)
             self._thread.start()
 
     def _work(self) -> None:
@@ -228,7 +229,7 @@ class DeliveryThread:
             except Exception as err:  # the job goes on, whatever a notification runs into
                 fault = f"{type(err).__name__}: {err}"
             if fault:
-                self._say(f"notify.{self._way} was not told of {note['event']}: {fault}")
+                self._report(f"notify.{self._target} was not told of {note['event']}: {fault}")
             self._notes.task_done()
 
 
@@ -240,7 +241,7 @@ def run_command(
     mask: Mask,
     limit_s: float = COMMAND_S_MAX,
 ) -> str:
-    """Run the user's command with a note on its standard input; return what went wrong, with its last words."""
+    """Run the user's command with a note on its standard input; return what went wrong, with the end of its output."""
     variables = {
         "ORCH_NOTIFY_EVENT": note["event"],
         "ORCH_NOTIFY_TEXT": note["text"],
@@ -248,12 +249,12 @@ def run_command(
         "ORCH_JOB_NAME": note["job"]["name"],
         "ORCH_ATTEMPT": str(note["attempt"]),
     }
-    with tempfile.TemporaryFile() as given:  # a pipe would wait for a command that does not read it
-        given.write(json.dumps(note).encode())
-        given.seek(0)
+    with tempfile.TemporaryFile() as stdin:  # a pipe would wait for a command that does not read it
+        stdin.write(json.dumps(note).encode())
+        stdin.seek(0)
         try:
             process = subprocess.Popen(
-                argv, stdin=given, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
+                argv, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
                 cwd=folder if folder.is_dir() else None, env={**env, **variables}, start_new_session=True,
             )  # fmt: skip
         except OSError as err:
@@ -308,10 +309,10 @@ def post(
 
 
 def _try_in_time(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
-    """Try once, for so long in all; return what went wrong, and whether trying again is in vain.
+    """Try once, within `limit_s` in all; return what went wrong, and whether another try is in vain.
 
-    The time-out of a socket is one for each of its steps, and that of a name's look-up is not ours to set: a thread
-    that takes longer is left to itself.
+    The timeout of a socket holds for each of its steps, and that of a name's look-up cannot be set: a thread that takes
+    longer is left to itself.
     """
     answer: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
     threading.Thread(target=lambda: answer.put(_try(url, note, limit_s)), daemon=True).start()
@@ -324,14 +325,14 @@ def _try_in_time(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
 def _try(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
     head = {"Content-Type": "application/json", "User-Agent": f"orch/{VERSION}"}
     try:
-        asked = urllib.request.Request(url, json.dumps(note).encode(), head, method="POST")
-        with urllib.request.urlopen(asked, timeout=limit_s) as answer:
+        request = urllib.request.Request(url, json.dumps(note).encode(), head, method="POST")
+        with urllib.request.urlopen(request, timeout=limit_s) as answer:
             answer.read(OUTPUT_BYTES_MAX)
         return "", True
     except urllib.error.HTTPError as err:
         with err:
-            refused = 400 <= err.code < 500 and err.code not in (408, 429)
-            return f"HTTP {err.code} {err.reason}", refused
+            is_final = 400 <= err.code < 500 and err.code not in (408, 429)
+            return f"HTTP {err.code} {err.reason}", is_final
     except urllib.error.URLError as err:
         return str(err.reason), False
     except Exception as err:  # a server may answer anything

@@ -1,7 +1,7 @@
-"""How do the brain's words and the wire's words map onto each other? Translation only, with the plan at hand.
+"""Translation between the brain's events and decisions and the messages to and from agents, and the secrets of a job.
 
-The brain knows neither plan nor wire: what it calls `Start` becomes an order with commands and environments here, and
-what an agent reports becomes an event of the same name here, with secrets masked before anything is remembered.
+The brain knows neither plan nor wire: a decision such as `Start` becomes an order with commands and environments here,
+and a report of an agent becomes an event of the same name, with secrets masked before anything is remembered.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ _EVENTS: dict[str, type[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class JobSecrets:
-    """What only the job's own processes may know: the token, the submitter's environment, the secrets, the webhook's
-    address."""
+    """What only the job's own processes may know. `outer`: the submitter's environment; `webhook`: its address."""
 
     token: str
     certificate: str
@@ -54,7 +53,7 @@ class JobSecrets:
 
     @property
     def mask(self) -> Mask:
-        """What hides the secrets in all that is journaled, told or shown."""
+        """The mask that hides the secrets in the journal, in notifications and in what is shown."""
         return of_secrets(self.secrets.values(), self.webhook)
 
 
@@ -97,13 +96,13 @@ def _pem(text: str) -> str:
 
 
 def _texts(text: str) -> dict[str, str]:
-    known = json.loads(text)
-    if not isinstance(known, dict):
+    texts = json.loads(text)
+    if not isinstance(texts, dict):
         raise ValueError("no object")
-    return {str(name): str(value) for name, value in known.items()}
+    return {str(name): str(value) for name, value in texts.items()}
 
 
-# What agents say
+# From agents
 
 
 def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
@@ -114,7 +113,7 @@ def agent_up(plan: Plan, hello: m.Hello, at: float) -> e.AgentUp:
     )
 
 
-def beat(node: str, said: m.Heartbeat, at: float) -> e.Heartbeat:
+def heartbeat(node: str, report: m.Heartbeat, at: float) -> e.Heartbeat:
     """Return a heartbeat as the brain's event."""
     ranks = tuple(
         e.RankHeartbeat(
@@ -130,41 +129,41 @@ def beat(node: str, said: m.Heartbeat, at: float) -> e.Heartbeat:
             groups=r.groups,
             collective_counts=r.collective_counts,
         )
-        for r in said.ranks
+        for r in report.ranks
     )
-    return e.Heartbeat(at, node, said.attempt, ranks)
+    return e.Heartbeat(at, node, report.attempt, ranks)
 
 
-def event(plan: Plan, said: Envelope, mask: Mask, at: float) -> Any:
-    """Return a kept report as the brain's event of the same name. Raises CodecError when it cannot be read."""
-    data = {**mask.of_data(said.data), "at": at, "node": said.node}
-    told = codec.unpack_kind(_EVENTS, data)
-    return _offered(plan, told) if isinstance(told, e.Prepared) else told
+def event(plan: Plan, report: Envelope, mask: Mask, at: float) -> Any:
+    """Return a reliable report as the brain's event of the same name. Raises CodecError when it cannot be read."""
+    data = {**mask.of_data(report.data), "at": at, "node": report.node}
+    event = codec.unpack_kind(_EVENTS, data)
+    return _with_usable_addresses(plan, event) if isinstance(event, e.Prepared) else event
 
 
-def _offered(plan: Plan, told: e.Prepared) -> e.Prepared:
-    """Return the news with the addresses that may be used: the one that the user gave, else those of the interface
-    that he chose, else all; where none was asked for, the node's address in the plan."""
-    given, chosen = _address(plan, told.node), plan.env.get("GLOO_SOCKET_IFNAME", "")
-    if not told.addresses:
-        return dataclasses.replace(told, address=told.address or given or "127.0.0.1")
+def _with_usable_addresses(plan: Plan, prepared: e.Prepared) -> e.Prepared:
+    """Return the event with the addresses that may be used: the one in the plan, else those of the interface that the
+    user chose, else all. Where the node reports none, its address in the plan."""
+    given, chosen = _address(plan, prepared.node), plan.env.get("GLOO_SOCKET_IFNAME", "")
+    if not prepared.addresses:
+        return dataclasses.replace(prepared, address=prepared.address or given or "127.0.0.1")
     if given:
-        interface = next((one.interface for one in told.addresses if one.ip == given), "")
-        return dataclasses.replace(told, addresses=(observations.Address(given, interface),))
-    fitting = tuple(one for one in told.addresses if one.interface == chosen)
-    return dataclasses.replace(told, addresses=fitting or told.addresses)
+        interface = next((own.interface for own in prepared.addresses if own.ip == given), "")
+        return dataclasses.replace(prepared, addresses=(observations.Address(given, interface),))
+    fitting = tuple(own for own in prepared.addresses if own.interface == chosen)
+    return dataclasses.replace(prepared, addresses=fitting or prepared.addresses)
 
 
 def _address(plan: Plan, node: str) -> str:
-    """Return where a node is; a node that the plan has dropped meets nobody any more."""
+    """Return the address of a node in the plan; empty for none, and for a node that the plan has dropped."""
     return next((planned.address for planned in plan.nodes if planned.name == node), "")
 
 
-# What agents are told
+# To agents
 
 
-def agent_config(plan: Plan, job: JobDir, private: JobSecrets, node: str, address: str) -> m.AgentConfig:
-    """Return all that a node's agent is told at its start. On shared disks one agent looks for checkpoints.
+def agent_config(plan: Plan, job: JobDir, job_secrets: JobSecrets, node: str, address: str) -> m.AgentConfig:
+    """Return the configuration of a node's agent. On shared disks one agent scans for checkpoints.
 
     Over SSH `root` begins with the folder that the spec names, such as `~/.orch`, which the host itself resolves.
     """
@@ -174,8 +173,8 @@ def agent_config(plan: Plan, job: JobDir, private: JobSecrets, node: str, addres
         job=plan.id,
         node=node,
         root=f"{ssh.remote_dir.rstrip('/')}/jobs/{plan.id}" if ssh else str(job.root),
-        token=private.token,
-        certificate=private.certificate,
+        token=job_secrets.token,
+        certificate=job_secrets.certificate,
         address=address,
         heartbeat_s=plan.heartbeat_s,
         fence_s=plan.limits.fence_s,
@@ -194,7 +193,7 @@ def _needs(gpus: int, ranks: int, slots_there: int) -> m.Needs:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """Where a node stands in the gang of the current attempt, and the job's folder as it sees it."""
+    """A node's place in the gang of the current attempt, and the job's folder as the node sees it."""
 
     gang: Gang
     node: str
@@ -204,8 +203,8 @@ class NodeView:
     def index(self) -> int:
         return next(index for index, (name, _) in enumerate(self.gang) if name == self.node)
 
-    def seats(self) -> list[rank_env.RankSlot]:
-        """Return the seats of the node's ranks, in order."""
+    def slots(self) -> list[rank_env.RankSlot]:
+        """Return the slots of the node's ranks, in order."""
         index, nodes = self.index, len(self.gang)
         ranks = self.gang[index][1]
         return [
@@ -215,47 +214,51 @@ class NodeView:
 
 
 def prepare(
-    plan: Plan, decision: d.Prepare, private: JobSecrets, place: NodeView, resume: Sequence[m.ManifestEntry]
+    plan: Plan,
+    decision: d.Prepare,
+    job_secrets: JobSecrets,
+    view: NodeView,
+    resume: Sequence[m.ManifestEntry],
 ) -> m.Prepare:
-    """Return the order to make a node ready; `resume` are the pieces of the checkpoint that was sent there."""
+    """Return the order to make a node ready; `resume`: the files of the checkpoint that was sent there."""
     gpus = next((planned for planned in plan.nodes if planned.name == decision.node), plan.nodes[0])
-    first = place.index == 0
+    first = view.index == 0
     return m.Prepare(
         attempt=decision.attempt,
-        env=rank_env.node_env(plan, gpus, _outer(plan, private), private.secrets),
+        env=rank_env.node_env(plan, gpus, _outer(plan, job_secrets), job_secrets.secrets),
         own_env=plan.ssh is not None or plan.slurm is not None,
         setup=plan.setup,
         programs=plan.programs or (plan.program,),
         wants_port=first,
-        wants_addresses=first and plan.pool is not None and len(place.gang) > 1,
+        wants_addresses=first and plan.pool is not None and len(view.gang) > 1,
         port=plan.rendezvous_port,
         resume=tuple(resume),
     )
 
 
-def _outer(plan: Plan, private: JobSecrets) -> dict[str, str]:
-    """Return the submitter's environment, for nodes of Slurm without what Slurm itself has set there."""
+def _outer(plan: Plan, job_secrets: JobSecrets) -> dict[str, str]:
+    """Return the submitter's environment, for nodes of Slurm without the variables that Slurm sets on a node."""
     if plan.slurm is None:
-        return private.outer
-    return {name: value for name, value in private.outer.items() if name not in step_env.OF_THE_NODE}
+        return job_secrets.outer
+    return {name: value for name, value in job_secrets.outer.items() if name not in step_env.OF_THE_NODE}
 
 
-def start(plan: Plan, decision: d.Start, place: NodeView, resume_from: str) -> m.Start:
+def start(plan: Plan, decision: d.Start, view: NodeView, resume_from: str) -> m.Start:
     """Return the order to start a node's ranks. `resume_from` is the checkpoint as its host sees it."""
-    meet = (decision.address, decision.port)
+    rendezvous = (decision.address, decision.port)
     ranks = tuple(
         m.RankStart(
-            seat.rank,
-            seat.local_rank,
+            slot.rank,
+            slot.local_rank,
             {
-                **(step_env.of_a_rank(seat.rank, seat.local_rank, place.gang) if plan.slurm else {}),
-                **rank_env.rank_env(plan, place.job, seat, decision.attempt, meet, resume_from),
+                **(step_env.of_a_rank(slot.rank, slot.local_rank, view.gang) if plan.slurm else {}),
+                **rank_env.rank_env(plan, view.job, slot, decision.attempt, rendezvous, resume_from),
             },
         )
-        for seat in place.seats()
+        for slot in view.slots()
     )
     defaults = {**_interface(decision), **plan.defaults}
-    finds = plan.slurm is None or place.index == 0  # the disk is shared, and the first node is never a spare
+    finds = plan.slurm is None or view.index == 0  # the disk is shared, and the first node is never a spare
     return m.Start(decision.attempt, rank_env.arguments(plan, resume_from), defaults, ranks, finds)
 
 
@@ -266,6 +269,6 @@ def stop(plan: Plan, decision: d.Stop) -> m.Stop:
 
 
 def _interface(decision: d.Start) -> Mapping[str, str]:
-    """Return what makes gloo and NCCL use the way that was probed; NCCL takes a bare name for a prefix."""
+    """Return the variables that make gloo and NCCL use the probed interface; NCCL takes a bare name for a prefix."""
     name = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}

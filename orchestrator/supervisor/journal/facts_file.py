@@ -1,8 +1,8 @@
-"""The facts file of a job folder: its record at one place of the journal, so that only what follows is replayed.
+"""The facts file of a job folder: the record at one place of the journal, so that only what follows is replayed.
 
-Rules: the supervisor alone writes it, whole and durably, and never of more than is on disk of the journal. It saves time
-and adds what beats have told since the journal's last line; without it the journal is replayed from the beginning. So a
-file that is damaged, of another version of orch, or does not fit its journal is passed over.
+Rules: the supervisor alone writes it, whole and durably, and never of more than is on disk of the journal. It saves
+time and adds what heartbeats have reported since the journal's last line; without it the journal is replayed from the
+beginning. So a file that is damaged, of another version of orch, or does not fit its journal is ignored.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ BODY_BYTES_MAX = 256 << 20
 """A larger file is not read: it would not fit into memory."""
 
 MARK_BYTES = 4096
-"""So much of the journal before its place tells whether it is the same journal."""
+"""How much of the journal before its place is compared, to see whether it is the same journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The first line. `offset`: the journal's place, in bytes; the sums are CRC-32s: of the journal's bytes before that,
-    and of the second line."""
+    """The first line of the file; sums are CRC-32."""
 
     version: str
-    offset: int
-    journal_sum: int
-    body_sum: int
+    offset: int  # the place in the journal, in bytes
+    journal_sum: int  # of the journal's bytes before `offset`
+    body_sum: int  # of the second line
 
 
 def read(job: JobDir) -> Record:
@@ -49,7 +48,7 @@ def read(job: JobDir) -> Record:
 
 
 def place(job: JobDir) -> int:
-    """Return how long the journal was, in bytes, when the facts were put down; 0 where that is not known."""
+    """Return how long the journal was, in bytes, when the facts were written; 0 if unknown."""
     try:
         with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
             return codec.loads(_Head, file.readline(HEAD_BYTES_MAX)).offset
@@ -58,9 +57,9 @@ def place(job: JobDir) -> int:
 
 
 def write(job: JobDir, record: Record, offset: int) -> None:
-    """Put down the record of a journal up to byte `offset`, which is on disk. Raises OSError."""
+    """Write the record of a journal up to byte `offset`, which is on disk. Raises OSError."""
     mark = _mark(job.journal, offset)
-    if mark is None:  # somebody has cut the journal, or it is away
+    if mark is None:  # the journal was cut or deleted
         return
     body = packed(record).encode()
     head = _Head(VERSION, offset, mark, zlib.crc32(body))
@@ -68,7 +67,7 @@ def write(job: JobDir, record: Record, offset: int) -> None:
 
 
 def _kept(job: JobDir) -> tuple[Record, int] | None:
-    """Return the record that was put down and its place in the journal, None where there is none to rely on."""
+    """Return the record that was written and its place in the journal; None if there is none to rely on."""
     try:
         with os.fdopen(ownership.open_regular(job.facts), "rb") as file:
             head = codec.loads(_Head, file.readline(HEAD_BYTES_MAX))
@@ -92,13 +91,13 @@ def unpacked(text: str | bytes) -> Record:
     record = codec.loads(Record, text)
     past, attempt = record.facts.past, record.facts.attempt
     if past and attempt is not None and past[-1].number == attempt.number:
-        # One and the same: it has ended, and what comes may still tell of it.
+        # The same object: it has ended, and later events may still be about it.
         record.facts.attempt = past[-1].attempt
     return record
 
 
 def _mark(path: Path, offset: int) -> int | None:
-    """Return the sum of the bytes before `offset`; None where no line ends there."""
+    """Return the sum of the bytes before `offset`; None if no line ends there."""
     begin = max(0, offset - MARK_BYTES)
     with os.fdopen(ownership.open_regular(path), "rb") as file:
         block = os.pread(file.fileno(), offset - begin, begin)

@@ -1,6 +1,7 @@
-"""Record of a job: all that its journal comes to, entry by entry. The facts, the story of each attempt, what was received.
+"""The record of a job: all that its journal comes to, entry by entry. The facts, the history of each attempt, the
+reports received.
 
-Pure, and plain data: it can be written down at one place of the journal and taken up from there, see `factsfile`.
+Pure, and plain data: it can be written down at one place of the journal and taken up from there, see `facts_file`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from orchestrator.supervisor.journal.journal_file import Entry, Stamp
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What was said of an attempt while it ran: a notice, or that one was withdrawn."""
+    """What was reported of an attempt while it ran: an alert, or that it was resolved."""
 
     what: str
     kind: str
@@ -26,10 +27,7 @@ class Told:
 
 @dataclass(slots=True)
 class AttemptHistory:
-    """One attempt as the post-mortem tells it. Times are seconds since 1970, steps are the job's.
-
-    `queued_s`: how long after it the job waited in the queue for other nodes.
-    """
+    """One attempt as the post-mortem shows it. `_wall_s`: seconds since 1970; `_at`: job clock; steps are the job's."""
 
     attempt: int
     why: str
@@ -43,7 +41,7 @@ class AttemptHistory:
     verdict: d.Verdict | None = None
     judged_at: float | None = None
     requeued_at: float | None = None
-    queued_s: float | None = None
+    queued_s: float | None = None  # how long the job then waited in the queue for other nodes
     notices: list[str] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -52,26 +50,22 @@ class AttemptHistory:
 
     @property
     def restart_at(self) -> float | None:
-        """When the attempt got going (job clock): its first step, or its ranks' start when it makes no steps."""
+        """When the attempt began to work (job clock): at its first step, or at its ranks' start if it makes no
+        steps."""
         return self.first_step_at if self.first_step_at is not None else self.running_at
 
 
 @dataclass(slots=True)
 class Record:
-    """What a journal comes to.
-
-    `beaten_at`: see `Brain`; `stopped`: the last attempt that each node said to be over; `requeue`: was decided, and no
-    allocation has begun since; `received`: the last kept report of each agent process, by its `boot`; `last_n`: the number
-    of the last entry.
-    """
+    """What a journal comes to."""
 
     facts: Facts = field(default_factory=Facts)
     attempts: list[AttemptHistory] = field(default_factory=list)
-    beaten_at: dict[str, float] = field(default_factory=dict)
-    stopped: dict[str, int] = field(default_factory=dict)
-    requeue: d.Requeue | None = None
-    received: dict[str, int] = field(default_factory=dict)
-    last_n: int = 0
+    beaten_at: dict[str, float] = field(default_factory=dict)  # see `Brain`
+    stopped: dict[str, int] = field(default_factory=dict)  # the last attempt that each node has stopped
+    requeue: d.Requeue | None = None  # was decided, and no allocation has begun since
+    received: dict[str, int] = field(default_factory=dict)  # the last reliable report, by incarnation
+    last_n: int = 0  # the number of the last entry
     latest: Stamp | None = None
 
     def learn(self, entry: Entry) -> None:
@@ -79,7 +73,7 @@ class Record:
         self._note(entry)
         _tell(self.attempts, entry)
         fold(self.facts, entry.news)
-        # Of beats that come together the facts may know all before the first is entered: one counts for what it says.
+        # The facts may know all of several heartbeats before the first is entered: each counts for what it says.
         if not isinstance(entry.news, e.Heartbeat) or any(rank.steps for rank in entry.news.ranks):
             self.keep_up(entry.news.at)
         ends = isinstance(entry.news, (e.Stopped, e.Exited, d.Judge, d.EndJob))
@@ -92,7 +86,8 @@ class Record:
         if attempt is None or current is None:
             return
         attempt.running_at = current.running_at
-        attempt.base_step = current.base_step  # known better once the script is seen to have begun anew
+        # It changes once the script is seen to have begun from nothing.
+        attempt.base_step = current.base_step
         made = max((rank.steps for rank in self.facts.ranks.values()), default=0)
         if made:
             attempt.last_step = attempt.base_step + made
@@ -101,14 +96,15 @@ class Record:
 
     @property
     def is_first_step(self) -> bool:
-        """Tell whether a first step is known of an attempt whose journal tells of none: its moment is to be told."""
+        """Tell whether an attempt has made its first step and the journal does not say so yet: its time is to be
+        journaled."""
         attempt = self._current()
         if attempt is None or attempt.first_step_at is not None:
             return False
         return any(rank.steps for rank in self.facts.ranks.values())
 
     def _current(self) -> AttemptHistory | None:
-        """Return the story of the attempt that the facts are of."""
+        """Return the history of the facts' current attempt."""
         current = self.facts.attempt
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and current is not None and last.attempt == current.number else None
@@ -116,7 +112,7 @@ class Record:
     def _note(self, entry: Entry) -> None:
         news = entry.news
         self.last_n = entry.n
-        if self.latest is None or news.at >= self.latest.at:  # beats are written late
+        if self.latest is None or news.at >= self.latest.at:  # heartbeats are written late
             self.latest = Stamp(news.at, entry.wall_s, entry.mono_s, entry.machine)
         match news:
             case e.Heartbeat(node=node):
@@ -134,7 +130,7 @@ class Record:
 
 
 def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
-    """Begin the story of an attempt, or go on with the last."""
+    """Begin the history of an attempt, or go on with the last."""
     news = entry.news
     if isinstance(news, d.BeginAttempt):
         base, path = (news.resume.step or 0, news.resume.path) if news.resume else (0, None)
@@ -144,7 +140,7 @@ def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
 
 
 def _add(attempt: AttemptHistory, entry: Entry) -> None:
-    """Keep the verdict, what was said meanwhile, and how it ended."""
+    """Keep the verdict of an attempt, alerts and remarks, and how it ended."""
     match entry.news:
         case d.Judge(at=at, verdict=verdict):
             attempt.verdict, attempt.judged_at = verdict, at

@@ -1,7 +1,8 @@
-"""What happened, in order? The journal: one line per event learned and decision made, appended and never changed.
+"""The journal: one line per event learned and decision made, in order, appended and never changed; and the job clock,
+which continues from it.
 
-Rules: a decision is on disk before it is carried out; heartbeats come here folded to one a node, see
-`Brain.beats_before`, so a replay knows what a decision knew without a line per second; a torn last line is tolerated,
+Rules: a decision is on disk before it is carried out. Heartbeats are coalesced to one a node, see
+`Brain.beats_before`, so a replay knows what a decision knew without a line per second. A torn last line is tolerated,
 nothing else.
 """
 
@@ -24,22 +25,21 @@ from orchestrator.core.jobdir import full_disk, ownership
 from orchestrator.core.jobdir.durable import LineLog, read_lines
 
 FORMAT = 1
-"""Number of the form of a journal's lines; each line names it. Raise it when a line of before cannot be read any more."""
+"""Number of the format of a journal's lines; each line names it. Raise it when older lines can no longer be read."""
 
 _NEWS: dict[str, type[Any]] = {**codec.by_kind(e.Event), **codec.by_kind(d.Decision)}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One journaled piece of news. `wall_s`: seconds since 1970; `seq` and `incarnation`: which reliable report of which
-    agent process it was."""
+    """One journaled event or decision."""
 
     n: int
-    wall_s: float
+    wall_s: float  # since 1970
     mono_s: float
     machine: str
-    incarnation: str
-    seq: int
+    incarnation: str  # the agent process whose reliable report it was; empty for none
+    seq: int  # the number of that report
     news: News
 
 
@@ -79,7 +79,7 @@ def read(path: Path, offset: int = 0, after_n: int = 0) -> Iterator[Entry]:
 
 
 def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
-    """Yield the news of these kinds; of all other lines no more is read than is needed to tell. Raises JournalError."""
+    """Yield the news of these kinds; other lines are not parsed. Raises JournalError."""
     marks = [f'"kind":"{kind.__name__}"' for kind in kinds]
     if not path.exists():
         return
@@ -92,8 +92,8 @@ def read_only(path: Path, *kinds: type[News]) -> Iterator[News]:
 
 @contextlib.contextmanager
 def replayed(path: Path) -> Iterator[None]:
-    """Hold a replay of the journal at `path`. Raises JournalError for what news of the right types stumble over that cannot
-    have happened: only damage tells of a rank or an attempt that was never there."""
+    """Wrap a replay of the journal at `path`. Raises JournalError for errors of entries of the right types that cannot
+    have happened: only a damaged journal names a rank or an attempt that did not exist."""
     try:
         yield
     except (AssertionError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as err:
@@ -138,7 +138,8 @@ class Journal:
         self._retry_s = 0.0
 
     def write(self, news: News, incarnation: str = "", seq: int = 0) -> Entry:
-        """Append one piece of news and return its entry. `sync` makes it durable; on a full disk it waits in memory."""
+        """Append one event or decision and return its entry. `sync` makes it durable; on a full disk it waits in
+        memory."""
         self._n += 1
         wall_s, mono_s = round(time.time(), 3), round(time.monotonic(), 3)
         line: dict[str, Any] = {
@@ -161,23 +162,24 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        """Tell whether the disk had no room when it was last tried."""
+        """Tell whether the disk was full at the last try."""
         return self._log.is_full
 
     @property
     def owed_bytes(self) -> int:
-        """How much is not known to be on disk."""
+        """How many bytes are not known to be on disk."""
         return self._log.owed_bytes
 
     def sync(self) -> bool:
-        """Make everything written so far durable; False while the disk is full, which is tried again from time to time."""
+        """Make everything written so far durable; False while the disk is full, which is tried again from time to
+        time."""
         if self._log.is_full and time.monotonic() < self._retry_s:
             return False
         self._retry_s = time.monotonic() + full_disk.RETRY_S
         return self._log.sync()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._log.close()
 
 
@@ -219,17 +221,17 @@ class JobClock:
 
 
 class Sleep:
-    """Has this machine been suspended? The clock that counts such time runs ahead of the one that does not."""
+    """Detector of suspends of this machine: the clock that counts such time runs ahead of the one that does not."""
 
     def __init__(self, worth_s: float) -> None:
-        """Shorter sleeps than `worth_s` are not told of."""
+        """Shorter sleeps than `worth_s` do not count."""
         self._worth_s = worth_s
-        self._ahead_s = self._look_s()
+        self._ahead_s = self._lead_s()
 
-    def _look_s(self) -> float:
+    def _lead_s(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
     def just_now(self) -> bool:
-        """Tell whether the machine slept for more than that since the last call."""
-        before_s, self._ahead_s = self._ahead_s, self._look_s()
+        """Tell whether the machine slept for longer than `worth_s` since the last call."""
+        before_s, self._ahead_s = self._ahead_s, self._lead_s()
         return self._ahead_s > before_s + self._worth_s

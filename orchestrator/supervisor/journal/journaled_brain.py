@@ -1,8 +1,10 @@
-"""What does a supervisor know, and what of it is on disk? The brain, and the journal that it can be rebuilt from.
+"""The brain of a job and the journal that it is rebuilt from: learns, decides, and writes both down before anything is
+done.
 
-Rules: whatever the brain learns is journaled, beats in a fold; a kept report that is on disk is known by its number;
-what the journal comes to is written down now and then, so that the next supervisor need not read all of it. While the disk is full the brain goes on learning and decides nothing; what it had decided when that began is done when
-it is on disk.
+Rules: all that the brain learns is journaled, heartbeats coalesced. A reliable report that is on disk is known by its
+number. What the journal comes to is written to the facts file from time to time, so that the next supervisor need not
+read all of it. While the disk is full the brain goes on learning and decides nothing; decisions made just before are
+carried out once they are on disk.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ FACTS_S = 10.0
 """How often the facts are written down."""
 
 FACTS_SHARE_MAX = 0.01
-"""How much of the time that may take: the more there is to write, the more seldom."""
+"""The share of the time that writing the facts may take: the more there is to write, the less often."""
 
 OWED_BYTES_MAX = 16 << 20
-"""How much is learned while the disk is full; past it nobody is listened to until there is room."""
+"""How much is learned while the disk is full; past it the supervisor waits for room."""
 
 
 class JournaledBrain:
@@ -54,12 +56,12 @@ class JournaledBrain:
 
     @property
     def stopped(self) -> dict[str, int]:
-        """The last attempt that each node said to be over."""
+        """The last attempt that each node has stopped."""
         return self._record.stopped
 
     @property
     def requeue(self) -> d.Requeue | None:
-        """What was decided, and no allocation has begun since."""
+        """The requeue that was decided, if no allocation has begun since."""
         return self._record.requeue
 
     def now_s(self) -> float:
@@ -67,7 +69,7 @@ class JournaledBrain:
         return self._clock.now_s()
 
     def learn(self, news: News) -> None:
-        """Journal and learn. Beats are learned at once and journaled in a fold, see `Brain.beats_before`."""
+        """Journal and learn. Heartbeats are learned at once and journaled coalesced, see `Brain.beats_before`."""
         if not isinstance(news, e.Heartbeat):
             self._write(news)
             return
@@ -76,29 +78,29 @@ class JournaledBrain:
             for beat in self._brain.beats():
                 self._record.learn(self._journal.write(beat))
 
-    def learn_kept(self, news: list[e.Event], boot: str, seq: int) -> None:
-        """Journal and learn what a kept report of an agent process says, with its number."""
-        self._record.received[boot] = seq
-        for one in news:
-            self._write(one, boot, seq)
+    def learn_kept(self, news: list[e.Event], incarnation: str, seq: int) -> None:
+        """Journal and learn the events of a reliable report of an agent process, with its number."""
+        self._record.received[incarnation] = seq
+        for event in news:
+            self._write(event, incarnation, seq)
 
-    def _write(self, news: News, boot: str = "", seq: int = 0) -> None:
+    def _write(self, news: News, incarnation: str = "", seq: int = 0) -> None:
         for beat in self._brain.beats_before(news):
             self._record.learn(self._journal.write(beat))
-        self._record.learn(self._journal.write(news, boot, seq))
+        self._record.learn(self._journal.write(news, incarnation, seq))
 
-    def has(self, boot: str, seq: int) -> bool:
-        """Tell whether a kept report was learned before: it may be said again after a broken line."""
-        return seq <= self._record.received.get(boot, 0)
+    def has(self, incarnation: str, seq: int) -> bool:
+        """Tell whether a reliable report was learned before: it may come again after a broken connection."""
+        return seq <= self._record.received.get(incarnation, 0)
 
-    def acked(self, boot: str) -> int:
-        """Return the number of the last kept report of an agent process that is on disk."""
-        return self._safe.get(boot, 0)
+    def acked(self, incarnation: str) -> int:
+        """Return the number of the last reliable report of an agent process that is on disk."""
+        return self._safe.get(incarnation, 0)
 
     def decide(self) -> tuple[list[d.Decision], float]:
-        """Return what is to be done, journaled and on disk; and the job clock at which to ask again.
+        """Return the decisions to carry out, already durable, and the job clock (s) at which to call again.
 
-        While the disk is full that is nothing; nor is it when there is room again, see `waited`.
+        Returns no decisions while the disk is full; check `waited` before the first call after that.
         """
         if self.is_full:
             return [], self.now_s() + (0.0 if self.sync() else full_disk.RETRY_S)
@@ -117,7 +119,7 @@ class JournaledBrain:
         return self._journal.is_full
 
     def sync(self) -> bool:
-        """Make all that is known durable; False while the disk is full."""
+        """Make all that was learned and decided durable; False while the disk is full."""
         is_done = self._journal.sync()
         while not is_done and self._journal.owed_bytes > OWED_BYTES_MAX:
             time.sleep(full_disk.RETRY_S)
@@ -130,12 +132,12 @@ class JournaledBrain:
         return is_done
 
     def waited(self, worth_s: float) -> bool:
-        """Tell once that there is room again on a disk that was full for longer than that."""
+        """Tell, once, whether there is room again on a disk that was full for longer than `worth_s`."""
         waited_s, self._waited_s = self._waited_s, 0.0
         return waited_s > worth_s
 
     def _note(self, has_room: bool) -> None:
-        """Print when the disk is full, and when it is not any more."""
+        """Print when the disk becomes full, and when there is room again."""
         began_s = self._full_since
         if not has_room and began_s is None:
             self._full_since = time.monotonic()
@@ -149,13 +151,14 @@ class JournaledBrain:
             )
 
     def close(self) -> None:
-        """Give the journal back."""
+        """Close the journal."""
         if self._journal.sync():
             self._write_facts()
         self._journal.close()
 
     def _write_facts(self) -> None:
-        """Write down what the journal on disk comes to, and what beats have told since its last line."""
+        """Write the facts file: what the journal on disk comes to, and what heartbeats have reported since its last
+        line."""
         began_s = time.monotonic()
         self._record.latest = self._clock.stamp()
         self._record.keep_up(self._record.facts.heard_at)

@@ -1,8 +1,9 @@
-"""Traces of a job whose journal is lost: what its folder shows of it, and a journal that tells of that alone.
+"""Traces of a job whose journal is lost: what its folder shows of it, and a journal rebuilt from that alone.
 
-Rules: a supervisor never begins from nothing where something was done before: it would write over checkpoints and append
-to old logs. The journal that is made here has one attempt, the latest that has left anything; its nodes are stopped like
-those of any other before the next begins. What there was of the old journal is kept beside.
+Rules: a supervisor never begins from nothing where something was done before: it would write over checkpoints and
+append to old logs. The journal that is made here has one attempt, the latest that has left anything; its nodes are
+stopped like those of any other attempt before the next begins. The rest of the old journal is kept in a file of its
+own.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ATTEMPT = re.compile(rb'"attempt":\s?(\d{1,9})\b')
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What is known without the journal. `how`: what has become of it; `checkpoints`: oldest first."""
+    """What is known without the journal. `how`: what happened to it; `checkpoints`: oldest first."""
 
     how: str
     attempt: int
@@ -43,7 +44,8 @@ class Traces:
 
 
 def lost(job: JobDir, plan: Plan) -> Traces | None:
-    """Return what is left of a job whose journal is gone, empty or cut; None for one that has it, or has done nothing."""
+    """Return the traces of a job whose journal is gone, empty or cut; None if it is whole, or if nothing was done
+    yet."""
     how = _lack(job)
     if not how:
         return None
@@ -59,11 +61,11 @@ def require_journal(job: JobDir, plan: Plan) -> None:
 
 
 def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
-    """Return the same also of a job whose journal cannot be read to its end, ends before what the folder shows, or tells
-    only of traces and of no checkpoint: without the user's word it would begin from nothing."""
-    found = lost(job, plan)
-    if found is not None:
-        return found
+    """Return the traces also of a job whose journal cannot be read to its end, ends before what the folder shows, or
+    was rebuilt from traces without a checkpoint: unless the user names one, the job would begin from nothing."""
+    traces = lost(job, plan)
+    if traces is not None:
+        return traces
     shown, has_ended = max(_in_folders(job), default=0), job.ended.exists()  # first, since a journal grows
     try:
         record = facts_file.read(job)
@@ -82,19 +84,20 @@ def lost_or_damaged(job: JobDir, plan: Plan) -> Traces | None:
 
 
 def refusal(job: JobDir, traces: Traces) -> JournalError:
-    """Say why the job cannot go on by itself, what is known of it, and the way on."""
+    """Return the error that says why the job cannot go on by itself, what is known of it, and what to do."""
     newest = f" (the newest: {traces.checkpoints[-1]})" if traces.checkpoints else ""
-    left = f"attempts up to {traces.attempt}, and {counted(len(traces.checkpoints), 'checkpoint')}{newest}"
-    what = f"{traces.how}; the folder shows {left}; to begin from nothing would write over that"
-    on = f"restore the file from a backup, or orch resume {job.id} --from CHECKPOINT goes on as attempt {_latest(traces) + 1}"
+    remains = f"attempts up to {traces.attempt}, and {counted(len(traces.checkpoints), 'checkpoint')}{newest}"
+    what = f"{traces.how}; the folder shows {remains}; to begin from nothing would write over that"
+    fix = f"restore the file from a backup, or orch resume {job.id} --from CHECKPOINT goes on as attempt {_latest(traces) + 1}"
     stop = "" if job.ended.exists() else f"; orch cancel {job.id} stops what may still run"
-    return JournalError(what, str(job.journal), on + stop)
+    return JournalError(what, str(job.journal), fix + stop)
 
 
 def rewrite(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> None:
-    """Put a journal in place that tells of the traces, durably. Only for who holds the job's lock.
+    """Replace the journal by one that is made of the traces, durably. Only for the holder of the job's lock.
 
-    `is_over`: it tells of an end, which a resume may follow; else of an attempt that runs, which a cancel may stop.
+    `is_over`: the new journal ends with the job's end, which a resume may follow; else with a running attempt, which a
+    cancel may stop.
     """
     part = job.journal.with_suffix(".part")
     part.unlink(missing_ok=True)
@@ -106,13 +109,13 @@ def rewrite(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> None:
         number = len(list(job.root.glob("journal.*.damaged"))) + 1
         job.journal.replace(job.root / f"journal.{number}.damaged")
     part.replace(job.journal)
-    job.facts.unlink(missing_ok=True)  # they know of a longer one
+    job.facts.unlink(missing_ok=True)  # they are of a longer one
     sync_folder(job.root)
 
 
 def _lack(job: JobDir) -> str:
-    """Return what the journal lacks; empty for nothing. A torn last line, which a crash leaves, counts for nothing."""
-    known_bytes = facts_file.place(job)  # read first, since a journal that is written grows
+    """Return what the journal lacks; empty if it is whole. A torn last line, which a crash leaves, is no lack."""
+    recorded_bytes = facts_file.place(job)  # read first, since a journal that is written grows
     try:
         with os.fdopen(ownership.open_regular(job.journal), "rb") as file:
             if not file.readline().endswith(b"\n"):
@@ -120,9 +123,9 @@ def _lack(job: JobDir) -> str:
             size_bytes = os.fstat(file.fileno()).st_size
     except FileNotFoundError:
         return "the journal is gone"
-    is_cut = size_bytes < known_bytes
+    is_cut = size_bytes < recorded_bytes
     return (
-        f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {known_bytes}"
+        f"the journal was cut: it has {size_bytes} bytes, and {job.facts.name} knows of {recorded_bytes}"
         if is_cut
         else ""
     )
@@ -132,8 +135,8 @@ def _news(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> Iterator
     at, number = max(0.0, time.time() - plan.created_at), _latest(traces)
     why = f"{_UNKNOWN} {number} is not known: {traces.how}"
     yield planned.planned(plan, at)
-    asked = max((number_of(path) for path in job.requests.glob("*.json")), default=0)
-    yield e.RestartRequested(at, asked)  # what was asked up to now has been done, or is forgotten
+    last_request = max((number_of(path) for path in job.requests.glob("*.json")), default=0)
+    yield e.RestartRequested(at, last_request)  # earlier requests were carried out, or are forgotten
     yield d.BeginAttempt(at, why, number, None)
     for node in plan.nodes:  # it may run on any of them
         yield d.Start(at, why, number, node.name, "", 0, "", None)
@@ -151,8 +154,8 @@ def _attempts(job: JobDir) -> Iterator[int]:
     yield from _in_folders(job)
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         with os.fdopen(ownership.open_regular(job.state), "rb") as file:
-            known = codec.loads_plain(file.read())
-        yield int(known["attempt"]) if known["started_at"] is not None else 0
+            status = codec.loads_plain(file.read())
+        yield int(status["attempt"]) if status["started_at"] is not None else 0
     for path in (job.journal, job.facts):
         with contextlib.suppress(OSError), os.fdopen(ownership.open_regular(path), "rb") as file:
             yield from (int(number) for line in file for number in _ATTEMPT.findall(line))
@@ -164,8 +167,10 @@ def _in_folders(job: JobDir) -> Iterator[int]:
 
 
 def _checkpoints(job: JobDir, plan: Plan) -> tuple[str, ...]:
-    found = CheckpointWatch(job.checkpoints, plan.checkpoint_glob).listed()
-    return tuple(_name(job, path) for path, shape in sorted(found.items(), key=lambda item: item[1].mtime_ns))
+    shapes = CheckpointWatch(job.checkpoints, plan.checkpoint_glob).listed()
+    return tuple(
+        _name(job, path) for path, shape in sorted(shapes.items(), key=lambda item: item[1].mtime_ns)
+    )
 
 
 def _name(job: JobDir, path: Path) -> str:

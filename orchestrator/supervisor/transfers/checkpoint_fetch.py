@@ -1,18 +1,19 @@
-"""Checkpoints on their way home from hosts that share no disk with it, and out again to where they are wanted.
+"""Checkpoint transfer over SSH: fetches finished checkpoints from hosts into the job folder, and sends the resume
+checkpoint to the hosts of the next attempt.
 
-A state machine: agents' words and ended copies in; out come `news` for the brain, `notes` for the log, and copies that the
-carrier begins and gives up. It knows neither threads nor ssh; what it does itself on the disk is quick.
+A state machine: agents' reports and ended copies go in; `news` for the brain, `notes` for the log, and copies that the
+carrier begins and gives up come out. It knows neither threads nor SSH, and its own work on the disk is quick.
 
 Rules
-- A version is an attempt, a name and its steps. It is fetched when every host that may have a part in it has told of all
-  that was complete at later steps than these, or has stopped the attempt; at once, if only one host can have a part.
-- What a host says of a name while a version of it is on its way waits until that has ended. What was written again before
-  it was copied is not what its host has said, by its sha256: it is dropped, and the next version counts.
-- What may be mixed, or lacks a piece, is dropped. What a node will never tell, since it was lost or its ranks ended
-  before its part was known to be whole, is not waited for: that version is dropped.
-- Every `CheckpointFetchStarted` is followed by one end: `CheckpointFound`, or `CheckpointInvalidated` when it cannot come. What
-  was at home under its name before stays until the new one is there and verified.
-- Nothing is put into its place, or deleted, while it is being sent to a host.
+- A version is an attempt, a name and its steps. It is fetched when every host that may have a part in it has reported
+  all that was complete at later steps, or has stopped the attempt; at once, if only one host can have a part.
+- A report of a name whose earlier version is being fetched waits until that has ended. A file that was written again
+  before it was copied does not have the sha256 that its host reported: its version is dropped, and the next one counts.
+- A version that may be mixed, or lacks a piece, is dropped. So is one that waits for a node that will never report: the
+  node was lost, or its ranks ended before its part was known to be whole.
+- Every `CheckpointFetchStarted` is followed by one end: `CheckpointFound`, or `CheckpointInvalidated` when it cannot
+  come. The version before it in the job folder stays until the new one is there and verified.
+- Nothing is installed over a checkpoint, or deleted, while it is being sent to a host.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor.transfers.checkpoint_store import CheckpointStore, files_of
-from orchestrator.supervisor.transfers.checkpoint_versions import Part, Version, VersionState
+from orchestrator.supervisor.transfers.checkpoint_versions import NodeReports, Part, Version, VersionState
 
 COMING_MAX = 100
-"""How many checkpoints may be on their way at once; more are written than the line can take, so the oldest is left."""
+"""The most checkpoints on their way at once. Past it more are written than the connection can take: the oldest is
+given up."""
 
-Deed: TypeAlias = Callable[[], object]
+Task: TypeAlias = Callable[[], object]
 News: TypeAlias = e.CheckpointFetchStarted | e.CheckpointFound | e.CheckpointInvalidated
 
 
 @dataclass(frozen=True, slots=True)
 class CopyInFlight:
-    """A copy that was begun, and of what."""
+    """A copy that was begun, and the checkpoint that it is of."""
 
     copy: Copy
     name: str
@@ -50,8 +52,18 @@ class CopyInFlight:
     is_send: bool = False
 
 
+@dataclass(slots=True)
+class _Entry:
+    """All versions of one name."""
+
+    latest: Version  # as the hosts have reported it
+    fetched: Version | None = None  # the one that is being copied; the latest may be newer
+    installed: Version | None = None  # the one in the job folder
+    is_announced: bool = False  # the brain waits for an end
+
+
 class CheckpointFetch:
-    """All checkpoints of one job that travel."""
+    """All transfers of checkpoints of one job."""
 
     def __init__(
         self,
@@ -59,51 +71,43 @@ class CheckpointFetch:
         carrier: Carrier,
         keep: int | None,
         resume_point: Callable[[], str],
-        later: Callable[[Deed], object],
+        later: Callable[[Task], object],
     ) -> None:
-        """Take up what the manifests tell. `keep`: so many of each series stay at home, and `resume_point()` in any
-        case, the path of what the next attempt starts from. `later` does a deed that may take long (deleting) off the
-        loop."""
-        self._shelf = CheckpointStore(job)
+        """Take up what the manifests tell. `keep`: the number of checkpoints of each series that stay in the job
+        folder, in addition to `resume_point()`, the path that the next attempt starts from. `later` runs a task that
+        may take long (deleting) off the loop."""
+        self._store = CheckpointStore(job)
         self.carrier = carrier
         self._keep = keep
         self._resume_point = resume_point
         self._later = later
-        self._latest = {version.name: version for version in self._shelf.load()}
-        self._home = {
-            name: version
-            for name, version in self._latest.items()
-            if version.state is VersionState.HOME and self._shelf.path(name).exists()
-        }
-        self._fetched: dict[str, Version] = {}  # what is being copied
-        self._promised: set[str] = set()  # names of which the brain waits for an end
-        self._trips: dict[str, CopyInFlight] = {}
+        self._book: dict[str, _Entry] = {}
+        for version in self._store.load():
+            is_installed = version.state is VersionState.INSTALLED and self._store.path(version.name).exists()
+            self._book[version.name] = _Entry(version, installed=version if is_installed else None)
+        self._reports = NodeReports(self._store.lost())
+        self._copies: dict[str, CopyInFlight] = {}
         self._sends = 0
-        self._scanned: dict[
-            str, tuple[int, int]
-        ] = {}  # by node: the last attempt and steps of which it told all
-        self._stopped: dict[str, int] = {}
-        self._lost = self._shelf.lost()  # the last attempt of which a node that is no more had not told all
         self.news: list[News] = []
         self.notes: list[str] = []
 
     # What happens
 
-    def begin(self, at: float, coming: tuple[str, ...], stopped: Mapping[str, int]) -> None:
-        """Go on where the supervisor before left off. `coming`: the paths that the brain still waits for; `stopped`:
+    def begin(self, at: float, awaited: tuple[str, ...], stopped: Mapping[str, int]) -> None:
+        """Go on where the supervisor before left off. `awaited`: the paths that the brain still waits for; `stopped`:
         the last attempt that each node is known to have stopped."""
-        self._stopped.update(stopped)
-        for path in coming:
-            name = self._shelf.name_of(path)
-            version = self._latest.get(name)
-            if version is not None and version.state in (VersionState.OPEN, VersionState.TOLD):
-                self._promised.add(name)
-            elif version is not None and name in self._home:
-                self._tell(_found(at, version, path))
+        for node, attempt in stopped.items():
+            self._reports.stop(node, attempt)
+        for path in awaited:
+            entry = self._book.get(self._store.name_of(path))
+            if entry is not None and entry.latest.is_open:
+                entry.is_announced = True
+            elif entry is not None and entry.installed is not None:
+                self._tell(_found(at, entry.latest, path))
             else:
                 self._tell(e.CheckpointInvalidated(at, "", 0, path))
         for version in self._open():
-            self._promise(at, version)
+            self._announce(at, version)
             self._try(at, version.name)
 
     def found(
@@ -113,13 +117,13 @@ class CheckpointFetch:
         remembered is on disk when this returns, so that the report may be acknowledged."""
         name, part = report.name, Part(node, root, report.steps, report.manifest)
         is_file = part.is_all_of(name)
-        flaw = self._shelf.flaw(name, report.manifest) if report.manifest else ""
-        if self._lost.get(node, 0) >= report.attempt and not is_file:
-            flaw = flaw or "what it had not told before it was lost is given up"
+        flaw = self._store.flaw(name, report.manifest) if report.manifest else ""
+        if self._reports.is_lost(node, report.attempt) and not is_file:
+            flaw = flaw or "what it had not reported before it was lost is given up"
         if flaw:
             self._note(f"{node} reports a checkpoint {name!r} that is not fetched: {flaw}")
             return
-        before = self._latest.get(name)
+        before = self._book[name].latest if name in self._book else None
         if before is None or before.attempt < report.attempt:
             nodes = (node,) if is_file else tuple(dict.fromkeys((*placed, node)))
             is_slot = not checkpoint_series.member(Path(name), 0, is_folder=not is_file).order
@@ -129,102 +133,95 @@ class CheckpointFetch:
                 self._remove(at, before)
             self._enter(at, before.with_part(part))
 
-    def scanned(self, at: float, node: str, attempt: int, count: int) -> None:
-        """A node has reported all that was complete when its ranks had made `count` steps."""
-        if self._lost.get(node, 0) < attempt and (attempt, count) > self._scanned.get(node, (0, -1)):
-            self._scanned[node] = (attempt, count)
+    def scanned(self, at: float, node: str, attempt: int, steps: int) -> None:
+        """A node has reported all that was complete when its ranks had made `steps` steps."""
+        if self._reports.scan(node, attempt, steps):
             self._try_all(at)
 
     def stopped(self, at: float, node: str, attempt: int) -> None:
         """A node has stopped an attempt, and has reported all that this leaves behind."""
-        self._stopped[node] = max(attempt, self._stopped.get(node, 0))
+        self._reports.stop(node, attempt)
         self._try_all(at)
 
     def lost(self, at: float, node: str, attempt: int) -> None:
-        """A node's agent is no more, or was given up for its silence, in this attempt. What it has not reported is not
-        waited for; what it has is still fetched, and nothing more is sent there. To be said before anything that
-        another agent of the node says."""
-        if self._stopped.get(node, 0) < attempt:
-            self._lost[node] = max(attempt, self._lost.get(node, 0))
-            self._shelf.note_lost(self._lost)
-        sends = [trip for trip in self._trips.values() if trip.copy.node == node and trip.is_send]
+        """A node's agent has died, or was given up for its silence, in this attempt. What it has not reported is not
+        waited for; what it has is still fetched, and nothing more is sent there. Must be called before the reports of
+        the node's next agent."""
+        if self._reports.lose(node, attempt):
+            self._store.note_lost(self._reports.lost)
+        sends = [one for one in self._copies.values() if one.copy.node == node and one.is_send]
         self._drop(sends)
-        for trip in sends:
-            self._finish(at, trip.name)
+        for send in sends:
+            self._finish(at, send.name)
         self._try_all(at)
 
     def tidy(self, at: float) -> None:
-        """Time has passed: delete what `keep` does not keep, once the brain has been told of all that came."""
+        """Time has passed: delete what `keep` does not keep, once the brain has got all news."""
         if self._keep is not None and not self.news:
             self._prune(at, self._keep)
 
     def copied(self, at: float, done: Copied) -> None:
         """A copy ended. One that was given up before changes nothing."""
-        trip = self._trips.pop(done.copy.key, None)
-        if trip is None:
+        in_flight = self._copies.pop(done.copy.key, None)
+        if in_flight is None:
             return
-        if not trip.is_send and done.error:
-            self._give_up(at, trip.name, done.error)
-        self._finish(at, trip.name)  # also what waited for the end of its sending
+        if not in_flight.is_send and done.error:
+            self._give_up(at, in_flight.name, done.error)
+        self._finish(at, in_flight.name)  # also what waited for the end of its sending
 
     # Sending
 
     def send(self, path: str, node: str, root: str) -> Copy:
-        """Begin to bring a checkpoint from home to `resume_path` on a host, and return the copy. Raises ClusterError
-        when there is no such checkpoint."""
-        files, top = files_of(Path(path)), self._shelf.top_of(path)
+        """Begin to bring a checkpoint from the job folder to `resume_path` on a host, and return the copy. Raises
+        ClusterError when there is no such checkpoint."""
+        files, top = files_of(Path(path)), self._store.top_of(path)
         names = tuple(str(file.relative_to(top)) for file, _ in files)
         self._sends += 1
         copy = Copy(f"send {self._sends} {node}", node, Direction.SEND, f"{root}/checkpoints", top, names)
         size_bytes = sum(size_bytes for _, size_bytes in files)
-        self._trips[copy.key] = CopyInFlight(copy, self._shelf.name_of(path), size_bytes, is_send=True)
+        self._copies[copy.key] = CopyInFlight(copy, self._store.name_of(path), size_bytes, is_send=True)
         self.carrier.copy(copy)
         return copy
 
     def resume_path(self, path: str, root: str) -> str:
-        """Return where a checkpoint lies on a host that it was sent to."""
-        return f"{root}/checkpoints/{self._shelf.name_of(path)}"
+        """Return where a checkpoint lies on a host to which it was sent."""
+        return f"{root}/checkpoints/{self._store.name_of(path)}"
 
     def pieces(self, path: str) -> tuple[m.ManifestEntry, ...]:
-        """Return the files of a checkpoint at home, as their names on a host are; one that did not come by this way
-        is read whole: to be called off the loop. Raises ClusterError."""
-        return self._shelf.pieces(path)
-
-    # Looking
+        """Return the files of a checkpoint in the job folder, by their names on a host; one that was not fetched is
+        read whole, so call this off the loop. Raises ClusterError."""
+        return self._store.pieces(path)
 
     @property
-    def trips(self) -> tuple[CopyInFlight, ...]:
+    def copies(self) -> tuple[CopyInFlight, ...]:
         """The copies under way."""
-        return tuple(self._trips.values())
+        return tuple(self._copies.values())
 
     # Versions
 
     def _open(self) -> list[Version]:
-        return [
-            version
-            for version in self._latest.values()
-            if version.state in (VersionState.OPEN, VersionState.TOLD)
-        ]
+        return [entry.latest for entry in self._book.values() if entry.latest.is_open]
 
     def _enter(self, at: float, new: Version) -> None:
-        """Take what a host has said of a name."""
-        self._latest[new.name] = new
+        """Take what a host has reported under a name."""
+        self._book.setdefault(new.name, _Entry(new)).latest = new
         try:
-            self._shelf.note(new)
+            self._store.note(new)
         except OSError as err:
             self._give_up(at, new.name, f"{err.filename}: {err.strerror} on this machine")
             return
-        self._promise(at, new)
+        self._announce(at, new)
         waiting = self._open()
         if len(waiting) > COMING_MAX:
             self._give_up(at, waiting[0].name, f"more than {COMING_MAX} checkpoints are on their way at once")
         self._try(at, new.name)
 
-    def _promise(self, at: float, version: Version) -> None:
+    def _announce(self, at: float, version: Version) -> None:
         """Tell the brain that a checkpoint is on its way, unless it waits for it already."""
-        if version.name not in self._promised and any(part.pieces for part in version.parts):
-            self._promised.add(version.name)
-            path = str(self._shelf.path(version.name))
+        entry = self._book[version.name]
+        if not entry.is_announced and any(part.pieces for part in version.parts):
+            entry.is_announced = True
+            path = str(self._store.path(version.name))
             self._tell(e.CheckpointFetchStarted(at, version.node, version.attempt, path))
 
     def _try_all(self, at: float) -> None:
@@ -232,148 +229,130 @@ class CheckpointFetch:
             self._try(at, version.name)
 
     def _try(self, at: float, name: str) -> None:
-        """Begin to fetch a version if all hosts have told of it, give it up if they never will."""
-        version = self._latest[name]
-        if name in self._fetched or version not in self._open():
+        """Begin to fetch a version if all hosts have reported on it; give it up if they never will."""
+        entry = self._book[name]
+        version = entry.latest
+        if entry.fetched is not None or not version.is_open:
             return
-        if version.state is VersionState.OPEN:
-            alone = version.placed == (version.node,)
-            waits = [] if alone else [node for node in version.placed if not self._is_past(node, version)]
-            why = self._why_never(version, waits)
+        if version.state is VersionState.EXPECTED:
+            pending = self._reports.pending(version)
+            why = self._reports.why_never(version, pending)
             if why:
                 self._give_up(at, name, why)
-            if why or waits or version.lacks_metadata:
+            if why or pending or version.lacks_metadata:
                 return
-            version = self._become(version, VersionState.TOLD)
-        self._fetched[name] = version
+            version = self._become(version, VersionState.FETCHING)
+        entry.fetched = version
         for part in version.parts:
             self._fetch(version, part)
         self._finish(at, name)
 
     def _become(self, version: Version, state: VersionState) -> Version:
-        """Write down what came of a version; if the disk refuses, that is forgotten with this process."""
-        self._latest[version.name] = version = dataclasses.replace(version, state=state)
+        """Write down the state of a version; if the disk refuses, only this process knows it."""
+        self._book[version.name].latest = version = dataclasses.replace(version, state=state)
         with contextlib.suppress(OSError):
-            self._shelf.note(version)
+            self._store.note(version)
         return version
-
-    def _is_past(self, node: str, version: Version) -> bool:
-        """Tell whether the node has told of whatever part it has in a version."""
-        attempt, count = self._scanned.get(node, (0, -1))
-        if attempt == version.attempt and count > version.steps:
-            return True
-        return self._has_stopped(node, version) and self._lost.get(node, 0) < version.attempt
-
-    def _has_stopped(self, node: str, version: Version) -> bool:
-        return self._stopped.get(node, 0) >= version.attempt
-
-    def _why_never(self, version: Version, waits: list[str]) -> str:
-        """Say why it will never be known that a version is whole; empty while that is not so."""
-        for part in version.parts:
-            if not part.pieces:
-                return f"the ranks on {part.node} ended before their part in it was known to be whole"
-        for node in waits:
-            if self._lost.get(node, 0) >= version.attempt:
-                return f"{node} was lost before it had told whether it has a part in it"
-        if not waits and version.may_be_mixed:
-            return "its parts were written at different steps"
-        if all(self._has_stopped(node, version) for node in version.placed) and version.lacks_metadata:
-            return "it was cut off before its .metadata was written"
-        return ""
 
     def _fetch(self, version: Version, part: Part) -> None:
         pieces = version.taken_from(part.node)
         if pieces:
             names = tuple(piece.name for piece in pieces)
-            stage, key = self._shelf.stage(version), f"fetch {version.key} {part.node}"
+            stage, key = self._store.stage(version), f"fetch {version.key} {part.node}"
             there = f"{part.root}/checkpoints"
             copy = Copy(key, part.node, Direction.FETCH, there, stage, names, pieces)
             size_bytes = sum(piece.size_bytes for piece in pieces)
-            self._trips[key] = CopyInFlight(copy, version.name, size_bytes)
+            self._copies[key] = CopyInFlight(copy, version.name, size_bytes)
             self.carrier.copy(copy)
 
     def _finish(self, at: float, name: str) -> None:
-        """Put what has come in its place, if it is whole and the one before is not being read."""
-        version = self._fetched.get(name)
-        if version is None or self._is_copied(name):
+        """Install the version that was fetched, if it is whole and the one before is not being read."""
+        entry = self._book.get(name)
+        if entry is None or entry.fetched is None or self._is_copied(name):
             return
-        flaw = self._shelf.flaw(name, version.pieces)
-        flaw = flaw or ("pieces that it names are on no host" if self._shelf.lacks_pieces(version) else "")
+        version = entry.fetched
+        flaw = self._store.flaw(name, version.pieces)
+        flaw = flaw or ("pieces that it names are on no host" if self._store.lacks_pieces(version) else "")
         try:
             if not flaw:
-                self._shelf.install(version)
+                self._store.install(version)
         except OSError as err:
             flaw = f"{err.filename}: {err.strerror} on this machine"
         if flaw:
             self._give_up(at, name, flaw)
             return
-        self._home[name] = version
-        self._end(at, version, VersionState.HOME, _found(at, version, str(self._shelf.path(name))))
+        entry.installed = version
+        self._end(at, version, VersionState.INSTALLED, _found(at, version, str(self._store.path(name))))
 
     def _give_up(self, at: float, name: str, why: str) -> None:
-        """A version cannot come: what was at home before stays, and the brain need not wait."""
-        version = self._fetched.get(name, self._latest[name])
+        """End a version that cannot come: the installed one stays, and the brain need not wait."""
+        version = self._book[name].fetched or self._book[name].latest
         self._note(f"checkpoint {name} of attempt {version.attempt} does not come home: {why}")
-        self._drop([trip for trip in self._trips.values() if trip.name == name and not trip.is_send])
-        path = str(self._shelf.path(name))
-        self._end(
-            at, version, VersionState.GONE, e.CheckpointInvalidated(at, version.node, version.attempt, path)
-        )
+        self._drop([one for one in self._copies.values() if one.name == name and not one.is_send])
+        path = str(self._store.path(name))
+        invalidated = e.CheckpointInvalidated(at, version.node, version.attempt, path)
+        self._end(at, version, VersionState.GIVEN_UP, invalidated)
 
     def _end(self, at: float, version: Version, state: VersionState, news: News) -> None:
-        """Be done with a version, and go on with what was said of its name meanwhile."""
-        name, latest = version.name, self._latest[version.name]
-        if self._fetched.pop(name, None) is not None:
-            self._delete(self._shelf.stage(version))
-        if name in self._promised:
-            self._promised.remove(name)
+        """Finish with a version, and go on with what was reported of its name meanwhile."""
+        entry = self._book[version.name]
+        latest = entry.latest
+        if entry.fetched is not None:
+            entry.fetched = None
+            self._delete(self._store.stage(version))
+        if entry.is_announced:
+            entry.is_announced = False
             self._tell(news)
         if latest.parts == version.parts:
             self._become(version, state)
         else:
-            self._promise(at, latest)
-            self._try(at, name)
+            self._announce(at, latest)
+            self._try(at, version.name)
 
     def _is_copied(self, name: str) -> bool:
         """Tell whether something of a checkpoint is being fetched, or sent to a host."""
-        return any(trip.name == name for trip in self._trips.values())
+        return any(one.name == name for one in self._copies.values())
 
-    # At home
+    # In the job folder
 
     def _prune(self, at: float, keep: int) -> None:
-        """Delete what is old at home and not needed; time is told by attempts and steps, not by hosts' clocks."""
-        times = sorted({(one.attempt, one.count) for one in self._home.values()})
+        """Delete installed versions that are old and not needed; their order is by attempts and steps, not by hosts'
+        clocks."""
+        installed = [entry.installed for entry in self._book.values() if entry.installed is not None]
+        times = sorted({(version.attempt, version.steps_begun) for version in installed})
         members = [
             checkpoint_series.member(
-                self._shelf.path(name), times.index((one.attempt, one.count)), one.pieces[0].name != name
+                self._store.path(version.name),
+                times.index((version.attempt, version.steps_begun)),
+                version.pieces[0].name != version.name,
             )
-            for name, one in self._home.items()
+            for version in installed
         ]
-        needed = {self._shelf.name_of(self._resume_point()), *(one.name for one in self._open())}
+        needed = {self._store.name_of(self._resume_point()), *(version.name for version in self._open())}
+        by_name = {version.name: version for version in installed}
         for member in checkpoint_series.old(members, keep, lambda before, after: before < after):
-            name = self._shelf.name_of(str(member.path))
+            name = self._store.name_of(str(member.path))
             if name not in needed and not self._is_copied(name):
-                self._remove(at, self._home[name])
+                self._remove(at, by_name[name])
 
     def _remove(self, at: float, version: Version) -> None:
-        """Delete a version at home; the brain is not to start from it."""
-        path = str(self._shelf.path(version.name))
+        """Delete an installed version; the brain is not to start from it."""
+        path = str(self._store.path(version.name))
         try:
-            self._delete(self._shelf.take_away(version))
+            self._delete(self._store.take_away(version))
         except OSError as err:
             self._note(f"the checkpoint {path} cannot be deleted: {err.strerror}")
-        del self._home[version.name]
-        self._latest.pop(version.name, None)
+        del self._book[version.name]
         self._tell(e.CheckpointInvalidated(at, version.node, version.attempt, path))
 
     def _delete(self, path: Path) -> None:
         self._later(lambda: shutil.rmtree(path, ignore_errors=True))
 
-    def _drop(self, trips: Iterable[CopyInFlight]) -> None:
+    def _drop(self, copies: Iterable[CopyInFlight]) -> None:
         """Give up copies."""
-        for trip in trips:
-            del self._trips[trip.copy.key]
-            self.carrier.drop(trip.copy.key)
+        for one in copies:
+            del self._copies[one.copy.key]
+            self.carrier.drop(one.copy.key)
 
     def _tell(self, news: News) -> None:
         self.news.append(news)
@@ -383,4 +362,4 @@ class CheckpointFetch:
 
 
 def _found(at: float, version: Version, path: str) -> e.CheckpointFound:
-    return e.CheckpointFound(at, version.node, version.attempt, path, version.count)
+    return e.CheckpointFound(at, version.node, version.attempt, path, version.steps_begun)

@@ -1,9 +1,10 @@
-"""The checkpoints of a job at home, as they lie on the disk: whole ones, those on their way, and what hosts said of them.
+"""The checkpoints in a job folder, as they lie on the disk: whole ones, those on their way, and what hosts reported of
+them.
 
-Rules: `checkpoints/NAME` is one whole version or not there at all. What is on its way gathers in a folder of its own on
-the same disk (`checkpoints/.coming/KEY/`) and is renamed into its place. `carried/KEY.json` has what the hosts said of a
-name last, and what came of it; `carried/lost.json` which hosts will say no more. No name that a host sends leads out of the
-checkpoint folder.
+Rules: `checkpoints/NAME` is one whole version or does not exist. A version on its way gathers in a folder of its own
+on the same disk (`checkpoints/.coming/KEY/`) and is renamed into its place. `carried/KEY.json` holds what the hosts
+last reported of a name, and its state; `carried/lost.json` the hosts that will report nothing more. No name that a
+host sends leads out of the checkpoint folder.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ COMING = ".coming"
 """Where versions gather, within the checkpoint folder; names with a leading dot are never taken for checkpoints."""
 
 OLD = ".old"
-"""Where the version before lies, within the folder of the new one, for the instant of their exchange."""
+"""Where the old version lies, within the folder of the new one, for the instant of their exchange."""
 
 LOST = "lost.json"
 
 PART_BYTES_MAX = 255
 PATH_BYTES_MAX = 3_000
-"""How long a name in a folder, and a name with its folders, may be on the file systems of Linux; room for ours is
-left in the latter."""
+"""How long a name in a folder, and a name with its folders, may be on the file systems of Linux (255, 4096); the latter
+leaves room for the path of the job folder."""
 
 READ_BYTES = 1 << 20
 
@@ -51,7 +52,7 @@ class CheckpointStore:
         self._known: dict[str, tuple[ManifestEntry, ...]] = {}  # by the path of the checkpoint
 
     def load(self) -> list[Version]:
-        """Return what hosts have said, a version for each name; clear away what was left unfinished.
+        """Return what hosts have reported, a version for each name; clear away what was left unfinished.
 
         A manifest that cannot be read (of another version of orch) counts as none.
         """
@@ -60,9 +61,11 @@ class CheckpointStore:
             with contextlib.suppress(OSError, codec.CodecError):
                 versions.append(codec.loads(Version, path.read_bytes()))
         self._known = {
-            str(self.path(one.name)): one.pieces for one in versions if one.state is VersionState.HOME
+            str(self.path(version.name)): version.pieces
+            for version in versions
+            if version.state is VersionState.INSTALLED
         }
-        keys = {version.key for version in versions if version.state is VersionState.OPEN}
+        keys = {version.key for version in versions if version.state is VersionState.EXPECTED}
         for stage in sorted((self._job.checkpoints / COMING).glob("*")):
             for version in versions:  # an exchange that was cut off between its two renames is undone
                 old, goal = stage / OLD / version.name, self.path(version.name)
@@ -73,7 +76,7 @@ class CheckpointStore:
         return versions
 
     def path(self, name: str) -> Path:
-        """Return where a checkpoint is at home."""
+        """Return where a checkpoint lies in the job folder."""
         return self._job.checkpoints / name
 
     def stage(self, version: Version) -> Path:
@@ -81,29 +84,29 @@ class CheckpointStore:
         return self._job.checkpoints / COMING / version.key
 
     def note(self, version: Version) -> None:
-        """Write down what hosts have said of a name, and what came of it. Raises OSError."""
+        """Write down what hosts have reported of a name, and its state. Raises OSError."""
         self._manifests.mkdir(exist_ok=True)
         replace_text(self._manifest(version.name), codec.dumps(version))
 
     def forget(self, name: str) -> None:
-        """Forget what hosts have said of a name; if the disk refuses, it is forgotten later."""
+        """Forget what hosts have reported of a name; if the disk refuses, it is forgotten later."""
         with contextlib.suppress(OSError):
             self._manifest(name).unlink()
 
     def lost(self) -> dict[str, int]:
-        """Return the nodes that were lost, with the last attempt of which they have not told all."""
+        """Return the nodes that were lost, with the last attempt of which they have not reported all."""
         with contextlib.suppress(OSError, codec.CodecError):
             return codec.loads(dict[str, int], (self._manifests / LOST).read_bytes())
         return {}
 
     def note_lost(self, lost: dict[str, int]) -> None:
-        """Write down which nodes were lost; if the disk refuses, that is forgotten with this process."""
+        """Write down which nodes were lost; if the disk refuses, only this process knows it."""
         with contextlib.suppress(OSError):
             self._manifests.mkdir(exist_ok=True)
             replace_text(self._manifests / LOST, codec.dumps(lost))
 
     def install(self, version: Version) -> None:
-        """Put a version that has gathered in its place, and write it down. Raises OSError."""
+        """Put a version that has gathered into its place, durably. Raises OSError."""
         stage, goal = self.stage(version), self.path(version.name)
         new = stage / version.name
         goal.parent.mkdir(parents=True, exist_ok=True)
@@ -128,14 +131,14 @@ class CheckpointStore:
         self.path(version.name).rename(old)
 
     def flaw(self, name: str, pieces: tuple[ManifestEntry, ...]) -> str:
-        """Say why a checkpoint of this name cannot be kept here; empty if it can."""
+        """Return why a checkpoint of this name cannot be kept here; empty if it can."""
         names = [piece.name for piece in pieces]
         if not 0 < len(names) <= FILES_MAX or len(set(names)) < len(names):
             return f"{len(names)} files, each once and at most {FILES_MAX}, cannot be"
-        bad = next((one for one in [name, *names] if not _stays_inside(one)), None)
+        bad = next((path for path in [name, *names] if not _stays_inside(path)), None)
         if bad is not None:
             return f"{bad!r} would not lie in the checkpoint folder"
-        if not all(one.startswith(f"{name}/") or names == [name] for one in names):
+        if not all(path.startswith(f"{name}/") or names == [name] for path in names):
             return "files are named that are not its own"
         if any(piece.size_bytes < 0 or not _SHA256.fullmatch(piece.sha256) for piece in pieces):
             return "sizes or checksums are none"
@@ -150,7 +153,8 @@ class CheckpointStore:
         return wholeness(gathered, inspect_shape(gathered)) is Wholeness.UNFINISHED
 
     def name_of(self, path: str) -> str:
-        """Return a checkpoint's name in the checkpoint folder; of one that lies elsewhere, that which it would get."""
+        """Return a checkpoint's name in the checkpoint folder; of one that lies elsewhere, the name that it would
+        get."""
         whole = Path(path)
         folder = self._job.checkpoints
         return str(whole.relative_to(folder)) if whole.is_relative_to(folder) else whole.name
@@ -160,7 +164,7 @@ class CheckpointStore:
         return Path(path).parents[len(Path(self.name_of(path)).parts) - 1]
 
     def pieces(self, path: str) -> tuple[ManifestEntry, ...]:
-        """Return the files of a checkpoint: those that are known while sizes and times fit, else all are read, which may
+        """Return the files of a checkpoint: the known ones while sizes and times fit, else all are read, which may
         take long. Raises ClusterError."""
         top, shape = self.top_of(path), inspect_shape(Path(path))
         names = {
@@ -179,7 +183,7 @@ class CheckpointStore:
         return known
 
     def _manifest(self, name: str) -> Path:
-        """Return the file of a name: readable, short, and never that of another one."""
+        """Return the manifest file of a name: readable, short, and different from that of any other name."""
         digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
         return self._manifests / f"{_UNFIT.sub('_', name)[:60]}-{digest[:16]}.json"
 
@@ -195,7 +199,7 @@ def _stays_inside(name: str) -> bool:
     return fits and b"\0" not in raw and not {"", ".", ".."} & set(parts) and parts[0] not in (COMING, OLD)
 
 
-# Checkpoints that any path names
+# Checkpoints at any path
 
 
 def files_of(path: Path) -> tuple[tuple[Path, int], ...]:
@@ -212,7 +216,7 @@ def files_of(path: Path) -> tuple[tuple[Path, int], ...]:
 
 
 def _piece_of(path: Path, name: str) -> ManifestEntry:
-    """Return what a file is, reading all of it. Raises OSError."""
+    """Return the manifest entry of a file, reading all of it. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         before = os.fstat(file.fileno())

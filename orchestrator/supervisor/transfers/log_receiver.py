@@ -1,8 +1,8 @@
-"""Where do a node's files go at home? The supervisor's side of log shipping: chunks into the job folder.
+"""The supervisor's side of log shipping: chunks of nodes' files go into the job folder.
 
-Rules: a node may write only files of the kinds that travel (`wire/travel`), and only beyond what is there: nothing at
-home is ever overwritten or cut. A disk that is full here costs nothing but time: chunks wait, no more come than fit
-the agent's window, and they are written when there is room again.
+Rules: a node may write only files of the kinds that are shipped (`core/jobdir/shipped_files`), and only beyond what is
+there: nothing in the job folder is ever overwritten or cut. A full disk costs only time: chunks wait, no more come
+than fit into the agent's window, and they are written when there is room again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from orchestrator.core.wire import messages as m
 
 FILES_OPEN_MAX = 128
 WAITING_BYTES_MAX = 8 << 20
-"""What one node may leave waiting for room on the disk; its agent's window is smaller."""
+"""How much of one node may wait for room on the disk; its agent's window is smaller."""
 
 RETRY_S = 2.0
-"""How often the disk is tried again when it was full."""
+"""How often a full disk is tried again."""
 
-PATHS_TOLD_MAX = 1000
+PATHS_PRINTED_MAX = 1000
 
 _NO_FILE = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENOTDIR})
-"""Something else than a file stands in its place: waiting would not help."""
+"""Errors of a path at which something other than a file stands: waiting would not help."""
 
 
 class LogReceiveError(Exception):
@@ -40,25 +40,25 @@ class LogReceiveError(Exception):
 class _Node:
     """What has come from one node since its connection began, and what waits for room."""
 
-    got_bytes: int = 0
-    said_bytes: int = 0
+    received_bytes: int = 0
+    acknowledged_bytes: int = 0
     waiting: deque[tuple[m.Chunk, bytes]] = field(default_factory=deque)
     waiting_bytes: int = 0
 
 
 class LogReceiver:
-    """Takes the files of all nodes of a job into its folder at home."""
+    """Writes the files of all nodes of a job into its folder."""
 
     def __init__(self, job: JobDir) -> None:
         self._job = job
         self._nodes: dict[str, _Node] = {}
         self._fds: OrderedDict[str, int] = OrderedDict()
-        self._told: set[str] = set()
+        self._printed_paths: set[str] = set()
         self._is_full = False
         self._retry_due_s = 0.0
 
     def have(self, node: str) -> m.ResumeOffsets:
-        """Return what is here of the node's files; to be said once, right after its `Hello`."""
+        """Return the sizes of the node's files here. Must be sent once, right after its `Hello`."""
         self._nodes[node] = _Node()
         names = [shipped_files.agent_log(node)]
         for attempt in shipped_files.attempts(self._job, node):
@@ -66,46 +66,46 @@ class LogReceiver:
         return m.ResumeOffsets({name: size for name in names if (size := self._size_bytes(name))})
 
     def take(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
-        """Take one chunk. Raises IntakeError when bytes before it are missing: drop the node's connection then."""
-        one = self._nodes.setdefault(node, _Node())
+        """Take one chunk. Raises LogReceiveError when bytes before it are missing: drop the node's connection then."""
+        state = self._nodes.setdefault(node, _Node())
         if not shipped_files.may_send(node, chunk.path) or chunk.offset < 0:
-            self._tell(
+            self._print_once(
                 chunk.path, f"{node} sent bytes of {chunk.path[:200]!r}, which is no file of its own: refused"
             )
-            one.got_bytes += len(raw)
+            state.received_bytes += len(raw)
             return
-        if one.waiting or not self._write(node, one, chunk, raw):
-            self._wait(one, chunk, raw)
+        if state.waiting or not self._write(node, state, chunk, raw):
+            self._wait(state, chunk, raw)
 
     def retry(self) -> None:
         """Write what waits for room on the disk, as far as there is room."""
-        for node, one in self._nodes.items():
-            self._retry(node, one)
-        if self._is_full and not any(one.waiting for one in self._nodes.values()):
+        for node, state in self._nodes.items():
+            self._retry(node, state)
+        if self._is_full and not any(state.waiting for state in self._nodes.values()):
             self._is_full = False
             print("there is room on the disk again: logs from the nodes are written", flush=True)
 
-    def _retry(self, node: str, one: _Node) -> None:
-        while one.waiting:
-            chunk, raw = one.waiting[0]
+    def _retry(self, node: str, state: _Node) -> None:
+        while state.waiting:
+            chunk, raw = state.waiting[0]
             # A gap cannot be mended from here: the next connection begins with the true sizes.
             with contextlib.suppress(LogReceiveError):
-                if not self._write(node, one, chunk, raw):
+                if not self._write(node, state, chunk, raw):
                     return
-            one.waiting.popleft()
-            one.waiting_bytes -= len(raw)
+            state.waiting.popleft()
+            state.waiting_bytes -= len(raw)
 
     def owed(self) -> list[tuple[str, m.ChunkAck]]:
-        """Return what is to be confirmed, by node, and count it as confirmed; try again what waits for room."""
+        """Return the acknowledgements that are due, by node, and count them as sent; try again what waits for room."""
         if self._is_full and time.monotonic() >= self._retry_due_s:
             self._retry_due_s = time.monotonic() + RETRY_S
             self.retry()
-        found = []
-        for node, one in self._nodes.items():
-            if one.got_bytes != one.said_bytes:
-                one.said_bytes = one.got_bytes
-                found.append((node, m.ChunkAck(one.got_bytes)))
-        return found
+        acks = []
+        for node, state in self._nodes.items():
+            if state.received_bytes != state.acknowledged_bytes:
+                state.acknowledged_bytes = state.received_bytes
+                acks.append((node, m.ChunkAck(state.received_bytes)))
+        return acks
 
     @property
     def is_full(self) -> bool:
@@ -113,18 +113,18 @@ class LogReceiver:
         return self._is_full
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def _wait(self, one: _Node, chunk: m.Chunk, raw: bytes) -> None:
-        if one.waiting_bytes + len(raw) > WAITING_BYTES_MAX:
+    def _wait(self, state: _Node, chunk: m.Chunk, raw: bytes) -> None:
+        if state.waiting_bytes + len(raw) > WAITING_BYTES_MAX:
             raise LogReceiveError(f"more than {WAITING_BYTES_MAX} bytes wait for room on the disk")
-        one.waiting.append((chunk, raw))
-        one.waiting_bytes += len(raw)
+        state.waiting.append((chunk, raw))
+        state.waiting_bytes += len(raw)
 
-    def _write(self, node: str, one: _Node, chunk: m.Chunk, raw: bytes) -> bool:
-        """Write what of a chunk is not here yet; False when it has to wait. Raises IntakeError at a gap."""
+    def _write(self, node: str, state: _Node, chunk: m.Chunk, raw: bytes) -> bool:
+        """Write what of a chunk is not here yet; False when it has to wait. Raises LogReceiveError at a gap."""
         try:
             self._append(node, chunk, raw)
         except OSError as err:
@@ -136,21 +136,21 @@ class LogReceiver:
                         flush=True,
                     )
                 return False
-            self._tell(chunk.path, f"{chunk.path} cannot be written, it is not taken: {err.strerror}")
-        one.got_bytes += len(raw)
+            self._print_once(chunk.path, f"{chunk.path} cannot be written, it is not taken: {err.strerror}")
+        state.received_bytes += len(raw)
         return True
 
     def _append(self, node: str, chunk: m.Chunk, raw: bytes) -> None:
         fd = self._open(node, chunk.path)
-        found = os.fstat(fd)
-        if not found.st_nlink:
+        info = os.fstat(fd)
+        if not info.st_nlink:
             os.close(self._fds.pop(chunk.path))
             raise LogReceiveError(f"{chunk.path} was deleted here")
-        if chunk.offset > found.st_size:
+        if chunk.offset > info.st_size:
             raise LogReceiveError(
-                f"{chunk.path} has {found.st_size} bytes here, and bytes from {chunk.offset} on came"
+                f"{chunk.path} has {info.st_size} bytes here, and bytes from {chunk.offset} on came"
             )
-        rest = memoryview(raw)[found.st_size - chunk.offset :]
+        rest = memoryview(raw)[info.st_size - chunk.offset :]
         while rest:
             rest = rest[os.pwrite(fd, rest, chunk.offset + len(raw) - len(rest)) :]
 
@@ -173,13 +173,13 @@ class LogReceiver:
 
     def _size_bytes(self, path: str) -> int:
         try:
-            found = os.lstat(self._job.root / path)
+            info = os.lstat(self._job.root / path)
         except OSError:
             return 0
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        return info.st_size if stat.S_ISREG(info.st_mode) else 0
 
-    def _tell(self, path: str, text: str) -> None:
+    def _print_once(self, path: str, text: str) -> None:
         """Print something once for each path, and not without bound."""
-        if path not in self._told and len(self._told) < PATHS_TOLD_MAX:
-            self._told.add(path)
+        if path not in self._printed_paths and len(self._printed_paths) < PATHS_PRINTED_MAX:
+            self._printed_paths.add(path)
             print(text, flush=True)

@@ -1,8 +1,8 @@
-"""What travels between this machine and hosts that do not see its disk? Logs and checkpoints, both ways.
+"""Transfers of logs and checkpoints, both ways, between the job folder and hosts that do not see its disk.
 
-Rules: where a host sees the job folder nothing travels; what comes home lands under the name that the host has it
-under; a checkpoint counts when it is at home and whole; before an attempt begins from it, it is on every host.
-Nothing here waits: bulk is copied by the backend's carrier, and what may take long is done by a thread.
+Rules: where a host sees the job folder nothing is transferred. A file lands in the job folder under the name that it
+has on the host. A checkpoint counts once it is whole in the job folder; before an attempt begins from it, it is on
+every host. Nothing here waits: bulk is copied by the backend's carrier, and a thread does what may take long.
 """
 
 from __future__ import annotations
@@ -28,56 +28,55 @@ from orchestrator.supervisor.transfers.checkpoint_fetch import CheckpointFetch
 from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogReceiver
 
 THREADS_MAX = 2
-"""How many deeds that may take long (hashing, deleting) are done at once."""
+"""How many tasks that may take long (hashing, deleting) run at once."""
 
 Json = dict[str, Any]
 
 Ready = tuple[d.Prepare, tuple[m.ManifestEntry, ...]]
-"""A node to which its checkpoint was brought, and the files of it."""
+"""The order to prepare a node whose checkpoint has arrived, and the files of the checkpoint."""
 
 
 class Transfers:
-    """All that travels for one job."""
+    """All transfers of one job."""
 
     def __init__(self, job: JobDir, plan: Plan, carrier: Carrier | None, in_use: Callable[[], str]) -> None:
-        """`in_use` tells which checkpoint must not be deleted. `stir` is set by the supervisor."""
+        """`in_use` returns the checkpoint that must not be deleted. `wake` is set by the supervisor."""
         self._job = job
-        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="ferry")
-        self._intake = LogReceiver(job)
+        self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="transfers")
+        self._log_receiver = LogReceiver(job)
         later = self._pool.submit
-        self._carry = (
+        self._checkpoint_fetch = (
             CheckpointFetch(job, carrier, plan.checkpoint_keep, in_use, later)
             if carrier is not None
             else None
         )
         self._hellos: dict[str, m.Hello] = {}
-        self._boots: dict[str, str] = {}
+        self._incarnations: dict[str, str] = {}
         self._sending: dict[str, d.Prepare] = {}
         self._hashing: list[tuple[d.Prepare, Future[tuple[m.ManifestEntry, ...]]]] = []
         self._events: list[e.Event] = []
-        self.stir: Wake = lambda: None
+        self.wake: Wake = lambda: None
         self.moved_at = 0.0
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], at: float) -> None:
         """Go on where the supervisor before left off. `stopped`: the last attempt that each node said to be over."""
-        self._boots = {node.name: node.incarnation for node in facts.every_node() if node.incarnation}
-        if self._carry is not None:
-            self._carry.begin(at, tuple(facts.fetching), stopped)
+        self._incarnations = {node.name: node.incarnation for node in facts.every_node() if node.incarnation}
+        if self._checkpoint_fetch is not None:
+            self._checkpoint_fetch.begin(at, tuple(facts.fetching), stopped)
 
     # Nodes
 
     def greeted(self, hello: m.Hello, started: int, at: float) -> None:
         """A node's agent says who it is, before all else. `started`: the last attempt that had ranks there; what an
-        agent before this one had not told of it will not come."""
-        known = self._boots.get(hello.node, hello.incarnation)
-        if known != hello.incarnation:
+        earlier agent had not reported of it will not come."""
+        if self._incarnations.get(hello.node, hello.incarnation) != hello.incarnation:
             self.lost(hello.node, started, at)
-        self._boots[hello.node] = hello.incarnation
+        self._incarnations[hello.node] = hello.incarnation
         self._hellos[hello.node] = hello
 
     def up(self, hello: m.Hello) -> m.ResumeOffsets | None:
-        """A node's agent is connected: return what is told to one whose files travel, None for the others."""
-        return self._intake.have(hello.node) if hello.ships else None
+        """A node's agent is connected: return where its files go on; None for one that sees the job folder."""
+        return self._log_receiver.have(hello.node) if hello.ships else None
 
     def root(self, node: str) -> JobDir:
         """Return the job's folder as the node sees it."""
@@ -90,57 +89,57 @@ class Transfers:
         return hello is not None and hello.ships
 
     def lost(self, node: str, attempt: int, at: float) -> None:
-        """A node's agent is gone or given up for its silence, the last that had ranks of this attempt: what it has not
-        told will not come."""
-        self._boots.pop(node, None)
-        if self._carry is not None:
-            self._carry.lost(at, node, attempt)
+        """A node's agent, the last that had ranks of this attempt, has died or was given up for its silence: what it
+        has not reported will not come."""
+        self._incarnations.pop(node, None)
+        if self._checkpoint_fetch is not None:
+            self._checkpoint_fetch.lost(at, node, attempt)
 
     # Logs
 
-    def take(self, said: Envelope, at: float) -> bool:
+    def take(self, envelope: Envelope, at: float) -> bool:
         """Take a piece of a file; False when the node must begin again, over a new connection."""
-        data = {key: value for key, value in said.data.items() if key != "kind"}
+        data = {key: value for key, value in envelope.data.items() if key != "kind"}
         try:
-            self._intake.take(said.node, codec.unpack(m.Chunk, data), said.raw)
+            self._log_receiver.take(envelope.node, codec.unpack(m.Chunk, data), envelope.raw)
         except (LogReceiveError, codec.CodecError) as err:
-            print(f"{said.node}: {err}", flush=True)
+            print(f"{envelope.node}: {err}", flush=True)
             return False
         self.moved_at = at
         return True
 
     def owed(self) -> list[tuple[str, m.ChunkAck]]:
-        """Return what is to be confirmed, by node."""
-        return self._intake.owed()
+        """Return the acknowledgements that are due, by node."""
+        return self._log_receiver.owed()
 
-    # Checkpoints home
+    # Checkpoints into the job folder
 
-    def found(self, said: Envelope, attempt: int, gang: Gang, at: float) -> list[e.Event]:
+    def found(self, envelope: Envelope, attempt: int, gang: Gang, at: float) -> list[e.Event]:
         """A node reports its part of a checkpoint; only those of the current attempt, with its gang, are fetched.
 
         Raises CodecError when the report cannot be read.
         """
-        data = {key: value for key, value in said.data.items() if key != "kind"}
+        data = {key: value for key, value in envelope.data.items() if key != "kind"}
         report = codec.unpack(m.ManifestReported, data)
         if report.attempt != attempt:
             return []
         placed = tuple(name for name, _ in gang)
-        assert self._carry is not None, "a host that does not see this disk was reached"
-        self._carry.found(at, said.node, str(self.root(said.node).root), report, placed)
+        assert self._checkpoint_fetch is not None, "a host that does not see this disk was reached"
+        self._checkpoint_fetch.found(at, envelope.node, str(self.root(envelope.node).root), report, placed)
         return self.news(at)
 
     def scanned(self, node: str, beat: m.Heartbeat, at: float) -> None:
-        """A node tells how far it has reported its checkpoints."""
-        if self._carry is not None and beat.reported_through_step >= 0:
-            self._carry.scanned(at, node, beat.attempt, beat.reported_through_step)
+        """A node says how far it has reported its checkpoints."""
+        if self._checkpoint_fetch is not None and beat.reported_through_step >= 0:
+            self._checkpoint_fetch.scanned(at, node, beat.attempt, beat.reported_through_step)
 
-    def heard(self, event: e.Event) -> None:
-        """A node's news that tells something of its checkpoints too."""
-        if self._carry is not None and isinstance(event, e.Stopped):
-            self._carry.stopped(event.at, event.node, event.attempt)
+    def learned(self, event: e.Event) -> None:
+        """The brain has learned an event of a node, which may concern its checkpoints."""
+        if self._checkpoint_fetch is not None and isinstance(event, e.Stopped):
+            self._checkpoint_fetch.stopped(event.at, event.node, event.attempt)
 
-    def at_home(self, event: e.Event) -> e.Event:
-        """Return a node's news of a checkpoint with its path as this machine knows it."""
+    def localized(self, event: e.Event) -> e.Event:
+        """Return a node's event; one of a checkpoint with its path on this machine."""
         if not isinstance(event, (e.CheckpointFound, e.CheckpointInvalidated)):
             return event
         path, root = Path(event.path), self.root(event.node).root
@@ -149,31 +148,31 @@ class Transfers:
         return dataclasses.replace(event, path=str(self._job.root / path.relative_to(root)))
 
     def news(self, at: float) -> list[e.Event]:
-        """Return what the brain is to learn of what has travelled since the last call."""
-        if self._carry is not None:
-            self._carry.tidy(at)
-            for done in self._carry.carrier.copied():
+        """Return what the brain is to learn of transfers since the last call."""
+        if self._checkpoint_fetch is not None:
+            self._checkpoint_fetch.tidy(at)
+            for copied in self._checkpoint_fetch.carrier.copied():
                 self.moved_at = at
-                self._carry.copied(at, done)
-                self._sent(self._sending.pop(done.copy.key, None), done.error, at)
-            for note in self._carry.notes:
+                self._checkpoint_fetch.copied(at, copied)
+                self._sent(self._sending.pop(copied.copy.key, None), copied.error, at)
+            for note in self._checkpoint_fetch.notes:
                 print(note, flush=True)
-            self._events += self._carry.news
-            self._carry.notes, self._carry.news = [], []
+            self._events += self._checkpoint_fetch.news
+            self._checkpoint_fetch.notes, self._checkpoint_fetch.news = [], []
         events, self._events = self._events, []
         return events
 
     # Checkpoints to hosts
 
     def send(self, decision: d.Prepare, at: float) -> bool:
-        """Begin to bring the checkpoint of an attempt to a node; True when there is nothing to bring."""
+        """Begin to send the checkpoint of an attempt to a node; True when there is nothing to send."""
         node, resume = decision.node, decision.resume
-        if resume is None or self._carry is None or not self.ships(node):
+        if resume is None or self._checkpoint_fetch is None or not self.ships(node):
             return True
         if not Path(resume.path).is_relative_to(self._job.root):
-            return True  # of a place that the user says all hosts see
+            return True  # the user says that all hosts see that place
         try:
-            copy = self._carry.send(resume.path, node, str(self.root(node).root))
+            copy = self._checkpoint_fetch.send(resume.path, node, str(self.root(node).root))
         except (OrchError, OSError) as err:
             self._failed(decision, str(err), at)
             return False
@@ -181,9 +180,9 @@ class Transfers:
         return False
 
     def arrived(self, at: float) -> list[Ready]:
-        """Return the nodes that have their checkpoint since the last call, to be verified there."""
+        """Return the nodes whose checkpoint has arrived since the last call, to be verified there."""
         ready: list[Ready] = []
-        for decision, future in [one for one in self._hashing if one[1].done()]:
+        for decision, future in [(decision, future) for decision, future in self._hashing if future.done()]:
             self._hashing.remove((decision, future))
             try:
                 ready.append((decision, future.result()))
@@ -193,44 +192,45 @@ class Transfers:
 
     def path_there(self, node: str, path: str) -> str:
         """Return where a checkpoint of this machine lies on a node."""
-        home = Path(path)
-        if not home.is_relative_to(self._job.root):
+        here = Path(path)
+        if not here.is_relative_to(self._job.root):
             return path
-        if self._carry is not None and self.ships(node):
-            return self._carry.resume_path(path, str(self.root(node).root))
-        return str(self.root(node).root / home.relative_to(self._job.root))
+        if self._checkpoint_fetch is not None and self.ships(node):
+            return self._checkpoint_fetch.resume_path(path, str(self.root(node).root))
+        return str(self.root(node).root / here.relative_to(self._job.root))
 
     def travels(self) -> list[Json]:
-        """Return what travels now, as `orch status --json` shows it; `done_bytes` is None while it is not known."""
-        if self._carry is None:
+        """Return the transfers under way, as `orch status --json` shows it; `done_bytes` is None while it is not
+        known."""
+        if self._checkpoint_fetch is None:
             return []
-        done_bytes = self._carry.carrier.progress()
+        done_bytes = self._checkpoint_fetch.carrier.progress()
         return [
             {
-                "name": one.name,
-                "node": one.copy.node,
-                "direction": one.copy.direction.value,
-                "bytes": one.size_bytes,
-                "done_bytes": done_bytes.get(one.copy.key),
+                "name": in_flight.name,
+                "node": in_flight.copy.node,
+                "direction": in_flight.copy.direction.value,
+                "bytes": in_flight.size_bytes,
+                "done_bytes": done_bytes.get(in_flight.copy.key),
             }
-            for one in self._carry.trips
+            for in_flight in self._checkpoint_fetch.copies
         ]
 
     def close(self) -> None:
-        """Give files and threads back; what is being deleted is deleted."""
-        self._intake.close()
+        """Close files and threads; deletions under way go on to their end."""
+        self._log_receiver.close()
         self._pool.shutdown(wait=False)
 
     def _sent(self, decision: d.Prepare | None, error: str, at: float) -> None:
-        """See what became of a checkpoint that was brought to a node, None for a copy of another kind."""
-        if decision is None or self._carry is None or decision.resume is None:
+        """Go on with a checkpoint that was sent to a node; `decision` is None for a copy of another kind."""
+        if decision is None or self._checkpoint_fetch is None or decision.resume is None:
             return
         if error:
             self._failed(decision, error, at)
             return
-        future = self._pool.submit(self._carry.pieces, decision.resume.path)
+        future = self._pool.submit(self._checkpoint_fetch.pieces, decision.resume.path)
         self._hashing.append((decision, future))
-        future.add_done_callback(lambda _: self.stir())
+        future.add_done_callback(lambda _: self.wake())
 
     def _failed(self, decision: d.Prepare, why: str, at: float) -> None:
         path = decision.resume.path if decision.resume else ""

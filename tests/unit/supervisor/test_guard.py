@@ -1,4 +1,4 @@
-"""What does a supervisor's guard do? Wait statuses in; new starts, pauses and an exit code out."""
+"""The guard of a supervisor: wait statuses in; restarts, pauses and an exit code out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the queue first come, first served, and does nothing dead stand in its way?"""
+"""The queue of a job home: first come, first served, and dead tickets do not count."""
 
 from __future__ import annotations
 

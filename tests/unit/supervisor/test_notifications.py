@@ -1,4 +1,4 @@
-"""Is the user told of what he asked to be told of, and does nothing that goes wrong there reach the job?"""
+"""Notifications: the user gets those that the job file asks for, and no failure there reaches the job."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_a_command_gets_json_on_standard_input_and_the_event_in_its_environment(
     _until(lambda: not notifier.is_busy, "the command")
     assert json.loads((tmp_path / "told.json").read_text())["event"] == "hang"
     assert (tmp_path / "told.env").read_text() == f"hang gpt 1 {SECRET}\n"
-    assert notifier.said() == []
+    assert notifier.faults() == []
 
 
 @pytest.mark.slow
@@ -174,7 +174,7 @@ def test_a_command_that_fails_is_told_of_with_its_last_words_and_without_secrets
     notifier = _notifier(tmp_path, command='echo "no route for $HF_TOKEN" >&2; exit 7')
     notifier.tell(_judge(), _facts(), AT)
     _until(lambda: not notifier.is_busy, "the command")
-    assert notifier.said() == [
+    assert notifier.faults() == [
         "notify.command was not told of hang: it ended with code 7; it said: no route for ***"
     ]
 

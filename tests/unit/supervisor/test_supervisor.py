@@ -19,7 +19,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.connection import LineError
-from orchestrator.supervisor import allocation_claim, supervisor
+from orchestrator.supervisor import allocation_claim, heartbeat_tracker, supervisor
 from tests.support import jobs
 from tests.support.fake_backend import ANSWER_S_MAX, SECRET, Backend, Node, folder_of, play
 from tests.unit.supervisor.test_notifications import Hook
@@ -89,7 +89,9 @@ def test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_mas
 def test_bytes_of_a_log_are_confirmed_and_after_a_gap_the_node_begins_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor, "MUTE_S_MIN", 10 * ANSWER_S_MAX)  # it is not cut off for having no beat
+    monkeypatch.setattr(
+        heartbeat_tracker, "MUTE_S_MIN", 10 * ANSWER_S_MAX
+    )  # it is not cut off for having no beat
 
     async def act(node: Node) -> None:
         await node.greet(ships=True)

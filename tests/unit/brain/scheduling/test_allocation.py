@@ -10,7 +10,7 @@ from orchestrator.brain.model.facts import JobGoal
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
-from orchestrator.supervisor import shutdown, status
+from orchestrator.supervisor import executor, status
 from orchestrator.supervisor.journal.journal_file import Entry
 from tests.support import jobs
 from tests.support.brain_story import OWN, Story, names, none_of, only
@@ -227,7 +227,7 @@ def test_nobody_waits_for_agents_of_an_ended_job_in_a_queue() -> None:
     job = _running()
     job.hear(_ending(Cause.CANCELLED))
     _stop(job)
-    assert shutdown.unreached(job.brain.facts, job.now_s + 1.0) == ()
+    assert executor.undismissed_hosts(job.brain.facts, job.now_s + 1.0) == ()
 
 
 def test_the_post_mortem_tells_how_much_of_a_restart_was_spent_in_the_queue() -> None:

@@ -247,14 +247,14 @@ def test_a_backend_stirs_from_any_thread(tmp_path: Path) -> None:
 
     async def act(place: Place) -> None:
         kept.append(place.links)
-        thread = threading.Thread(target=place.links.stir)
+        thread = threading.Thread(target=place.links.wake)
         thread.start()
         assert await place.hear() == Wake()
         thread.join(ANSWER_S_MAX)
 
     play(tmp_path, act)
-    kept[0].stir()  # the loop is closed by now
-    AgentConnections("job-1", TOKEN, ()).stir()
+    kept[0].wake()  # the loop is closed by now
+    AgentConnections("job-1", TOKEN, ()).wake()
 
 
 def test_a_dropped_connection_is_told(tmp_path: Path) -> None:
@@ -312,8 +312,8 @@ def test_the_supervisor_s_end_cuts_off_whoever_is_there_without_a_traceback(
     async def act(place: Place) -> None:
         for _ in range(3):
             strangers.append(await place.dial())
-        assert place.links._door is not None
-        while place.links._door.waiting < len(
+        assert place.links._listener is not None
+        while place.links._listener.waiting < len(
             strangers
         ):  # the other side's end of TLS may take a moment longer
             await asyncio.sleep(0.001)

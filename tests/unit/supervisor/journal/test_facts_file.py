@@ -1,5 +1,4 @@
-"""Does what was written down of a journal, with what followed, come to the same as the whole? And is it never trusted
-when it does not fit?"""
+"""The facts file: with the rest of the journal it gives the same record as the whole, and one that does not fit is ignored."""
 
 from __future__ import annotations
 

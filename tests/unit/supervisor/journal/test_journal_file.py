@@ -1,4 +1,4 @@
-"""Does the journal give back what was written, and does the job clock go on where the last supervisor's stopped?"""
+"""The journal gives back what was written, and the job clock continues where the last supervisor's stopped."""
 
 from __future__ import annotations
 

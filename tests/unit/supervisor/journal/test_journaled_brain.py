@@ -1,4 +1,4 @@
-"""Is nothing decided or acknowledged that is not on disk, also when that is full?"""
+"""The journaled brain: no decision or acknowledgement before it is on disk, also when the disk is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is a job whose journal is lost known for that, and does what is left let it go on beside nothing that may still run?"""
+"""A job whose journal is lost: it is recognised, and can go on from its traces without a second gang at work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do checkpoints come home whole and unmixed, whatever the hosts do, and is every promise to the brain kept?"""
+"""Fetched checkpoints are whole and unmixed, whatever the hosts do, and every announcement to the brain gets its end."""
 
 from __future__ import annotations
 

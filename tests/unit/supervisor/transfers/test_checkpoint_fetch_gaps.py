@@ -1,7 +1,8 @@
-"""Does what cannot come leave what is at home, and never pass for whole where a part may be missing?"""
+"""Checkpoints that cannot come: the installed one stays, and none passes for whole where a part may be missing."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,16 @@ def test_more_than_can_be_carried_leaves_the_oldest(world: World) -> None:
         world.save("n0", f"{n}.pt", n, b"x", placed=ALONE)
     assert len(world.waits()) == len(world.copies) == COMING_MAX
     assert world.news[-1] == e.CheckpointInvalidated(1.0, "n0", 1, world.path("0.pt"))
+
+
+def test_a_late_part_of_a_checkpoint_that_was_deleted_by_hand_is_taken(world: World) -> None:
+    world.save_in("n0", "step-10", 10, b"zero")
+    world.tell_all()
+    world.arrive_all()
+    assert world.home("step-10") == {"step-10/n0.pt": b"zero"}
+    shutil.rmtree(world.job.checkpoints / "step-10")
+    world.revive()
+    world.save_in("n1", "step-10", 10, b"one")
+    world.tell_all()
+    world.arrive_all()
+    assert world.home("step-10") == {"step-10/n0.pt": b"zero", "step-10/n1.pt": b"one"}

@@ -1,5 +1,5 @@
-"""In any order of words, copies, broken copies, lost hosts and revivals: is what is at home one whole version, and the
-brain told its end?"""
+"""Reports, copies, failures, lost hosts and new supervisors in any order: one whole version is installed, and the brain
+learns its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does what nodes send arrive in the job folder once, only where it may, and only behind what is there?"""
+"""The log receiver: what nodes send is written once, only where they may write, and only behind what is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does what travels arrive where it belongs, and is nothing begun twice? With a carrier that only remembers."""
+"""Transfers: files arrive where they belong, and no copy is begun twice. With a carrier that only remembers."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Carrier:
 
 @dataclass
 class Quay:
-    """A ferry at home, with its carrier."""
+    """A transfers at home, with its carrier."""
 
     job: JobDir
     carrier: Carrier
-    ferry: Transfers
+    transfers: Transfers
 
     def say(self, node: str, message: object, boot: str = "a", seq: int = 1) -> Envelope:
         return Envelope(node, boot, seq, codec.pack_kind(message))
@@ -64,21 +64,21 @@ class Quay:
         hello = m.Hello(
             m.PROTOCOL, self.job.id, "", node, boot, node, 1, 0, 0, "", 0, (), 0, f"{root}/{node}", ships, ()
         )
-        self.ferry.greeted(hello, started, 1.0)
+        self.transfers.greeted(hello, started, 1.0)
         return hello
 
     def up(self, node: str, *, ships: bool = True, root: str = "/far") -> m.ResumeOffsets | None:
-        return self.ferry.up(self.greet(node, ships=ships, root=root))
+        return self.transfers.up(self.greet(node, ships=ships, root=root))
 
     def bring(self, name: str, data: bytes) -> list[e.Event]:
         """Let n0 report a checkpoint of one file, and its copy arrive."""
         piece = m.ManifestEntry(name, len(data), 1, hashlib.sha256(data).hexdigest())
-        events = self.ferry.found(self.say("n0", m.ManifestReported(1, name, 10, (piece,))), 1, GANG, 1.0)
+        events = self.transfers.found(self.say("n0", m.ManifestReported(1, name, 10, (piece,))), 1, GANG, 1.0)
         copy = self.carrier.begun.pop()
         copy.here.mkdir(parents=True, exist_ok=True)
         (copy.here / name).write_bytes(data)
         self.carrier.done.append(Copied(copy, ""))
-        return events + self.ferry.news(2.0)
+        return events + self.transfers.news(2.0)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_what_an_agent_had_kept_is_fetched_from_its_own_folder_before_it_is_up(q
     quay.greet("n0")
     quay.bring("step-10.pt", b"ten")
     spoiled = e.CheckpointInvalidated(2.0, "n0", 1, "/far/n0/checkpoints/step-10.pt")
-    assert quay.ferry.at_home(spoiled) == dataclasses.replace(
+    assert quay.transfers.localized(spoiled) == dataclasses.replace(
         spoiled, path=str(quay.job.checkpoints / "step-10.pt")
     )
 
@@ -124,11 +124,11 @@ def test_an_agent_that_comes_after_another_does_not_speak_for_it(quay: Quay) -> 
     quay.greet("n0")
     quay.greet("n1")
     piece = m.ManifestEntry("step-10/n0.pt", 3, 1, hashlib.sha256(b"ten").hexdigest())
-    quay.ferry.found(quay.say("n0", m.ManifestReported(1, "step-10", 10, (piece,))), 1, GANG, 1.0)
+    quay.transfers.found(quay.say("n0", m.ManifestReported(1, "step-10", 10, (piece,))), 1, GANG, 1.0)
     quay.greet("n1", boot="b", started=1)
     for node in ("n0", "n1"):
-        quay.ferry.heard(e.Stopped(2.0, node, 1, "asked"))
-    (spoiled,) = quay.ferry.news(2.0)
+        quay.transfers.learned(e.Stopped(2.0, node, 1, "asked"))
+    (spoiled,) = quay.transfers.news(2.0)
     assert isinstance(spoiled, e.CheckpointInvalidated)
     assert quay.carrier.begun == []
 
@@ -136,7 +136,9 @@ def test_an_agent_that_comes_after_another_does_not_speak_for_it(quay: Quay) -> 
 def test_what_a_stale_attempt_reports_is_not_fetched(quay: Quay) -> None:
     quay.up("n0")
     piece = m.ManifestEntry("a.pt", 1, 1, "0" * 64)
-    assert quay.ferry.found(quay.say("n0", m.ManifestReported(1, "a.pt", 10, (piece,))), 2, GANG, 1.0) == []
+    assert (
+        quay.transfers.found(quay.say("n0", m.ManifestReported(1, "a.pt", 10, (piece,))), 2, GANG, 1.0) == []
+    )
     assert quay.carrier.begun == []
 
 
@@ -146,18 +148,18 @@ def test_before_a_node_is_prepared_its_checkpoint_is_there_and_its_files_are_nam
     quay.bring("step-10.pt", b"ten")
     path = str(quay.job.checkpoints / "step-10.pt")
     decision = _prepare(quay, "n1", path)
-    assert quay.ferry.send(decision, 3.0) is False
+    assert quay.transfers.send(decision, 3.0) is False
     (copy,) = quay.carrier.begun
     assert (copy.direction, copy.node, copy.there) == (Direction.SEND, "n1", "/far/n1/checkpoints")
     quay.carrier.done.append(Copied(copy, ""))
-    assert quay.ferry.news(4.0) == []
+    assert quay.transfers.news(4.0) == []
     deadline_s = time.monotonic() + THREAD_S_MAX
-    while not (ready := quay.ferry.arrived(4.0)) and time.monotonic() < deadline_s:
+    while not (ready := quay.transfers.arrived(4.0)) and time.monotonic() < deadline_s:
         time.sleep(0.01)
     ((arrived, pieces),) = ready
     assert arrived == decision
     assert [(one.name, one.size_bytes) for one in pieces] == [("step-10.pt", 3)]
-    assert quay.ferry.path_there("n1", path) == "/far/n1/checkpoints/step-10.pt"
+    assert quay.transfers.path_there("n1", path) == "/far/n1/checkpoints/step-10.pt"
 
 
 def test_a_checkpoint_that_cannot_be_brought_fails_the_preparation_with_the_reason(quay: Quay) -> None:
@@ -165,9 +167,9 @@ def test_a_checkpoint_that_cannot_be_brought_fails_the_preparation_with_the_reas
     quay.up("n1")
     quay.bring("step-10.pt", b"ten")
     path = str(quay.job.checkpoints / "step-10.pt")
-    quay.ferry.send(_prepare(quay, "n1", path), 3.0)
+    quay.transfers.send(_prepare(quay, "n1", path), 3.0)
     quay.carrier.done.append(Copied(quay.carrier.begun[0], "no space is left on n1"))
-    (failed,) = quay.ferry.news(4.0)
+    (failed,) = quay.transfers.news(4.0)
     assert isinstance(failed, e.PrepareFailed)
     assert (failed.node, failed.attempt) == ("n1", 2)
     assert failed.reason == f"{path} could not be brought there: no space is left on n1"
@@ -177,25 +179,27 @@ def test_nothing_is_brought_to_a_node_that_sees_it_or_from_a_place_that_all_see(
     quay.up("n0", ships=False, root="/nfs")
     quay.up("n1")
     path = str(quay.job.checkpoints / "step-10.pt")
-    assert quay.ferry.send(_prepare(quay, "n0", path), 3.0)
-    assert quay.ferry.path_there("n0", path) == "/nfs/n0/checkpoints/step-10.pt"
-    assert quay.ferry.send(_prepare(quay, "n1", "/shared/step-10.pt"), 3.0)
-    assert quay.ferry.path_there("n1", "/shared/step-10.pt") == "/shared/step-10.pt"
+    assert quay.transfers.send(_prepare(quay, "n0", path), 3.0)
+    assert quay.transfers.path_there("n0", path) == "/nfs/n0/checkpoints/step-10.pt"
+    assert quay.transfers.send(_prepare(quay, "n1", "/shared/step-10.pt"), 3.0)
+    assert quay.transfers.path_there("n1", "/shared/step-10.pt") == "/shared/step-10.pt"
 
 
 def test_a_path_that_a_host_names_is_told_as_it_is_called_here(quay: Quay) -> None:
     quay.up("n0", ships=False, root="/nfs")
     there = e.CheckpointFound(1.0, "n0", 1, "/nfs/n0/checkpoints/a.pt", 5)
-    assert quay.ferry.at_home(there) == dataclasses.replace(there, path=str(quay.job.checkpoints / "a.pt"))
+    assert quay.transfers.localized(there) == dataclasses.replace(
+        there, path=str(quay.job.checkpoints / "a.pt")
+    )
     elsewhere = dataclasses.replace(there, path="/shared/a.pt")
-    assert quay.ferry.at_home(elsewhere) == elsewhere
+    assert quay.transfers.localized(elsewhere) == elsewhere
 
 
 def test_what_travels_is_told(quay: Quay) -> None:
     quay.up("n0")
     piece = m.ManifestEntry("a.pt", 5, 1, "0" * 64)
-    quay.ferry.found(quay.say("n0", m.ManifestReported(1, "a.pt", 10, (piece,))), 1, GANG, 1.0)
-    (one,) = quay.ferry.travels()
+    quay.transfers.found(quay.say("n0", m.ManifestReported(1, "a.pt", 10, (piece,))), 1, GANG, 1.0)
+    (one,) = quay.transfers.travels()
     assert (one["name"], one["node"], one["direction"], one["bytes"]) == ("a.pt", "n0", "fetch", 5)
 
 
@@ -203,6 +207,6 @@ def test_a_lost_node_is_sent_nothing_more(quay: Quay) -> None:
     quay.up("n0")
     quay.up("n1")
     quay.bring("step-10.pt", b"ten")
-    quay.ferry.send(_prepare(quay, "n1", str(quay.job.checkpoints / "step-10.pt")), 3.0)
-    quay.ferry.lost("n1", 2, 4.0)
+    quay.transfers.send(_prepare(quay, "n1", str(quay.job.checkpoints / "step-10.pt")), 3.0)
+    quay.transfers.lost("n1", 2, 4.0)
     assert quay.carrier.dropped == [quay.carrier.begun[0].key]

@@ -1,0 +1,62 @@
+"""The latest heartbeats of all agents: what to acknowledge of them, the speed of each rank, and connections gone mute.
+
+Heartbeats are not kept: the brain gets each one as an event, see `translation.heartbeat`; only what acknowledgements
+and the status file need is remembered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from orchestrator.brain.model.facts import AgentState, Facts
+from orchestrator.core import codec
+from orchestrator.core.wire import messages as m
+from orchestrator.core.wire.messages import Envelope
+
+MUTE_S_MIN, MUTE_HEARTBEATS = 10.0, 5
+"""A connection is taken for dead after this time without a heartbeat, but not before this many of them are missing."""
+
+
+class HeartbeatTracker:
+    """The heartbeats of one job's agents."""
+
+    def __init__(self, heartbeat_s: float) -> None:
+        """`heartbeat_s`: the interval at which agents send heartbeats."""
+        self._mute_s = max(MUTE_S_MIN, MUTE_HEARTBEATS * heartbeat_s)
+        self._heartbeats: dict[str, int] = {}  # the number of the latest, by node
+        self._acks: dict[str, m.Ack] = {}  # the latest sent over the current connection, by node
+        self.rates: dict[int, float] = {}
+        """Steps per second of each rank whose agent knows them; the status shows them."""
+
+    def reset(self, node: str) -> None:
+        """Begin again for a node with a new connection, or with none."""
+        self._heartbeats.pop(node, None)
+        self._acks.pop(node, None)
+
+    def take(self, report: Envelope) -> m.Heartbeat:
+        """Remember a heartbeat and return it. Raises CodecError when it cannot be read."""
+        data = {key: value for key, value in report.data.items() if key != "kind"}
+        heartbeat = codec.unpack(m.Heartbeat, data)
+        self._heartbeats[report.node] = heartbeat.beat
+        for rank in heartbeat.ranks:
+            if rank.rate_per_s is None:
+                self.rates.pop(rank.rank, None)
+            else:
+                self.rates[rank.rank] = rank.rate_per_s
+        return heartbeat
+
+    def ack_due(self, node: str, seq: int) -> m.Ack | None:
+        """Return the acknowledgement of reports up to `seq` and of the latest heartbeat; None when it was sent
+        already."""
+        ack = m.Ack(seq, self._heartbeats.get(node, 0))
+        return ack if self._acks.get(node) != ack else None
+
+    def sent(self, node: str, ack: m.Ack) -> None:
+        """Remember that an acknowledgement was sent."""
+        self._acks[node] = ack
+
+    def mute(self, facts: Facts, now_s: float) -> Iterator[str]:
+        """Yield the nodes whose connection stands and has brought nothing for too long."""
+        for node in facts.every_node():
+            if node.agent_state is AgentState.UP and now_s > node.contact_at + self._mute_s:
+                yield node.name
