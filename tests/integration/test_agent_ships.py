@@ -149,10 +149,10 @@ def test_every_checkpoint_is_told_with_its_pieces_before_its_step_counts_as_scan
         await host.up()
         await host.start(SAVES)
         first = await home.report(m.ManifestReported)
-        assert (first.name, first.count) == ("step 40", 39)
-        assert home.beats["node-0"].reported_through_step <= first.count
+        assert (first.name, first.steps) == ("step 40", 39)
+        assert home.beats["node-0"].reported_through_step <= first.steps
         await home.until(
-            lambda: home.beats["node-0"].reported_through_step > first.count, "the word that it was all"
+            lambda: home.beats["node-0"].reported_through_step > first.steps, "the word that it was all"
         )
         await home.report(m.Exited)
         host.say(m.Stop(1, 0.0))
