@@ -210,8 +210,8 @@ def diagrams() -> str:
 _TITLES = {
     "job": "The job, as `orch status` shows it (`supervisor.status.state`):",
     "attempt": "An attempt (`brain.model.facts.Phase`):",
-    "agent": "A node's agent, as the supervisor sees it (`brain.model.facts.Link`):",
-    "rank": "A rank in one attempt (`brain.model.facts.Life`):",
+    "agent": "A node's agent, as the supervisor sees it (`brain.model.facts.AgentState`):",
+    "rank": "A rank in one attempt (`brain.model.facts.RankState`):",
 }
 
 
