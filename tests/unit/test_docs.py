@@ -17,7 +17,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AgentState, News, Phase, RankState
 from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, cli
-from orchestrator.client import post_mortem
+from orchestrator.client import post_mortem, stacks
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -31,7 +31,7 @@ from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor.journal import planned
 from orchestrator.supervisor.journal.journal_file import Entry
 from orchestrator.views import cells
-from tests.support import jobs
+from tests.support import brain_story, jobs
 
 ROOT = Path(brain.__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -144,6 +144,16 @@ def test_links_lead_somewhere(page: str) -> None:
         if not target.startswith("https://") and not has_anchor:
             broken.append(target)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_files_that_the_documents_name_are_there(page: str) -> None:
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_.]+\.(?:py|j2))`", _prose((ROOT / page).read_text()))
+    missing = set(named) - {"train.py"}
+    for folder in ("orchestrator", "templates", "tests", "jobs"):
+        for path in (ROOT / folder).rglob("*.*"):
+            missing -= {name for name in missing if f"/{path.relative_to(ROOT)}".endswith(f"/{name}")}
+    assert missing == set()
 
 
 def _anchors(page: Path) -> set[str]:
@@ -284,7 +294,8 @@ def test_the_reference_names_every_key_of_the_json_outputs() -> None:
     status = status_object.status(_plan(), made.facts, status_object.Now(0.0, 0.0), {})
     why = post_mortem.why(_plan(), jobs.record(_one_crash()))
     attempt = why["attempts"][0]
-    parts = (status, status["nodes"][0], status["ranks"][0], why, attempt, attempt["verdict"])
+    rank = stacks.rank_json(brain_story.look(0), "node-0")
+    parts = (status, status["nodes"][0], status["ranks"][0], why, attempt, attempt["verdict"], rank)
     keys = [key for part in parts for key in part]
     assert [key for key in keys if f"`{key}`" not in REFERENCE] == []
 
