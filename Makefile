@@ -1,4 +1,4 @@
-# What one does with a checkout. Everything lives in .venv; `make clean` takes it away again.
+# Commands for a checkout. Everything is installed into .venv; `make clean` removes it.
 #
 # PYTHON: the interpreter that .venv is made from, 3.10 or newer. STRICT=--strict: `make test` fails when a test is skipped.
 
@@ -8,14 +8,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-# A stamp says what is installed, so that only a changed pyproject.toml or constraints.txt installs again.
+# A stamp file shows what is installed, so that pip runs again only when pyproject.toml or constraints.txt changes.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test soak check bench bench-ssh bench-slurm bench-hangs docs clean
 
-help: ## say what one can type
+help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(RUN_STAMP) ## train a small GPT on two nodes with two ranks each, all on this machine (a minute or two)
@@ -24,7 +24,7 @@ demo: $(RUN_STAMP) ## train a small GPT on two nodes with two ranks each, all on
 quick: $(DEV_STAMP) ## a minute: ruff, mypy, and the tests that start no process
 	@$(BIN)/python -m tests.run quick
 
-test: $(DEV_STAMP) ## a quarter of an hour: every check and test but the longest; as root it installs what they need with apt
+test: $(DEV_STAMP) ## a quarter of an hour: every check and test except the longest; as root it installs what they need with apt
 	@tests/install.sh
 	@$(BIN)/python -m tests.run test $(STRICT)
 
@@ -37,7 +37,7 @@ check: $(DEV_STAMP) ## ruff, ruff format and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(DEV_STAMP) ## measure what the design promises, as ratios; wants a quiet machine
+bench: $(DEV_STAMP) ## measure what the design promises, as ratios; needs a quiet machine
 	$(BIN)/python bench/run.py
 	$(BIN)/python -m bench.eyes
 	$(BIN)/python -m bench.hang_rule
@@ -45,13 +45,13 @@ bench: $(DEV_STAMP) ## measure what the design promises, as ratios; wants a quie
 	$(BIN)/python -m bench.ssh
 	$(BIN)/python -m bench.slurm
 
-bench-ssh: $(DEV_STAMP) ## the part of it on a cluster in a box of up to 128 hosts; needs root
+bench-ssh: $(DEV_STAMP) ## the part of bench on a cluster in a box of up to 128 hosts; needs root
 	$(BIN)/python -m bench.ssh
 
-bench-slurm: $(DEV_STAMP) ## the part of it on a Slurm cluster in a box; needs root
+bench-slurm: $(DEV_STAMP) ## the part of bench on a Slurm cluster in a box; needs root
 	$(BIN)/python -m bench.slurm
 
-bench-hangs: $(DEV_STAMP) ## how soon each hang of the gallery is found, one by one (half an hour)
+bench-hangs: $(DEV_STAMP) ## measure how soon each hang of the gallery is found, one by one (half an hour)
 	$(BIN)/python -m bench.hang_gallery
 
 docs: $(DEV_STAMP) ## write the generated parts of docs/
@@ -62,7 +62,7 @@ clean: ## remove .venv, builds and caches; jobs in ~/.orch stay
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
-	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is not there; name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) was not found; name another: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "$(PYTHON) is `$(PYTHON) -V 2>&1`, and 3.10 is needed; name another: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \

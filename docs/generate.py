@@ -1,10 +1,10 @@
-"""Which parts of the documents are the code's own words? They are written anew here, between their markers.
+"""Generator of the parts of the documents that the code itself defines, written between their markers.
 
     python docs/generate.py            write all parts (`make docs`)
 
 `<!-- begin generated: NAME -->` and `<!-- end generated: NAME -->` enclose a part. The reference of the verbs comes
-from the command line, that of the job file from the spec, and the state diagrams from what simulated nights did: an
-arrow is there because some night made that step, never because somebody thinks that it could.
+from the command line, that of the job file from the spec, and the state diagrams from simulated nights: each arrow is a
+step that some night has made.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.support.sim.world import World
 
 ROOT = Path(__file__).parents[1]
 NIGHTS = range(300)
-"""The seeds whose nights draw the diagrams; a test plays some of them again."""
+"""Seeds of the nights that draw the diagrams; a test replays some of them."""
 
 Json: TypeAlias = Mapping[str, Any]
 STATES = ("job", "attempt", "agent", "rank")
 
 
 class Step(NamedTuple):
-    """One change of state that a night made: of what, from (empty: it was not there) and to, by which news."""
+    """One change of state in a night: of what, from which state (empty: none yet) to which, and by which event or decision."""
 
     what: str
     before: str
@@ -81,7 +81,7 @@ class Field(NamedTuple):
     """A field of the job file; a section has the value `section`."""
 
     name: str
-    told: str
+    description: str
     value: str
     default: str
 
@@ -94,13 +94,13 @@ def job_file() -> Iterator[Field]:
 
 def _fields(part: Json, sections: Json, prefix: str) -> Iterator[Field]:
     for key, info in part["properties"].items():
-        name, told = f"{prefix}{key}", info["description"]
+        name, description = f"{prefix}{key}", info["description"]
         if "$ref" in info:
-            yield Field(name, told, "section", "")
+            yield Field(name, description, "section", "")
             yield from _fields(sections[info["$ref"].rpartition("/")[2]], sections, f"{name}.")
         else:
             default = "required" if key in part.get("required", ()) else _default(info["default"])
-            yield Field(name, told, _value(info), default)
+            yield Field(name, description, _value(info), default)
 
 
 def _value(info: Json) -> str:
@@ -124,7 +124,7 @@ def _value(info: Json) -> str:
             return "true or false"
         case {"type": "object"}:
             return "a map of names to values"
-        case {"type": "null" | "number"}:  # a number is a duration in seconds, beside its pattern
+        case {"type": "null" | "number"}:  # a number is a duration in seconds, next to its pattern
             return ""
     return "text"
 
@@ -137,19 +137,18 @@ def _default(default: object) -> str:
 
 def fields() -> str:
     """Return every field of the job file: those at the top, then a table for each section."""
-    found = list(job_file())
-    top = [one for one in found if one.value != "section" and "." not in one.name]
-    parts = [_table(top)]
-    for section in [one for one in found if one.value == "section"]:
-        held = [one for one in found if one.name.rpartition(".")[0] == section.name]
-        inner = [one for one in held if one.value != "section"]
-        parts.append(f"**`{section.name}`**: {section.told}\n\n{_table(inner)}")
+    sections = [field for field in job_file() if field.value == "section"]
+    plain = [field for field in job_file() if field.value != "section"]
+    parts = [_table(field for field in plain if "." not in field.name)]
+    for section in sections:
+        inner = [field for field in plain if field.name.rpartition(".")[0] == section.name]
+        parts.append(f"**`{section.name}`**: {section.description}\n\n{_table(inner)}")
     return "\n\n".join(parts)
 
 
-def _table(found: Iterable[Field]) -> str:
+def _table(rows: Iterable[Field]) -> str:
     lines = ["| field | what it is | value | default |", "|---|---|---|---|"]
-    return "\n".join([*lines, *(_row(_code(one.name), *one[1:]) for one in found)])
+    return "\n".join([*lines, *(_row(_code(field.name), *field[1:]) for field in rows)])
 
 
 # The signs of life
@@ -165,7 +164,7 @@ def signs() -> str:
 
 
 def steps(seeds: Iterable[int]) -> set[Step]:
-    """Play the nights of `seeds` and return every change of state that their journals tell of."""
+    """Play the nights of `seeds` and return every change of state in their journals."""
     made: set[Step] = set()
     for seed in seeds:
         world = World(random_night(seed))
@@ -174,10 +173,9 @@ def steps(seeds: Iterable[int]) -> set[Step]:
         before: dict[tuple[object, ...], str] = {}
         for news in world.journal.replay():
             name = type(news).__name__
-            goes_on = (
-                brain.facts.attempt is not None and brain.facts.end is None
-            )  # with its ranks, on other nodes
-            plans += name == "Planned" and not goes_on
+            # An attempt that continues on other nodes keeps its ranks.
+            continues = brain.facts.attempt is not None and brain.facts.end is None
+            plans += name == "Planned" and not continues
             brain.learn(news)
             now = _states(brain.facts, plans)
             made |= {
@@ -190,7 +188,7 @@ def steps(seeds: Iterable[int]) -> set[Step]:
 
 
 def _states(facts: Facts, plans: int) -> dict[tuple[object, ...], str]:
-    """Return the state of everything that has one. A new attempt, and the ranks of a new plan, begin anew."""
+    """Return the state of everything that has one. A new attempt has a state of its own; so have the ranks of a new plan."""
     states: dict[tuple[object, ...], str] = {("job",): status.state(facts)}
     number = 0
     if facts.attempt is not None:
@@ -210,8 +208,8 @@ def diagrams() -> str:
 _TITLES = {
     "job": "The job, as `orch status` shows it (`supervisor.status.state`):",
     "attempt": "An attempt (`brain.model.facts.Phase`):",
-    "agent": "A node's agent, as the supervisor sees it (`brain.model.facts.Link`):",
-    "rank": "A rank in one attempt (`brain.model.facts.Life`):",
+    "agent": "A node's agent, as the supervisor sees it (`brain.model.facts.AgentState`):",
+    "rank": "A rank in one attempt (`brain.model.facts.RankState`):",
 }
 
 
@@ -226,12 +224,12 @@ def _diagram(made: set[Step], what: str) -> str:
 
 def drawn(text: str) -> set[Step]:
     """Return the steps that the diagrams in a document show."""
-    found: set[Step] = set()
+    shown_steps: set[Step] = set()
     blocks = re.findall(r"```mermaid\nstateDiagram-v2\n(.*?)```", text, re.DOTALL)
     for what, block in zip(STATES, blocks, strict=True):
         for before, after, news in re.findall(r"(\S+) --> (\S+): (.+)", block):
-            found |= {Step(what, before.replace("[*]", ""), after, one) for one in news.split(", ")}
-    return found
+            shown_steps |= {Step(what, before.replace("[*]", ""), after, name) for name in news.split(", ")}
+    return shown_steps
 
 
 # The documents
@@ -244,17 +242,17 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
 
 
 def replaced(text: str, name: str, part: str) -> str:
-    """Return a document with the part `name` written anew. Raises ValueError when it has no such markers."""
+    """Return a document with the part `name` replaced. Raises ValueError when it lacks the markers."""
     begin, end = f"<!-- begin generated: {name} -->", f"<!-- end generated: {name} -->"
-    head, found, rest = text.partition(begin)
-    _, found_end, tail = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"the markers of {name} are not there")
+    head, begin_marker, rest = text.partition(begin)
+    _, end_marker, tail = rest.partition(end)
+    if not begin_marker or not end_marker:
+        raise ValueError(f"the markers of {name} are missing")
     return f"{head}{begin}\n\n{part}\n\n{end}{tail}"
 
 
 def main() -> int:
-    """Write every part that has changed; say which documents did."""
+    """Write every part that has changed, and print which documents changed."""
     for document, parts in PARTS.items():
         path = ROOT / document
         old = text = path.read_text()

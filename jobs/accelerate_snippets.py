@@ -139,11 +139,11 @@ def main() -> None:
     args = parser.parse_args()
 
     accelerator = Accelerator(
-        # Without a GPU it must be told so, or each rank trains a model of its own and none waits for another.
+        # Accelerate must be told that there is no GPU, or each rank trains a model of its own.
         cpu=not torch.cuda.is_available(),
         gradient_accumulation_steps=2,
         project_dir=args.output_dir,
-        # Without it a resumed epoch is shuffled anew, and `skip_first_batches` skips the wrong ones.
+        # Without it a resumed epoch is shuffled differently, and `skip_first_batches` skips the wrong batches.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
     )
     print(

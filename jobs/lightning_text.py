@@ -1,4 +1,4 @@
-"""Train a recurrent network to foresee the next byte of Python source, with Lightning.
+"""Train a recurrent network to predict the next byte of Python source, with Lightning.
 
 The usual Lightning script: a LightningModule, a Trainer over two nodes with `strategy="ddp"`, a ModelCheckpoint every
 few steps, and `ckpt_path` to go on from one. Lightning finds the ranks by itself, in the variables that torchrun
@@ -47,7 +47,7 @@ class Windows(Dataset[Tensor]):
 
 
 class NextByte(L.LightningModule):
-    """A GRU that reads bytes and foresees the next one."""
+    """A GRU that reads bytes and predicts the next one."""
 
     def __init__(self, width: int, learning_rate: float) -> None:
         super().__init__()

@@ -1,15 +1,15 @@
 """Train a small byte-level GPT with plain PyTorch DDP, on the source code of Python's own standard library.
 
-Needs nothing but torch: the text is on every machine that has Python, and a byte is a token. It runs on CPUs (gloo)
+Needs only torch: the text is on every machine that has Python, and a byte is a token. It runs on CPUs (gloo)
 or GPUs (nccl), and survives being killed at any moment: started again with a checkpoint, it ends with the very same
-weights, bit for bit on CPUs, as if nothing had happened. Three rules give that:
+weights, on CPUs bit for bit, as a run that was never stopped. Three rules ensure that:
 
-1. The data of a step is a function of (seed, step, rank); so the step number is the whole position in the data.
-2. A checkpoint appears whole or not at all, and holds all that the next step depends on.
-3. Nothing else is remembered between two steps, not even by DDP (see `rehearse`).
+1. The data of a step is a function of (seed, step, rank); so the step number alone is the position in the data.
+2. A checkpoint appears whole or not at all, and holds everything that the next step depends on.
+3. Nothing else is kept between two steps, not even by DDP (see `rehearse`).
 
-Two variables connect it to the outside: ORCH_CHECKPOINT_DIR, where to save (default: ./checkpoints), and
-ORCH_RESUME_FROM, the checkpoint to go on from (unset or empty: start from step 0).
+Two variables connect it to orch: ORCH_CHECKPOINT_DIR, where to save (default: ./checkpoints), and
+ORCH_RESUME_FROM, the checkpoint to resume from (unset or empty: start from step 0).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def batch_of(
 
 
 class Block(nn.Module):
-    """One transformer layer: each position looks back at the others, then thinks for itself."""
+    """One transformer layer: attention to earlier positions, then a feed-forward block."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def validation_loss(model: TinyGPT, text: Tensor, device: torch.device) -> float
 
 @torch.no_grad()
 def sample(model: TinyGPT, prompt: str, device: torch.device) -> str:
-    """Return `prompt` and what the model thinks comes after it."""
+    """Return `prompt` and the text with which the model continues it."""
     generator = torch.Generator().manual_seed(0)
     text = torch.tensor(list(prompt.encode()))
     for _ in range(SAMPLE_BYTES):
@@ -178,10 +178,10 @@ def resume(model: nn.Module, optimizer: torch.optim.Optimizer, path: str) -> int
 
 
 def rehearse(model: DistributedDataParallel, context: int, device: torch.device) -> None:
-    """Go forth and back once without a step, so that DDP has settled before the first real one.
+    """Run one forward and one backward pass without a step, so that DDP has settled before the first real step.
 
-    DDP sums gradients in buckets, and packs these anew once it has seen a backward pass. The last bit of a sum over
-    the ranks depends on the place in a bucket, so without a rehearsal the first step after a restart would not equal
+    DDP sums gradients in buckets, and arranges these again after its first backward pass. The last bit of a sum over
+    the ranks depends on the place in a bucket, so without a rehearsal the first step after a restart would differ from
     the same step of a run that was never stopped.
     """
     tokens = torch.zeros(1, context, dtype=torch.long)
@@ -197,7 +197,7 @@ def learning_rate(step: int, args: argparse.Namespace) -> float:
 
 
 def train(args: argparse.Namespace, checkpoints: Path, resume_from: str, device: torch.device) -> TinyGPT:
-    """Run the steps that are still to do and return the trained model."""
+    """Run the remaining steps and return the trained model."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     text, unseen = read_text()
     torch.manual_seed(args.seed)
@@ -244,7 +244,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint-every", type=int, default=50, metavar="STEPS")
     parser.add_argument(
-        "--out", type=Path, help="the final weights (default: final.pt beside the checkpoints)"
+        "--out", type=Path, help="the final weights (default: final.pt next to the checkpoints)"
     )
     return parser.parse_args()
 

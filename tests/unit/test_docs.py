@@ -1,4 +1,4 @@
-"""Do the documents say what the code does? Reference, links, examples and tables are read back and compared."""
+"""Documents compared with the code: reference, links, examples and tables are read back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import AgentState, News, Phase, RankState
 from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, cli
-from orchestrator.client import post_mortem
+from orchestrator.client import post_mortem, stacks
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
@@ -31,7 +31,7 @@ from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor.journal import planned
 from orchestrator.supervisor.journal.journal_file import Entry
 from orchestrator.views import cells
-from tests.support import jobs
+from tests.support import brain_story, jobs
 
 ROOT = Path(brain.__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -42,7 +42,7 @@ STAGES = (
     "config", "connect", "host key", "auth", "shell", "python", "folder", "copy", "lease", "agent", "forward",
 )  # fmt: skip
 CHOSEN_BY_USERS = ("partition", "account", "constraint", "exclude", "mem", "comment", "licenses", "nice")
-"""Options of the golden batch script that say what its job file says."""
+"""Options of the golden batch script that come from its job file."""
 
 FAILURES = (ROOT / "docs" / "failures.md").read_text()
 HANGS = (ROOT / "docs" / "hangs.md").read_text()
@@ -53,17 +53,17 @@ PAGES = [
 ]
 PAGE_NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 NIGHTS = range(60)
-"""Of the nights that drew the state diagrams, those that are played again."""
+"""Those of the nights that drew the state diagrams that are replayed."""
 
 NOT_OURS = ("make", "pip", "eval", "kill", "git")
-"""First words of shell lines in the documents that are no verbs of orch."""
+"""First words of shell lines in the documents that do not run orch."""
 
 
 def _generate() -> ModuleType:
-    found = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -80,7 +80,7 @@ def _prose(text: str) -> str:
 
 
 def _first_cells(text: str, heading: str) -> list[str]:
-    """Return what stands first in backticks in each row of the table with this heading."""
+    """Return the first text in backticks of each row of the table with this heading."""
     rows = text.partition(f"\n| {heading} |")[2].partition("\n\n")[0].splitlines()[2:]
     return [row.split("`")[1] for row in rows]
 
@@ -113,7 +113,7 @@ def test_every_verb_and_option_has_help() -> None:
 
 def test_every_field_of_the_spec_has_a_description() -> None:
     for field in GENERATE.job_file():
-        assert field.told.endswith("."), field.name
+        assert field.description.endswith("."), field.name
 
 
 def test_the_diagrams_show_every_state() -> None:
@@ -139,12 +139,21 @@ def test_links_lead_somewhere(page: str) -> None:
     broken = []
     for target in re.findall(r"\]\(([^)\s]+)\)", _prose(path.read_text())):
         name, _, anchor = target.partition("#")
-        there = (path.parent / name).resolve() if name else path
-        if not target.startswith("https://") and (
-            not there.exists() or (anchor and anchor not in _anchors(there))
-        ):
+        goal = (path.parent / name).resolve() if name else path
+        has_anchor = goal.exists() and (not anchor or anchor in _anchors(goal))
+        if not target.startswith("https://") and not has_anchor:
             broken.append(target)
     assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGE_NAMES)
+def test_files_that_the_documents_name_are_there(page: str) -> None:
+    named = re.findall(r"`((?:[a-z_]+/)*[a-z_.]+\.(?:py|j2))`", _prose((ROOT / page).read_text()))
+    missing = set(named) - {"train.py"}
+    for folder in ("orchestrator", "templates", "tests", "jobs"):
+        for path in (ROOT / folder).rglob("*.*"):
+            missing -= {name for name in missing if f"/{path.relative_to(ROOT)}".endswith(f"/{name}")}
+    assert missing == set()
 
 
 def _anchors(page: Path) -> set[str]:
@@ -187,8 +196,8 @@ def test_commands_in_the_documents_are_ones_that_orch_and_make_know(page: str) -
 def _check(line: str, words: list[str]) -> None:
     command = cli.commands.get(words[0])
     assert command is not None, line
-    known = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
-    assert {word for word in words[1:] if word.startswith("-")} <= known, line
+    flags = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
+    assert {word for word in words[1:] if word.startswith("-")} <= flags, line
 
 
 def test_python_in_the_reference_is_python() -> None:
@@ -215,7 +224,7 @@ def test_every_kind_of_verdict_is_explained() -> None:
 
 
 def test_error_messages_that_are_explained_exist() -> None:
-    """Of each message the longest piece without a gap must stand in the sources; f-strings leave the gaps."""
+    """The longest piece of each message between two gaps must stand in the sources; f-strings leave the gaps."""
     sources = "\n".join(path.read_text() for path in sorted((ROOT / "orchestrator").rglob("*.py")))
     for message in _first_cells(FAILURES, "message"):
         _assert_said(message, sources)
@@ -255,10 +264,10 @@ def test_reasons_why_a_job_waits_that_are_explained_are_told_with_a_fix() -> Non
 
 def test_what_slurm_is_said_to_be_asked_for_is_what_it_is_asked_for() -> None:
     batch = (ROOT / "tests" / "golden" / "slurm-gpus.sh").read_text()
-    told = set(re.findall(r"`(--[a-z-]+)", SLURM))
+    documented = set(re.findall(r"`(--[a-z-]+)", SLURM))
     own = [line.split()[1].partition("=")[0] for line in batch.splitlines() if line.startswith("#SBATCH --")]
     chosen = {"--job-name", "--open-mode", *(f"--{word}" for word in CHOSEN_BY_USERS)}
-    assert sorted(set(own) - chosen - told) == []
+    assert sorted(set(own) - chosen - documented) == []
 
 
 def test_the_stages_of_a_launch_are_told_in_their_order() -> None:
@@ -283,9 +292,11 @@ def test_the_reference_names_every_key_of_the_json_outputs() -> None:
     made = Brain()
     made.learn(planned.planned(_plan(), 0.0))
     status = status_object.status(_plan(), made.facts, status_object.Now(0.0, 0.0), {})
-    told = post_mortem.why(_plan(), jobs.record(_one_crash()))
-    inner = (status["nodes"][0], status["ranks"][0], told["attempts"][0], told["attempts"][0]["verdict"])
-    keys = [key for part in (status, told, *inner) for key in part]
+    why = post_mortem.why(_plan(), jobs.record(_one_crash()))
+    attempt = why["attempts"][0]
+    rank = stacks.rank_json(brain_story.look(0), "node-0")
+    parts = (status, status["nodes"][0], status["ranks"][0], why, attempt, attempt["verdict"], rank)
+    keys = [key for part in parts for key in part]
     assert [key for key in keys if f"`{key}`" not in REFERENCE] == []
 
 

@@ -1,4 +1,4 @@
-"""What does an installation put where? Wheels built from a copy of the sources, by the build backend itself, offline."""
+"""Contents of an installation: wheels built offline from a copy of the sources, by the build backend itself."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def wheel(sources: Path, tmp_path_factory: pytest.TempPathFactory) -> zipfile.Zi
 
 
 def test_the_wheel_holds_every_module_the_templates_and_the_type_marker(wheel: zipfile.ZipFile) -> None:
-    wanted = {
+    expected = {
         str(path.relative_to(ROOT))
         for folder, pattern in (("orchestrator", "**/*.py"), ("orchestrator/templates", "*.j2"))
         for path in (ROOT / folder).glob(pattern)
     }
-    assert any(name.endswith(".sh.j2") for name in wanted)
-    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == wanted | {"orchestrator/py.typed"}
+    assert any(name.endswith(".sh.j2") for name in expected)
+    files = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert files == expected | {"orchestrator/py.typed"}
 
 
 def test_the_wheel_offers_one_command(wheel: zipfile.ZipFile) -> None:
@@ -71,11 +71,10 @@ def test_the_wheel_offers_one_command(wheel: zipfile.ZipFile) -> None:
 
 def test_the_wheel_asks_for_torch_only_as_an_extra(wheel: zipfile.ZipFile) -> None:
     text = wheel.read(f"torch_orch-{VERSION}.dist-info/METADATA").decode()
-    needed = [
-        line for line in text.splitlines() if line.startswith("Requires-Dist:") and "extra ==" not in line
-    ]
+    requirements = [line for line in text.splitlines() if line.startswith("Requires-Dist:")]
+    plain = [line for line in requirements if "extra ==" not in line]
     assert "Name: torch-orch" in text
-    assert not any("torch>" in line for line in needed)
+    assert not any("torch>" in line or "numpy" in line for line in plain)
 
 
 def test_an_editable_install_adds_a_plain_path_and_no_code_to_every_start(
