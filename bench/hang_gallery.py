@@ -61,7 +61,7 @@ def _row(entry: Entry, job: Sight) -> str:
     judged, suspects = job.news(d.Judge), job.news(d.Suspect)
     limit = f"{entry.found_s_max:.0f} s" if isinstance(entry, Case) else "never"
     if not judged:
-        looks = len({(one.attempt, one.look) for one in job.news(d.Inspect)})
+        looks = len({(one.attempt, one.inspection) for one in job.news(d.Inspect)})
         return f"{entry.name:62}{'-':>8}{'-':>8}{limit:>9}  none; {looks} looks; {job.seen()['state']}"
     verdict: d.Verdict = judged[0].verdict
     told = verdict.culprit or verdict.summary

@@ -122,13 +122,14 @@ class _Job:
         usual = statistics.median(self.recent_s[-128:]) if len(self.recent_s) >= 3 else None
         busy = (
             pause.ranks
-            if pause is not None and pause.doing in (observations.Activity.WORKS, observations.Activity.SPINS)
+            if pause is not None
+            and pause.doing in (observations.Activity.PROGRESSING, observations.Activity.SPINNING)
             else ()
         )
         ranks = tuple(
             e.RankHeartbeat(
                 rank, self.count, "R" if rank in busy else "S", self.count, self.now_s if rank in busy else 0.0,
-                usual_s=usual,
+                median_step_s=usual,
             )
             for rank in range(RANKS)
         )  # fmt: skip
@@ -140,22 +141,24 @@ class _Job:
             look = self.pending.pop(0)
             found = tuple(self._found(rank, pause) for rank in range(RANKS))
             self.looked_s = self.now_s
-            self.hear(e.Inspected(0.0, "n0", 1, look.look, found))
+            self.hear(e.Inspected(0.0, "n0", 1, look.inspection, found))
 
     def _found(self, rank: int, pause: Pause) -> observations.RankInspection:
         first = rank not in self.still_since
         busy = rank in pause.ranks
-        moved = busy and pause.doing is observations.Activity.WORKS and self.rng.random() < pause.seen
+        moved = busy and pause.doing is observations.Activity.PROGRESSING and self.rng.random() < pause.seen
         if first or moved:
             self.still_since[rank] = self.now_s
-        doing = observations.Activity.WAITS
+        doing = observations.Activity.WAITING_FOR_RANKS
         if busy:
-            doing = observations.Activity.WORKS if moved else pause.doing
+            doing = observations.Activity.PROGRESSING if moved else pause.doing
             doing = (
-                observations.Activity.SPINS if doing is observations.Activity.WORKS and not moved else doing
+                observations.Activity.SPINNING
+                if doing is observations.Activity.PROGRESSING and not moved
+                else doing
             )
         if first:
-            doing = observations.Activity.UNSEEN
+            doing = observations.Activity.UNKNOWN
         number = 10 + self.count * 3 + (0 if busy and len(pause.ranks) < RANKS else 1)
         entered = observations.Collective(
             "0", "default group", tuple(range(RANKS)), number, "all_reduce", "float32[8]", 1.0
@@ -202,7 +205,11 @@ def make(number: int) -> Plan:
 
 def _first(rng: random.Random, seen: float) -> Pause:
     return Pause(
-        rng.choice((2.0, 10.0, 40.0, 120.0)), tuple(range(RANKS)), observations.Activity.WORKS, "import", seen
+        rng.choice((2.0, 10.0, 40.0, 120.0)),
+        tuple(range(RANKS)),
+        observations.Activity.PROGRESSING,
+        "import",
+        seen,
     )
 
 
@@ -232,7 +239,11 @@ def _pause(rng: random.Random, lasts_s: float, ranks: tuple[int, ...], phase: st
     """A pause in which work shows, or now and then none does."""
     still = rng.random() < STILL_WORK
     return Pause(
-        lasts_s, ranks, observations.Activity.BLOCKED if still else observations.Activity.WORKS, phase, seen
+        lasts_s,
+        ranks,
+        observations.Activity.BLOCKED if still else observations.Activity.PROGRESSING,
+        phase,
+        seen,
     )
 
 
@@ -244,11 +255,11 @@ def _hang(rng: random.Random, kind: str) -> Pause:
         case "one rank stands":
             return Pause(HANG_S_MAX, odd, observations.Activity.BLOCKED, "train", 0.0)
         case "never entered":
-            return Pause(HANG_S_MAX, odd, observations.Activity.WAITS, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Activity.WAITING_FOR_RANKS, "train", 0.0)
         case "network":
-            return Pause(HANG_S_MAX, (), observations.Activity.WAITS, "train", 0.0)
+            return Pause(HANG_S_MAX, (), observations.Activity.WAITING_FOR_RANKS, "train", 0.0)
         case _:
-            return Pause(HANG_S_MAX, odd, observations.Activity.SPINS, "train", 0.0)
+            return Pause(HANG_S_MAX, odd, observations.Activity.SPINNING, "train", 0.0)
 
 
 def play(number: int) -> Outcome:

@@ -95,7 +95,7 @@ def looked(attempt: int, at: float, look: int) -> Iterator[News]:
     for node in range(NODES):
         ranks = tuple(
             observations.RankInspection(
-                rank, 1000 + rank, "R", observations.Activity.WORKS, 0.0, FRAMES[0], "computes", False, None, "evaluate", FRAMES,
+                rank, 1000 + rank, "R", observations.Activity.PROGRESSING, 0.0, FRAMES[0], "computes", False, None, "evaluate", FRAMES,
                 (), (), (), (), gpu_use=0.9,
             )
             for rank in range(PER_NODE * node, PER_NODE * (node + 1))
