@@ -37,12 +37,12 @@ class NotOursError(Exception):
 class Backend(Protocol):
     """A place that agents can be started in. No call blocks for longer than a fork takes.
 
-    `stir` is set by the supervisor: to be called, from any thread, when there is something to tell. `carrier` is there
+    `wake` is set by the supervisor: to be called, from any thread, when there is something to tell. `copier` is there
     where hosts do not share this machine's disk, `allocation` where a queue system lends the nodes.
     """
 
-    stir: Wake
-    carrier: Carrier | None
+    wake: Wake
+    copier: BulkCopier | None
     allocation: Allocation | None
 
     def launch(self, config: AgentConfig) -> None:
@@ -52,19 +52,19 @@ class Backend(Protocol):
     def failures(self) -> list[tuple[str, LaunchError]]:
         """Return the launches, by node, that failed since the last call."""
 
-    def gone(self, node: str) -> str | None:
+    def agent_death(self, node: str) -> str | None:
         """Return the evidence that the node's agent is certainly no more, or None when that is not known."""
 
-    def attend(self, config: AgentConfig) -> None:
+    def keep_reachable(self, config: AgentConfig) -> None:
         """Keep a way open to an agent that an earlier supervisor launched, and that may still be there."""
 
     def reason(self, node: str) -> str:
         """Return why there is no way to the node now; empty when there is one, or nobody knows."""
 
-    def look_after(self, node: str) -> None:
+    def check_reachable(self, node: str) -> None:
         """The node's line broke, or nothing comes over it: see to the way that leads there."""
 
-    def leave(self, node: str) -> None:
+    def release(self, node: str) -> None:
         """The node's agent was dismissed: once it is gone the way to it is not needed any more."""
 
     def close(self) -> None:
@@ -94,7 +94,7 @@ class Allocation(Protocol):
     def addresses(self) -> list[str]:
         """Return where the other nodes may reach this one, best first."""
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Something hints that the nodes will be taken away: find out, in the background."""
 
     def endings(self) -> list[Ending]:
@@ -135,7 +135,7 @@ class Copied:
     error: str
 
 
-class Carrier(Protocol):
+class BulkCopier(Protocol):
     """Copies bulk in the background, a bounded number of copies at once; waits for lines that are broken."""
 
     def copy(self, copy: Copy) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
+from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.core import codec
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
@@ -15,8 +15,8 @@ from orchestrator.core.wire.messages import AgentConfig
 class LocalBackend:
     """Agents of one job on this machine."""
 
-    stir: Wake
-    carrier: Carrier | None = None
+    wake: Wake
+    copier: BulkCopier | None = None
     allocation: Allocation | None = None
 
     def __init__(self, job: JobDir) -> None:
@@ -57,23 +57,23 @@ class LocalBackend:
         """A fork fails at once or not at all."""
         return []
 
-    def attend(self, config: AgentConfig) -> None:
+    def keep_reachable(self, config: AgentConfig) -> None:
         """The way to a process on this machine is always open."""
 
     def reason(self, node: str) -> str:
-        """See `attend`."""
+        """See `keep_reachable`."""
         return ""
 
-    def look_after(self, node: str) -> None:
-        """See `attend`."""
+    def check_reachable(self, node: str) -> None:
+        """See `keep_reachable`."""
 
-    def leave(self, node: str) -> None:
-        """See `attend`."""
+    def release(self, node: str) -> None:
+        """See `keep_reachable`."""
 
     def close(self) -> None:
         """There is nothing to give back."""
 
-    def gone(self, node: str) -> str | None:
+    def agent_death(self, node: str) -> str | None:
         """Look whether anybody holds the agent's lock; twice, since a new agent takes it a moment after its start."""
         process = self._processes.get(node)
         if process is not None and process.poll() is None:

@@ -49,7 +49,7 @@ class Executor:
         self._ferry.begin(facts, stopped, now_s)
         for node in facts.every_node():
             if node.agent_state is not AgentState.ABSENT:
-                self._backend.attend(self._config(node.name))
+                self._backend.keep_reachable(self._config(node.name))
 
     def say_where(self) -> None:
         """Write down where agents are to dial; on a full disk `go_on` does, unless that has not changed."""
@@ -86,7 +86,7 @@ class Executor:
                 self._links.send(node, m.Fence(attempt, quiet_s, alone_s))
             case d.Dismiss(node=node):
                 self._links.send(node, m.Dismiss())
-                self._backend.attend(
+                self._backend.keep_reachable(
                     self._config(node)
                 )  # what is being launched there is not wanted any more
             case (
@@ -119,7 +119,7 @@ class Executor:
                 node.agent_present and node.agent_state is AgentState.ABSENT
             )
             if sought and not self._links.connected(node.name):
-                evidence = self._backend.gone(node.name)
+                evidence = self._backend.agent_death(node.name)
                 if evidence is not None:
                     events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
                     self._ferry.lost(node.name, node.ever_started, now_s)
@@ -150,18 +150,18 @@ class Executor:
     def seek(self, nodes: Iterable[str]) -> None:
         """Keep ways open to nodes where an agent may still be, for as long as it takes."""
         for node in nodes:
-            self._backend.attend(self._config(node))
+            self._backend.keep_reachable(self._config(node))
 
     def line_ended(self, node: str, left: bool) -> None:
         """A node's line is no more; `left`: nor is its agent, which was dismissed."""
         if left:
-            self._backend.leave(node)
+            self._backend.release(node)
         else:
-            self._backend.look_after(node)
+            self._backend.check_reachable(node)
 
     def look_after(self, node: str) -> None:
         """A node's line broke, or nothing comes over it any more."""
-        self._backend.look_after(node)
+        self._backend.check_reachable(node)
 
     def reasons(self, facts: Facts) -> dict[str, str]:
         """Return why there is no way to a node now, of those that are not connected."""

@@ -82,7 +82,7 @@ class Supervisor:
         self.requeue: d.Requeue | None = None  # the nodes are to be given back
         self._replaced = ""  # by the allocation in which the job is now
         self._wake_s = self._chore_due_s = 0.0
-        self._ferry = Transfers(job, plan, backend.carrier, self._checkpoint)
+        self._ferry = Transfers(job, plan, backend.copier, self._checkpoint)
         self._deeds = Executor(job, plan, private, backend, self._links, self._ferry)
         self._queue = (
             HostQueue(job, [node.host for node in plan.nodes], plan.created_at) if plan.ssh else None
@@ -92,7 +92,7 @@ class Supervisor:
         self._slept = Sleep(SLEPT_S)
         self._patience = full_disk.Patience()
         self._seeks = False  # hosts that could not be dismissed
-        backend.stir = self._ferry.stir = self._links.stir
+        backend.wake = self._ferry.stir = self._links.stir
 
     def _checkpoint(self) -> str:
         """Return the checkpoint that the next attempt would start from; it must not be deleted."""
@@ -273,7 +273,7 @@ class Supervisor:
                     self._links.drop(said.node)
             case m.NodeSignalled.__name__:
                 if self._allocation is not None:
-                    self._allocation.look()
+                    self._allocation.check()
             case _:
                 self._take_beat(said, now_s)
 

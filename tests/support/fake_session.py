@@ -157,7 +157,7 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
     host: FakeHost = field(default_factory=FakeHost)
     busy: bool = False
-    stirred: int = 0
+    woken: int = 0
     flows: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     workers: list[w.HostWorker] = field(default_factory=list)
     launches: ses.ConcurrencyLimit = field(default_factory=lambda: ses.ConcurrencyLimit(2))
@@ -169,14 +169,14 @@ class World:
             launches=self.launches,
             returns=ses.ConcurrencyLimit(2),
             busy=lambda node: self.busy,
-            stir=self._stir,
+            wake=self._wake,
             clock=self.clock,
         )
         self.workers.append(w.HostWorker("gpu01", means))
         return self.workers[-1]
 
-    def _stir(self) -> None:
-        self.stirred += 1
+    def _wake(self) -> None:
+        self.woken += 1
 
     def _carry(self, channel: paramiko.Channel, goal: str, ended: Callable[[], None]) -> Forward:
         flow = FakeFlow(ended)

@@ -228,7 +228,11 @@ def _assert_said(message: str, sources: str) -> None:
 
 def test_reasons_why_a_host_is_refused_exist_with_their_stages() -> None:
     folders = ("orchestrator/backends/ssh", "orchestrator/agent", "templates")
-    paths = [path for folder in folders for path in sorted({*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.j2")})]
+    paths = [
+        path
+        for folder in folders
+        for path in sorted({*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.j2")})
+    ]
     sources = "\n".join(path.read_text() for path in paths)
     rows = _first_cells(SSH, "reason")
     assert {row.partition(": ")[0] for row in rows} == set(STAGES) - {"config"}

@@ -121,7 +121,7 @@ class SlurmAllocation:
         signal.signal(signal.SIGTERM, lambda signum, frame: self._ask(_END))
         self._ask(_END if "TERM" in came_before else _LIMIT if "USR1" in came_before else _LOOK)
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Something hints that the nodes will be taken away: ask Slurm whether they are."""
         self._ask(_LOOK)
 

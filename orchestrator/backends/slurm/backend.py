@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
+from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.backends.slurm import end_causes
 from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
 from orchestrator.backends.slurm.srun_step import Fate, Step
@@ -47,21 +47,21 @@ _LASTING = re.compile(r"not available|invalid node|More processors requested", r
 class SlurmBackend:
     """Agents of one job on the nodes of an allocation."""
 
-    stir: Wake
-    carrier: Carrier | None = None
+    wake: Wake
+    copier: BulkCopier | None = None
 
     def __init__(
         self,
         job: JobDir,
         grant: Grant,
         environ: Mapping[str, str],
-        stir: Wake = lambda: None,
+        wake: Wake = lambda: None,
         options: Sequence[str] = (),
     ) -> None:
         """`options`: those that sbatch was given."""
-        self.stir = stir
+        self.wake = wake
         self._job = job
-        self._slurm = SlurmAllocation(job, grant, end_causes.announced_s(options), lambda: self.stir())
+        self._slurm = SlurmAllocation(job, grant, end_causes.announced_s(options), lambda: self.wake())
         self.allocation: Allocation | None = self._slurm
         self._environ = step_env.for_srun(environ)
         self._wanted: dict[str, AgentConfig] = {}
@@ -81,7 +81,7 @@ class SlurmBackend:
         if step is not None and step.seen[config.node].fate is Fate.COMING:
             return
         self._wanted[config.node] = config
-        self.stir()
+        self.wake()
 
     def failures(self) -> list[tuple[str, LaunchError]]:
         """Start what is wished; return the launches, by node, that failed since the last call."""
@@ -96,7 +96,7 @@ class SlurmBackend:
         found, self._failed = self._failed, []
         return found
 
-    def gone(self, node: str) -> str | None:
+    def agent_death(self, node: str) -> str | None:
         """Return what shows that the node's agent is no more: its srun says so, or has ended by itself."""
         step = self._latest.get(node)
         if step is None or node in self._wanted:
@@ -105,7 +105,7 @@ class SlurmBackend:
         seen = step.seen[node]
         return f"srun: {seen.word or 'its task ended'}" if seen.fate is Fate.ENDED else None
 
-    def attend(self, config: AgentConfig) -> None:
+    def keep_reachable(self, config: AgentConfig) -> None:
         """The way to an agent of the allocation is the network, and always open."""
 
     def reason(self, node: str) -> str:
@@ -116,11 +116,11 @@ class SlurmBackend:
         reason = step.reason(node)
         return f"srun: {reason}" if reason else ""
 
-    def look_after(self, node: str) -> None:
+    def check_reachable(self, node: str) -> None:
         """The node's line broke: it may have been given up."""
 
-    def leave(self, node: str) -> None:
-        """See `attend`."""
+    def release(self, node: str) -> None:
+        """See `keep_reachable`."""
 
     def close(self) -> None:
         """Agents stay, and their sruns."""
@@ -254,8 +254,8 @@ def _adopted(path: Path) -> Step:
 class NoAllocation:
     """Without an allocation nothing can be launched: what is over can be brought to its end."""
 
-    stir: Wake
-    carrier: Carrier | None = None
+    wake: Wake
+    copier: BulkCopier | None = None
     allocation: Allocation | None = None
 
     def launch(self, config: AgentConfig) -> None:
@@ -266,22 +266,22 @@ class NoAllocation:
         """Nothing was launched."""
         return []
 
-    def gone(self, node: str) -> str | None:
+    def agent_death(self, node: str) -> str | None:
         """Nobody can tell."""
         return None
 
-    def attend(self, config: AgentConfig) -> None:
+    def keep_reachable(self, config: AgentConfig) -> None:
         """There is no way."""
 
     def reason(self, node: str) -> str:
-        """See `attend`."""
+        """See `keep_reachable`."""
         return "its allocation is over"
 
-    def look_after(self, node: str) -> None:
-        """See `attend`."""
+    def check_reachable(self, node: str) -> None:
+        """See `keep_reachable`."""
 
-    def leave(self, node: str) -> None:
-        """See `attend`."""
+    def release(self, node: str) -> None:
+        """See `keep_reachable`."""
 
     def close(self) -> None:
         """There is nothing to give back."""

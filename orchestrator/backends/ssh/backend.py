@@ -1,7 +1,7 @@
 """Backend `ssh`: hosts over SSH, one connection and one thread for each that is wanted. No decision is made here.
 
 The supervisor's calls only note wishes; the workers fulfil them in their own time, and what came of it is asked for by
-`failures`, `gone` and `reason`, or through the carrier.
+`failures`, `agent_death` and `reason`, or through the copier.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import paramiko
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
+from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.backends.ssh.connect import ssh_config
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps, Taken
 from orchestrator.backends.ssh.connect.known_hosts import Policy
@@ -114,19 +114,19 @@ class SshBackend:
 
     allocation: Allocation | None = None
 
-    def __init__(self, job: JobDir, plan: Plan, stir: Wake = lambda: None) -> None:
+    def __init__(self, job: JobDir, plan: Plan, wake: Wake = lambda: None) -> None:
         assert plan.ssh is not None
-        self.stir = stir
+        self.wake = wake
         self._ssh = plan.ssh
         self._policy: Policy = "accept-new" if plan.ssh.host_keys == "accept-new" else "strict"
         self._hosts = {node.name: node.host for node in plan.nodes}
         self._goods = LaunchPayload(job, plan)
         self._jumps = Jumps()
         self._rsync_on: dict[str, bool] = {}
-        self._copies = CopyQueue(self.connection_of, self._has_rsync, self._stir, plan.ssh.copy_mb_s)
-        self.carrier: Carrier | None = self._copies
+        self._copies = CopyQueue(self.connection_of, self._has_rsync, self._wake, plan.ssh.copy_mb_s)
+        self.copier: BulkCopier | None = self._copies
         launches, returns = ConcurrencyLimit(FANOUT), ConcurrencyLimit(FANOUT)
-        self._means = WorkerDependencies(self._open, _carry, launches, returns, self._copies.busy, self._stir)
+        self._means = WorkerDependencies(self._open, _carry, launches, returns, self._copies.busy, self._wake)
         self._workers: dict[str, HostWorker] = {}
         _allow_many_files()
 
@@ -139,29 +139,24 @@ class SshBackend:
         found = [(node, worker.take_failure()) for node, worker in self._workers.items()]
         return [(node, failure) for node, failure in found if failure is not None]
 
-    def gone(self, node: str) -> str | None:
+    def agent_death(self, node: str) -> str | None:
         """Return what shows that the node's agent is no more, once; None when that is not known."""
         worker = self._workers.get(node)
         return worker.take_evidence() if worker is not None else None
 
-    def attend(self, config: AgentConfig) -> None:
+    def keep_reachable(self, config: AgentConfig) -> None:
         """Keep a way open to an agent that an earlier supervisor launched, and see whether it is there."""
-        self._worker(config.node).attend(config)
+        self._worker(config.node).keep_reachable(config)
 
-    def look_after(self, node: str) -> None:
+    def check_reachable(self, node: str) -> None:
         """See at once whether the way to a node leads there, and whether its agent is there."""
         if node in self._workers:
             self._workers[node].ask(HostAction.LOOK)
 
-    def leave(self, node: str) -> None:
+    def release(self, node: str) -> None:
         """Let the way to a node go, in a while."""
         if node in self._workers:
-            self._workers[node].leave()
-
-    def wake(self) -> None:
-        """This machine slept: see at once which connections have lived through it."""
-        for worker in self._workers.values():
-            worker.ask(HostAction.ASK)
+            self._workers[node].release()
 
     def reason(self, node: str) -> str:
         """Say why there is no way to a node now; empty when there is one, or none is wanted."""
@@ -196,8 +191,8 @@ class SshBackend:
         """Nobody has looked when an earlier supervisor launched the agent: then it is tried."""
         return self._rsync_on.get(node, True)
 
-    def _stir(self) -> None:
-        self.stir()
+    def _wake(self) -> None:
+        self.wake()
 
 
 def _carry(channel: paramiko.Channel, goal: str, ended: Wake) -> Forward:

@@ -91,13 +91,13 @@ class HostWorker:
             if self._want is not HostGoal.AGENT:
                 self._wished(HostGoal.AGENT, config)
 
-    def attend(self, config: AgentConfig) -> None:
+    def keep_reachable(self, config: AgentConfig) -> None:
         """Keep a way open to an agent that may be there, and launch none."""
         with self._news:
             if self._want is not HostGoal.WAY:
                 self._wished(HostGoal.WAY, config)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """The way is not needed any more, a little later."""
         with self._news:
             self._wished(HostGoal.NOTHING, self._config)
@@ -321,7 +321,7 @@ class HostWorker:
             self._evidence = _evidence(seen, known)
             self._wished(HostGoal.NOTHING, self._config)
             self._left_s = self._clock.now_s()
-        self._means.stir()
+        self._means.wake()
 
     def _open(self, config: AgentConfig) -> tuple[Session, str]:
         """Return an open session, and the host's own address that leads to the supervisor."""
@@ -367,7 +367,7 @@ class HostWorker:
             else:
                 self._pace.broke(now_s)
         if deed is HostAction.LAUNCH:
-            self._means.stir()
+            self._means.wake()
 
     def _hang_up(self) -> None:
         with self._news:

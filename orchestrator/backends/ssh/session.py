@@ -91,5 +91,5 @@ class WorkerDependencies:
     launches: ConcurrencyLimit
     returns: ConcurrencyLimit
     busy: Callable[[str], bool]
-    stir: Callable[[], None]
+    wake: Callable[[], None]
     clock: Clock = field(default_factory=Clock)

@@ -64,20 +64,20 @@ class _Job:
 
 
 class CopyQueue:
-    """Copies bulk between hosts and this machine; a `Carrier`."""
+    """Copies bulk between hosts and this machine; a `BulkCopier`."""
 
     def __init__(
         self,
         connection_of: Callable[[str], Connection | None],
         has_rsync: Callable[[str], bool],
-        stir: Wake,
+        wake: Wake,
         copy_mb_s: float | None,
     ) -> None:
-        """`connection_of` may open a connection, and wait for it; `has_rsync` tells of hosts; `stir` is called from
+        """`connection_of` may open a connection, and wait for it; `has_rsync` tells of hosts; `wake` is called from
         threads when a copy has ended; `copy_mb_s` is the limit of all copies together, in 10^6 bytes a second."""
         self._connection_of = connection_of
         self._has_rsync = has_rsync
-        self._stir = stir
+        self._wake = wake
         self._bytes_per_s = None if copy_mb_s is None else copy_mb_s * 1e6
         self._moving = threading.BoundedSemaphore(COPIES_MAX if copy_mb_s is None else 1)
         self._news = threading.Condition()
@@ -154,7 +154,7 @@ class CopyQueue:
                     self._ended.append(Copied(job.load.copy, error))
                 self._news.notify_all()
             if error is not None:
-                self._stir()
+                self._wake()
 
     def _next(self) -> _Job | None:
         """Wait for the newest copy that may be tried now; None at the end."""

@@ -49,7 +49,7 @@ def test_a_failed_landing_is_told_once_and_not_tried_again(world: World, trouble
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     assert worker.take_failure() is world.host.lands
     assert worker.take_failure() is None
-    assert (world.stirred, worker.reason) == (1, "folder: no space")
+    assert (world.woken, worker.reason) == (1, "folder: no space")
     assert world.host.since(lambda: world.clock.advance(50.0)) == []
     kept = trouble is Retryable.BUSY  # the next try, when a GPU comes free, needs no new connection
     assert world.host.sessions[-1].closed is not kept
@@ -99,7 +99,7 @@ def test_a_way_that_stays_closed_is_tried_at_growing_distances_for_as_long_as_it
 ) -> None:
     world.host.refuses = LaunchError("connect", "no route")
     worker = world.worker()
-    world.clock.until_rest(lambda: worker.attend(CONFIG))
+    world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
     assert worker.reason == "connect: no route"
     for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0):
         assert world.host.since(lambda: world.clock.advance(pause_s - 0.1)) == []  # noqa: B023
@@ -136,7 +136,7 @@ def test_an_agent_that_cannot_be_looked_for_keeps_its_way(world: World) -> None:
 def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(world: World) -> None:
     world.host.refuses = LaunchError("host key", "its key changed", "", Retryable.PERMANENT)
     worker = world.worker()
-    world.clock.until_rest(lambda: worker.attend(CONFIG))
+    world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
     assert world.host.since(lambda: world.clock.advance(29.0)) == []
     assert world.host.since(lambda: world.clock.advance(1.1)) == ["open"]
     assert worker.reason == "host key: its key changed"
@@ -145,7 +145,7 @@ def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(wor
 def test_news_from_the_supervisor_ends_a_pause(world: World) -> None:
     world.host.refuses = LaunchError("connect", "no route")
     worker = world.worker()
-    world.clock.until_rest(lambda: worker.attend(CONFIG))
+    world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
     for _ in range(6):
         world.clock.advance(10.0)
     world.clock.advance(3.0)
@@ -160,7 +160,7 @@ def test_an_agent_that_is_gone_is_told_once_and_no_way_kept_for_it(world: World)
     world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))
     assert worker.take_evidence() == "its agent is not running any more; it left no word"
     assert worker.take_evidence() is None
-    assert world.stirred == 1
+    assert world.woken == 1
     world.clock.advance(61.0)
     assert world.host.sessions[-1].closed
 
@@ -205,7 +205,7 @@ def test_an_agent_that_hangs_up_has_its_connection_asked(world: World) -> None:
 
 def test_a_dismissed_agents_way_is_kept_a_while_and_as_long_as_copies_use_it(world: World) -> None:
     worker = world.launched()
-    world.clock.until_rest(worker.leave)
+    world.clock.until_rest(worker.release)
     world.busy = True
     world.clock.advance(w.LEAVE_S + 1)
     assert not world.host.sessions[-1].closed
@@ -217,7 +217,7 @@ def test_a_dismissed_agents_way_is_kept_a_while_and_as_long_as_copies_use_it(wor
 
 def test_a_connection_is_lent_for_copies_after_the_agent_has_left(world: World) -> None:
     worker = world.launched()
-    world.clock.until_rest(worker.leave)
+    world.clock.until_rest(worker.release)
     world.clock.advance(w.LEAVE_S + 1)
     assert world.host.sessions[-1].closed
     lent = worker.lend()
@@ -257,7 +257,7 @@ def test_a_host_that_is_let_go_while_it_is_launched_gets_no_agent(world: World) 
     worker = world.worker()
     worker.launch(CONFIG)
     assert world.host.in_land.acquire(timeout=REST_S_MAX)
-    worker.leave()
+    worker.release()
     world.clock.until_rest(world.host.may_land.release)
     assert (world.host.started, worker.take_failure()) == (0, None)
 
