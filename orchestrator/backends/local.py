@@ -1,4 +1,4 @@
-"""Backend `local`: every node is an agent process on this machine, the same that SSH and Slurm start."""
+"""Backend `local`: each node is an agent process on this machine, the same that SSH and Slurm start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LocalBackend:
         folder = self._job.node(config.node)
         script = self._job.scripts / f"{config.node}.sh"
         try:
-            folder.parent.mkdir(exist_ok=True)  # not that of the job, which may have been deleted
+            folder.parent.mkdir(exist_ok=True)  # without parents: the job folder may have been deleted
             folder.mkdir(exist_ok=True)
             with (folder / "agent.log").open("ab") as log:
                 process = subprocess.Popen(
@@ -54,14 +54,14 @@ class LocalBackend:
             ) from err
 
     def failures(self) -> list[tuple[str, LaunchError]]:
-        """A fork fails at once or not at all."""
+        """Return none: a fork fails at once or not at all."""
         return []
 
     def keep_reachable(self, config: AgentConfig) -> None:
-        """The way to a process on this machine is always open."""
+        """Do nothing: a process on this machine is always reachable."""
 
     def reason(self, node: str) -> str:
-        """See `keep_reachable`."""
+        """Return none; see `keep_reachable`."""
         return ""
 
     def check_reachable(self, node: str) -> None:
@@ -71,10 +71,10 @@ class LocalBackend:
         """See `keep_reachable`."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
     def agent_death(self, node: str) -> str | None:
-        """Look whether anybody holds the agent's lock; twice, since a new agent takes it a moment after its start."""
+        """Check twice that the agent's lock is free, since a new agent takes it a moment after its start."""
         process = self._processes.get(node)
         if process is not None and process.poll() is None:
             return None
