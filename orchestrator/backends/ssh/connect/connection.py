@@ -99,14 +99,14 @@ class Connection:
         """Run a command in the user's login shell there. Raises LaunchError("shell")."""
         return RemoteCommand(self._exec(command, "shell"))
 
-    def forward(self, taken: Taken) -> int:
+    def forward(self, taker: ChannelTaker) -> int:
         """Forward a free port of the host's loopback to here, the only one at a time; return it. Raises
-        LaunchError("forward"). `taken` gets each connection to it, in the transport's thread: it must hand it on."""
+        LaunchError("forward"). `taker` gets each connection to it, in the transport's thread: it must hand it on."""
         host = self.target.host
 
         def ask() -> int:
             return self._transport.request_port_forward(
-                _LOOPBACK, 0, lambda channel, _origin, _there: taken(channel)
+                _LOOPBACK, 0, lambda channel, _origin, _there: taker(channel)
             )
 
         try:
@@ -359,5 +359,5 @@ def _skip_to(channel: paramiko.Channel, mark: bytes) -> None:
             raise _NoSftp(f"its shell said {seen[-200:].decode(errors='replace').strip()!r}")
 
 
-Taken = Callable[[paramiko.Channel], None]
-"""What gets a connection that came to a forwarded port; called in the transport's thread, so it hands it on."""
+ChannelTaker = Callable[[paramiko.Channel], None]
+"""Receiver of connections to a forwarded port; called in the transport's thread, so it must hand them on."""
