@@ -27,8 +27,8 @@ STALL_S_MAX = 60.0
 
 LEASE_S_MAX = 30.0
 AGENT_S_MAX = 20.0
-LOOK_S_MAX = 100.0
-SWEEP_S_MAX = 100.0
+SURVEY_S_MAX = 100.0
+CLEAN_UP_S_MAX = 100.0
 """A survey may have to import torch, and a cleanup to wait for processes to end."""
 
 LAUNCH_S_MAX = 3600.0
@@ -45,7 +45,7 @@ EVIDENCE_CHARS_MAX = 400
 
 LIMITS_S = {
     "shell": SHELL_S_MAX, "python": PYTHON_S_MAX, "folder": FOLDER_S_MAX, "copy": STALL_S_MAX, "lease": LEASE_S_MAX,
-    "agent": AGENT_S_MAX, "look": LOOK_S_MAX, "sweep": SWEEP_S_MAX,
+    "agent": AGENT_S_MAX, "look": SURVEY_S_MAX, "sweep": CLEAN_UP_S_MAX,
 }  # fmt: skip
 
 _STUCK = {
@@ -170,9 +170,8 @@ class Conversation:
 
     def _blocks(self, what: str) -> Iterator[bytes]:
         if what == "bundle":
-            yield from (
-                self._bundle[at : at + BLOCK_BYTES] for at in range(0, len(self._bundle), BLOCK_BYTES)
-            )
+            for at in range(0, len(self._bundle), BLOCK_BYTES):
+                yield self._bundle[at : at + BLOCK_BYTES]
             return
         if self.code is None:
             raise self._fault(f"it asked for {what}")
@@ -181,12 +180,8 @@ class Conversation:
                 while block := file.read(BLOCK_BYTES):
                     yield block
         except OSError as err:
-            raise LaunchError(
-                "copy",
-                f"{self.code} cannot be read: {err.strerror}",
-                "submit the job again",
-                Retryable.PERMANENT,
-            ) from err
+            reason = f"{self.code} cannot be read: {err.strerror}"
+            raise LaunchError("copy", reason, "submit the job again", Retryable.PERMANENT) from err
 
     def _reply(self) -> w.Word:
         """Return the next reply, skipping noise. Raises LaunchError."""

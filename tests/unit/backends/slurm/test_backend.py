@@ -251,7 +251,7 @@ def test_a_signal_long_before_the_time_limit_is_no_news(
 
     def is_said() -> bool:
         said.append(capsys.readouterr().out)
-        return "none of Slurm's" in "".join(said)
+        return "Slurm has not sent it" in "".join(said)
 
     fake_host.wait_for(is_said, "what came of it")
     assert endings(one) == [] and not world.woken.is_set()

@@ -21,7 +21,7 @@ class Srun:
     def prints(self, text: str) -> Step:
         with self.log.open("a") as file:
             file.write(text)
-        self.step.look()
+        self.step.poll()
         return self.step
 
     def fates(self) -> list[Fate]:
