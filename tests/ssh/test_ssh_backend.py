@@ -1,4 +1,4 @@
-"""Does an agent come up on a host over SSH, and does the way to it survive what happens to it? With real sshd and agents."""
+"""SSH backend: agents come up on hosts, and their connections survive faults. With real sshd and agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the submit side learn from many hosts at once what it must know, and does one bad host hold nobody up?"""
+"""Fan-out: the submit side asks many hosts at once, and one bad host delays no other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a launch come through real sshd, whatever its shell prints and wherever it is cut? Real servers, real agents."""
+"""Launch through real sshd, whatever its shell prints and wherever it is cut. Real servers, real agents."""
 
 from __future__ import annotations
 

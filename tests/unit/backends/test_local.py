@@ -1,4 +1,4 @@
-"""Agents on this machine: what they are told, and when one is known to be gone."""
+"""Local backend: what agents get on standard input, and when one counts as dead."""
 
 from __future__ import annotations
 

@@ -25,9 +25,8 @@ def authenticate(transport: paramiko.Transport, target: Target) -> None:
     """Log in. Raises LaunchError("auth")."""
     keys = find(target)
     login = _Login(transport, target)
-    if login.offer(
-        functools.partial(transport.auth_none, target.user)
-    ):  # the answer names the methods that the host allows
+    # The answer to "none" names the methods that the host allows.
+    if login.offer(functools.partial(transport.auth_none, target.user)):
         return
     for identity in keys.offers[:OFFERS_MAX]:
         if "publickey" not in login.methods:

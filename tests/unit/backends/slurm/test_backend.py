@@ -1,5 +1,5 @@
-"""Do agents come up by srun, is each failure told of the right node, and is the end of an allocation noticed? With
-programs of a test in the place of srun and scontrol."""
+"""Slurm backend: agents come up by srun, failures name the right node, the end of an allocation is noticed. Test programs
+stand in for srun and scontrol."""
 
 from __future__ import annotations
 

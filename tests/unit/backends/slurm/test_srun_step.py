@@ -1,4 +1,4 @@
-"""Is it known of each node what became of its agent? From what srun of 22.05 prints."""
+"""Fates of agents, from the output of srun 22.05."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does one host's thread launch once, keep its way open, and tell what it sees? Over fake sessions and a fake clock."""
+"""Host worker: launches once, keeps the connection open, reports what it sees. Over fake sessions and a fake clock."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Whatever fails, hangs or dies at whichever stage of a launch: does it end in time, say where, and leave nothing half done?
+"""Launch faults: whatever fails, hangs or dies, the launch ends in time, names the stage, leaves nothing half done.
 
-The host is a model at the border, driven by hypothesis: it keeps to the protocol, as landing and keeper do, until its
-fault comes. Its clock is its own, so that what hangs does so in no time.
+The host is a model at the border, driven by hypothesis: it keeps to the protocol, as bootstrap and keeper do, until its
+fault comes. It has a clock of its own, so that a hang takes no time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Do forwarded bytes arrive whole, both ways, and does no host make another wait? Over real paramiko transports."""
+"""Port forward: bytes arrive whole in both directions, and no host makes another wait. Over real paramiko transports."""
 
 from __future__ import annotations
 
