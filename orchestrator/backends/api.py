@@ -1,4 +1,4 @@
-"""How does an agent get onto a node? One thin module for each kind of place; no decisions here."""
+"""Backend protocol and its value types: how an agent gets onto a node. Backends make no decisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Wake = Callable[[], None]
 
 
 class LaunchError(Exception):
-    """An agent could not be started: at which stage, why, and how to mend it."""
+    """Failed launch of an agent: at which stage, why, and how to mend it."""
 
     def __init__(
         self, stage: str, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT
@@ -31,41 +31,40 @@ class LaunchError(Exception):
 
 
 class NotOursError(Exception):
-    """This process is in an allocation that is not, or no more, that of the job."""
+    """This process runs in an allocation that does not belong to the job, or not any more."""
 
 
 class Backend(Protocol):
-    """A place that agents can be started in. No call blocks for longer than a fork takes.
+    """A place that agents can be started in. No call blocks for longer than a fork takes."""
 
-    `stir` is set by the supervisor: to be called, from any thread, when there is something to tell. `carrier` is there
-    where hosts do not share this machine's disk, `allocation` where a queue system lends the nodes.
-    """
-
-    stir: Wake
-    carrier: Carrier | None
+    # Set by the supervisor; the backend calls it, from any thread, when there is something to collect.
+    wake: Wake
+    # Set where hosts do not share this machine's disk.
+    copier: BulkCopier | None
+    # Set where a queue system lends the nodes.
     allocation: Allocation | None
 
     def launch(self, config: AgentConfig) -> None:
-        """Begin to start the agent that `config` describes. Raises LaunchError when that is known at once not to work;
-        what fails later is told by `failures`."""
+        """Begin to start the agent that `config` describes. Raises LaunchError when it fails at once; `failures`
+        returns later failures."""
 
     def failures(self) -> list[tuple[str, LaunchError]]:
         """Return the launches, by node, that failed since the last call."""
 
-    def gone(self, node: str) -> str | None:
-        """Return the evidence that the node's agent is certainly no more, or None when that is not known."""
+    def agent_death(self, node: str) -> str | None:
+        """Return the evidence that the node's agent is certainly dead, or None when that is not known."""
 
-    def attend(self, config: AgentConfig) -> None:
-        """Keep a way open to an agent that an earlier supervisor launched, and that may still be there."""
+    def keep_reachable(self, config: AgentConfig) -> None:
+        """Keep a connection open to an agent that an earlier supervisor launched, and that may still be there."""
 
     def reason(self, node: str) -> str:
-        """Return why there is no way to the node now; empty when there is one, or nobody knows."""
+        """Return why there is no connection to the node now; empty when there is one, or the reason is not known."""
 
-    def look_after(self, node: str) -> None:
-        """The node's line broke, or nothing comes over it: see to the way that leads there."""
+    def check_reachable(self, node: str) -> None:
+        """Check the connection to the node: its agent's line broke, or nothing comes over it."""
 
-    def leave(self, node: str) -> None:
-        """The node's agent was dismissed: once it is gone the way to it is not needed any more."""
+    def release(self, node: str) -> None:
+        """Give up the connection to the node, whose agent was dismissed, once the agent has ended."""
 
     def close(self) -> None:
         """Give everything back; agents stay."""
@@ -85,7 +84,7 @@ class Allocation(Protocol):
 
     @property
     def id(self) -> str:
-        """Its name, among all that the job was ever given."""
+        """Its name, unique among all allocations of the job."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -94,18 +93,19 @@ class Allocation(Protocol):
     def addresses(self) -> list[str]:
         """Return where the other nodes may reach this one, best first."""
 
-    def look(self) -> None:
-        """Something hints that the nodes will be taken away: find out, in the background."""
+    def check(self) -> None:
+        """Find out in the background whether the nodes will be taken away: something hints at it."""
 
     def endings(self) -> list[Ending]:
         """Return what was learned of the end since the last call."""
 
     def requeue(self, avoid: Mapping[str, str]) -> str:
-        """Give the nodes back and wait for others, not those to avoid; return why that cannot be. This blocks."""
+        """Give the nodes back and wait for others, without those to avoid; return why that failed, empty when it did
+        not. This blocks."""
 
 
 class Direction(enum.Enum):
-    """Which way files travel."""
+    """Direction of a copy."""
 
     FETCH = "fetch"
     SEND = "send"
@@ -113,39 +113,36 @@ class Direction(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Files to be copied between a node's host and this machine: `names` are relative to `there` and to `here`.
-
-    `wanted`: what the files must be once they are here; nothing is checked of those not named.
-    """
+    """Files to be copied between a node's host and this machine."""
 
     key: str
     node: str
     direction: Direction
-    there: str
-    here: Path
-    names: tuple[str, ...]
-    wanted: tuple[ManifestEntry, ...] = ()
+    remote_dir: str
+    local_dir: Path
+    names: tuple[str, ...]  # relative to both folders
+    expected: tuple[ManifestEntry, ...] = ()  # of fetched files; those without an entry are not verified
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A copy that ended: what went wrong, empty for nothing."""
+    """A copy that ended; `error` is empty when it succeeded."""
 
     copy: Copy
     error: str
 
 
-class Carrier(Protocol):
-    """Copies bulk in the background, a bounded number of copies at once; waits for lines that are broken."""
+class BulkCopier(Protocol):
+    """Copies bulk in the background, a bounded number of copies at once; waits while connections are broken."""
 
     def copy(self, copy: Copy) -> None:
-        """Begin a copy; what lies at its goal is replaced file by file, each atomically."""
+        """Begin a copy, which replaces its target files one by one, each atomically."""
 
     def drop(self, key: str) -> None:
-        """Give up a copy that is not wanted any more; nothing is told of it."""
+        """Give up a copy that is not wanted any more; `copied` does not return it."""
 
     def copied(self) -> list[Copied]:
         """Return the copies that ended since the last call."""
 
     def progress(self) -> dict[str, int]:
-        """Return how many bytes of each copy that is under way have been copied, by its key."""
+        """Return how many bytes of each copy under way have been copied, by key."""

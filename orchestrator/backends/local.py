@@ -1,11 +1,11 @@
-"""Backend `local`: every node is an agent process on this machine, the same that SSH and Slurm start."""
+"""Backend `local`: each node is an agent process on this machine, the same that SSH and Slurm start."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
+from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.core import codec
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
@@ -15,8 +15,8 @@ from orchestrator.core.wire.messages import AgentConfig
 class LocalBackend:
     """Agents of one job on this machine."""
 
-    stir: Wake
-    carrier: Carrier | None = None
+    wake: Wake
+    copier: BulkCopier | None = None
     allocation: Allocation | None = None
 
     def __init__(self, job: JobDir) -> None:
@@ -29,7 +29,7 @@ class LocalBackend:
         folder = self._job.node(config.node)
         script = self._job.scripts / f"{config.node}.sh"
         try:
-            folder.parent.mkdir(exist_ok=True)  # not that of the job, which may have been deleted
+            folder.parent.mkdir(exist_ok=True)  # without parents: the job folder may have been deleted
             folder.mkdir(exist_ok=True)
             with (folder / "agent.log").open("ab") as log:
                 process = subprocess.Popen(
@@ -54,27 +54,27 @@ class LocalBackend:
             ) from err
 
     def failures(self) -> list[tuple[str, LaunchError]]:
-        """A fork fails at once or not at all."""
+        """Return none: a fork fails at once or not at all."""
         return []
 
-    def attend(self, config: AgentConfig) -> None:
-        """The way to a process on this machine is always open."""
+    def keep_reachable(self, config: AgentConfig) -> None:
+        """Do nothing: a process on this machine is always reachable."""
 
     def reason(self, node: str) -> str:
-        """See `attend`."""
+        """Return none; see `keep_reachable`."""
         return ""
 
-    def look_after(self, node: str) -> None:
-        """See `attend`."""
+    def check_reachable(self, node: str) -> None:
+        """See `keep_reachable`."""
 
-    def leave(self, node: str) -> None:
-        """See `attend`."""
+    def release(self, node: str) -> None:
+        """See `keep_reachable`."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
-    def gone(self, node: str) -> str | None:
-        """Look whether anybody holds the agent's lock; twice, since a new agent takes it a moment after its start."""
+    def agent_death(self, node: str) -> str | None:
+        """Check twice that the agent's lock is free, since a new agent takes it a moment after its start."""
         process = self._processes.get(node)
         if process is not None and process.poll() is None:
             return None

@@ -267,7 +267,7 @@ def _of_host(
         )
         return
     assert plan.pool is not None
-    looked, pool = said.looked, plan.pool
+    looked, pool = said.host, plan.pool
     faults = [(looked.fault, looked.fix)] if looked.fault else []
     if not looked.fault and looked.free_bytes < wanted_bytes:
         free = f"{megabytes(looked.free_bytes)} MB free in {looked.root}, {megabytes(wanted_bytes)} MB needed"

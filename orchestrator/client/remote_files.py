@@ -102,7 +102,7 @@ def clean_hosts(job: Job) -> Account:
 
     def clean(there: Connection, host: str) -> None:
         kit = launch.Launcher(_script(job.folder, host), bundle)
-        swept = launch.sweep(there, kit, remote_root(plan), job.id)
+        swept = launch.clean_up(there, kit, remote_root(plan), job.id)
         if swept.kept and "submitted from" not in swept.kept:
             raise LaunchError("sweep", f"its folder was kept: {swept.kept}", "orch clean again later")
         _note_swept(job.folder, host)

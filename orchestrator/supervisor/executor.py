@@ -83,7 +83,7 @@ class Executor:
         self._transfers.begin(facts, stopped, now_s)
         for node in facts.every_node():
             if node.agent_state is not AgentState.ABSENT:
-                self._backend.attend(self._config(node.name))
+                self._backend.keep_reachable(self._config(node.name))
 
     def publish_endpoint(self) -> None:
         """Write down where agents are to dial. On a full disk `resume` tries again, unless the file says it already."""
@@ -123,7 +123,7 @@ class Executor:
             case d.Dismiss(node=node):
                 self._connections.send(node, m.Dismiss())
                 # What is still being launched there is not wanted any more.
-                self._backend.attend(self._config(node))
+                self._backend.keep_reachable(self._config(node))
             case (
                 d.BeginAttempt()
                 | d.Place()
@@ -154,7 +154,7 @@ class Executor:
                 node.agent_present and node.agent_state is AgentState.ABSENT
             )
             if sought and not self._connections.connected(node.name):
-                evidence = self._backend.gone(node.name)
+                evidence = self._backend.agent_death(node.name)
                 if evidence is not None:
                     events.append(e.AgentDied(now_s, node.name, self._mask.apply(evidence)))
                     self._transfers.lost(node.name, node.ever_started, now_s)
@@ -185,18 +185,18 @@ class Executor:
     def keep_reachable(self, nodes: Iterable[str]) -> None:
         """Keep connections open to nodes where an agent may still run, for as long as it takes."""
         for node in nodes:
-            self._backend.attend(self._config(node))
+            self._backend.keep_reachable(self._config(node))
 
     def connection_ended(self, node: str, left: bool) -> None:
         """A node's connection ended; `left`: its agent, which was dismissed, said goodbye before."""
         if left:
-            self._backend.leave(node)
+            self._backend.release(node)
         else:
-            self._backend.look_after(node)
+            self._backend.check_reachable(node)
 
     def check_reachable(self, node: str) -> None:
         """A node's connection broke, or nothing comes over it any more."""
-        self._backend.look_after(node)
+        self._backend.check_reachable(node)
 
     def reasons(self, facts: Facts) -> dict[str, str]:
         """Return why nodes cannot be reached, by node, of those that are not connected."""

@@ -83,7 +83,7 @@ class Supervisor:
         self.requeue: d.Requeue | None = None  # decided: the nodes are to be given back
         self._replaced = ""  # the allocation that the job has moved to
         self._wake_s = self._chore_due_s = 0.0
-        self._transfers = Transfers(job, plan, backend.carrier, self._checkpoint)
+        self._transfers = Transfers(job, plan, backend.copier, self._checkpoint)
         self._executor = Executor(job, plan, job_secrets, backend, self._connections, self._transfers)
         hosts = [node.host for node in plan.nodes]
         self._queue = HostQueue(job, hosts, plan.created_at) if plan.ssh else None
@@ -92,7 +92,7 @@ class Supervisor:
         self._slept = Sleep(SLEPT_S)
         self._patience = full_disk.Patience()
         self._seeks = False  # tries to reach hosts whose agents could not be dismissed
-        backend.stir = self._transfers.wake = self._connections.wake
+        backend.wake = self._transfers.wake = self._connections.wake
 
     def _checkpoint(self) -> str:
         """Return the checkpoint that the next attempt would start from; it must not be deleted."""
@@ -269,7 +269,7 @@ class Supervisor:
                     self._connections.drop(report.node)
             case m.NodeSignalled.__name__:
                 if self._allocation is not None:
-                    self._allocation.look()
+                    self._allocation.check()
             case _:
                 self._take_heartbeat(report, now_s)
 

@@ -83,7 +83,9 @@ def test_a_warning_long_before_the_time_limit_is_not_heeded(slurm: SlurmBox, des
     job = desk.submit(TRAINS, time_limit="10m")
     job.wait_for_step(5)
     slurm.queue.warn(job.slurm_id())
-    job.wait_until(lambda: "none of Slurm's" in job.folder.supervisor_log.read_text(), "what came of it")
+    job.wait_until(
+        lambda: "Slurm has not sent it" in job.folder.supervisor_log.read_text(), "what came of it"
+    )
     assert job.wait_for_step(job.seen()["step"] + 40)["attempt"] == 1 and job.kinds() == [None]
     desk.orch("cancel", job.id)
     assert job.wait()["state"] == "CANCELLED"

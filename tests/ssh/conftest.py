@@ -1,4 +1,4 @@
-"""What the tests over SSH share: a home of their own, keys, and servers."""
+"""Fixtures of the tests over SSH: a home folder, keys and servers of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a host let us in by the keys that OpenSSH would use, and is it said what to do when it does not?"""
+"""Login with the keys that OpenSSH would use, and the advice where it fails."""
 
 from __future__ import annotations
 

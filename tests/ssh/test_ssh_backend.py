@@ -1,4 +1,4 @@
-"""Does an agent come up on a host over SSH, and does the way to it survive what happens to it? With real sshd and agents."""
+"""SSH backend: agents come up on hosts, and their connections survive faults. With real sshd and agents."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class World:
     plan: Plan
     boss: Boss
     backend: SshBackend
-    stirred: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event = field(default_factory=threading.Event)
 
     @property
     def config(self) -> m.AgentConfig:
@@ -123,7 +123,7 @@ class World:
         )
 
     def new_backend(self) -> SshBackend:
-        self.backend = SshBackend(self.job, self.plan, self.stirred.set)
+        self.backend = SshBackend(self.job, self.plan, self.woken.set)
         return self.backend
 
     def wait_for(self, seen: Callable[[], object]) -> object:
@@ -131,8 +131,8 @@ class World:
         deadline_s = time.monotonic() + WAIT_S_MAX
         while not (found := seen()):
             assert time.monotonic() < deadline_s, f"nothing: {self.backend.reason('far')!r}"
-            self.stirred.wait(0.05)
-            self.stirred.clear()
+            self.woken.wait(0.05)
+            self.woken.clear()
         return found
 
     def failure(self) -> LaunchError:
@@ -142,7 +142,7 @@ class World:
         return found[0][1]  # type: ignore[no-any-return]
 
     def evidence(self) -> str:
-        return str(self.wait_for(lambda: self.backend.gone("far")))
+        return str(self.wait_for(lambda: self.backend.agent_death("far")))
 
     def kill_agent(self, node: str = "far") -> None:
         """Kill the keeper, whose end the agent does not outlive; it is nobody's child here."""
@@ -261,10 +261,10 @@ def test_a_broken_connection_is_opened_again_and_the_agent_comes_back(world: Wor
     for _ in range(2):
         world.cut()
         world.boss.hear(agent_connections.AgentDropped)
-        world.backend.look_after("far")
+        world.backend.check_reachable("far")
         again = world.boss.hello()
         assert (again.pid, again.incarnation) == (first.pid, first.incarnation)
-    assert world.backend.gone("far") is None
+    assert world.backend.agent_death("far") is None
     assert world.backend.failures() == []
 
 
@@ -273,7 +273,7 @@ def test_a_connection_that_hangs_is_noticed_when_it_is_looked_after(world: World
     first = world.boss.hello()
     for pid in world.sshd.sessions():
         os.kill(pid, signal.SIGSTOP)
-    world.backend.look_after("far")
+    world.backend.check_reachable("far")
     assert world.boss.hello().pid == first.pid
 
 
@@ -300,7 +300,7 @@ def test_an_agent_that_died_is_known_to_be_gone(world: World) -> None:
     world.boss.hello()
     world.kill_agent()
     world.boss.hear(agent_connections.AgentDropped)
-    world.backend.look_after("far")
+    world.backend.check_reachable("far")
     assert world.evidence().startswith("its agent is not running any more")
     world.backend.launch(world.config)
     assert world.boss.hello().node == "far"
@@ -311,12 +311,12 @@ def test_a_revived_supervisor_finds_the_agent_again(world: World) -> None:
     first = world.boss.hello()
     world.backend.close()
     world.boss.hear(agent_connections.AgentDropped)
-    world.new_backend().attend(world.config)
+    world.new_backend().keep_reachable(world.config)
     assert world.boss.hello().pid == first.pid
 
 
 def test_a_revived_supervisor_learns_that_there_is_no_agent(world: World) -> None:
-    world.backend.attend(world.config)
+    world.backend.keep_reachable(world.config)
     assert world.evidence().startswith("its agent is not running any more")
 
 
@@ -333,13 +333,13 @@ def test_a_dismissed_agents_host_still_gives_its_files(world: World) -> None:
     world.backend.launch(world.config)
     world.boss.hello()
     (world.far.checkpoints / "last.pt").write_bytes(b"weights" * 1000)
-    world.backend.leave("far")
+    world.backend.release("far")
     world.kill_agent()
     copy = Copy("k", "far", Direction.FETCH, str(world.far.checkpoints), world.job.checkpoints, ("last.pt",))
-    assert world.backend.carrier is not None
-    carrier = world.backend.carrier
-    carrier.copy(copy)
-    assert world.wait_for(carrier.copied) == [Copied(copy, "")]
+    assert world.backend.copier is not None
+    copier = world.backend.copier
+    copier.copy(copy)
+    assert world.wait_for(copier.copied) == [Copied(copy, "")]
     assert (world.job.checkpoints / "last.pt").read_bytes() == b"weights" * 1000
 
 

@@ -1,4 +1,4 @@
-"""Is a host reached as OpenSSH's configuration says?"""
+"""Targets as OpenSSH's configuration gives them."""
 
 from __future__ import annotations
 

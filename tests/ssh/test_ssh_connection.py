@@ -1,4 +1,4 @@
-"""Does a connection open only where it should, and never wait for ever?"""
+"""Connections: open only where they should, and every wait ends."""
 
 from __future__ import annotations
 

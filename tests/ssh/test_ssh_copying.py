@@ -1,4 +1,4 @@
-"""Does bulk come whole over a real sshd, by rsync and by SFTP, whatever the names, and does a fault say what it is?"""
+"""Bulk copies over a real sshd, by rsync and by SFTP: any names, whole files, clear faults."""
 
 from __future__ import annotations
 

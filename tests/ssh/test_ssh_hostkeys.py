@@ -1,4 +1,4 @@
-"""Is a host taken for what it says it is exactly when OpenSSH would, and is every refusal told with its remedy?"""
+"""Host key check: accepts a host exactly when OpenSSH would, and each refusal names its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are hosts behind bastions and proxies reached, and is it said which of them failed?"""
+"""Hosts behind bastions and proxies, and errors that name the one that failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a launch come through real sshd, whatever its shell prints and wherever it is cut? Real servers, real agents."""
+"""Launch through real sshd, whatever its shell prints and wherever it is cut. Real servers, real agents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.connect.connection import Connection, Jumps, RemoteCommand
-from orchestrator.backends.ssh.launch import Code, launch_agent, reach, sweep
+from orchestrator.backends.ssh.launch import Code, clean_up, launch_agent, reach
 from orchestrator.core.jobdir import locks
 from orchestrator.core.jobdir.layout import JobDir
 from tests.support import fake_host, jobs
@@ -43,8 +43,8 @@ def test_an_agent_lands_through_a_noisy_shell_and_outlives_the_connection(
     assert (there.code / "large").stat().st_size == 3_000_000
     connection.close()
     again = enter(server, jumps)
-    assert reach(again, fake_host.kit(), fake_host.config()).alive
-    assert sweep(again, fake_host.kit(), fake_host.config().root, jobs.ID).kept == ""
+    assert reach(again, fake_host.launcher(), fake_host.config()).alive
+    assert clean_up(again, fake_host.launcher(), fake_host.config().root, jobs.ID).kept == ""
     assert not there.root.exists()
 
 

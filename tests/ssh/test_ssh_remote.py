@@ -1,4 +1,4 @@
-"""Do commands and files get through, whatever a shell says, and does nobody wait for ever?"""
+"""Remote commands and files, whatever a shell prints; every wait ends."""
 
 from __future__ import annotations
 

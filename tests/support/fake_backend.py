@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
+from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
@@ -36,11 +36,11 @@ class Backend:
     failed: list[tuple[str, LaunchError]] = field(default_factory=list)
     evidence: str | None = None
     why: str = ""
-    carrier: Carrier | None = None
+    copier: BulkCopier | None = None
     allocation: Allocation | None = None
 
     def __post_init__(self) -> None:
-        self.stir: Wake = lambda: None
+        self.wake: Wake = lambda: None
 
     def launch(self, config: AgentConfig) -> None:
         self.launched.append(config)
@@ -48,19 +48,19 @@ class Backend:
     def failures(self) -> list[tuple[str, LaunchError]]:
         return self.failed
 
-    def gone(self, node: str) -> str | None:
+    def agent_death(self, node: str) -> str | None:
         return self.evidence
 
-    def attend(self, config: AgentConfig) -> None:
+    def keep_reachable(self, config: AgentConfig) -> None:
         pass
 
     def reason(self, node: str) -> str:
         return self.why
 
-    def look_after(self, node: str) -> None:
+    def check_reachable(self, node: str) -> None:
         pass
 
-    def leave(self, node: str) -> None:
+    def release(self, node: str) -> None:
         pass
 
     def close(self) -> None:

@@ -117,13 +117,13 @@ class World:
         """End a copy, named by its key or its host, as a carrier would: what is not as it was reported does not come."""
         copy = self.copies.pop(next(key for key, one in self.copies.items() if which in (key, one.node)))
         if copy.direction is Direction.FETCH:
-            assert copy.there == f"/far/{copy.node}/checkpoints"
-            for piece in copy.wanted:
+            assert copy.remote_dir == f"/far/{copy.node}/checkpoints"
+            for piece in copy.expected:
                 data = self.files[copy.node].get(piece.name)
                 if data is None or hashlib.sha256(data).hexdigest() != piece.sha256:
                     error = error or f"{piece.name} was written again"
                     continue
-                path = copy.here / piece.name
+                path = copy.local_dir / piece.name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
                 os.utime(path, ns=(piece.mtime_ns, piece.mtime_ns))

@@ -154,7 +154,7 @@ def plan(**fields: object) -> Plan:
     return replace(jobs.plan(), backend="ssh", pool=pool, ssh=ssh, **fields)  # type: ignore[arg-type]
 
 
-def kit(python: str = "/no/such/python") -> Launcher:
+def launcher(python: str = "/no/such/python") -> Launcher:
     """Return what runs on a host: the real script and the real bundle."""
     return Launcher(render(plan(), JobDir.at(jobs.ROOT), python)[0].text, BUNDLE)
 
@@ -183,7 +183,7 @@ def config(node: str = "node-0", needs: Needs = Needs(0, 0, 0), **fields: object
 
 def launch(code: Code, told: AgentConfig | None = None, of: Launcher | None = None) -> Launch:
     """Return a launch with the real script."""
-    return Launch(of or kit(), code, False, told or config())
+    return Launch(of or launcher(), code, False, told or config())
 
 
 def sha256(path: Path) -> str:

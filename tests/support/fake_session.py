@@ -45,14 +45,14 @@ class FakeClock(ses.Clock):
     def now_s(self) -> float:
         return self._now_s
 
-    def wait(self, news: threading.Condition, wait_s: float) -> None:
-        if news not in self._waiting:
-            self._waiting.append(news)
+    def wait(self, changed: threading.Condition, wait_s: float) -> None:
+        if changed not in self._waiting:
+            self._waiting.append(changed)
         if threading.current_thread().name.startswith("ssh "):
             with self._rest:
                 self._rests += 1
                 self._rest.notify_all()
-        news.wait(REST_S_MAX)
+        changed.wait(REST_S_MAX)
 
     def until_rest(self, deed: Callable[[], object]) -> None:
         """Do something that wakes the worker, and wait until it rests again."""
@@ -67,9 +67,9 @@ class FakeClock(ses.Clock):
         self.until_rest(self._notify)
 
     def _notify(self) -> None:
-        for news in self._waiting:
-            with news:
-                news.notify_all()
+        for changed in self._waiting:
+            with changed:
+                changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class FakeHost:
     """What there is to connect to, how it answers, and what was asked of it."""
 
     refuses: Exception | None = None
-    lands: Exception | None = None
+    launch_error: Exception | None = None
     unseen: Exception | None = None
     answers: bool = True
     agent: bool = True
@@ -85,8 +85,8 @@ class FakeHost:
     started: int = 0
     calls: list[str] = field(default_factory=list)
     sessions: list[FakeSession] = field(default_factory=list)
-    in_land: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    may_land: threading.Semaphore | None = None
+    in_launch: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    may_launch: threading.Semaphore | None = None
 
     def open(self, node: str) -> ses.Session:
         self.calls.append("open")
@@ -106,21 +106,21 @@ class FakeHost:
 class FakeSession:
     host: FakeHost
     port: int
-    taken: connection.Taken | None = None
+    taker: connection.ChannelTaker | None = None
     closed: bool = False
 
-    def forward(self, taken: connection.Taken) -> int:
+    def forward(self, taker: connection.ChannelTaker) -> int:
         self.host.calls.append("forward")
-        self.taken = taken
+        self.taker = taker
         return self.port
 
-    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> ses.AgentPresence:
-        self.host.calls.append(f"land {config.address}")
-        self.host.in_land.release()
-        if self.host.may_land is not None:
-            assert self.host.may_land.acquire(timeout=REST_S_MAX)
-        if self.host.lands is not None:
-            raise self.host.lands
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> ses.AgentPresence:
+        self.host.calls.append(f"launch {config.address}")
+        self.host.in_launch.release()
+        if self.host.may_launch is not None:
+            assert self.host.may_launch.acquire(timeout=REST_S_MAX)
+        if self.host.launch_error is not None:
+            raise self.host.launch_error
         if not still_wanted():
             raise ses.Unwanted
         self.host.started += 1
@@ -142,10 +142,10 @@ class FakeSession:
 
 
 @dataclass(slots=True)
-class FakeFlow:
+class FakeForward:
     ended: Callable[[], None]
     is_over: bool = False
-    said_bytes: int = 0
+    outward_bytes: int = 0
 
     def hang_up(self) -> None:
         self.is_over = True
@@ -157,38 +157,38 @@ class World:
     clock: FakeClock = field(default_factory=FakeClock)
     host: FakeHost = field(default_factory=FakeHost)
     busy: bool = False
-    stirred: int = 0
-    flows: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    woken: int = 0
+    forwards: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
     workers: list[w.HostWorker] = field(default_factory=list)
     launches: ses.ConcurrencyLimit = field(default_factory=lambda: ses.ConcurrencyLimit(2))
 
     def worker(self) -> w.HostWorker:
-        means = ses.WorkerDependencies(
+        dependencies = ses.WorkerDependencies(
             open=self.host.open,
-            carry=self._carry,
+            forward=self._forward,
             launches=self.launches,
-            returns=ses.ConcurrencyLimit(2),
+            reconnects=ses.ConcurrencyLimit(2),
             busy=lambda node: self.busy,
-            stir=self._stir,
+            wake=self._wake,
             clock=self.clock,
         )
-        self.workers.append(w.HostWorker("gpu01", means))
+        self.workers.append(w.HostWorker("gpu01", dependencies))
         return self.workers[-1]
 
-    def _stir(self) -> None:
-        self.stirred += 1
+    def _wake(self) -> None:
+        self.woken += 1
 
-    def _carry(self, channel: paramiko.Channel, goal: str, ended: Callable[[], None]) -> Forward:
-        flow = FakeFlow(ended)
-        self.flows.append((goal, flow.hang_up))
-        return cast(Forward, flow)
+    def _forward(self, channel: paramiko.Channel, address: str, ended: Callable[[], None]) -> Forward:
+        forward = FakeForward(ended)
+        self.forwards.append((address, forward.hang_up))
+        return cast(Forward, forward)
 
     def dial(self) -> Callable[[], None]:
         """Be an agent that dials; return how to hang up."""
-        taken = self.host.sessions[-1].taken
-        assert taken is not None
-        taken(cast(paramiko.Channel, None))
-        return self.flows[-1][1]
+        taker = self.host.sessions[-1].taker
+        assert taker is not None
+        taker(cast(paramiko.Channel, None))
+        return self.forwards[-1][1]
 
     def launched(self) -> w.HostWorker:
         """Return a worker whose agent is up and has dialled."""

@@ -21,7 +21,7 @@ MUTATIONS = (
         "tests/ssh/test_ssh_backend.py::test_a_host_with_an_unknown_key_is_told_with_what_would_make_it_known"),
     Mutation("rsync's ssh does not insist on host keys", "orchestrator/backends/ssh/connect/connection.py", '"StrictHostKeyChecking=yes",', '"StrictHostKeyChecking=no",',
         "tests/ssh/test_ssh_connection.py::test_an_openssh_client_finds_the_same_way"),
-    Mutation("what was copied is not compared with what was wanted", "orchestrator/backends/ssh/copy/copy_queue.py", "if digest.hexdigest() == piece.sha256:", "if True:",
+    Mutation("what was copied is not compared with what was wanted", "orchestrator/backends/ssh/copy/copy_queue.py", "if digest.hexdigest() == entry.sha256:", "if True:",
         "tests/ssh/test_ssh_copying.py::test_a_file_that_came_damaged_is_copied_once_more_and_then_given_up"),
     Mutation("an older Slurm job acts for the job", "orchestrator/backends/slurm/allocation.py", "if ids[-1] != job_id:", "if False:",
         "tests/unit/backends/slurm/test_backend.py::test_an_allocation_is_ours_only_if_it_is_the_jobs_present_one"),

@@ -1,1 +1,1 @@
-"""Backend `slurm`: agents as steps of the allocation that this very process lives in. Standard library only."""
+"""Backend `slurm`: agents as steps of the allocation that this process runs in. Standard library only."""

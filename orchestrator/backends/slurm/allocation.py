@@ -1,7 +1,7 @@
-"""Which nodes has Slurm lent to this job, and will it take them away? Asked by a thread, when something hints at it.
+"""Allocation: the nodes that Slurm has lent to this job, and whether it takes them away, which a thread checks on hints.
 
-Hints are signals to this process (USR1: the time limit is near; TERM: the end) and the word of an agent that its node's
-processes were told to end: where a grace begins, Slurm signals the steps and not the batch script.
+Hints are signals to this process (USR1: the time limit is near; TERM: the end) and an agent's report that its node's
+processes were told to end: where a grace period begins, Slurm signals the steps and not the batch script.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from orchestrator.core.slurm.hostlist import HostlistError, expand
 from orchestrator.core.slurm.job_states import Stage
 
 RECORD_S_MAX = 60.0
-"""How long after its begin an allocation may not yet stand in the job folder: sbatch has returned, and its caller not."""
+"""How long after its begin an allocation may be missing in the job folder: its id is written after sbatch returns."""
 
 RECORD_POLL_S = 0.1
 
 EXPLAIN_S_MAX = 3.0
 """How long Slurm may take to explain a TERM."""
 
-LOOK_PAUSE_S = 0.2
+CHECK_PAUSE_S = 0.2
 OUTPUT_BYTES_MAX = 1 << 20
 
-# What makes us ask, the strongest last; a byte each, since a signal's handler may do little more than write one.
-_LOOK, _LIMIT, _END, _CLOSE = b"0", b"1", b"2", b"9"
+# Hints, the strongest last; a byte each, since a signal handler may do little more than write one.
+_CHECK, _LIMIT, _END, _CLOSE = b"0", b"1", b"2", b"9"
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What Slurm says of an allocation to the processes in it."""
+    """An allocation as Slurm describes it to the processes in it."""
 
     job_id: str
     restarts: int
@@ -50,7 +50,7 @@ class Grant:
 
     @property
     def id(self) -> str:
-        """The name of this stay on nodes, among those of the same Slurm job."""
+        """The name of this allocation, unique among all of the Slurm job."""
         return f"{self.job_id}.{self.restarts}"
 
 
@@ -75,7 +75,7 @@ def grant_of(job: JobDir, environ: Mapping[str, str]) -> Grant | None:
 
 
 def _ids(job: JobDir) -> list[str]:
-    """Return Slurm's ids of the job, the present one last; none while they cannot be read."""
+    """Return the ids of the job's Slurm jobs, the present one last; none while they cannot be read."""
     try:
         return list(codec.loads(tuple[str, ...], job.slurm.read_bytes()))
     except (OSError, codec.CodecError):
@@ -83,19 +83,19 @@ def _ids(job: JobDir) -> list[str]:
 
 
 class SlurmAllocation:
-    """The nodes that this process was given, for as long as it is; see `backends.Allocation`."""
+    """The allocation that this process runs in; see `backends.api.Allocation`."""
 
-    def __init__(self, job: JobDir, grant: Grant, announced_s: float, tell: Callable[[], None]) -> None:
-        """`announced_s`: so long before the time limit Slurm sends USR1, at the earliest; `tell` is called, from any
-        thread, when there is something in `endings`."""
+    def __init__(self, job: JobDir, grant: Grant, announced_s: float, wake: Callable[[], None]) -> None:
+        """`announced_s`: how long before the time limit, at the earliest, Slurm sends USR1; `wake` is called, from any
+        thread, when `endings` has something to return."""
         self._grant = grant
         self._announced_s = announced_s
         self._output = job.batch_log  # there Slurm prints why it ends a job
         self._begun_bytes = _begun_bytes(job.steps / f"{grant.id}.begun", self._output)
-        self._tell = tell
+        self._wake = wake
         self._lock = threading.Lock()
         self._endings: list[Ending] = []
-        self._told: Ending | None = None
+        self._reported: Ending | None = None
         self._kill_s = control.KILL_WAIT_S
         self._hints_fd, self._hint_fd = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="slurm", daemon=True)
@@ -113,54 +113,54 @@ class SlurmAllocation:
 
     def addresses(self) -> list[str]:
         """Return where the other nodes may reach this one, best first."""
-        return [one.ip for one in interfaces.addresses()] or [socket.gethostname()]
+        return [address.ip for address in interfaces.addresses()] or [socket.gethostname()]
 
     def heed_signals(self, came_before: str) -> None:
-        """Take Slurm's signals for hints, and look at once; those that the batch script had before us are named."""
-        signal.signal(signal.SIGUSR1, lambda signum, frame: self._ask(_LIMIT))
-        signal.signal(signal.SIGTERM, lambda signum, frame: self._ask(_END))
-        self._ask(_END if "TERM" in came_before else _LIMIT if "USR1" in came_before else _LOOK)
+        """Take Slurm's signals for hints, and check at once; `came_before` names those that the batch script had before us."""
+        signal.signal(signal.SIGUSR1, lambda signum, frame: self._hint(_LIMIT))
+        signal.signal(signal.SIGTERM, lambda signum, frame: self._hint(_END))
+        self._hint(_END if "TERM" in came_before else _LIMIT if "USR1" in came_before else _CHECK)
 
-    def look(self) -> None:
-        """Something hints that the nodes will be taken away: ask Slurm whether they are."""
-        self._ask(_LOOK)
+    def check(self) -> None:
+        """Ask Slurm in the background whether the nodes will be taken away."""
+        self._hint(_CHECK)
 
     def endings(self) -> list[Ending]:
         """Return what was learned of the end since the last call."""
         with self._lock:
-            found, self._endings = self._endings, []
-        return found
+            endings, self._endings = self._endings, []
+        return endings
 
     def requeue(self, avoid: Mapping[str, str]) -> str:
-        """Give the nodes back and wait for others; return why that cannot be, empty when it is. This blocks."""
+        """Give the nodes back and wait for others; return why that failed, empty when it did not. This blocks."""
         return control.requeue(self._grant.job_id, avoid)
 
     def close(self) -> None:
-        """Ask no more."""
-        self._ask(_CLOSE)
+        """End the thread."""
+        self._hint(_CLOSE)
 
-    def _ask(self, hint: bytes) -> None:
+    def _hint(self, hint: bytes) -> None:
         with contextlib.suppress(OSError):
             os.write(self._hint_fd, hint)
 
     def _serve(self) -> None:
-        """Ask about the hints that have come, the strongest first, until one of them is proved right."""
+        """Follow up hints, the strongest first, until one of them proves right."""
         self._kill_s = control.kill_wait_s()
         while True:
             hints = sorted(set(os.read(self._hints_fd, 4096)), reverse=True)
             if ord(_CLOSE) in hints:
                 return
-            found = (self._find_out(bytes([hint])) for hint in hints)
-            ending = next((one for one in found if one is not None), None)
-            if ending is None or (self._told is not None and self._told.cause is ending.cause):
+            endings = (self._find_out(bytes([hint])) for hint in hints)
+            ending = next((ending for ending in endings if ending is not None), None)
+            if ending is None or (self._reported is not None and self._reported.cause is ending.cause):
                 continue
-            self._told = ending
+            self._reported = ending
             with self._lock:
                 self._endings.append(ending)
-            self._tell()
+            self._wake()
 
     def _find_out(self, hint: bytes) -> Ending | None:
-        """Ask those who may know, first what the daemons have printed; for a TERM, until it is explained."""
+        """Return the ending from the daemons' output or scontrol; for a TERM, ask again until it is explained."""
         job_id, deadline_s = self._grant.job_id, time.monotonic() + EXPLAIN_S_MAX
         while True:
             ending = end_causes.of_words(job_id, self._printed(), self._kill_s)
@@ -172,20 +172,22 @@ class SlurmAllocation:
                 return ending
             if hint == _LIMIT:
                 return self._of_limit(job)
-            if hint == _LOOK and (job is None or job.is_running or job.stage is Stage.UNKNOWN):
+            if hint == _CHECK and (job is None or job.is_running or job.stage is Stage.UNKNOWN):
                 return None
             if time.monotonic() > deadline_s:
                 return end_causes.unexplained(job, self._kill_s)
-            time.sleep(LOOK_PAUSE_S)
+            time.sleep(CHECK_PAUSE_S)
 
     def _of_limit(self, job: end_causes.ShownJob | None) -> Ending | None:
         ending = end_causes.of_limit(job, self._announced_s)
         if ending is None:
-            print("a USR1 came long before the time limit: it is none of Slurm's, and not heeded", flush=True)
+            print(
+                "a USR1 came long before the time limit: Slurm has not sent it, and it is ignored", flush=True
+            )
         return ending
 
     def _printed(self) -> list[str]:
-        """Return what was printed since this allocation began: the file holds the stays before, too."""
+        """Return what was printed since this allocation began: the file holds the output of earlier ones, too."""
         try:
             with self._output.open("rb") as file:
                 file.seek(max(self._begun_bytes, self._output.stat().st_size - OUTPUT_BYTES_MAX))

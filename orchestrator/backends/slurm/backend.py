@@ -1,7 +1,7 @@
-"""Backend `slurm`: agents as tasks of sruns in the allocation that this process is in. No decision is made here.
+"""Backend `slurm`: agents as tasks of sruns in the allocation that this process is in. It makes no decisions.
 
-What is launched in one round becomes one srun. It gives up all of its nodes for a bad one; so those that nothing is said
-against are started again without a word, and whoever has failed once is started alone from then on.
+The launches of one round become one srun. srun gives up all of its nodes for a bad one. So a node that nothing is said
+against is started again without a report, and a node that has failed once is started alone from then on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
+from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.backends.slurm import end_causes
 from orchestrator.backends.slurm.allocation import Grant, SlurmAllocation, grant_of
 from orchestrator.backends.slurm.srun_step import Fate, Step
@@ -32,103 +32,103 @@ from orchestrator.core.wire.messages import AgentConfig
 AGENT_SCRIPT = "agent.sh"
 
 STEP_S_MAX = 50.0
-"""How long an agent may take from its srun's start to its first word: less than the brain waits for it."""
+"""How long an agent may take from its srun's start to its first line: less than the brain waits for it."""
 
 OPTIONS = (
     "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--ntasks-per-node=1", "--mem=0", "--cpu-bind=none",
     "--mpi=none", "--input=all", "--label", "--export=ALL",
 )  # fmt: skip
-"""One task on each node, beside whatever runs there, with all that the job has there, and each on its own."""
+"""One task on each node, in addition to what runs there, with all resources of the job there, and each independent."""
 
-_LASTING = re.compile(r"not available|invalid node|More processors requested", re.IGNORECASE)
+_PERMANENT = re.compile(r"not available|invalid node|More processors requested", re.IGNORECASE)
 """Slurm has taken the node out of the allocation; it does not come back to it."""
 
 
 class SlurmBackend:
     """Agents of one job on the nodes of an allocation."""
 
-    stir: Wake
-    carrier: Carrier | None = None
+    wake: Wake
+    copier: BulkCopier | None = None
 
     def __init__(
         self,
         job: JobDir,
         grant: Grant,
         environ: Mapping[str, str],
-        stir: Wake = lambda: None,
+        wake: Wake = lambda: None,
         options: Sequence[str] = (),
     ) -> None:
         """`options`: those that sbatch was given."""
-        self.stir = stir
+        self.wake = wake
         self._job = job
-        self._slurm = SlurmAllocation(job, grant, end_causes.announced_s(options), lambda: self.stir())
+        self._slurm = SlurmAllocation(job, grant, end_causes.announced_s(options), lambda: self.wake())
         self.allocation: Allocation | None = self._slurm
         self._environ = step_env.for_srun(environ)
         self._wanted: dict[str, AgentConfig] = {}
-        self._suspects: set[str] = set()  # to be started alone
+        self._suspects: set[str] = set()  # nodes to be started alone
         self._configs: dict[str, AgentConfig] = {}
         self._steps: list[Step] = []
         self._latest: dict[str, Step] = {}
         self._failed: list[tuple[str, LaunchError]] = []
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._number = 0
         self._adopt()
         self._slurm.heed_signals(environ.get("ORCH_ENDING", ""))
 
     def launch(self, config: AgentConfig) -> None:
-        """Note the wish; what is wished in one round is started together. Not twice while it is coming up."""
+        """Note the wish, unless the agent is coming up already; `failures` starts the wishes of one round together."""
         step = self._latest.get(config.node)
         if step is not None and step.seen[config.node].fate is Fate.COMING:
             return
         self._wanted[config.node] = config
-        self.stir()
+        self.wake()
 
     def failures(self) -> list[tuple[str, LaunchError]]:
-        """Start what is wished; return the launches, by node, that failed since the last call."""
+        """Start the wished agents; return the launches, by node, that failed since the last call."""
         for step in self._steps:
-            self._look(step)
+            self._poll(step)
         self._steps = [step for step in self._steps if not step.is_over]
         wanted, self._wanted = list(self._wanted.values()), {}
         self._start([config for config in wanted if config.node not in self._suspects])
         for config in wanted:
             if config.node in self._suspects:
                 self._start([config])
-        found, self._failed = self._failed, []
-        return found
+        failures, self._failed = self._failed, []
+        return failures
 
-    def gone(self, node: str) -> str | None:
-        """Return what shows that the node's agent is no more: its srun says so, or has ended by itself."""
+    def agent_death(self, node: str) -> str | None:
+        """Return what shows that the node's agent died: its srun says so, or has ended by itself."""
         step = self._latest.get(node)
         if step is None or node in self._wanted:
             return None
-        self._look(step)
-        seen = step.seen[node]
-        return f"srun: {seen.word or 'its task ended'}" if seen.fate is Fate.ENDED else None
+        self._poll(step)
+        task = step.seen[node]
+        return f"srun: {task.word or 'its task ended'}" if task.fate is Fate.ENDED else None
 
-    def attend(self, config: AgentConfig) -> None:
-        """The way to an agent of the allocation is the network, and always open."""
+    def keep_reachable(self, config: AgentConfig) -> None:
+        """Do nothing: agents of the allocation are reached over the network."""
 
     def reason(self, node: str) -> str:
-        """Say what Slurm says against a node that is not there."""
+        """Return what Slurm says against a node whose agent is not up."""
         step = self._latest.get(node)
         if step is None or step.seen[node].fate in (Fate.UP, Fate.ENDED):
             return ""
         reason = step.reason(node)
         return f"srun: {reason}" if reason else ""
 
-    def look_after(self, node: str) -> None:
-        """The node's line broke: it may have been given up."""
+    def check_reachable(self, node: str) -> None:
+        """See `keep_reachable`."""
 
-    def leave(self, node: str) -> None:
-        """See `attend`."""
+    def release(self, node: str) -> None:
+        """See `keep_reachable`."""
 
     def close(self) -> None:
-        """Agents stay, and their sruns."""
+        """End the thread; agents stay, and their sruns."""
         self._slurm.close()
 
     def _start(self, configs: Sequence[AgentConfig]) -> None:
         """Start one srun for these nodes."""
-        nodes = tuple(node for node in self._slurm.nodes if node in {one.node for one in configs})
+        nodes = tuple(node for node in self._slurm.nodes if node in {config.node for config in configs})
         for config in configs:
             self._configs[config.node] = config
             if config.node not in nodes:
@@ -148,7 +148,7 @@ class SlurmBackend:
                 self._fail(node, LaunchError("srun", reason, fix))
 
     def _run(self, name: str, nodes: tuple[str, ...], config: AgentConfig) -> Step:
-        """Start srun, in a session of its own; each task learns from its node what it is called."""
+        """Start srun, in a session of its own; each task learns its name from its node."""
         log = self._job.steps / f"{name}.log"
         log.parent.mkdir(exist_ok=True)
         for node in nodes:
@@ -162,19 +162,19 @@ class SlurmBackend:
                 argv, stdin=subprocess.PIPE, stdout=output, stderr=output, env=self._environ, start_new_session=True,
                 cwd=self._job.root,
             )  # fmt: skip
-        self._say(process, config)
+        self._send_config(process, config)
         stat = procfs.stat(process.pid)
         record = {"pid": process.pid, "start_ticks": stat.start_ticks if stat else 0, "nodes": nodes}
         file = self._job.steps / f"{name}.json"
         full_disk.wait_for(lambda: replace_text(file, json.dumps(record), durable=False))
         return Step(name, nodes, log, time.monotonic(), process.poll, process.send_signal)
 
-    def _say(self, process: subprocess.Popen[bytes], config: AgentConfig) -> None:
-        """Pass on what the agents are told; it fits into a pipe, so that this does not block."""
+    def _send_config(self, process: subprocess.Popen[bytes], config: AgentConfig) -> None:
+        """Write the agents' configuration to srun; it fits into a pipe, so this does not block."""
         assert process.stdin is not None
-        everybody = codec.dumps(dataclasses.replace(config, node=""))
+        text = codec.dumps(dataclasses.replace(config, node=""))
         try:
-            process.stdin.write(everybody.encode() + b"\n")
+            process.stdin.write(text.encode() + b"\n")
             process.stdin.close()
         except BrokenPipeError:
             return  # it has ended already, and its log says why
@@ -183,9 +183,9 @@ class SlurmBackend:
         self._steps.append(step)
         self._latest.update(dict.fromkeys(step.nodes, step))
 
-    def _look(self, step: Step) -> None:
-        """See what became of a step; tell each failure once."""
-        step.look()
+    def _poll(self, step: Step) -> None:
+        """Read the fates of a step's agents; report each failure once."""
+        step.poll()
         if not step.is_over and time.monotonic() > step.begun_s + STEP_S_MAX:
             self._give_up(step)
         failed = [node for node in step.of(Fate.FAILED) if self._is_new(step, node)]
@@ -193,46 +193,47 @@ class SlurmBackend:
         self._suspects.update(accused or failed)
         for node in failed:
             if node in accused:
-                self._tell(step, node)
+                self._report(step, node)
             elif node in self._configs:
                 self._wanted[node] = self._configs[node]
 
     def _give_up(self, step: Step) -> None:
-        """Nothing comes of these nodes; where it does from none, the srun is of no use to anybody."""
+        """Fail the nodes without an agent; end the srun if no node has one."""
         silent = step.of(Fate.COMING)
         for node in silent:
-            said = f": {step.reason(node)}" if step.reason(node) else ""
+            reason = f": {step.reason(node)}" if step.reason(node) else ""
             step.seen[node].fate = Fate.FAILED
-            step.seen[node].word = f"no agent came up within {STEP_S_MAX:g} s{said}"
+            step.seen[node].word = f"no agent came up within {STEP_S_MAX:g} s{reason}"
         if silent and not step.of(Fate.UP):
             step.give_up()
 
-    def _tell(self, step: Step, node: str) -> None:
-        reason = step.reason(node) or "it ended without a word"
-        lasting = len(step.nodes) == 1 and _LASTING.search(reason)
+    def _report(self, step: Step, node: str) -> None:
+        reason = step.reason(node) or "it ended without a message"
+        is_permanent = len(step.nodes) == 1 and _PERMANENT.search(reason)
         self._fail(
-            node, LaunchError("srun", reason, "", Retryable.PERMANENT if lasting else Retryable.TRANSIENT)
+            node,
+            LaunchError("srun", reason, "", Retryable.PERMANENT if is_permanent else Retryable.TRANSIENT),
         )
 
     def _is_new(self, step: Step, node: str) -> bool:
-        if (step.name, node) in self._told or self._latest.get(node) is not step:
+        if (step.name, node) in self._reported or self._latest.get(node) is not step:
             return False
-        self._told.add((step.name, node))
+        self._reported.add((step.name, node))
         return True
 
     def _fail(self, node: str, err: LaunchError) -> None:
         self._failed.append((node, err))
 
     def _adopt(self) -> None:
-        """Watch on over the sruns of an earlier supervisor of this allocation; their failures it has told."""
+        """Watch the sruns of an earlier supervisor of this allocation, which has reported their failures so far."""
         for path in sorted(self._job.steps.glob(f"{self._slurm.id}-*.json")):
             self._number = max(self._number, int(path.stem.rpartition("-")[2]))
             try:
                 step = _adopted(path)
             except (OSError, ValueError, KeyError, TypeError):
-                continue  # it was never written in full
-            step.look()
-            self._told.update((step.name, node) for node in step.of(Fate.FAILED))
+                continue  # the file is incomplete
+            step.poll()
+            self._reported.update((step.name, node) for node in step.of(Fate.FAILED))
             self._watch(step)
 
 
@@ -252,45 +253,45 @@ def _adopted(path: Path) -> Step:
 
 
 class NoAllocation:
-    """Without an allocation nothing can be launched: what is over can be brought to its end."""
+    """Backend without an allocation: launches nothing, so that a job that is over can be brought to its end."""
 
-    stir: Wake
-    carrier: Carrier | None = None
+    wake: Wake
+    copier: BulkCopier | None = None
     allocation: Allocation | None = None
 
     def launch(self, config: AgentConfig) -> None:
-        """Refuse: there are no nodes. Raises LaunchError."""
+        """Raise LaunchError: there are no nodes."""
         raise LaunchError("srun", "the job has no nodes", "", Retryable.PERMANENT)
 
     def failures(self) -> list[tuple[str, LaunchError]]:
-        """Nothing was launched."""
+        """Return none: nothing was launched."""
         return []
 
-    def gone(self, node: str) -> str | None:
-        """Nobody can tell."""
+    def agent_death(self, node: str) -> str | None:
+        """Return None: it is not known."""
         return None
 
-    def attend(self, config: AgentConfig) -> None:
-        """There is no way."""
+    def keep_reachable(self, config: AgentConfig) -> None:
+        """Do nothing: there are no nodes."""
 
     def reason(self, node: str) -> str:
-        """See `attend`."""
+        """Return why no node is reachable."""
         return "its allocation is over"
 
-    def look_after(self, node: str) -> None:
-        """See `attend`."""
+    def check_reachable(self, node: str) -> None:
+        """See `keep_reachable`."""
 
-    def leave(self, node: str) -> None:
-        """See `attend`."""
+    def release(self, node: str) -> None:
+        """See `keep_reachable`."""
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there is nothing to give back."""
 
 
 def of_environment(
     job: JobDir, environ: Mapping[str, str], options: Sequence[str]
 ) -> SlurmBackend | NoAllocation:
-    """Return the backend for this process: that of the allocation it is in, for which sbatch was given these options.
-    Raises NotOursError."""
+    """Return the backend of the allocation that this process is in; `options`: those that sbatch was given. Raises
+    NotOursError."""
     grant = grant_of(job, environ)
     return SlurmBackend(job, grant, environ, options=options) if grant is not None else NoAllocation()

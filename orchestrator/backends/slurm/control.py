@@ -1,4 +1,4 @@
-"""What is Slurm asked and told from within an allocation? Each within a limit; where its controller must answer, again."""
+"""Slurm commands from within an allocation: show, requeue, exclude nodes. Each has a limit; a requeue is retried."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from orchestrator.backends.slurm import end_causes
 from orchestrator.core.slurm import command, scontrol
 
 REQUEUE_S_MAX = 600.0
-"""How long a requeue is tried while the controller does not answer: restarts of one take minutes."""
+"""How long a requeue is tried while the controller does not answer: its restart takes minutes."""
 
 REQUEUE_PAUSE_S = 5.0
 KILL_WAIT_S = 30.0
 """How long Slurm waits from TERM to KILL where it does not say (the default of KillWait)."""
 
 _IS_DONE = ("Job is pending execution", "already completing")
-"""What Slurm says of a job that it has put back by itself."""
+"""Slurm's refusals to requeue a job that it has requeued by itself."""
 
 
 def show(job_id: str) -> end_causes.ShownJob | None:
-    """Return what scontrol says of the job; None when it says nothing."""
+    """Return what scontrol shows of the job; None when it shows nothing."""
     return end_causes.shown(scontrol.show_job(job_id))
 
 
@@ -34,7 +34,7 @@ def kill_wait_s() -> float:
 
 
 def requeue(job_id: str, avoid: Iterable[str]) -> str:
-    """Give the nodes back and wait for others, without those to avoid; return why that cannot be, empty when it is."""
+    """Give the nodes back and wait for others, without those to avoid; return why that failed, empty when it did not."""
     deadline_s = time.monotonic() + REQUEUE_S_MAX
     while refusal := scontrol.ask("requeue", job_id)[1]:
         if any(word in refusal for word in _IS_DONE):
@@ -47,7 +47,7 @@ def requeue(job_id: str, avoid: Iterable[str]) -> str:
 
 
 def _avoid(job_id: str, nodes: tuple[str, ...]) -> None:
-    """Add nodes to those that the job must not get; where that cannot be, the next stay finds out anew."""
+    """Add nodes to those that the job must not get; if that fails, the next allocation finds out about them again."""
     if not nodes:
         return
     job = show(job_id)

@@ -1,6 +1,6 @@
-"""Why does Slurm take the nodes away? Pure: what its daemons have printed and what scontrol says of the job, in.
+"""Causes of an allocation's end. Pure: what Slurm's daemons have printed and what scontrol shows of the job come in.
 
-The daemon that signals a job's processes prints why into the job's own output, right before: `*** JOB 12 ON node1
+The daemon that signals a job's processes prints the reason into the job's own output, just before: `*** JOB 12 ON node1
 CANCELLED AT 2026-11-21T06:22:58 DUE TO PREEMPTION ***` (slurmstepd, mgr.c and req.c). That needs no controller.
 """
 
@@ -33,11 +33,11 @@ _OVER = {
     "NODE_FAIL": "a node failed",
     "BOOT_FAIL": "a node did not boot",
 }
-"""What is said of a job that is over; of any other state that it is in it."""
+"""Reasons of ended jobs by state; for any other state the reason names the state."""
 
 EARLY_S_MAX = 120.0
-"""So much before its time Slurm may send the signal that was asked for at submit: a minute, by its manual, and what its
-looks are apart."""
+"""How much too early Slurm may send the signal that was requested at submit: a minute, by its manual, and the interval of
+its checks."""
 
 _SIGNAL = re.compile(r"--signal=B:USR1@(\d+)")
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
@@ -45,29 +45,28 @@ _DURATION = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class ShownJob:
-    """What scontrol says of a job: `left_s` until its time limit, or its end if it is being preempted; `has_no_limit`:
-    it may run for ever."""
+    """What scontrol shows of a job."""
 
     state: str
     restarts: int
     is_preempted: bool
-    left_s: float | None
+    left_s: float | None  # until its time limit, or until its end if it is being preempted
     avoided: str
-    has_no_limit: bool
+    has_no_limit: bool  # of time
 
     @property
     def is_running(self) -> bool:
-        """Tell whether nobody takes the nodes away."""
+        """Tell whether it keeps its nodes."""
         return self.stage is Stage.RUNNING and not self.is_preempted
 
     @property
     def stage(self) -> Stage:
-        """How far it is."""
+        """Stage of its state."""
         return job_states.stage_of(self.state)
 
 
 def shown(fields: Mapping[str, str]) -> ShownJob | None:
-    """Read the fields of `scontrol show job`; None when nothing is said of the job."""
+    """Return the job of the fields of `scontrol show job`; None when they show no job."""
     if "JobState" not in fields:
         return None
     preempted_at, ends_at = _moment(fields, "PreemptTime"), _moment(fields, "EndTime")
@@ -87,11 +86,11 @@ def shown(fields: Mapping[str, str]) -> ShownJob | None:
 
 
 def _moment(fields: Mapping[str, str], name: str) -> float | None:
-    """Return a time as seconds of its day and date: only good for the distance to another one of the same clock."""
-    found = re.fullmatch(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)", fields.get(name, ""))
-    if found is None:
+    """Return a time in seconds from an arbitrary origin: only differences between two times of one clock mean anything."""
+    match = re.fullmatch(r"(\d+)-(\d+)-(\d+)T(\d+):(\d+):(\d+)", fields.get(name, ""))
+    if match is None:
         return None
-    year, month, day, hour, minute, second = (int(part) for part in found.groups())
+    year, month, day, hour, minute, second = (int(part) for part in match.groups())
     return ((year * 372 + month * 31 + day) * 24 + hour) * 3600.0 + minute * 60 + second
 
 
@@ -101,31 +100,31 @@ def _left_s(fields: Mapping[str, str]) -> float | None:
 
 
 def _duration_s(text: str) -> float | None:
-    found = _DURATION.fullmatch(text)
-    if found is None:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
 
 
 def of_words(job_id: str, lines: Iterable[str], left_s: float) -> Ending | None:
-    """Return what the daemons' words tell of a job that has so long until KILL; the last one that tells something."""
+    """Return the ending that the daemons' output gives for a job with `left_s` until KILL; the last line that counts."""
     ending = None
     for line in lines:
-        found = _WORD.search(line)
-        if found is None or found[2] != job_id:
+        match = _WORD.search(line)
+        if match is None or match[2] != job_id:
             continue
-        if due := _DUE.search(found[3]):
+        if due := _DUE.search(match[3]):
             cause, why = _CAUSES[due[1].upper()]
             ending = Ending(cause, why, left_s)
-        elif found[1] == "JOB" and ending is None:
+        elif match[1] == "JOB" and ending is None:
             cause, why = _CANCELLED
             ending = Ending(cause, why, left_s)
     return ending
 
 
 def of_job(job: ShownJob, restarts: int, kill_left_s: float) -> Ending | None:
-    """Return what scontrol tells of the end of a job that we know to have been requeued so often; None for nothing."""
+    """Return the ending that scontrol shows of a job that was requeued `restarts` times before; None when it shows none."""
     if job.is_preempted:
         cause, why = _CAUSES["PREEMPTION"]
         return Ending(cause, why, job.left_s)
@@ -139,23 +138,23 @@ def of_job(job: ShownJob, restarts: int, kill_left_s: float) -> Ending | None:
 
 
 def announced_s(options: Iterable[str]) -> float:
-    """Return how long before the time limit Slurm sends the signal that these options of sbatch ask for, at the
-    earliest; infinite where they do not say."""
-    found = [one for option in options if (one := _SIGNAL.fullmatch(option))]
-    return float(found[-1][1]) + EARLY_S_MAX if found else float("inf")
+    """Return how long before the time limit, at the earliest, Slurm sends the signal that these options of sbatch
+    request; infinite where they request none."""
+    matches = [match for option in options if (match := _SIGNAL.fullmatch(option))]
+    return float(matches[-1][1]) + EARLY_S_MAX if matches else float("inf")
 
 
 def of_limit(job: ShownJob | None, announced_s: float) -> Ending | None:
-    """Return what the signal means that was asked for at submit, for a while before the time limit; None when that is
-    further away: then somebody else has sent it."""
+    """Return the ending that the signal requested at submit announces, for some time before the time limit; None when
+    the limit is further away: then Slurm has not sent it."""
     if job is not None and (job.has_no_limit or (job.left_s is not None and job.left_s > announced_s)):
         return None
     return Ending(Cause.TIME_LIMIT, "its time limit is near", job.left_s if job else None)
 
 
 def unexplained(job: ShownJob | None, kill_left_s: float) -> Ending | None:
-    """Return what a TERM means that nobody explains: where Slurm ends the job it was cancelled, which it says of
-    nothing else; where Slurm is silent or its word does not tell, the job is to go on if it gets nodes again."""
+    """Return the ending that an unexplained TERM means. Where Slurm ends the job, it was cancelled: Slurm explains every
+    other end. Where Slurm is silent or its answer does not tell, the job is to go on if it gets nodes again."""
     if job is None or job.stage is Stage.UNKNOWN:
         return Ending(
             Cause.REQUEUED, "its processes were told to end, and Slurm does not say why", kill_left_s

@@ -1,7 +1,7 @@
-"""What became of the agents that one srun has started? Its words are read from a file, so that it outlives us.
+"""Fate of the agents that one srun has started, read from srun's output in a file, so that srun can outlive us.
 
-srun puts the number of the task before each line of a task's output; its own words say which node they are about, or
-that the whole step is no more. What a keeper prints first proves that it is up, see `node/stepenv.py`.
+srun puts the number of the task before each line of a task's output. Its own messages name the node that they are about,
+or say that the whole step has ended. The first line of a keeper proves that it is up, see `core/slurm/step_env.py`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from orchestrator.core.slurm.hostlist import HostlistError, expand
 from orchestrator.core.slurm.step_env import UP
 
 WORDS_MAX = 20
-"""So many of srun's own complaints are kept."""
+"""How many of srun's own complaints are kept."""
 
 WORD_CHARS_MAX = 300
 LOG_BYTES_MAX = 1 << 20
-"""So much of an srun's output is read at one look."""
+"""How much of an srun's output one poll reads."""
 
 _LABELLED = re.compile(r"\s*(\d+): (.*)")
 _TASKS = re.compile(r"srun: error: (\S+): tasks? [\d,\-\[\]]+: (.+)")
@@ -31,25 +31,24 @@ _LOST = re.compile(r"srun: error: Node failure on (\S+)")
 _ERROR = re.compile(r"(?:srun|slurmstepd-?\S*): (?:error|fatal): (.+)")
 _NOISE = ("*** STEP", "Application launch failed", "Timed out waiting for job step")
 _ABORTED = "srun: Job step aborted"
-"""From here on srun kills all tasks: that they end is nobody's fault."""
-
+"""From here on srun kills all tasks: their end is not the nodes' fault."""
 
 _EXIT = re.compile(r"Exited with exit code (\d+)")
 
 
 class Fate(enum.Enum):
-    """What is seen of a node's agent in this step."""
+    """Fate of a node's agent in this step."""
 
     COMING = "coming"
     UP = "up"
-    ENDED = "ended"  # certainly no more
-    FAILED = "failed"  # never came up, and that is why
-    LOST = "lost"  # Slurm has given the node up: whether the agent lives, nobody knows
+    ENDED = "ended"  # certainly
+    FAILED = "failed"  # never came up; the word says why
+    LOST = "lost"  # Slurm has given the node up: the agent may live or not
 
 
 @dataclass(slots=True)
 class AgentTask:
-    """What is seen of one node: its fate, and the latest word about it."""
+    """One node's fate, and the latest message about it."""
 
     fate: Fate = Fate.COMING
     word: str = ""
@@ -57,13 +56,14 @@ class AgentTask:
 
 @dataclass(slots=True)
 class Step:
-    """One srun. `nodes` in the order of its tasks; `exit_code` of the process: None while it lives, negative for a
-    signal; one that an earlier supervisor has started tells none, which counts as one that a signal ended."""
+    """One srun and the fates of its agents."""
 
     name: str
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # in the order of its tasks
     log: Path
     begun_s: float
+    # None while the process lives, negative for a signal. An srun of an earlier supervisor has no exit code to read,
+    # and counts as ended by a signal.
     exit_code: Callable[[], int | None]
     signalled: Callable[[int], None]
     seen: dict[str, AgentTask] = field(default_factory=dict)
@@ -75,27 +75,27 @@ class Step:
     def __post_init__(self) -> None:
         self.seen = {node: AgentTask() for node in self.nodes}
 
-    def look(self) -> None:
-        """Take in what has been said since the last look, and whether srun has ended."""
+    def poll(self) -> None:
+        """Read what srun printed since the last poll, and whether it has ended."""
         if self.is_over:
             return
         code = self.exit_code()  # before its log is read: nothing comes after
         for line in self._new_lines(is_last=code is not None):
-            self._hear(line)
+            self._read(line)
         if code is not None:
             self.is_over = True
             self._settle(code)
 
     def give_up(self) -> None:
-        """End an srun from which nothing comes."""
+        """End an srun that brings no agent up."""
         self.signalled(signal.SIGTERM)
 
     def of(self, fate: Fate) -> list[str]:
-        """Return the nodes of that fate."""
+        """Return the nodes with a fate."""
         return [node for node, seen in self.seen.items() if seen.fate is fate]
 
     def reason(self, node: str) -> str:
-        """Say in one line what is known of a node that is not up."""
+        """Return in one line what is known of a node that is not up."""
         return self.seen[node].word or (self.complaints[-1] if self.complaints else "")
 
     def _new_lines(self, *, is_last: bool) -> list[str]:
@@ -110,9 +110,9 @@ class Step:
         lines = whole.split(b"\n") + ([rest] if is_last and rest else [])
         return [line.decode(errors="replace").rstrip()[:WORD_CHARS_MAX] for line in lines if line.strip()]
 
-    def _hear(self, line: str) -> None:
+    def _read(self, line: str) -> None:
         if labelled := _LABELLED.match(line):
-            self._hear_task(int(labelled[1]), labelled[2])
+            self._read_task(int(labelled[1]), labelled[2])
         elif tasks := _TASKS.match(line):
             self._note(tasks[1], Fate.ENDED, tasks[2])
         elif launch := _LAUNCH.match(line):
@@ -124,8 +124,8 @@ class Step:
         elif (error := _ERROR.match(line)) and not any(noise in line for noise in _NOISE):
             self.complaints = [*self.complaints, error[1]][-WORDS_MAX:]
 
-    def _hear_task(self, task: int, text: str) -> None:
-        """A task of the step speaks: the keeper says that it is up, or the script before it why that cannot be."""
+    def _read_task(self, task: int, text: str) -> None:
+        """Read a task's line: its keeper reports that it is up, or the script before it why that failed."""
         if task >= len(self.nodes):
             return
         words = text.split()
@@ -135,8 +135,8 @@ class Step:
             self.seen[self.nodes[task]].word = text
 
     def _note(self, nodes: str, fate: Fate, word: str) -> None:
-        """Note what srun says of nodes. Before a keeper is up, the end of its task is a launch that failed; what a node
-        itself has said before is the better word."""
+        """Note srun's message about nodes. Before a keeper is up, the end of its task is a failed launch; a message of the
+        node itself explains it better."""
         try:
             names = expand(nodes)
         except HostlistError:
@@ -152,7 +152,7 @@ class Step:
                 seen.word = f"{seen.word} ({word})" if seen.word else _explained(word)
 
     def _settle(self, code: int) -> None:
-        """srun is no more. By itself it ends when all of its tasks have; one that was killed leaves that open."""
+        """Settle all fates: srun has ended. By itself it ends after all of its tasks; a killed one leaves that open."""
         last = self.complaints[-1] if self.complaints else f"srun ended with code {code}"
         for seen in self.seen.values():
             if seen.fate is Fate.COMING:
@@ -162,12 +162,12 @@ class Step:
 
     @property
     def accused(self) -> list[str]:
-        """The nodes that failed for a reason of their own; the others of such a step are innocent."""
+        """The nodes that failed for a reason of their own; the other nodes of such a step are innocent."""
         return [node for node in self.of(Fate.FAILED) if self.seen[node].word or len(self.nodes) == 1]
 
 
 def _explained(word: str) -> str:
-    """Return srun's word on a task that has said nothing, with what it means."""
+    """Return srun's message about a task that printed nothing, with its meaning."""
     code = _EXIT.fullmatch(word)
     why = exec_codes.explained(code[1]) if code is not None else ""
     return f"no program could be started there: {why}; its {word[0].lower()}{word[1:]}" if why else word

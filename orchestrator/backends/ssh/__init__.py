@@ -1,19 +1,15 @@
 """Backend `ssh`: hosts that have sshd and Python, and nothing of ours before a job and after it.
 
-    config      how does a host want to be reached?     OpenSSH's own configuration
-    hostkeys    is it really that host?                 known_hosts
-    keys        which keys may be offered?              ssh-agent, identity files
-    auth        does the host let us in?
-    dial        how is a line to a host opened?         TCP, ProxyCommand, the handshake
-    remote      a command that runs on a host
-    connection  one SSH connection, and the bastions that it goes through
-    launch      how far did a host come?                the stages of a launch
-    worker      one host's thread: the way to it is kept open
-    session     what a worker does its work with
-    pace        when is a host asked, and tried again?
-    pump        bytes between a forwarded port and the supervisor
-    copying     bulk copies
-    backend     all of it together
+    connect/         one SSH connection: configuration, host keys, login, commands, forwarded ports
+    copy/            bulk copies by rsync and SFTP
+    conversation     staged replies of a host's launch script
+    launch           bundle, code and agent brought to a host
+    retry_schedule   when a host is checked and tried again (pure)
+    session          dependencies of a host worker
+    host_state       wish and observation of one host
+    host_worker      one host's thread: launches the agent, keeps the connection open
+    backend          all of it together
+    fanout           one task on many hosts in parallel
 
 Runs on the submit side, in threads; nothing here blocks the supervisor's loop.
 """

@@ -1,7 +1,7 @@
-"""Backend `ssh`: hosts over SSH, one connection and one thread for each that is wanted. No decision is made here.
+"""Backend `ssh`: agents on hosts over SSH, with one connection and one thread for each host. It makes no decisions.
 
-The supervisor's calls only note wishes; the workers fulfil them in their own time, and what came of it is asked for by
-`failures`, `gone` and `reason`, or through the carrier.
+The supervisor's calls only note wishes. The workers fulfil them in their own time; `failures`, `agent_death`, `reason`
+and the copier report what came of it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import paramiko
 
-from orchestrator.backends.api import Allocation, Carrier, LaunchError, Wake
+from orchestrator.backends.api import Allocation, BulkCopier, LaunchError, Wake
 from orchestrator.backends.ssh.connect import ssh_config
-from orchestrator.backends.ssh.connect.connection import Connection, Jumps, Taken
+from orchestrator.backends.ssh.connect.connection import ChannelTaker, Connection, Jumps
 from orchestrator.backends.ssh.connect.known_hosts import Policy
 from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.backends.ssh.copy.copy_queue import CopyQueue
@@ -31,17 +31,17 @@ from orchestrator.core.observations import Retryable
 from orchestrator.core.wire.messages import AgentConfig
 
 FANOUT = 32
-"""So many hosts are connected to or landed on at once; and as many found again."""
+"""How many hosts launch at once; as many again reconnect at once."""
 
 CLOSE_S_MAX = 3.0
 """How long it may take to hang up on all hosts together."""
 
 FILES_MAX = 65_536
-"""Open files that are asked for: a host takes four, and a common limit is 1,024."""
+"""The limit of open files to ask for: a host takes four, and a common limit is 1,024."""
 
 
 class LaunchPayload:
-    """What travels to hosts, read once, by whichever thread needs it first."""
+    """Scripts, bundle and code that travel to hosts; read once, by the first thread that needs them."""
 
     def __init__(self, job: JobDir, plan: Plan) -> None:
         self._job = job
@@ -49,7 +49,7 @@ class LaunchPayload:
         self._executes = not plan.programs and "/" in program and not program.startswith("/")
         self._lock = threading.Lock()
 
-    def kit(self, node: str) -> Launcher:
+    def launcher(self, node: str) -> Launcher:
         """Return what runs on a host before its agent. Raises LaunchError."""
         script = self._job.scripts / f"{node}.sh"
         try:
@@ -58,11 +58,11 @@ class LaunchPayload:
             raise _unreadable(err) from err
 
     def launch(self, config: AgentConfig) -> Launch:
-        """Return all that is brought to a host. Raises LaunchError."""
-        kit = self.kit(config.node)
+        """Return everything that a launch brings to a host. Raises LaunchError."""
+        launcher = self.launcher(config.node)
         try:
             with self._lock:
-                return Launch(kit, self._code, self._executes, config)
+                return Launch(launcher, self._code, self._executes, config)
         except OSError as err:
             raise _unreadable(err) from err
 
@@ -77,31 +77,31 @@ class LaunchPayload:
 
 @dataclass(frozen=True, slots=True)
 class HostSession:
-    """A connection to a host, with what is launched over it."""
+    """Connection to a host, with what is launched over it."""
 
     connection: Connection
-    goods: LaunchPayload
+    payload: LaunchPayload
     rsync_on: dict[str, bool]
 
-    def forward(self, taken: Taken) -> int:
-        """Forward a port of the host's loopback to `taken`."""
-        return self.connection.forward(taken)
+    def forward(self, taker: ChannelTaker) -> int:
+        """Forward a port of the host's loopback to `taker`."""
+        return self.connection.forward(taker)
 
-    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
-        """Bring the agent up; what may matter later is noted in the supervisor's log."""
-        landed = launch_agent(self.connection, self.goods.launch(config), still_wanted)
-        self.rsync_on[config.node] = landed.has_rsync
-        for note in landed.notes:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
+        """Bring the agent up; the supervisor's log gets what may matter later."""
+        agent = launch_agent(self.connection, self.payload.launch(config), still_wanted)
+        self.rsync_on[config.node] = agent.has_rsync
+        for note in agent.notes:
             print(f"{config.node}: {note}", flush=True)
-        return AgentPresence(True, landed.boot_id)
+        return AgentPresence(True, agent.boot_id)
 
     def reach(self, config: AgentConfig) -> AgentPresence:
-        """Tell the agent where to dial, and look for it."""
-        seen = reach(self.connection, self.goods.kit(config.node), config)
-        return AgentPresence(seen.alive, seen.boot_id, seen.words)
+        """Tell the agent where to dial, and check whether it is there."""
+        agent = reach(self.connection, self.payload.launcher(config.node), config)
+        return AgentPresence(agent.alive, agent.boot_id, agent.words)
 
     def is_alive(self, answer_s_max: float) -> bool:
-        """Ask the far end."""
+        """Tell whether the far end answers within `answer_s_max`."""
         return self.connection.is_alive(answer_s_max)
 
     def close(self) -> None:
@@ -114,19 +114,21 @@ class SshBackend:
 
     allocation: Allocation | None = None
 
-    def __init__(self, job: JobDir, plan: Plan, stir: Wake = lambda: None) -> None:
+    def __init__(self, job: JobDir, plan: Plan, wake: Wake = lambda: None) -> None:
         assert plan.ssh is not None
-        self.stir = stir
+        self.wake = wake
         self._ssh = plan.ssh
         self._policy: Policy = "accept-new" if plan.ssh.host_keys == "accept-new" else "strict"
         self._hosts = {node.name: node.host for node in plan.nodes}
-        self._goods = LaunchPayload(job, plan)
+        self._payload = LaunchPayload(job, plan)
         self._jumps = Jumps()
         self._rsync_on: dict[str, bool] = {}
-        self._copies = CopyQueue(self.connection_of, self._has_rsync, self._stir, plan.ssh.copy_mb_s)
-        self.carrier: Carrier | None = self._copies
-        launches, returns = ConcurrencyLimit(FANOUT), ConcurrencyLimit(FANOUT)
-        self._means = WorkerDependencies(self._open, _carry, launches, returns, self._copies.busy, self._stir)
+        self._copies = CopyQueue(self.connection_of, self._has_rsync, self._wake, plan.ssh.copy_mb_s)
+        self.copier: BulkCopier | None = self._copies
+        launches, reconnects = ConcurrencyLimit(FANOUT), ConcurrencyLimit(FANOUT)
+        self._dependencies = WorkerDependencies(
+            self._open, _forward, launches, reconnects, self._copies.busy, self._wake
+        )
         self._workers: dict[str, HostWorker] = {}
         _allow_many_files()
 
@@ -136,40 +138,35 @@ class SshBackend:
 
     def failures(self) -> list[tuple[str, LaunchError]]:
         """Return the launches, by node, that failed since the last call."""
-        found = [(node, worker.take_failure()) for node, worker in self._workers.items()]
-        return [(node, failure) for node, failure in found if failure is not None]
+        failures = [(node, worker.take_failure()) for node, worker in self._workers.items()]
+        return [(node, failure) for node, failure in failures if failure is not None]
 
-    def gone(self, node: str) -> str | None:
-        """Return what shows that the node's agent is no more, once; None when that is not known."""
+    def agent_death(self, node: str) -> str | None:
+        """Return what shows that the node's agent died, once; None when that is not known."""
         worker = self._workers.get(node)
         return worker.take_evidence() if worker is not None else None
 
-    def attend(self, config: AgentConfig) -> None:
-        """Keep a way open to an agent that an earlier supervisor launched, and see whether it is there."""
-        self._worker(config.node).attend(config)
+    def keep_reachable(self, config: AgentConfig) -> None:
+        """Keep a connection open to an agent that an earlier supervisor launched, and check whether it is there."""
+        self._worker(config.node).keep_reachable(config)
 
-    def look_after(self, node: str) -> None:
-        """See at once whether the way to a node leads there, and whether its agent is there."""
+    def check_reachable(self, node: str) -> None:
+        """Check at once whether the connection to a node works, and whether its agent is there."""
         if node in self._workers:
-            self._workers[node].ask(HostAction.LOOK)
+            self._workers[node].check(HostAction.CHECK_AGENT)
 
-    def leave(self, node: str) -> None:
-        """Let the way to a node go, in a while."""
+    def release(self, node: str) -> None:
+        """Close the connection to a node, after a while."""
         if node in self._workers:
-            self._workers[node].leave()
-
-    def wake(self) -> None:
-        """This machine slept: see at once which connections have lived through it."""
-        for worker in self._workers.values():
-            worker.ask(HostAction.ASK)
+            self._workers[node].release()
 
     def reason(self, node: str) -> str:
-        """Say why there is no way to a node now; empty when there is one, or none is wanted."""
+        """Return why there is no connection to a node now; empty when there is one, or none is wanted."""
         return self._workers[node].reason if node in self._workers else ""
 
     def connection_of(self, node: str) -> Connection | None:
-        """Return an open connection to a node's host; opens one if need be, and so may take a while."""
-        session = self._worker(node).lend()
+        """Return an open connection to a node's host; opens one if need be, which may take a while."""
+        session = self._worker(node).borrow_session()
         assert session is None or isinstance(session, HostSession)
         return session.connection if session is not None else None
 
@@ -185,30 +182,29 @@ class SshBackend:
         self._jumps.close()
 
     def _worker(self, node: str) -> HostWorker:
-        return self._workers.setdefault(node, HostWorker(node, self._means))
+        return self._workers.setdefault(node, HostWorker(node, self._dependencies))
 
     def _open(self, node: str) -> Session:
         target = ssh_config.resolve(self._hosts.get(node, node), self._ssh.user, self._ssh.port)
         connection = Connection.open(target, host_keys=self._policy, jumps=self._jumps)
-        return HostSession(connection, self._goods, self._rsync_on)
+        return HostSession(connection, self._payload, self._rsync_on)
 
     def _has_rsync(self, node: str) -> bool:
-        """Nobody has looked when an earlier supervisor launched the agent: then it is tried."""
+        """Assume rsync where an earlier supervisor launched the agent: a copy then tries it."""
         return self._rsync_on.get(node, True)
 
-    def _stir(self) -> None:
-        self.stir()
+    def _wake(self) -> None:
+        self.wake()
 
 
-def _carry(channel: paramiko.Channel, goal: str, ended: Wake) -> Forward:
-    host, _, port = goal.rpartition(":")
+def _forward(channel: paramiko.Channel, address: str, ended: Wake) -> Forward:
+    host, _, port = address.rpartition(":")
     return Forward(channel, (host, int(port)), ended)
 
 
 def _unreadable(err: OSError) -> LaunchError:
-    return LaunchError(
-        "copy", f"{err.filename} cannot be read: {err.strerror}", "submit the job anew", Retryable.PERMANENT
-    )
+    reason = f"{err.filename} cannot be read: {err.strerror}"
+    return LaunchError("copy", reason, "submit the job again", Retryable.PERMANENT)
 
 
 def _allow_many_files() -> None:

@@ -1,7 +1,7 @@
-"""How does the launching side talk with a host? In words, stage by stage, over one command's input and output.
+"""Conversation of the launching side with a host: staged replies over one command's input and output.
 
-Every stage has a limit, and every failure names its stage, what was found, and how to mend it. Whatever a login shell
-prints unasked is noise: passed over, and kept as evidence.
+Each stage has a limit; each failure names its stage, the reason and a fix. What a login shell prints on its own is
+noise: it is skipped, and kept as evidence.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ SHELL_S_MAX = 20.0
 PYTHON_S_MAX = 30.0
 FOLDER_S_MAX = 30.0
 STALL_S_MAX = 60.0
-"""How long a copy may make no headway: no byte taken, no sign of unpacking."""
+"""How long a copy may make no progress: no byte taken, no sign of unpacking."""
 
 LEASE_S_MAX = 30.0
 AGENT_S_MAX = 20.0
-LOOK_S_MAX = 100.0
-SWEEP_S_MAX = 100.0
-"""Looking may have to import torch, and sweeping to wait for processes to end."""
+SURVEY_S_MAX = 100.0
+CLEAN_UP_S_MAX = 100.0
+"""A survey may have to import torch, and a cleanup to wait for processes to end."""
 
 LAUNCH_S_MAX = 3600.0
-"""A whole conversation, whatever signs of life it gives."""
+"""Limit of a whole conversation, whatever signs of life it gives."""
 
 END_S_MAX = 5.0
 CLOCK_S_MAX = 60.0
-"""A host whose clock differs by more is worth a note."""
+"""A host whose clock differs by more gets a note."""
 
-PIECE_BYTES = 256 * 1024
+BLOCK_BYTES = 256 * 1024
 NOISE_BYTES_MAX = 4 << 20
 NOISE_LINES_SHOWN = 5
 EVIDENCE_CHARS_MAX = 400
 
 LIMITS_S = {
     "shell": SHELL_S_MAX, "python": PYTHON_S_MAX, "folder": FOLDER_S_MAX, "copy": STALL_S_MAX, "lease": LEASE_S_MAX,
-    "agent": AGENT_S_MAX, "look": LOOK_S_MAX, "sweep": SWEEP_S_MAX,
+    "agent": AGENT_S_MAX, "look": SURVEY_S_MAX, "sweep": CLEAN_UP_S_MAX,
 }  # fmt: skip
 
 _STUCK = {
@@ -66,7 +66,7 @@ _STUCK = {
     "agent": ("the agent has given no sign", ""),
 }
 
-_WORDS = codec.by_kind(w.Word)
+_REPLIES = codec.by_kind(w.Word)
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -85,7 +85,7 @@ class Remote(Protocol):
         """Return the next line of its standard output, None at the end. Raises TimeoutError."""
 
     def exit_code(self, wait_s: float) -> int | None:
-        """Return how it ended, None when that is not known. Raises TimeoutError."""
+        """Return its exit code, None when that is not known. Raises TimeoutError."""
 
     def close(self) -> None:
         """Let go of it."""
@@ -100,7 +100,7 @@ class Line(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The time, as the limits and as people have it."""
+    """Monotonic time for limits, and wall-clock time."""
 
     monotonic: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -110,13 +110,13 @@ CLOCKS = Clocks()
 
 
 class Conversation:
-    """One conversation. The stage that it is in has until `_deadline_s`."""
+    """One conversation with a host, always in some stage, which has until `_deadline_s`."""
 
-    def __init__(self, remote: Remote, mark: bytes, bundle: bytes, clocks: Clocks) -> None:
+    def __init__(self, remote: Remote, sentinel: bytes, bundle: bytes, clocks: Clocks) -> None:
         self.clocks = clocks
         self.code: Path | None = None
         self._remote = remote
-        self._mark = mark + b" "
+        self._sentinel = sentinel + b" "
         self._bundle = bundle
         self._noise: deque[str] = deque(maxlen=NOISE_LINES_SHOWN)
         self._noise_bytes = 0
@@ -124,82 +124,77 @@ class Conversation:
         self.enter("shell")
 
     def enter(self, stage: str) -> None:
-        """Be in a stage from now on."""
+        """Enter a stage; its limit begins now."""
         self._stage = stage
-        self._go_on()
+        self._extend_deadline()
 
-    def _go_on(self) -> None:
+    def _extend_deadline(self) -> None:
         self._deadline_s = min(self.clocks.monotonic() + LIMITS_S[self._stage], self._end_s)
 
-    def hear(self, wanted: type[T]) -> T:
-        """Return the next word, which is to be `wanted`; give what is asked for meanwhile. Raises LaunchError."""
-        return self.hear_one_of(wanted, wanted)
+    def expect(self, wanted: type[T]) -> T:
+        """Return the next reply, which must be `wanted`; send the blobs that the host asks for. Raises LaunchError."""
+        return self.expect_either(wanted, wanted)
 
-    def hear_one_of(self, one: type[T], other: type[U]) -> T | U:
-        """Return the next word, which is to be `one` or the `other`, like `hear`. Raises LaunchError."""
+    def expect_either(self, first: type[T], second: type[U]) -> T | U:
+        """Return the next reply, which must be `first` or `second`; see `expect`. Raises LaunchError."""
         while True:
-            word = self._word()
-            if isinstance(word, (one, other)):
-                return word
-            match word:
+            reply = self._reply()
+            if isinstance(reply, (first, second)):
+                return reply
+            match reply:
                 case w.SendBlob(what):
-                    self._give(what)
+                    self._send_blob(what)
                 case w.Working():
-                    self._go_on()
+                    self._extend_deadline()
                 case w.Failed():
-                    raise LaunchError(word.stage, word.reason, word.fix, Retryable(word.trouble))
+                    raise LaunchError(reply.stage, reply.reason, reply.fix, Retryable(reply.trouble))
                 case _:
-                    raise self._fault(f"it said {type(word).__name__} out of turn")
+                    raise self._fault(f"it said {type(reply).__name__} out of turn")
 
     def send(self, data: bytes) -> None:
-        """Say something. Raises LaunchError."""
+        """Write to the host. Raises LaunchError."""
         try:
             self._remote.send(data)
         except TimeoutError as err:
             raise self._stuck() from err
         except (OSError, EOFError) as err:
-            raise self._why_it_hung_up() from err
+            raise self._hang_up_reason() from err
 
-    def _give(self, what: str) -> None:
-        """Send what the host has not got; the stage is then the copy, for as long as bytes are taken."""
+    def _send_blob(self, what: str) -> None:
+        """Send a blob that the host lacks, in the stage `copy`, whose limit each block extends."""
         before = self._stage
-        for piece in self._pieces(what):
+        for block in self._blocks(what):
             self.enter("copy")
-            self.send(piece)
+            self.send(block)
         self.enter(before)
 
-    def _pieces(self, what: str) -> Iterator[bytes]:
+    def _blocks(self, what: str) -> Iterator[bytes]:
         if what == "bundle":
-            yield from (
-                self._bundle[at : at + PIECE_BYTES] for at in range(0, len(self._bundle), PIECE_BYTES)
-            )
+            for at in range(0, len(self._bundle), BLOCK_BYTES):
+                yield self._bundle[at : at + BLOCK_BYTES]
             return
         if self.code is None:
             raise self._fault(f"it asked for {what}")
         try:
             with self.code.open("rb") as file:
-                while piece := file.read(PIECE_BYTES):
-                    yield piece
+                while block := file.read(BLOCK_BYTES):
+                    yield block
         except OSError as err:
-            raise LaunchError(
-                "copy",
-                f"{self.code} cannot be read: {err.strerror}",
-                "submit the job anew",
-                Retryable.PERMANENT,
-            ) from err
+            reason = f"{self.code} cannot be read: {err.strerror}"
+            raise LaunchError("copy", reason, "submit the job again", Retryable.PERMANENT) from err
 
-    def _word(self) -> w.Word:
-        """Return the next word, passing over noise. Raises LaunchError."""
+    def _reply(self) -> w.Word:
+        """Return the next reply, skipping noise. Raises LaunchError."""
         while True:
             line = self._line()
-            before, mark, text = line.partition(self._mark)
+            before, sentinel, text = line.partition(self._sentinel)
             self._note_noise(before)
-            if mark:
+            if sentinel:
                 try:
-                    word: w.Word = codec.loads_kind(_WORDS, text)
+                    reply: w.Word = codec.loads_kind(_REPLIES, text)
                 except (codec.CodecError, UnicodeDecodeError) as err:
                     raise self._fault(f"it said what cannot be understood: {err}") from err
-                return word
+                return reply
 
     def _line(self) -> bytes:
         left_s = self._deadline_s - self.clocks.monotonic()
@@ -227,15 +222,15 @@ class Conversation:
             )
 
     def notes(self, clock_s: float) -> tuple[str, ...]:
-        """Return what was odd though it went well."""
-        found = []
+        """Return what was odd in a conversation that succeeded."""
+        notes = []
         if self._noise:
-            found.append(f"its login shell prints on its own: {' | '.join(self._noise)}"[:EVIDENCE_CHARS_MAX])
+            notes.append(f"its login shell prints on its own: {' | '.join(self._noise)}"[:EVIDENCE_CHARS_MAX])
         if abs(clock_s) > CLOCK_S_MAX:
-            found.append(f"its clock is {abs(clock_s):.0f} s {'ahead' if clock_s > 0 else 'behind'}")
-        return tuple(found)
+            notes.append(f"its clock is {abs(clock_s):.0f} s {'ahead' if clock_s > 0 else 'behind'}")
+        return tuple(notes)
 
-    # How it went wrong
+    # Failures.
 
     def _fault(self, reason: str, fix: str = "", trouble: Retryable = Retryable.TRANSIENT) -> LaunchError:
         return LaunchError(self._stage, reason + self._evidence(), fix, trouble)
@@ -244,13 +239,13 @@ class Conversation:
         what, fix = _STUCK.get(self._stage, ("it has not answered", ""))
         return self._fault(f"{what} for {LIMITS_S[self._stage]:.0f} s", fix)
 
-    def _why_it_hung_up(self) -> LaunchError:
-        """It reads no more: its last words may say why."""
+    def _hang_up_reason(self) -> LaunchError:
+        """The host reads no more: its last reply may say why."""
         with contextlib.suppress(LaunchError):
             self._deadline_s = min(self._deadline_s, self.clocks.monotonic() + END_S_MAX)
-            while not isinstance(word := self._word(), w.Failed):
+            while not isinstance(reply := self._reply(), w.Failed):
                 pass
-            return LaunchError(word.stage, word.reason, word.fix, Retryable(word.trouble))
+            return LaunchError(reply.stage, reply.reason, reply.fix, Retryable(reply.trouble))
         return self._ended()
 
     def _ended(self) -> LaunchError:

@@ -1,7 +1,7 @@
-"""What do many hosts say at once? Work of the submit side over SSH, host by host, in parallel and bounded.
+"""Fan-out: one task of the submit side on many hosts over SSH, in parallel and bounded.
 
-Rules: a host that does not answer is an answer, never an exception; one bad host holds no other up; nothing is left
-behind on a host but what the work itself leaves.
+Rules: a host that does not answer is a result, never an exception; one bad host delays no other; a host keeps only what
+the task itself leaves there.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from orchestrator.backends.ssh.connect.connection import Connection
 
 FANOUT = 32
-"""How many hosts are worked on at once."""
+"""How many hosts run the task at once."""
 
 WORK_S_MAX = 600.0
-"""How long everything may take unless said otherwise; what a host does has its own limits within."""
+"""Default limit for all hosts together; the task on a host has its own limits within."""
 
 ASK_S_MAX = 10.0
-ASKED_MAX = 32
-"""How many hosts are asked for their GPUs: the first ones tell what all are to have."""
+GPU_HOSTS_MAX = 32
+"""How many hosts are asked for their GPUs: the others must have as many as the first ones."""
 
-KEYS_LOOKED_MAX = 8
-"""For how many hosts the keys are looked at before a submit; most have the same."""
+KEY_HOSTS_MAX = 8
+"""For how many hosts the keys are checked before a submit; most have the same."""
 
 WORDS_CHARS_MAX = 300
 SHOWN_MAX = 8
@@ -40,43 +40,43 @@ SHOWN_MAX = 8
 T = TypeVar("T")
 
 
-class _Round(Generic[T]):
-    """One piece of work on many hosts: what is left to do, and what came of it."""
+class _FanOut(Generic[T]):
+    """One task on many hosts: the hosts that wait, and the results."""
 
     def __init__(self, hosts: Sequence[str], visit: Callable[[str], T]) -> None:
-        self._left: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[str, T | BaseException]] = queue.SimpleQueue()
         self._hosts = tuple(dict.fromkeys(hosts))
         self._visit = visit
         for host in self._hosts:
-            self._left.put(host)
+            self._waiting.put(host)
 
-    def go(self, limit_s: float) -> dict[str, T | LaunchError]:
-        """Return what each host said, in the order of the hosts."""
+    def run(self, limit_s: float) -> dict[str, T | LaunchError]:
+        """Return each host's result, in the order of the hosts."""
         for _ in range(min(FANOUT, len(self._hosts))):
             threading.Thread(target=self._work, daemon=True).start()
-        said: dict[str, T | LaunchError] = {}
+        results: dict[str, T | LaunchError] = {}
         deadline_s = time.monotonic() + limit_s
-        while len(said) < len(self._hosts):
+        while len(results) < len(self._hosts):
             try:
-                host, answer = self._done.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                host, result = self._done.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
                 break
-            if isinstance(answer, BaseException) and not isinstance(answer, LaunchError):
-                raise answer
-            said[host] = answer
+            if isinstance(result, BaseException) and not isinstance(result, LaunchError):
+                raise result
+            results[host] = result
         late = LaunchError("connect", f"no answer within {limit_s:g} s", "look at the host, or try again")
-        return {host: said.get(host, late) for host in self._hosts}
+        return {host: results.get(host, late) for host in self._hosts}
 
     def _work(self) -> None:
         while True:
             try:
-                host = self._left.get_nowait()
+                host = self._waiting.get_nowait()
             except queue.Empty:
                 return
             try:
                 self._done.put((host, self._visit(host)))
-            except BaseException as err:  # whatever it is, the caller must hear of it
+            except BaseException as err:  # the caller must learn of it
                 self._done.put((host, err))
 
 
@@ -87,7 +87,7 @@ def each(
     *,
     limit_s: float = WORK_S_MAX,
 ) -> dict[str, T | LaunchError]:
-    """Connect to every host and return what `work` returned there, or why it could not, in the order of the hosts."""
+    """Run `work` on each host over a connection of its own; return its results, or why it failed, in the hosts' order."""
     import paramiko
 
     from orchestrator.backends.ssh.connect import connection, known_hosts, ssh_config
@@ -98,20 +98,19 @@ def each(
     def visit(host: str) -> T | LaunchError:
         try:
             target = ssh_config.resolve(host, ssh.user, ssh.port)
-            there = connection.Connection.open(target, host_keys=policy, jumps=jumps)
+            line = connection.Connection.open(target, host_keys=policy, jumps=jumps)
             try:
-                return work(there, host)
+                return work(line, host)
             finally:
-                there.close()
+                line.close()
         except LaunchError as err:
             return err
         except (paramiko.SSHException, EOFError, OSError) as err:
-            return LaunchError(
-                "connect", f"the connection broke: {str(err) or type(err).__name__}", "try again"
-            )
+            reason = f"the connection broke: {str(err) or type(err).__name__}"
+            return LaunchError("connect", reason, "try again")
 
     try:
-        return _Round(hosts, visit).go(limit_s)
+        return _FanOut(hosts, visit).run(limit_s)
     finally:
         jumps.close()
 
@@ -121,16 +120,16 @@ def gpus_each(hosts: Sequence[str], ssh: PlannedSsh, where: str) -> int:
 
     Raises ClusterError when none can be reached, UserError when they have different numbers.
     """
-    said = each(hosts[:ASKED_MAX], ssh, _gpus, limit_s=ASK_S_MAX)
-    found = {host: answer for host, answer in said.items() if isinstance(answer, int)}
-    if not found:
-        what = "no host said how many GPUs it has\n" + told(said)
+    results = each(hosts[:GPU_HOSTS_MAX], ssh, _gpus, limit_s=ASK_S_MAX)
+    gpus = {host: result for host, result in results.items() if isinstance(result, int)}
+    if not gpus:
+        what = "no host said how many GPUs it has\n" + failures_text(results)
         raise ClusterError(what, where, "mend the hosts, or set gpus_per_node or procs_per_node")
-    if len(set(found.values())) > 1:
-        named = ", ".join(f"{host} {count}" for host, count in list(found.items())[:SHOWN_MAX])
+    if len(set(gpus.values())) > 1:
+        named = ", ".join(f"{host} {count}" for host, count in list(gpus.items())[:SHOWN_MAX])
         fix = "set gpus_per_node, or gpus= for each host in ssh.hosts_file"
         raise UserError(f"the hosts have different numbers of GPUs: {named}", where, fix)
-    return next(iter(found.values()))
+    return next(iter(gpus.values()))
 
 
 _ASK_GPUS = (
@@ -140,7 +139,7 @@ _ASK_GPUS = (
 
 
 def _gpus(connection: Connection, host: str) -> int:
-    """Return how many GPUs nvidia-smi lists; what a .bashrc prints is passed over."""
+    """Return how many GPUs nvidia-smi lists; skips what a .bashrc prints."""
     remote = connection.run(_ASK_GPUS)
     try:
         remote.end_input()
@@ -169,20 +168,20 @@ def refuse_locked_keys(hosts: Sequence[str], ssh: PlannedSsh) -> None:
     """
     from orchestrator.backends.ssh.connect import keys, ssh_config
 
-    for host in hosts[:KEYS_LOOKED_MAX]:
+    for host in hosts[:KEY_HOSTS_MAX]:
         try:
             target = ssh_config.resolve(host, ssh.user, ssh.port)
         except LaunchError as err:
             raise ClusterError(str(err), host, err.fix) from err
-        found = keys.find(target)
-        if found.locked and not found.offers:
-            what = f"the key {found.locked[0]} is encrypted, and no ssh-agent has it"
-            raise ClusterError(what, host, keys.ssh_add(target, found.locked[0]))
+        offer = keys.find(target)
+        if offer.locked and not offer.offers:
+            what = f"the key {offer.locked[0]} is encrypted, and no ssh-agent has it"
+            raise ClusterError(what, host, keys.ssh_add(target, offer.locked[0]))
 
 
-def told(said: Mapping[str, object]) -> str:
-    """Return the hosts that failed, a line each with what is to be done."""
-    failed = [(host, answer) for host, answer in said.items() if isinstance(answer, LaunchError)]
+def failures_text(results: Mapping[str, object]) -> str:
+    """Return the hosts that failed, a line each with its fix."""
+    failed = [(host, result) for host, result in results.items() if isinstance(result, LaunchError)]
     lines = [
         f"  {host}: {err}" + (f"\n    fix: {err.fix}" if err.fix else "") for host, err in failed[:SHOWN_MAX]
     ]

@@ -1,4 +1,4 @@
-"""What does a worker need of the world? A session with its host, its turn among the others, and a clock."""
+"""Dependencies of a host worker: a session with its host, limits on what hosts do at once, and a clock."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Protocol
 
 import paramiko
 
-from orchestrator.backends.ssh.connect.connection import Taken
+from orchestrator.backends.ssh.connect.connection import ChannelTaker
 from orchestrator.backends.ssh.connect.port_forward import Forward
 from orchestrator.core.wire.messages import AgentConfig
 
-TURN_S = 0.5
-"""How often a host that waits for its turn sees whether it is still wanted."""
+SLOT_POLL_S = 0.5
+"""How often a host that waits for a slot checks whether it is still wanted."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentPresence:
-    """What a host says of the agent: whether it is there, which boot of the host this is, the agent's last words."""
+    """What a host reports of the agent: whether it runs, the boot id of the host's kernel, the agent's last words."""
 
     alive: bool
     boot_id: str
@@ -29,34 +29,34 @@ class AgentPresence:
 
 
 class Session(Protocol):
-    """One open connection to a host, with what is done over it. Each raises LaunchError, after bounded time."""
+    """One open connection to a host, with what is done over it. Each method raises LaunchError, after bounded time."""
 
-    def forward(self, taken: Taken) -> int:
-        """Let the host listen on a port of its own, whose connections are handed to `taken`; return the port."""
+    def forward(self, taker: ChannelTaker) -> int:
+        """Let the host listen on a port of its own, whose connections go to `taker`; return the port."""
 
-    def land(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
+    def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
         """Bring everything there and start the agent. Raises Unwanted when it is not wanted just before its start."""
 
     def reach(self, config: AgentConfig) -> AgentPresence:
-        """Tell the agent where it may dial, and see whether it is there."""
+        """Tell the agent where it may dial, and check whether it is there."""
 
     def is_alive(self, answer_s_max: float) -> bool:
-        """Ask the far end, and tell whether it answered."""
+        """Tell whether the far end answers within `answer_s_max`."""
 
     def close(self) -> None:
         """Hang up."""
 
 
 class ConcurrencyLimit:
-    """Lets at most so many hosts at once do what costs; whoever waits goes when it is not wanted any more."""
+    """Limit on how many hosts do something costly at once; a host that is not wanted any more stops waiting."""
 
     def __init__(self, at_once: int) -> None:
         self._free = threading.Semaphore(at_once)
 
     @contextmanager
-    def turn(self, still_wanted: Callable[[], bool]) -> Iterator[None]:
-        """Wait for a turn and have it. Raises Unwanted."""
-        while not self._free.acquire(timeout=TURN_S):
+    def slot(self, still_wanted: Callable[[], bool]) -> Iterator[None]:
+        """Wait for a slot and hold it. Raises Unwanted."""
+        while not self._free.acquire(timeout=SLOT_POLL_S):
             if not still_wanted():
                 raise Unwanted
         try:
@@ -68,7 +68,7 @@ class ConcurrencyLimit:
 
 
 class Unwanted(Exception):
-    """What was waited for is not wished any more."""
+    """The action that waited is not wished any more."""
 
 
 class Clock:
@@ -77,19 +77,23 @@ class Clock:
     def now_s(self) -> float:
         return time.monotonic()
 
-    def wait(self, news: threading.Condition, wait_s: float) -> None:
-        """Wait for news, at most so long; its lock is held."""
-        news.wait(wait_s)
+    def wait(self, changed: threading.Condition, wait_s: float) -> None:
+        """Wait at most `wait_s` for a change; the lock of `changed` is held."""
+        changed.wait(wait_s)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerDependencies:
-    """What all workers share: how a session is opened, how a forwarded channel is carried on, and whose turn it is."""
+    """What all host workers share."""
 
+    # Opens a session with a node's host. Raises LaunchError.
     open: Callable[[str], Session]
-    carry: Callable[[paramiko.Channel, str, Callable[[], None]], Forward]
+    # Forwards a channel to the supervisor's address (host:port); calls back when that ended.
+    forward: Callable[[paramiko.Channel, str, Callable[[], None]], Forward]
     launches: ConcurrencyLimit
-    returns: ConcurrencyLimit
+    reconnects: ConcurrencyLimit
+    # Tells whether copies use a node's connection.
     busy: Callable[[str], bool]
-    stir: Callable[[], None]
+    # Wakes the supervisor.
+    wake: Callable[[], None]
     clock: Clock = field(default_factory=Clock)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.agent.outputs import checkpoint_series
-from orchestrator.backends.api import Carrier, Copied, Copy, Direction
+from orchestrator.backends.api import BulkCopier, Copied, Copy, Direction
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import messages as m
@@ -68,7 +68,7 @@ class CheckpointFetch:
     def __init__(
         self,
         job: JobDir,
-        carrier: Carrier,
+        carrier: BulkCopier,
         keep: int | None,
         resume_point: Callable[[], str],
         later: Callable[[Task], object],

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from orchestrator.backends.api import Carrier, Wake
+from orchestrator.backends.api import BulkCopier, Wake
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts
@@ -39,7 +39,9 @@ Ready = tuple[d.Prepare, tuple[m.ManifestEntry, ...]]
 class Transfers:
     """All transfers of one job."""
 
-    def __init__(self, job: JobDir, plan: Plan, carrier: Carrier | None, in_use: Callable[[], str]) -> None:
+    def __init__(
+        self, job: JobDir, plan: Plan, carrier: BulkCopier | None, in_use: Callable[[], str]
+    ) -> None:
         """`in_use` returns the checkpoint that must not be deleted. `wake` is set by the supervisor."""
         self._job = job
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="transfers")

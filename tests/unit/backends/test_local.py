@@ -1,4 +1,4 @@
-"""Agents on this machine: what they are told, and when one is known to be gone."""
+"""Local backend: what agents get on standard input, and when one counts as dead."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ def test_an_agent_that_holds_its_lock_is_not_gone_and_one_that_was_launched_a_mo
     (folder / "agent.log").write_text("its last words\n")
     with (folder / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert [backend.gone("node-0") for _ in range(3)] == [None, None, None]
-    assert [backend.gone("node-0") for _ in range(2)] == [None, "its agent ended; its last words"]
+        assert [backend.agent_death("node-0") for _ in range(3)] == [None, None, None]
+    assert [backend.agent_death("node-0") for _ in range(2)] == [None, "its agent ended; its last words"]

@@ -149,7 +149,7 @@ class Lent:
     def addresses(self) -> list[str]:
         return []
 
-    def look(self) -> None:
+    def check(self) -> None:
         pass
 
     def endings(self) -> list[Any]:

@@ -1,6 +1,6 @@
-"""Login to a host by public keys, offered one by one as OpenSSH does, until one is taken.
+"""Login to a host by public keys, offered one by one as OpenSSH does, until the host accepts one.
 
-Keys alone: a password or a second factor cannot be typed for 64 hosts at 2 a.m.
+Keys only: a supervisor has no terminal to ask for a password or a second factor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 import paramiko
 
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.connect.keys import AgentKey, Found, find, ssh_add
+from orchestrator.backends.ssh.connect.keys import AgentKey, OfferedKeys, find, ssh_add
 from orchestrator.backends.ssh.connect.ssh_config import Target
 from orchestrator.core.observations import Retryable
 
@@ -23,49 +23,50 @@ OFFERS_MAX = 64
 
 def authenticate(transport: paramiko.Transport, target: Target) -> None:
     """Log in. Raises LaunchError("auth")."""
-    found = find(target)
+    keys = find(target)
     login = _Login(transport, target)
-    if login.is_in_by(functools.partial(transport.auth_none, target.user)):  # tells what would let us in
+    # The answer to "none" names the methods that the host allows.
+    if login.offer(functools.partial(transport.auth_none, target.user)):
         return
-    for identity in found.offers[:OFFERS_MAX]:
+    for identity in keys.offers[:OFFERS_MAX]:
         if "publickey" not in login.methods:
             break
         login.tried.append(identity.name)
-        if login.is_in_by(functools.partial(transport.auth_publickey, target.user, identity.key)):
+        if login.offer(functools.partial(transport.auth_publickey, target.user, identity.key)):
             return
-    notes = [*found.notes]
-    notes += [one.key.refusal for one in found.offers if isinstance(one.key, AgentKey) and one.key.refusal]
-    raise _refused(target, login, found, "".join(f"; {note}" for note in notes))
+    agent_keys = [identity.key for identity in keys.offers if isinstance(identity.key, AgentKey)]
+    notes = [*keys.notes]
+    notes += [key.refusal for key in agent_keys if key.refusal]
+    raise _refused(target, login, keys, "".join(f"; {note}" for note in notes))
 
 
 class _Login:
-    """A login under way: the keys that were offered, the methods that the host lets people in by, and whether the last
-    key was right but is not enough."""
+    """A login under way."""
 
     def __init__(self, transport: paramiko.Transport, target: Target) -> None:
-        self.tried: list[str] = []
-        self.methods: list[str] = ["publickey"]
-        self.is_partial = False
+        self.tried: list[str] = []  # names of the offered keys
+        self.methods: list[str] = ["publickey"]  # that the host allows
+        self.is_partial = False  # the last key was accepted, but is not enough
         self._transport = transport
         self._target = target
         self._deadline_s = time.monotonic() + AUTH_S_MAX
 
-    def is_in_by(self, offer: Callable[[], list[str]]) -> bool:
-        """Make an offer, and tell whether it let us in. Raises LaunchError when there is to be no other."""
+    def offer(self, attempt: Callable[[], list[str]]) -> bool:
+        """Make an offer, and tell whether the login succeeded. Raises LaunchError when no other offer can follow."""
         self._transport.auth_timeout = max(0.1, self._deadline_s - time.monotonic())
         self.is_partial = False
         try:
-            further = offer()
+            further = attempt()
             if further:
                 self.methods, self.is_partial = further, True
         except paramiko.BadAuthenticationType as err:
             self.methods = err.allowed_types
         except (paramiko.SSHException, EOFError, OSError) as err:
-            self._see_that_it_goes_on(err)
+            self._require_active(err)
         return self._transport.is_authenticated()
 
-    def _see_that_it_goes_on(self, err: Exception) -> None:
-        """Tell a refusal, after which the next key may be offered, from the end of the login."""
+    def _require_active(self, err: Exception) -> None:
+        """Return after a refusal, which allows the next offer. Raises LaunchError when the login has ended."""
         who, by_hand = _who(self._target), _by_hand(self._target)
         if time.monotonic() >= self._deadline_s:
             why = f"{who} did not answer within {AUTH_S_MAX:.0f} s of logging in"
@@ -91,7 +92,7 @@ def _by_hand(target: Target) -> str:
     return f"ssh -v {target.port_option}-l {shlex.quote(target.user)} {target.host} true"
 
 
-def _refused(target: Target, login: _Login, found: Found, also: str) -> LaunchError:
+def _refused(target: Target, login: _Login, keys: OfferedKeys, also: str) -> LaunchError:
     who, tried = _who(target), login.tried
     offers = ", ".join(login.methods) or "nothing"
     copy = f"ssh-copy-id {target.port_option}{shlex.quote(target.user)}@{target.host}"
@@ -103,15 +104,15 @@ def _refused(target: Target, login: _Login, found: Found, also: str) -> LaunchEr
         return LaunchError(
             "auth", why, "set `PubkeyAuthentication yes` in its sshd_config", Retryable.PERMANENT
         )
-    if found.locked:
-        also = f"; the key {found.locked[0]} is encrypted and not in ssh-agent{also}"
+    if keys.locked:
+        also = f"; the key {keys.locked[0]} is encrypted and not in ssh-agent{also}"
     if tried:
         why = f"{who} takes none of the keys {', '.join(tried)}; it lets people in by {offers}{also}"
         fix = f"put a key there: {copy}; or name the right one or the right user in ~/.ssh/config"
     else:
-        looked = ", ".join(str(path) for path in target.identity_files)
-        why = f"there is no key for {who}: nothing in ssh-agent, nor {looked}{also}"
+        files = ", ".join(str(path) for path in target.identity_files)
+        why = f"there is no key for {who}: nothing in ssh-agent, nor {files}{also}"
         fix = f"ssh-keygen -t ed25519 && {copy}"
-    if found.locked:
-        fix = ssh_add(target, found.locked[0])
+    if keys.locked:
+        fix = ssh_add(target, keys.locked[0])
     return LaunchError("auth", why, fix, Retryable.PERMANENT)

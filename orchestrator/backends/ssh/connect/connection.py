@@ -1,7 +1,7 @@
 """One SSH connection to a host: opened through its bastions, checked, logged in; then commands, forwards, files.
 
-Whatever can go wrong while it is opened is a LaunchError that says at which stage. A connection is used by many
-threads; none of them waits without a limit, and `close` ends all of their waits.
+Each failure to open it is a LaunchError that names the stage. Many threads use a connection; each of their waits has a
+limit, and `close` ends them all.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ALIVE_S_MAX = 5.0
 NOISE_BYTES_MAX = 1 << 20
 
 IDLE_CHECK_S = 10.0
-"""How often an idle line's thread wakes up; paramiko's ten times a second would be felt with hundreds of hosts."""
+"""How often an idle connection's thread wakes up; paramiko's ten times a second is too much with hundreds of hosts."""
 
 _LOOPBACK = "127.0.0.1"
 _PROHIBITED = 1  # RFC 4254: administratively prohibited
@@ -66,11 +66,11 @@ class Connection:
         self._line = line
         self._transport = transport
         self._proxy = proxy
-        self._asking = threading.Lock()
+        self._requests = threading.Lock()
 
     @classmethod
     def open(cls, target: Target, *, host_keys: Policy, jumps: Jumps) -> Connection:
-        """Connect, check who it is, log in. Raises LaunchError."""
+        """Connect, check the host key, log in. Raises LaunchError."""
         line, proxy = _line(target, host_keys, jumps)
         transport = paramiko.Transport(line)
         try:
@@ -92,25 +92,25 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is not known to be gone."""
+        """Whether it has not been seen to break."""
         return self._transport.is_active()
 
     def run(self, command: str) -> RemoteCommand:
         """Run a command in the user's login shell there. Raises LaunchError("shell")."""
         return RemoteCommand(self._exec(command, "shell"))
 
-    def forward(self, taken: Taken) -> int:
-        """Forward a free port of the host's loopback to here, the only one at a time; return it. Raises
-        LaunchError("forward"). `taken` gets each connection to it, in the transport's thread: it must hand it on."""
+    def forward(self, taker: ChannelTaker) -> int:
+        """Forward a free port of the host's loopback to `taker`, one port at a time; return it. Raises
+        LaunchError("forward")."""
         host = self.target.host
 
         def ask() -> int:
             return self._transport.request_port_forward(
-                _LOOPBACK, 0, lambda channel, _origin, _there: taken(channel)
+                _LOOPBACK, 0, lambda channel, _origin, _there: taker(channel)
             )
 
         try:
-            return self._asked(FORWARD_S_MAX, ask)
+            return self._request(FORWARD_S_MAX, ask)
         except (TimeoutError, paramiko.SSHException, EOFError, OSError) as err:
             if isinstance(err, TimeoutError) or not self.is_open:
                 raise LaunchError("forward", f"{host} did not answer to a request for a port: {err}") from err
@@ -123,7 +123,7 @@ class Connection:
             ) from err
 
     def sftp(self) -> paramiko.SFTPClient:
-        """Open a file channel; where a shell's greeting spoils the usual one, by a command. Raises LaunchError("copy")."""
+        """Open an SFTP channel; by a command where a shell's greeting spoils the subsystem. Raises LaunchError("copy")."""
         with contextlib.suppress(LaunchError, _NoSftp):
             return _sftp(self._session("copy", lambda channel: channel.invoke_subsystem("sftp")))
         mark = f"orch-{secrets.token_hex(8)}"
@@ -139,17 +139,17 @@ class Connection:
             ) from err
 
     def is_alive(self, answer_s_max: float = ALIVE_S_MAX) -> bool:
-        """Ask the host for a sign of life; a connection that gives none in time is closed."""
+        """Tell whether the host answers; closes the connection when it does not answer in time."""
         if not self.is_open:
             return False
         try:
-            self._asked(answer_s_max, lambda: self._transport.global_request("keepalive@openssh.com"))
+            self._request(answer_s_max, lambda: self._transport.global_request("keepalive@openssh.com"))
         except (TimeoutError, paramiko.SSHException, EOFError, OSError):
             self.close()
         return self.is_open
 
     def close(self) -> None:
-        """End the connection and all that goes over it; bastions stay."""
+        """End the connection and everything that goes over it; bastions stay."""
         if isinstance(self._line, socket.socket):
             with contextlib.suppress(OSError):
                 self._line.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads, which `close` does not
@@ -158,9 +158,9 @@ class Connection:
             self._proxy.close()
 
     def openssh(self) -> tuple[str, ...] | None:
-        """Return an OpenSSH client's argv (the host's name `target.host` is to follow) that leads to the same place.
+        """Return an OpenSSH client's argv, to be followed by `target.host`, that reaches the same host.
 
-        None where there is no ssh, or where it would look for the bastion's keys in another home.
+        None where ssh is missing, or would look for the bastion's keys in another home folder.
         """
         target = self.target
         if shutil.which("ssh") is None or (has_own_home() and target.jump is not None):
@@ -176,16 +176,16 @@ class Connection:
             f"Ciphers={_FAST_CIPHERS}",
         ]
         argv = ["ssh", "-T", "-x", "-a", "-p", str(target.port), "-l", target.user]
-        if has_own_home():  # which ssh does not ask about
+        if has_own_home():  # ssh ignores HOME
             config = home() / ".ssh" / "config"
             argv += ["-F", str(config) if config.is_file() else "none"]
-            known = " ".join(f'"{path}"' for path in target.user_known_hosts)
-            options += [f"UserKnownHostsFile={known}"] if known else []
+            files = " ".join(f'"{path}"' for path in target.user_known_hosts)
+            options += [f"UserKnownHostsFile={files}"] if files else []
             options += [f'IdentityFile="{path}"' for path in target.identity_files if path.is_file()]
         return (*argv, *(word for option in options for word in ("-o", option)))
 
     def reach(self, hostname: str, port: int, answer_s_max: float) -> paramiko.Channel:
-        """Open a line from this host to another. Raises paramiko.SSHException."""
+        """Open a channel from this host to another. Raises paramiko.SSHException."""
         origin = (_LOOPBACK, 0)
         return self._transport.open_channel("direct-tcpip", (hostname, port), origin, timeout=answer_s_max)
 
@@ -208,19 +208,19 @@ class Connection:
             raise LaunchError(stage, why, f"see whether `ssh {host} true` comes back") from err
         return channel
 
-    def _asked(self, s_max: float, ask: Callable[[], T]) -> T:
-        """Make a request of the whole connection: one at a time, or paramiko would mix up the answers."""
+    def _request(self, s_max: float, ask: Callable[[], T]) -> T:
+        """Make a global request: one at a time, or paramiko would mix up the answers."""
 
         def in_turn() -> T:
-            with self._asking:
+            with self._requests:
                 return ask()
 
         return _within(s_max, in_turn)
 
 
 def _within(s_max: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns, or raise TimeoutError: paramiko waits without a limit for some answers. Then its
-    thread waits on until the channel or the connection is closed."""
+    """Return what `call` returns, or raise TimeoutError: paramiko waits without a limit for some answers. After that
+    the thread of `call` waits until the channel or the connection is closed."""
     answer: futures.Future[T] = futures.Future()
 
     def run() -> None:
@@ -237,23 +237,23 @@ def _within(s_max: float, call: Callable[[], T]) -> T:
 
 
 def _prefer(transport: paramiko.Transport, known_kinds: tuple[str, ...]) -> None:
-    """Have the host show a key of a type that it is known by; and AES-GCM, which costs half of what other ciphers do."""
+    """Prefer host keys of the known types; and AES-GCM, which costs half of what other ciphers do."""
     options = transport.get_security_options()
     options.ciphers = tuple(sorted(options.ciphers, key=lambda name: "gcm" not in name))
-    known = [name for kind in known_kinds for name in (_RSA if kind == "ssh-rsa" else (kind,))]
-    order = (*(name for name in known if name in options.key_types), *options.key_types)
+    kinds = [name for kind in known_kinds for name in (_RSA if kind == "ssh-rsa" else (kind,))]
+    order = (*(name for name in kinds if name in options.key_types), *options.key_types)
     options.key_types = tuple(dict.fromkeys(order))
 
 
 class Jumps:
-    """The bastions of one process, with one connection to each for all hosts behind it."""
+    """The bastions of one process, with one connection to each that all hosts behind it share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._slots: dict[Target, _Slot] = {}
 
     def reach(self, target: Target, jump: Target, host_keys: Policy) -> paramiko.Channel:
-        """Open a line to `target` from the bastion `jump`. Raises LaunchError about whichever of them fails."""
+        """Open a channel to `target` from the bastion `jump`. Raises LaunchError about the one that fails."""
         s_max = target.connect_s_max or CONNECT_S_MAX
         for again in (False, True):
             bastion = self._bastion(jump, host_keys)
@@ -280,9 +280,7 @@ class Jumps:
         with self._lock:
             slot = self._slots.setdefault(jump, _Slot())
         failures = slot.failures
-        with (
-            slot.lock
-        ):  # one thread opens it, the others wait: for the connection, or for the very same failure
+        with slot.lock:  # one thread opens it, the others wait for the connection or for the same failure
             if slot.connection is not None and slot.connection.is_open:
                 return slot.connection
             if slot.failure is not None and slot.failures != failures:
@@ -297,7 +295,7 @@ class Jumps:
 
 
 class _Slot:
-    """A bastion's connection, or how it failed last."""
+    """A bastion's connection, or its last failure."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -307,7 +305,7 @@ class _Slot:
 
 
 class _NoSftp(Exception):
-    """What came was not an SFTP server's answer."""
+    """The answer did not come from an SFTP server."""
 
 
 def _line(target: Target, host_keys: Policy, jumps: Jumps) -> tuple[_Line, Proxy | None]:
@@ -346,18 +344,18 @@ def _sftp(channel: paramiko.Channel) -> paramiko.SFTPClient:
 
 
 def _skip_to(channel: paramiko.Channel, mark: bytes) -> None:
-    """Read what a shell's greeting says, up to the line that is the mark; after it the server waits for us."""
+    """Skip a shell's greeting up to the line with the mark, after which the server waits for us."""
     channel.settimeout(SFTP_S_MAX)
-    seen = b""
-    while not seen.endswith(mark + b"\n"):
+    greeting = b""
+    while not greeting.endswith(mark + b"\n"):
         try:
             more = channel.recv(NOISE_BYTES_MAX)
         except TimeoutError as err:
             raise _NoSftp("its shell did not answer") from err
-        seen += more
-        if not more or len(seen) > NOISE_BYTES_MAX:
-            raise _NoSftp(f"its shell said {seen[-200:].decode(errors='replace').strip()!r}")
+        greeting += more
+        if not more or len(greeting) > NOISE_BYTES_MAX:
+            raise _NoSftp(f"its shell said {greeting[-200:].decode(errors='replace').strip()!r}")
 
 
-Taken = Callable[[paramiko.Channel], None]
-"""What gets a connection that came to a forwarded port; called in the transport's thread, so it hands it on."""
+ChannelTaker = Callable[[paramiko.Channel], None]
+"""Receiver of connections to a forwarded port; called in the transport's thread, so it must hand them on."""

@@ -1,4 +1,4 @@
-"""A line to a host: opened by TCP or by a ProxyCommand; then both ends agree on keys, or one hangs up."""
+"""Transport connection to a host, by TCP or by a ProxyCommand, and the SSH handshake over it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PROXY_WORDS_BYTES_MAX = 4096
 
 _log = logging.getLogger("paramiko")
 _log.addHandler(logging.NullHandler())
-_log.setLevel(logging.CRITICAL + 1)  # all that it says is said again by us, to the right person
+_log.setLevel(logging.CRITICAL + 1)  # our own errors say the same in better words
 _log.propagate = False
 
 
 def where(target: Target) -> str:
-    """Name what is dialled."""
+    """Return the address of a target in words."""
     return f"{target.hostname} port {target.port}"
 
 
@@ -60,15 +60,15 @@ def dial(target: Target) -> socket.socket:
 
 
 class Proxy:
-    """A ProxyCommand, run by a shell as OpenSSH runs it, and talked to over a socket.
+    """A ProxyCommand, run by a shell as OpenSSH runs it, and connected by a socket.
 
-    Ours, since paramiko's does not notice that the program has ended, and knows no shell.
+    Replaces paramiko's, which does not notice that the program has ended, and uses no shell.
     """
 
     def __init__(self, command: str) -> None:
         ours, theirs = socket.socketpair()
         self._words, words = os.pipe()
-        os.set_blocking(words, False)  # words that nobody reads must not stop it
+        os.set_blocking(words, False)  # a full pipe must not stop the program
         os.set_blocking(self._words, False)
         try:
             self._process = subprocess.Popen(
@@ -76,7 +76,7 @@ class Proxy:
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=words,
-                start_new_session=True,  # a Ctrl-C is for us to handle
+                start_new_session=True,  # Ctrl-C must reach this process alone
             )
         except BaseException:
             os.close(self._words)
@@ -97,7 +97,7 @@ class Proxy:
         return text.splitlines()[-1] if text else ""
 
     def close(self) -> None:
-        """End it."""
+        """End the program."""
         if self._closed:
             return
         self._closed = True
@@ -112,7 +112,7 @@ class Proxy:
 
 
 def shake_hands(transport: paramiko.Transport, target: Target, proxy: Proxy | None) -> None:
-    """Wait until both ends speak encrypted; whose key it is has not been looked at. Raises LaunchError("connect")."""
+    """Wait until the connection is encrypted; the host key is not checked yet. Raises LaunchError("connect")."""
     done = threading.Event()
     transport.banner_timeout = 2 * HANDSHAKE_S_MAX  # the limit is counted here
     transport.start_client(event=done)

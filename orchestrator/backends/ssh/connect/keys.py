@@ -1,8 +1,8 @@
 """Keys that may be offered to a host: those that ssh-agent holds, and identity files.
 
 In OpenSSH's order: certificates, then the agent's keys that identity files name, the agent's others (unless
-`IdentitiesOnly`), and files that the agent does not have. No passphrase is ever asked for, since a supervisor has no
-terminal: an encrypted file is of use through the agent alone.
+`IdentitiesOnly`), and files that the agent does not have. A supervisor has no terminal and never asks for a passphrase:
+an encrypted file can be used only through the agent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from paramiko.pkey import PublicBlob, UnknownKeyType
 from orchestrator.backends.ssh.connect.ssh_config import Target
 
 AGENT_S_MAX = 20.0
-"""How long an agent may take to answer: a key may want to be touched."""
+"""How long an agent may take to answer: a hardware key may wait for a touch."""
 
 AGENT_BYTES_MAX = 256 << 10
 AGENT_KEYS_MAX = 256
 
-# Of the agent's protocol (draft-ietf-sshm-ssh-agent): what is asked, what is answered, and how RSA is to sign.
+# Requests, answers and flags of RSA signatures in the agent's protocol (draft-ietf-sshm-ssh-agent).
 _LIST, _KEYS = b"\x0b", b"\x0c"
 _SIGN, _SIGNED = b"\x0d", b"\x0e"
 _RSA_FLAGS = {"rsa-sha2-256": 2, "rsa-sha2-512": 4}
@@ -37,7 +37,7 @@ _CERTIFICATE = "-cert-v01@openssh.com"
 class AgentKey(paramiko.PKey):
     """A key that an ssh-agent holds.
 
-    Ours, since paramiko's `Agent` knows no `IdentityAgent`, and waits without a limit for an agent that hangs.
+    Replaces paramiko's `Agent`, which ignores `IdentityAgent` and waits without a limit for an agent that hangs.
     """
 
     def __init__(self, agent: str, blob: bytes, comment: str) -> None:
@@ -59,7 +59,7 @@ class AgentKey(paramiko.PKey):
         return self._blob
 
     def sign_ssh_data(self, data: bytes, algorithm: str | None = None) -> paramiko.Message:
-        """Have the agent sign. Where it does not, return an empty signature: the host refuses it, and the next key is tried."""
+        """Let the agent sign. If it does not, return an empty signature: the host refuses it, and the next key follows."""
         request = paramiko.Message()
         request.add_byte(_SIGN)
         request.add_string(self._blob)
@@ -77,23 +77,22 @@ class AgentKey(paramiko.PKey):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A key to offer, with the name that a person knows it by."""
+    """A key to offer, with its name for people."""
 
     name: str
     key: paramiko.PKey
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """The keys to offer in order, the encrypted files that ssh-agent does not have, and what else is to be said when
-    no key is taken."""
+class OfferedKeys:
+    """The keys for a host."""
 
-    offers: list[Identity]
-    locked: list[Path]
-    notes: list[str]
+    offers: list[Identity]  # in order
+    locked: list[Path]  # encrypted files that ssh-agent does not have
+    notes: list[str]  # what may explain why the host accepts no key
 
 
-def find(target: Target) -> Found:
+def find(target: Target) -> OfferedKeys:
     """Return the keys for a host."""
     held, notes = _agent_keys(target.agent_socket)
     named: list[Identity] = []
@@ -103,7 +102,7 @@ def find(target: Target) -> Found:
         blob = _public_blob(path)
         try:
             key = held.get(blob) or _load(path)
-        except (TypeError, paramiko.PasswordRequiredException):  # TypeError is cryptography's word for it
+        except (TypeError, paramiko.PasswordRequiredException):  # cryptography raises TypeError
             locked.append(path)
             if not blob:
                 notes.append(f"without {path}.pub it is not known whether ssh-agent has {path}")
@@ -117,7 +116,7 @@ def find(target: Target) -> Found:
     taken = {identity.key.asbytes() for identity in named}
     others = [Identity(key.comment, key) for blob, key in held.items() if blob not in taken]
     plain = [*named, *([] if target.identities_only else others), *files]
-    return Found([*_certified(target, plain), *plain], locked, notes)
+    return OfferedKeys([*_certified(target, plain), *plain], locked, notes)
 
 
 def ssh_add(target: Target, path: Path) -> str:
@@ -132,20 +131,20 @@ def _load(path: Path) -> paramiko.PKey | None:
     """Read a private key file; None where there is none. Raises what paramiko raises."""
     if not path.is_file() or path.suffix == ".pub":
         return None
-    with _loading:  # half a second for a large RSA key, which many hosts ask for at once
+    with _loading:  # a large RSA key takes half a second, and many hosts need it at once
         return _load_once(path, path.stat().st_mtime_ns)
 
 
 @functools.lru_cache
 def _load_once(path: Path, _mtime_ns: int) -> paramiko.PKey:
     key = paramiko.PKey.from_path(path)
-    key.public_blob = None  # a certificate beside it is offered for itself
+    key.public_blob = None  # a certificate next to it is offered by itself
     return key
 
 
 def _public_blob(path: Path) -> bytes:
-    """Return the public half of an identity file where it can be had without the private one: from the file beside it,
-    or from itself where it is public; else nothing."""
+    """Return the public half of an identity file where it can be read without the private one: from the `.pub` file, or
+    from itself where it is public; else nothing."""
     for file in (path.with_name(path.name + ".pub"), path):
         with contextlib.suppress(OSError, ValueError):
             return PublicBlob.from_file(str(file)).key_blob
@@ -155,19 +154,19 @@ def _public_blob(path: Path) -> bytes:
 def _certified(target: Target, plain: list[Identity]) -> list[Identity]:
     """Return the certificates that belong to one of the keys, each signing with that key."""
     paths = [path.with_name(path.name + "-cert.pub") for path in target.identity_files]
-    made = []
+    identities = []
     for path in dict.fromkeys((*target.certificate_files, *paths)):
         bare = _certified_key(path)
-        identity = next((one for one in plain if one.key.asbytes() == bare), None)
+        identity = next((candidate for candidate in plain if candidate.key.asbytes() == bare), None)
         if identity is not None:
             key = copy.copy(identity.key)
             key.load_certificate(str(path))
-            made.append(Identity(str(path), key))
-    return made
+            identities.append(Identity(str(path), key))
+    return identities
 
 
 def _certified_key(path: Path) -> bytes:
-    """Return the public key that a certificate is about; nothing where there is none that can be read."""
+    """Return the public key that a certificate certifies; nothing where none can be read."""
     try:
         blob = PublicBlob.from_file(str(path))
     except (OSError, ValueError):
@@ -179,7 +178,7 @@ def _certified_key(path: Path) -> bytes:
 
 
 def _agent_keys(path: str) -> tuple[dict[bytes, AgentKey], list[str]]:
-    """Return the keys that an agent holds, by their public halves, and what is to be said of it."""
+    """Return the keys that an agent holds, by their public halves, and notes on failures."""
     if not path:
         return {}, []
     try:
@@ -192,7 +191,7 @@ def _agent_keys(path: str) -> tuple[dict[bytes, AgentKey], list[str]]:
 
 
 def _ask_agent(path: str, request: bytes) -> paramiko.Message:
-    """Return an agent's answer, over a connection of its own: threads need no turns then. Raises OSError."""
+    """Return an agent's answer, over a connection of its own, so that threads need no lock. Raises OSError."""
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(AGENT_S_MAX)
         line.connect(path)

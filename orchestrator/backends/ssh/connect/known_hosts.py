@@ -1,11 +1,11 @@
-"""Whether a host is the one it says it is: its key is compared with known_hosts, as OpenSSH does it.
+"""Host key check: a host's key is compared with known_hosts, as OpenSSH does it.
 
-A key that is known under the host's name is good; one that contradicts a known key is refused whatever the policy; an
-unknown one is refused (`strict`), or kept from now on (`accept-new`). A host that is known by keys of other types
-counts as contradicting: its known types were asked for first, so it has none of them any more. Certificates of hosts
-are not read, since paramiko verifies none: a `@cert-authority` line makes no key known.
+A key that is known under the host's name is good. A key that contradicts a known key is refused under both policies. An
+unknown key is refused (`strict`), or added (`accept-new`). A host that is known by keys of other types only counts as
+contradicting: its known types were requested first, so it has none of them any more. Host certificates are not read,
+since paramiko verifies none: a `@cert-authority` line makes no key known.
 
-The files are read here, since paramiko's `HostKeys` passes over `@revoked` and patterns, and knows no line numbers.
+This module reads the files itself, since paramiko's `HostKeys` skips `@revoked` and patterns, and has no line numbers.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class HostKey:
 
     @property
     def fingerprint(self) -> str:
-        """What people compare: `SHA256:…`, as ssh-keygen prints it."""
+        """The fingerprint that people compare: `SHA256:…`, as ssh-keygen prints it."""
         return "SHA256:" + base64.b64encode(hashlib.sha256(self.blob).digest()).decode().rstrip("=")
 
     @property
     def name(self) -> str:
-        """The type as people know it: `ED25519`, `RSA`, `ECDSA`."""
+        """The type in OpenSSH's short form: `ED25519`, `RSA`, `ECDSA`."""
         return self.kind.removeprefix("sk-").removeprefix("ssh-").partition("-")[0].partition("@")[0].upper()
 
     def __str__(self) -> str:
@@ -68,17 +68,17 @@ class Known:
 
 
 def known_kinds(target: Target) -> tuple[str, ...]:
-    """Return the key types that the host is known by, to be asked for first."""
-    found = _plain(_find(target, target.key_name)) or _plain(_find(target, *_portless(target)))
-    return tuple(dict.fromkeys(known.key.kind for known in found))
+    """Return the types of the host's known keys, to be requested first."""
+    lines = _plain(_find(target, target.key_name)) or _plain(_find(target, *_portless(target)))
+    return tuple(dict.fromkeys(known.key.kind for known in lines))
 
 
 def check(target: Target, key: HostKey, policy: Policy) -> None:
-    """Raise LaunchError("host key") unless the host may be taken for what it says it is."""
+    """Raise LaunchError("host key") unless the host's key is known, or new and accepted."""
     if _is_known(target, key):
         return
     if policy == "accept-new":
-        with _append_lock:  # another host of the same name may have been here since
+        with _append_lock:  # another thread may have added a key of the same name
             if not _is_known(target, key):
                 _append(target, key)
         return
@@ -96,14 +96,14 @@ _append_lock = threading.Lock()
 
 
 def _is_known(target: Target, key: HostKey) -> bool:
-    """Tell whether a key is known. Raises LaunchError when it is revoked, or is another one than the known."""
+    """Tell whether a key is known. Raises LaunchError when it is revoked, or differs from the known one."""
     exact, loose = _find(target, target.key_name), _find(target, *_portless(target))
     for known in (*exact, *loose):
         if known.marker == "@revoked" and known.key == key:
             raise LaunchError(
                 "host key",
                 f"its {key} is revoked by {known.where}",
-                "do not trust this host before its keeper has said why",
+                "do not trust this host before its administrator has said why",
                 Retryable.PERMANENT,
             )
     plain = _plain(exact)
@@ -127,14 +127,14 @@ def _refuse_changed(target: Target, key: HostKey, plain: list[Known]) -> NoRetur
     raise LaunchError(
         "host key",
         f"its {key} {what} the one in {old.where}, {old.key}: "
-        "the host was set up anew, or something stands between it and you",
-        f"only if it was set up anew: {removals} && {_add_command(target, key)}",
+        "the host was reinstalled, or something stands between it and you",
+        f"only if it was reinstalled: {removals} && {_add_command(target, key)}",
         Retryable.PERMANENT,
     )
 
 
 def _add_command(target: Target, key: HostKey) -> str:
-    """Return the command that makes the key known: by ssh-keyscan, or where that cannot get through, by ssh itself."""
+    """Return the command that adds the key: ssh-keyscan, or ssh itself where ssh-keyscan cannot reach the host."""
     if target.jump is not None or target.proxy_command or target.key_alias:
         return f"ssh -o StrictHostKeyChecking=ask {target.port_option}-l {shlex.quote(target.user)} {target.host} true"
     file = _first_file(target) or home() / ".ssh" / "known_hosts"
@@ -145,7 +145,7 @@ def _add_command(target: Target, key: HostKey) -> str:
 
 
 def _first_file(target: Target) -> Path | None:
-    """Return the file that new keys go to, if there is a real one."""
+    """Return the file for new keys; None where it is missing or /dev/null."""
     for file in target.user_known_hosts[:1]:
         if file != Path(os.devnull):
             return file
@@ -170,7 +170,7 @@ def _append(target: Target, key: HostKey) -> None:
             size_bytes = os.fstat(fd).st_size
             if size_bytes and os.pread(fd, 1, size_bytes - 1) != b"\n":
                 line = b"\n" + line
-            os.write(fd, line)  # at once: others append too
+            os.write(fd, line)  # in one call: others append too
         finally:
             os.close(fd)
     except OSError as err:
@@ -191,12 +191,13 @@ def _find(target: Target, *names: str) -> list[Known]:
 
 
 def _portless(target: Target) -> tuple[str, ...]:
-    """A key known under the bare name is good on any port, as for OpenSSH; a different one there says nothing."""
+    """Return the bare name, under which a known key is good on any port, as for OpenSSH; a different key there is not an
+    error."""
     return () if target.key_alias or target.port == DEFAULT_PORT else (target.hostname,)
 
 
 def _read(path: Path, names: tuple[str, ...]) -> Iterator[Known]:
-    """Yield the lines of a file about one of `names`. Lines that cannot be read are passed over, as OpenSSH does."""
+    """Yield the lines of a file about one of `names`; skips lines that cannot be read, as OpenSSH does."""
     try:
         with path.open("rb") as stream:
             text = stream.read(FILE_BYTES_MAX).decode(errors="replace")
@@ -220,8 +221,8 @@ def _is_about(patterns: str, name: str) -> bool:
     if patterns.startswith("|1|"):
         salt, _, digest = patterns[3:].partition("|")
         return hmac.digest(base64.b64decode(salt), name.encode(), "sha1") == base64.b64decode(digest)
-    hits = [one for one in patterns.lower().split(",") if fits(one.removeprefix("!"), name)]
-    return bool(hits) and not any(one.startswith("!") for one in hits)
+    hits = [pattern for pattern in patterns.lower().split(",") if fits(pattern.removeprefix("!"), name)]
+    return bool(hits) and not any(pattern.startswith("!") for pattern in hits)
 
 
 def _short(path: Path) -> str:

@@ -1,8 +1,8 @@
-"""Bytes between a forwarded port of a host and the supervisor's own port.
+"""Port forward: bytes between a forwarded port of a host and the supervisor's own port.
 
 Rules: no host makes another wait, and what is not taken is not read. So each forwarded connection has two threads, one
-each way, and each reads only when all that it read before has been taken: beyond that, the channel's window and the
-kernel's buffers bound what is kept, and hold up the sender.
+for each direction, and each reads only when all that it read before has been taken. Beyond that, the channel's window
+and the kernel's buffers bound what is kept, and hold up the sender.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ DIAL_S_MAX = 10.0
 
 READ_BYTES = 64 * 1024
 
-FLOWS_MAX = 16
-"""How many connections one host may have: its agent has one, and all others there can reach the port too."""
+FORWARDS_MAX = 16
+"""How many connections one host may have: its agent has one, but any process there can reach the port."""
 
 LINGER_S = 10.0
 """How long the host's side may take to end after the supervisor's side did."""
@@ -31,39 +31,39 @@ Address = tuple[str, int]
 class Forward:
     """One forwarded connection: a channel of the SSH connection on one side, a socket of this machine on the other."""
 
-    def __init__(self, channel: paramiko.Channel, goal: Address, ended: Callable[[], None]) -> None:
+    def __init__(self, channel: paramiko.Channel, address: Address, ended: Callable[[], None]) -> None:
         self._channel = channel
-        self._goal = goal
+        self._address = address
         self._ended = ended
         self._local: socket.socket | None = None
-        self._is_put_out = False
+        self._is_stopped = False
         self.is_over = False
-        self.said_bytes = 0
-        """How much the supervisor has said: to a stranger hardly anything, to an agent more and more."""
-        threading.Thread(target=self._run, name=f"flow to {goal[1]}", daemon=True).start()
+        self.outward_bytes = 0
+        """Bytes from the supervisor: few to a stranger, more and more to an agent."""
+        threading.Thread(target=self._run, name=f"forward to {address[1]}", daemon=True).start()
 
-    def put_out(self) -> None:
-        """End the flow, from any thread and without waiting."""
-        self._is_put_out = True
+    def stop(self) -> None:
+        """End the connection, from any thread and without waiting."""
+        self._is_stopped = True
         if self._local is not None:
             _shut(self._local)
 
     def _run(self) -> None:
-        """Be the flow's thread. Whatever breaks one side ends both: the agent dials again, and says what is missing."""
+        """Run the thread. A break of one side ends both: the agent dials again, and reports what is missing."""
         try:
-            with socket.create_connection(self._goal, timeout=DIAL_S_MAX) as local:
+            with socket.create_connection(self._address, timeout=DIAL_S_MAX) as local:
                 local.settimeout(None)
                 local.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 self._local = local
-                if self._is_put_out:
+                if self._is_stopped:
                     return
                 inward = threading.Thread(
-                    target=self._inward, args=(local,), name=f"flow from {self._goal[1]}", daemon=True
+                    target=self._inward, args=(local,), name=f"forward from {self._address[1]}", daemon=True
                 )
                 inward.start()
                 try:
                     self._outward(local)
-                    inward.join(0.0 if self._is_put_out else LINGER_S)
+                    inward.join(0.0 if self._is_stopped else LINGER_S)
                 finally:
                     _shut(local)
         except (OSError, EOFError, paramiko.SSHException):
@@ -75,14 +75,14 @@ class Forward:
             self._ended()
 
     def _outward(self, local: socket.socket) -> None:
-        """Carry what the supervisor says to the host, until it has said all."""
+        """Copy bytes from the supervisor to the host, until the supervisor shuts down its side."""
         while data := local.recv(READ_BYTES):
             self._channel.sendall(data)
-            self.said_bytes += len(data)
+            self.outward_bytes += len(data)
         self._channel.shutdown_write()
 
     def _inward(self, local: socket.socket) -> None:
-        """Carry what the host says to the supervisor, until it has said all or is gone."""
+        """Copy bytes from the host to the supervisor, until the host shuts down its side or is lost."""
         try:
             while data := self._channel.recv(READ_BYTES):
                 local.sendall(data)
@@ -94,18 +94,18 @@ class Forward:
         _shut(local)
 
 
-def admit(flows: list[Forward], new: Forward) -> list[Forward]:
-    """Return a host's flows with a new one. For one too many, that one goes to which the supervisor has said least,
-    the oldest of several: so whatever else dials there, an agent keeps its connection, and gets a new one."""
-    going_on = [flow for flow in flows if not flow.is_over]
-    if len(going_on) >= FLOWS_MAX:
-        out = min(going_on, key=lambda flow: flow.said_bytes)
-        out.put_out()
-        going_on.remove(out)
-    return [*going_on, new]
+def admit(forwards: list[Forward], new: Forward) -> list[Forward]:
+    """Return a host's forwards with a new one. If they are too many, stop the one to which the supervisor has sent least,
+    the oldest of several: so an agent keeps its connection whatever else dials there, and can open a new one."""
+    open_forwards = [forward for forward in forwards if not forward.is_over]
+    if len(open_forwards) >= FORWARDS_MAX:
+        least = min(open_forwards, key=lambda forward: forward.outward_bytes)
+        least.stop()
+        open_forwards.remove(least)
+    return [*open_forwards, new]
 
 
 def _shut(local: socket.socket) -> None:
-    """End a line for both threads; `close` alone wakes neither."""
+    """Shut a socket down for both threads; `close` alone wakes neither."""
     with contextlib.suppress(OSError):
         local.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""A command that runs on a host: what goes in, what comes out, how it ended.
+"""Command that runs on a host: its input, output and exit code.
 
-One thread reads; another may write. Nothing waits without a limit, and nothing is kept without one: what is not read
-stays with the host, as the channel's window says, and of standard error only the last bytes are remembered.
+One thread reads; another may write. Every wait and every buffer has a limit: output that is not read stays with the
+host, as the channel's window bounds it, and of standard error only the last bytes are kept.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import paramiko
 LINE_BYTES_MAX = 1 << 20
 ERRORS_BYTES_MAX = 16 << 10
 ERRORS_S_MAX = 0.5
-"""How long after a command's end more may come on its standard error; a child that it left may hold that open."""
+"""How long to read standard error after a command's end; a child that it left may hold that open."""
 
 END_POLL_S = 0.02
 TRY_S = 0.1
-"""How long one try to read or write waits: what reads looks for errors as often, lest they hold up the output."""
+"""How long one read or write waits. A reader drains standard error as often, so that it cannot block the output."""
 
 SEND_STALL_S_MAX = 60.0
-PIECE_BYTES = 32 << 10
+BLOCK_BYTES = 32 << 10
 
 
 class RemoteCommand:
@@ -45,7 +45,7 @@ class RemoteCommand:
         moved = time.monotonic()
         while view:
             try:
-                sent = self._channel.send(bytes(view[:PIECE_BYTES]))
+                sent = self._channel.send(bytes(view[:BLOCK_BYTES]))
             except TimeoutError:
                 if time.monotonic() - moved > SEND_STALL_S_MAX:
                     raise TimeoutError(f"the host took nothing for {SEND_STALL_S_MAX:.0f} s") from None
@@ -67,18 +67,18 @@ class RemoteCommand:
     def line(self, wait_s: float) -> bytes | None:
         """Return the next line of standard output, without its end; None after the last. Raises TimeoutError.
 
-        A line of more than `LINE_BYTES_MAX` comes in pieces.
+        A line of more than `LINE_BYTES_MAX` comes in parts.
         """
         deadline = time.monotonic() + wait_s
-        seen = 0
+        searched = 0
         while True:
-            end = self._buffer.find(b"\n", seen)
+            end = self._buffer.find(b"\n", searched)
             if end >= 0 or len(self._buffer) >= LINE_BYTES_MAX:
                 cut = end if 0 <= end <= LINE_BYTES_MAX else LINE_BYTES_MAX
                 line = bytes(self._buffer[:cut])
                 del self._buffer[: cut + (cut == end)]
                 return line
-            seen = len(self._buffer)
+            searched = len(self._buffer)
             if not self._more(deadline):
                 rest, self._buffer = bytes(self._buffer), bytearray()
                 return rest or None
@@ -92,7 +92,7 @@ class RemoteCommand:
         return data
 
     def exit_code(self, wait_s: float) -> int | None:
-        """Wait for the end; None when it was a signal or a broken connection. Raises TimeoutError."""
+        """Wait for the exit code; None after a signal or a broken connection. Raises TimeoutError."""
         deadline = time.monotonic() + wait_s
         while not self._channel.exit_status_ready():
             self._take_errors()
@@ -124,7 +124,7 @@ class RemoteCommand:
             return bool(more)
 
     def _take_last_errors(self) -> None:
-        """A server may tell how a command ended before the last that it said (RFC 4254, 6.10 leaves that open)."""
+        """Read what follows the exit code: RFC 4254, 6.10 allows a server to send it before the last output."""
         deadline = time.monotonic() + ERRORS_S_MAX
         while time.monotonic() < deadline and self._take_error():
             pass
@@ -134,7 +134,7 @@ class RemoteCommand:
             self._take_error()
 
     def _take_error(self) -> bool:
-        """Take what comes next on standard error; False after its end."""
+        """Read the next bytes of standard error; False after its end."""
         try:
             more = self._channel.recv_stderr(ERRORS_BYTES_MAX)
         except TimeoutError:

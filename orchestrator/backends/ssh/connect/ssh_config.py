@@ -1,7 +1,7 @@
-"""How does a host want to be reached? As OpenSSH's configuration says: user, port, keys, bastions, known_hosts.
+"""OpenSSH's configuration of a host: user, port, keys, bastions, known_hosts.
 
-`ssh -G` answers where there is an ssh: it alone knows `Include`, `Match` and whatever comes next. It costs some
-milliseconds, so hosts that the same `Host` lines match share one answer. Without ssh, paramiko's reader has to do.
+`ssh -G` answers where ssh is installed: only ssh itself knows `Include`, `Match` and later additions. It costs some
+milliseconds, so hosts that the same `Host` lines match share one answer. Without ssh, paramiko's reader is used.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _LINE = re.compile(r"^\s*(\w+)(?:\s*=\s*|\s+)(.*?)\s*$")
 _JUMP = re.compile(r"^(?:ssh://)?(?:(?P<user>[^@]+)@)?(?P<host>\[[^]]+\]|[^:@]+)(?::(?P<port>\d+))?/?$")
 
 Options = dict[str, list[str]]
-"""What was set, by keyword in lower case, in the order of the configuration."""
+"""The values set, by keyword in lower case, in the order of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A host and the way to it. `host` is its name as the user wrote it, `hostname` what is dialled."""
+    """A host and how to reach it."""
 
-    host: str
-    hostname: str
+    host: str  # as the user wrote it
+    hostname: str  # what is dialled
     user: str
     port: int
     key_alias: str
@@ -58,19 +58,19 @@ class Target:
 
     @property
     def key_name(self) -> str:
-        """The name that the host's key is kept under in known_hosts."""
+        """The host's name in known_hosts."""
         if self.key_alias:
             return self.key_alias
         return self.hostname if self.port == DEFAULT_PORT else f"[{self.hostname}]:{self.port}"
 
     @property
     def port_option(self) -> str:
-        """What a command for people says of the port, with a blank behind it; nothing of the usual one."""
+        """The port option of a command for people, with a blank behind it; empty for the default port."""
         return "" if self.port == DEFAULT_PORT else f"-p {self.port} "
 
 
 def resolve(host: str, user: str | None = None, port: int | None = None) -> Target:
-    """Return how `host` is reached; `user` and `port` go before the configuration. Raises LaunchError("config")."""
+    """Return how to reach `host`; `user` and `port` override the configuration. Raises LaunchError("config")."""
     return _resolve(host, user, port, None, 0)
 
 
@@ -80,7 +80,7 @@ def home() -> Path:
 
 
 def has_own_home() -> bool:
-    """Say whether HOME is another folder than the one that OpenSSH takes for home, the one of the user database."""
+    """Tell whether HOME differs from the home folder of the user database, which OpenSSH uses."""
     return home() != Path(pwd.getpwuid(os.getuid()).pw_dir)
 
 
@@ -162,7 +162,7 @@ _answers_lock = threading.Lock()
 
 
 def _ask_ssh(host: str, user: str | None, port: int | None) -> Options:
-    """Let ssh print what it would use. It looks for home in the user database only, so another HOME is spelled out."""
+    """Return what `ssh -G` prints. ssh finds the home folder in the user database, so another HOME is spelled out."""
     argv = ["ssh", "-T", "-G"]
     config = ""
     if has_own_home():
@@ -177,8 +177,8 @@ def _ask_ssh(host: str, user: str | None, port: int | None) -> Options:
     except subprocess.TimeoutExpired as err:
         raise _bad(f"`ssh -G {host}` took longer than {ASK_S_MAX:.0f} s", host) from err
     if done.returncode != 0:
-        words = done.stderr.decode(errors="replace").strip().splitlines()
-        raise _bad(words[0] if words else f"`ssh -G {host}` ended with code {done.returncode}", host)
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise _bad(lines[0] if lines else f"`ssh -G {host}` ended with code {done.returncode}", host)
     options: Options = {}
     own = str(Path(pwd.getpwuid(os.getuid()).pw_dir) / ".ssh") + "/"
     for line in done.stdout.decode(errors="replace").splitlines():
@@ -195,15 +195,15 @@ def _read_without_ssh(host: str) -> Options:
         raise _bad("without an ssh client, `Include` cannot be followed: install openssh-client", host)
     text = "\nHost *\n".join(path.read_text(errors="replace") for path in _roots() if path.is_file())
     try:
-        found = paramiko.SSHConfig.from_text(text).lookup(host)
+        options = paramiko.SSHConfig.from_text(text).lookup(host)
     except (paramiko.SSHException, ImportError, ValueError) as err:
         raise _bad(str(err) or type(err).__name__, host) from err
-    return {key: list(value) if isinstance(value, list) else [value] for key, value in found.items()}
+    return {key: list(value) if isinstance(value, list) else [value] for key, value in options.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """Which of all `Host` lines match a host: where nothing else tells hosts apart, it decides about everything."""
+    """Which of all `Host` lines match a host: hosts of the same shape share all options but their names."""
 
     matches: tuple[bool, ...]
 
@@ -212,10 +212,10 @@ class _Shape:
         """Return the host's shape, or None where the configuration tells hosts apart by more than their names."""
         matches: list[bool] = []
         for line in (line for text in texts for line in text.splitlines()):
-            found = _LINE.match(line)
-            if found is None:
+            match = _LINE.match(line)
+            if match is None:
                 continue
-            keyword, value = found[1].lower(), found[2]
+            keyword, value = match[1].lower(), match[2]
             if keyword == "host":
                 matches.append(_matches(value, host))
             elif _tells_apart(keyword, value, host):
@@ -240,7 +240,7 @@ def _matches(patterns: str, host: str) -> bool:
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Tell whether a name is meant by a pattern of OpenSSH's, in which only `*` and `?` mean something."""
+    """Tell whether a name matches a pattern of OpenSSH's, in which only `*` and `?` are special."""
     if "*" not in pattern and "?" not in pattern:
         return pattern == name
     text = "".join({"*": ".*", "?": "."}.get(char, re.escape(char)) for char in pattern)
@@ -252,7 +252,7 @@ def _roots() -> tuple[Path, Path]:
 
 
 def _texts() -> tuple[str, ...]:
-    """Return all configuration files, with those that they include, in no order that means anything."""
+    """Return the texts of all configuration files and of those that they include, in any order."""
     texts: list[str] = []
     waiting = [(path, path.parent) for path in _roots()]
     while waiting and len(texts) < INCLUDES_MAX:
@@ -263,9 +263,9 @@ def _texts() -> tuple[str, ...]:
             continue
         texts.append(text)
         for line in text.splitlines():
-            found = _LINE.match(line)
-            if found and found[1].lower() == "include":
-                for name in found[2].replace('"', " ").split():
+            match = _LINE.match(line)
+            if match and match[1].lower() == "include":
+                for name in match[2].replace('"', " ").split():
                     waiting += [(included, base) for included in _included(name, base)]
     return tuple(texts)
 
@@ -297,13 +297,13 @@ def _defaults(names: tuple[str, ...]) -> list[str]:
 
 
 def _paths(options: Options, keyword: str, tokens: dict[str, str], default: list[str]) -> tuple[Path, ...]:
-    """Read a keyword that can be said several times, with one path each."""
+    """Return the paths of a keyword that may stand on several lines, with one path each."""
     values = [value.strip().strip('"') for value in options.get(keyword, default)]
     return tuple(Path(_expand(value, tokens)) for value in values if value and value.lower() != "none")
 
 
 def _files(options: Options, keyword: str, tokens: dict[str, str], default: list[str]) -> tuple[Path, ...]:
-    """Read a keyword with several paths on one line."""
+    """Return the paths of a keyword with several paths on one line."""
     words = [word for value in options.get(keyword, default) for word in value.replace('"', " ").split()]
     return tuple(Path(_expand(word, tokens)) for word in words if word.lower() != "none")
 
@@ -319,10 +319,10 @@ def _agent_socket(value: str, tokens: dict[str, str]) -> str:
 def _expand(value: str, tokens: dict[str, str], tilde: bool = True) -> str:
     """Fill in `~`, `%h` and its like, and `$NAME` or `${NAME}`."""
     own = socket.gethostname()
-    known = {**tokens, "%": "%", "d": str(home()), "u": getpass.getuser(), "i": str(os.getuid())}
-    known |= {"l": own, "L": own.partition(".")[0]}
-    known["k"] = known["h"]
-    text = re.sub(r"%(.)", lambda found: known.get(found[1], found[0]), value)
+    values = {**tokens, "%": "%", "d": str(home()), "u": getpass.getuser(), "i": str(os.getuid())}
+    values |= {"l": own, "L": own.partition(".")[0]}
+    values["k"] = values["h"]
+    text = re.sub(r"%(.)", lambda match: values.get(match[1], match[0]), value)
     if not tilde:
         return text
     return os.path.expandvars(_tilde(text))

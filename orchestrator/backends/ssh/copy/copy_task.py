@@ -1,4 +1,4 @@
-"""What is common to all ways of copying: how far a copy is, how fast it may be, and how it is given up."""
+"""State of one copy under way, common to rsync and SFTP: its progress, its rate limit, and how it is given up."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from orchestrator.backends.api import Copy
 from orchestrator.core.wire.messages import ManifestEntry
 
 STALL_S_MAX = 60.0
-"""A copy of which not a byte came for so long is given up, and begun again over a line that works."""
+"""A copy without a byte of progress for this long is broken off, and begun again over a connection that works."""
 
 
 class Broken(Exception):
-    """The line broke, or nothing comes over it: to be tried again."""
+    """The connection broke or is silent: the copy is to be tried again."""
 
 
 class Failed(Exception):
-    """It cannot be copied, in words for a person."""
+    """The files cannot be copied; the message is for a person."""
 
 
 class Unfit(Exception):
-    """It cannot be copied in this way, maybe in another."""
+    """The files cannot be copied by this tool, maybe by another."""
 
 
 class GivenUp(Exception):
-    """Nobody wants the copy any more."""
+    """The copy is not wanted any more."""
 
 
 class CopyTask:
-    """One copy under way. One thread copies; any other may look at `done_bytes`, and `give_up`."""
+    """One copy under way. One thread copies; any other may read `done_bytes` and call `give_up`."""
 
     def __init__(self, copy: Copy, bytes_per_s: float | None) -> None:
         self.copy = copy
@@ -58,13 +58,13 @@ class CopyTask:
                 self._abort()
 
     def check(self) -> None:
-        """Raise GivenUp when nobody wants the copy any more."""
+        """Raise GivenUp when the copy is not wanted any more."""
         if self._given_up.is_set():
             raise GivenUp
 
     @contextlib.contextmanager
     def ended_by(self, abort: Callable[[], object]) -> Iterator[None]:
-        """Let `abort` end what is done within, when the copy is given up."""
+        """Call `abort` if the copy is given up within the block."""
         with self._lock:
             before, self._abort = self._abort, abort
         try:
@@ -80,12 +80,12 @@ class CopyTask:
         self.check()
 
     def begin(self) -> None:
-        """Count anew: what was done before is found again, or done again."""
+        """Reset the progress for another try."""
         self.done_bytes = self._paced_bytes = 0
         self._began_s = time.monotonic()
 
     def advance(self, more_bytes: int) -> None:
-        """Enter that so much was copied, and wait as long as the limit asks for. Raises GivenUp."""
+        """Add copied bytes to the progress, and wait as long as the rate limit requires. Raises GivenUp."""
         self.done_bytes += more_bytes
         self._paced_bytes += more_bytes
         if self.bytes_per_s is None:
@@ -94,20 +94,20 @@ class CopyTask:
         ahead_s = self._paced_bytes / self.bytes_per_s - (time.monotonic() - self._began_s)
         self.wait(max(0.0, ahead_s))
 
-    def skip(self, there_bytes: int) -> None:
-        """Enter that so much need not be copied."""
-        self.done_bytes += there_bytes
+    def skip(self, skipped_bytes: int) -> None:
+        """Add bytes to the progress that need not be copied."""
+        self.done_bytes += skipped_bytes
 
 
-def fits(path: Path, piece: ManifestEntry) -> bool:
-    """Tell, from size and time alone, whether a file is the piece that is wanted."""
+def fits(path: Path, entry: ManifestEntry) -> bool:
+    """Tell, from size and time alone, whether a file is that of the manifest entry."""
     try:
         stat = path.stat()
     except OSError:
         return False
-    return (stat.st_size, stat.st_mtime_ns) == (piece.size_bytes, piece.mtime_ns)
+    return (stat.st_size, stat.st_mtime_ns) == (entry.size_bytes, entry.mtime_ns)
 
 
-def mark(path: Path, piece: ManifestEntry) -> None:
-    """Give a file the time of its piece, to the nanosecond, which not every way of copying can."""
-    os.utime(path, ns=(piece.mtime_ns, piece.mtime_ns))
+def mark(path: Path, entry: ManifestEntry) -> None:
+    """Give a file the time of its manifest entry to the nanosecond, which not every tool can."""
+    os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))

@@ -1,17 +1,19 @@
-"""Bulk copies where rsync cannot: over the connection that is there, file by file and each atomically.
+"""Bulk copies by SFTP over an open connection, for hosts without rsync: file by file, each atomically.
 
 Files are sent by SFTP with many requests on their way at once, and fetched as the output of a command. A file is
-written under a temporary name and renamed when it is whole; what is at home already as it is wanted is not copied again.
+written under a temporary name and renamed when it is whole. A file that is already here as expected is not copied again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePath, PurePosixPath
+from typing import IO, TypeVar
 
 import paramiko
 
@@ -28,135 +30,153 @@ READ_BYTES = 1 << 20
 # them, and `%b` turns what stands for a line break in the path into one.
 _TAIL = """/bin/sh -c 'read -r n; IFS= read -r p; echo {mark}; exec tail -c "+$n" <"$(printf %b "$p")"'"""
 
+P = TypeVar("P", bound=PurePath)
 
-def copy(load: CopyTask, connection: Connection) -> None:
+
+def copy(task: CopyTask, connection: Connection) -> None:
     """Copy file by file. Raises Broken, Failed, GivenUp, LaunchError."""
-    load.begin()
-    with contextlib.closing(connection.sftp()) as sftp, load.ended_by(sftp.close):
+    task.begin()
+    with contextlib.closing(connection.sftp()) as sftp, task.ended_by(sftp.close):
         try:
-            for name in load.copy.names:
-                if load.copy.direction is Direction.FETCH:
-                    _fetch(load, connection, sftp, name)
+            for name in task.copy.names:
+                if task.copy.direction is Direction.FETCH:
+                    _fetch(task, connection, sftp, name)
                 else:
-                    _send(load, sftp, name)
+                    _send(task, sftp, name)
         except (EOFError, OSError, paramiko.SSHException) as err:
-            load.check()
+            task.check()
             raise Broken(f"the line broke: {str(err) or type(err).__name__}") from err
 
 
 def tail(connection: Connection, path: str, begin: int) -> RemoteCommand:
     """Begin to read a file of a host at a byte. Raises LaunchError, OSError.
 
-    By `tail`, since SFTP waits for each request before the next, unless a thread of paramiko's reads ahead, which ends
-    with a traceback on standard error when the line is closed.
+    Uses `tail`: SFTP waits for each request before the next, unless a thread of paramiko's reads ahead, which ends with
+    a traceback on standard error when the connection is closed.
     """
     mark = f"orch-{secrets.token_hex(8)}".encode()
     remote = connection.run(_TAIL.format(mark=mark.decode()))
-    line = os.fsencode(path).replace(b"\\", rb"\0134").replace(b"\n", rb"\0012")
-    remote.send(b"%d\n%s\n" % (begin + 1, line))
-    while (said := remote.line(STALL_S_MAX)) is not None and not said.endswith(mark):
+    escaped = os.fsencode(path).replace(b"\\", rb"\0134").replace(b"\n", rb"\0012")
+    remote.send(b"%d\n%s\n" % (begin + 1, escaped))
+    while (line := remote.line(STALL_S_MAX)) is not None and not line.endswith(mark):
         pass  # what a login shell prints
     return remote
 
 
 def blocks(remote: RemoteCommand, size_bytes: int) -> Iterator[bytes]:
-    """Read so much of a file in order. Raises OSError when less of it comes."""
-    came_bytes = 0
-    while came_bytes < size_bytes:
-        block = remote.read(min(READ_BYTES, size_bytes - came_bytes), STALL_S_MAX)
+    """Yield the first `size_bytes` of a file in order. Raises OSError when less of it comes."""
+    received_bytes = 0
+    while received_bytes < size_bytes:
+        block = remote.read(min(READ_BYTES, size_bytes - received_bytes), STALL_S_MAX)
         if not block:
-            raise OSError(f"{came_bytes} of {size_bytes} bytes came")
-        came_bytes += len(block)
+            raise OSError(f"{received_bytes} of {size_bytes} bytes came")
+        received_bytes += len(block)
         yield block
 
 
-def _fetch(load: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, name: str) -> None:
-    copy = load.copy
-    goal = copy.here / name
-    wanted = next((piece for piece in copy.wanted if piece.name == name), None)
-    if wanted is not None and fits(goal, wanted):
-        load.skip(wanted.size_bytes)
+def _fetch(task: CopyTask, connection: Connection, sftp: paramiko.SFTPClient, name: str) -> None:
+    copy = task.copy
+    target = copy.local_dir / name
+    expected = next((entry for entry in copy.expected if entry.name == name), None)
+    if expected is not None and fits(target, expected):
+        task.skip(expected.size_bytes)
         return
-    path = f"{copy.there}/{name}"
+    path = f"{copy.remote_dir}/{name}"
     try:
-        with sftp.open(os.fsencode(path), "rb") as source:  # whether it may be read at all
-            seen = source.stat()
+        with sftp.open(os.fsencode(path), "rb") as source:  # fails when it may not be read
+            attributes = source.stat()
     except OSError as err:
         raise _refused(err, sftp, path, copy.node) from err
-    size_bytes, mtime_s = seen.st_size or 0, int(seen.st_mtime or 0)
-    if wanted is not None and (size_bytes, mtime_s) != (wanted.size_bytes, wanted.mtime_ns // 10**9):
+    size_bytes, mtime_s = attributes.st_size or 0, int(attributes.st_mtime or 0)
+    if expected is not None and (size_bytes, mtime_s) != (expected.size_bytes, expected.mtime_ns // 10**9):
         raise Failed(f"{name} was written again on {copy.node} before it was copied")
-    part = goal.with_name(f".orch-{secrets.token_hex(6)}.part")
-    with _local(copy.here):
-        goal.parent.mkdir(parents=True, exist_ok=True)
-        target = part.open("wb")
-    try:
-        with target, contextlib.closing(tail(connection, path, 0)) as remote, load.ended_by(remote.close):
-            for block in blocks(remote, size_bytes):
-                with _local(copy.here):
-                    target.write(block)
-                load.advance(len(block))
+    with _local(copy.local_dir):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with _part_of(target, Path.replace, Path.unlink) as part:
+        _receive(task, connection, path, part, size_bytes)
         os.utime(part, (mtime_s, mtime_s))
-        if wanted is not None:
-            mark(part, wanted)
-        part.replace(goal)
-    finally:
-        part.unlink(missing_ok=True)
+        if expected is not None:
+            mark(part, expected)
 
 
-def _send(load: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
-    """Write a file on a host. SFTP tells times in whole seconds, in which a file can be written twice, so what another
-    copy brought there is not taken for the same."""
-    copy = load.copy
-    path = PurePosixPath(copy.there, name)
-    part = path.with_name(f".orch-{secrets.token_hex(6)}.part")
+def _receive(task: CopyTask, connection: Connection, path: str, part: Path, size_bytes: int) -> None:
+    with _local(task.copy.local_dir):
+        file = part.open("wb")
+    with file, contextlib.closing(tail(connection, path, 0)) as remote, task.ended_by(remote.close):
+        for block in blocks(remote, size_bytes):
+            with _local(task.copy.local_dir):
+                file.write(block)
+            task.advance(len(block))
+
+
+def _send(task: CopyTask, sftp: paramiko.SFTPClient, name: str) -> None:
+    """Write a file on a host. SFTP gives times in whole seconds, in which a file can be written twice; so a file that
+    another copy brought there does not count as the same."""
+    copy = task.copy
+    path = PurePosixPath(copy.remote_dir, name)
     try:
-        source = (copy.here / name).open("rb")
+        source = (copy.local_dir / name).open("rb")
     except OSError as err:
-        raise Failed(f"{copy.here / name} on this machine: {err.strerror}") from err
+        raise Failed(f"{copy.local_dir / name} on this machine: {err.strerror}") from err
     with source:
-        seen = os.fstat(source.fileno())
-        if name in load.sent:
-            load.skip(seen.st_size)
+        if name in task.sent:
+            task.skip(os.fstat(source.fileno()).st_size)
             return
         try:
             _make_folders(sftp, path.parent)
-            with contextlib.closing(sftp.open(os.fsencode(part), "wb")) as target:
-                target.set_pipelined(True)
-                while block := source.read(REQUEST_BYTES):
-                    target.write(block)
-                    load.advance(len(block))
-                _see_all_written(target, seen.st_size)
-            sftp.utime(os.fsencode(part), (seen.st_mtime, seen.st_mtime))
-            _rename(sftp, part, path)
-            load.sent.append(name)
+            rename = functools.partial(_rename, sftp)
+            with _part_of(path, rename, lambda part: sftp.remove(os.fsencode(part))) as part:
+                _upload(task, sftp, source, part)
         except OSError as err:
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                sftp.remove(os.fsencode(part))
             raise _refused(err, sftp, str(path), copy.node) from err
+    task.sent.append(name)
 
 
-def _see_all_written(target: paramiko.SFTPFile, size_bytes: int) -> None:
-    """Ask for the size, since answers to writes that were not waited for are not looked at. Raises OSError."""
+def _upload(task: CopyTask, sftp: paramiko.SFTPClient, source: IO[bytes], part: PurePosixPath) -> None:
+    attributes = os.fstat(source.fileno())
+    with contextlib.closing(sftp.open(os.fsencode(part), "wb")) as target:
+        target.set_pipelined(True)
+        while block := source.read(REQUEST_BYTES):
+            target.write(block)
+            task.advance(len(block))
+        _check_all_written(target, attributes.st_size)
+    sftp.utime(os.fsencode(part), (attributes.st_mtime, attributes.st_mtime))
+
+
+@contextlib.contextmanager
+def _part_of(path: P, rename: Callable[[P, P], object], remove: Callable[[P], object]) -> Iterator[P]:
+    """Yield the path of a part file beside `path`; at the end rename it to `path`, or remove it where that fails."""
+    part = path.with_name(f".orch-{secrets.token_hex(6)}.part")
+    try:
+        yield part
+        rename(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            remove(part)
+        raise
+
+
+def _check_all_written(target: paramiko.SFTPFile, size_bytes: int) -> None:
+    """Ask for the size: paramiko ignores answers to pipelined writes. Raises OSError."""
     written_bytes = target.stat().st_size or 0
     if written_bytes < size_bytes:
         raise OSError(f"it took {written_bytes} of {size_bytes} bytes")
 
 
 def _make_folders(sftp: paramiko.SFTPClient, folder: PurePosixPath) -> None:
-    """Make a folder and those above it, as far as they are missing."""
-    for one in (*reversed(folder.parents), folder):
+    """Make a folder and its parents, as far as they are missing."""
+    for parent in (*reversed(folder.parents), folder):
         try:
-            mode = sftp.stat(os.fsencode(one)).st_mode or 0
+            mode = sftp.stat(os.fsencode(parent)).st_mode or 0
         except FileNotFoundError:
-            sftp.mkdir(os.fsencode(one))
+            sftp.mkdir(os.fsencode(parent))
             continue
         if not stat.S_ISDIR(mode):
-            raise NotADirectoryError(20, f"{one} is no folder")
+            raise NotADirectoryError(20, f"{parent} is no folder")
 
 
 def _rename(sftp: paramiko.SFTPClient, part: PurePosixPath, path: PurePosixPath) -> None:
-    """Put a file in its place at once; a server without that extension of OpenSSH's cannot replace one."""
+    """Rename atomically; a server without OpenSSH's extension for that cannot replace a file."""
     try:
         sftp.posix_rename(os.fsencode(part), os.fsencode(path))
     except OSError:
@@ -167,7 +187,7 @@ def _rename(sftp: paramiko.SFTPClient, part: PurePosixPath, path: PurePosixPath)
 
 @contextlib.contextmanager
 def _local(here: Path) -> Iterator[None]:
-    """What goes wrong with this machine's disk is no fault of the line."""
+    """Turn errors of this machine's disk into Failed: they are not the connection's fault."""
     try:
         yield
     except OSError as err:
@@ -175,7 +195,7 @@ def _local(here: Path) -> Iterator[None]:
 
 
 def _refused(err: OSError, sftp: paramiko.SFTPClient, path: str, node: str) -> Exception:
-    """Return what a host's refusal says. The protocol has no word for a full disk: that is a bare "Failure"."""
+    """Return what a host's refusal means. The protocol reports a full disk as a bare "Failure"."""
     channel = sftp.get_channel()
     if isinstance(err, TimeoutError | ConnectionError) or channel is None or channel.closed:
         return Broken(f"the line broke: {str(err) or type(err).__name__}")

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh.conversation import Clocks
-from orchestrator.backends.ssh.launch import Code, Landed, Launcher, launch_agent, reach
+from orchestrator.backends.ssh.launch import Code, LaunchedAgent, Launcher, launch_agent, reach
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import locks
 from orchestrator.core.observations import Retryable
@@ -36,7 +36,7 @@ def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, c
     assert host.processes[0].wait(fake_host.GONE_S_MAX) == 0
     assert (landed.root, landed.ships, landed.was_up) == (str(host.job.root), True, False)
     assert {name: (host.job.code / name).read_bytes() for name in fake_host.FILES} == fake_host.FILES
-    assert fake_host.sha256(host.job.bundle) == fake_host.kit().parcel.sha256
+    assert fake_host.sha256(host.job.bundle) == fake_host.launcher().blob.sha256
     assert landed.pid in fake_host.keepers(host.home)
     stat = procfs.stat(landed.pid)
     assert stat is not None and stat.session == landed.pid
@@ -73,7 +73,7 @@ def test_a_second_launch_finds_the_agent_alive_and_starts_none(host: FakeHost, c
 
 def test_what_is_there_is_not_sent_again(host: FakeHost, code: Code) -> None:
     launch_agent(host, fake_host.launch(code))
-    assert _sent_bytes(host) > len(fake_host.BUNDLE) + code.parcel.size_bytes
+    assert _sent_bytes(host) > len(fake_host.BUNDLE) + code.blob.size_bytes
     launch_agent(host, fake_host.launch(code))
     assert _sent_bytes(host) < 20_000
     launch_agent(host, fake_host.launch(code, fake_host.config(root="~/.orch/jobs/another")))
@@ -94,7 +94,7 @@ def test_a_bundle_that_was_damaged_on_the_disk_is_replaced(host: FakeHost, code:
     data[1000] ^= 1
     host.job.bundle.write_bytes(data)
     launch_agent(host, fake_host.launch(code))
-    assert fake_host.sha256(host.job.bundle) == fake_host.kit().parcel.sha256
+    assert fake_host.sha256(host.job.bundle) == fake_host.launcher().blob.sha256
 
 
 def test_parts_of_a_launch_that_was_killed_do_not_matter(host: FakeHost, code: Code) -> None:
@@ -136,8 +136,8 @@ def test_two_launches_of_one_node_at_once_leave_one_agent(host: FakeHost, code: 
     assert alone.pid in fake_host.keepers(host.home)
 
 
-def _at_once(deeds: list[Callable[[], Landed]]) -> list[Landed]:
-    landed: list[Landed] = []
+def _at_once(deeds: list[Callable[[], LaunchedAgent]]) -> list[LaunchedAgent]:
+    landed: list[LaunchedAgent] = []
     threads = [threading.Thread(target=lambda one: landed.append(one()), args=(deed,)) for deed in deeds]
     for thread in threads:
         thread.start()
@@ -178,7 +178,7 @@ def test_the_submitter_s_python_is_the_first_that_is_tried(
 ) -> None:
     mine = tmp_path / 'it\'s "my" $(python)'
     mine.symlink_to(Path(sys.executable).resolve())
-    landed = launch_agent(host, fake_host.launch(code, of=fake_host.kit(str(mine))))
+    landed = launch_agent(host, fake_host.launch(code, of=fake_host.launcher(str(mine))))
     assert landed.python == str(mine)
 
 
@@ -205,7 +205,8 @@ def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Launcher:
         (tools / name).symlink_to(found)
     host.env["PATH"] = ":".join(map(str, (*more, tools)))
     return Launcher(
-        fake_host.kit().script.replace("/usr/", "/nowhere/").replace("/opt/", "/nowhere/"), fake_host.BUNDLE
+        fake_host.launcher().script.replace("/usr/", "/nowhere/").replace("/opt/", "/nowhere/"),
+        fake_host.BUNDLE,
     )
 
 
@@ -282,7 +283,7 @@ def test_wherever_the_launching_side_vanishes_no_half_started_job_is_left(
     assert host.processes[0].wait(fake_host.GONE_S_MAX) is not None
     host.breaks_after = None
     if went:
-        assert reach(host, fake_host.kit(), fake_host.config()).alive
+        assert reach(host, fake_host.launcher(), fake_host.config()).alive
     else:
         fake_host.wait_gone(fake_host.keepers(host.home))
         assert not locks.is_held(host.job.node("node-0") / "agent.lock")

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.launch import Code, launch_agent, reach, survey, sweep
+from orchestrator.backends.ssh.launch import Code, clean_up, launch_agent, reach, survey
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
@@ -26,26 +26,26 @@ def test_an_agent_is_told_its_new_address_and_is_found_alive_or_dead(host: FakeH
     launch_agent(host, fake_host.launch(code))
     endpoint = host.job.node("node-0") / "endpoint"
     assert endpoint.read_text() == "127.0.0.1:9\n"
-    seen = reach(host, fake_host.kit(), fake_host.config(address="127.0.0.1:7"))
+    seen = reach(host, fake_host.launcher(), fake_host.config(address="127.0.0.1:7"))
     assert seen.alive and seen.boot_id == procfs.boot_id() and endpoint.read_text() == "127.0.0.1:7\n"
     log = host.job.node("node-0") / "agent.log"
     fake_host.wait_for(lambda: "Connect call failed" in log.read_text(), "the agent's first call")
     fake_host.end_all(host.home)
-    seen = reach(host, fake_host.kit(), fake_host.config())
+    seen = reach(host, fake_host.launcher(), fake_host.config())
     assert not seen.alive and "Connect call failed" in seen.words
 
 
 def test_reaching_a_host_without_the_job_makes_nothing_there(host: FakeHost) -> None:
-    assert not reach(host, fake_host.kit(), fake_host.config()).alive
+    assert not reach(host, fake_host.launcher(), fake_host.config()).alive
     assert list(host.home.iterdir()) == []
 
 
 def test_a_survey_tells_what_there_is_and_leaves_nothing(host: FakeHost) -> None:
-    found = survey(host, fake_host.kit(), "~/.orch/jobs/x", ("no-such-python", ".venv/bin/python"))
-    assert found.looked.root == str(host.home / ".orch/jobs/x") and found.looked.fault == ""
-    assert found.looked.cores == os.cpu_count() and found.looked.free_bytes > 0
-    assert "lo" in found.looked.interfaces
-    assert found.looked.program == ".venv/bin/python" and "snapshot" in found.looked.torch
+    found = survey(host, fake_host.launcher(), "~/.orch/jobs/x", ("no-such-python", ".venv/bin/python"))
+    assert found.host.root == str(host.home / ".orch/jobs/x") and found.host.fault == ""
+    assert found.host.cores == os.cpu_count() and found.host.free_bytes > 0
+    assert "lo" in found.host.interfaces
+    assert found.host.program == ".venv/bin/python" and "snapshot" in found.host.torch
     assert list(host.home.iterdir()) == []
 
 
@@ -54,35 +54,35 @@ def test_a_survey_says_which_torch_the_ranks_would_have(host: FakeHost, tmp_path
     broken = fake_host.program(
         tmp_path, "no", "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n"
     )
-    assert survey(host, fake_host.kit(), "~/x/jobs/y", (str(python),)).looked.torch == "9.9.9"
-    assert "No module named" in survey(host, fake_host.kit(), "~/x/jobs/y", (str(broken),)).looked.torch
+    assert survey(host, fake_host.launcher(), "~/x/jobs/y", (str(python),)).host.torch == "9.9.9"
+    assert "No module named" in survey(host, fake_host.launcher(), "~/x/jobs/y", (str(broken),)).host.torch
 
 
 def test_a_survey_names_a_folder_that_cannot_be_made(host: FakeHost) -> None:
     (host.home / ".orch").write_text("a file")
-    looked = survey(host, fake_host.kit(), "~/.orch/jobs/x", ()).looked
+    looked = survey(host, fake_host.launcher(), "~/.orch/jobs/x", ()).host
     assert "not a directory" in looked.fault and "ssh.remote_dir" in looked.fix
 
 
 def test_sweeping_ends_what_runs_and_removes_the_folder(host: FakeHost, code: Code) -> None:
     landed = launch_agent(host, fake_host.launch(code))
-    swept = sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID)
+    swept = clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID)
     assert swept == w.CleanedUp(killed=2, kept="")
     fake_host.wait_gone([landed.pid])
     assert fake_host.keepers(host.home) == [] and not host.jobs.exists()
-    assert sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID) == w.CleanedUp(0, "")
+    assert clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID) == w.CleanedUp(0, "")
 
 
 def test_sweeping_kills_what_an_agent_left(host: FakeHost, code: Code) -> None:
     host.job.node("node-0").mkdir(parents=True)
     orphan = subprocess.Popen(["sleep", "600"], env={"ORCH_TAG": f"{jobs.ID}/node-0"})
-    sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID)
+    clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID)
     assert orphan.wait(fake_host.GONE_S_MAX) == -9
 
 
 def test_sweeping_keeps_the_folder_that_the_job_was_submitted_from(host: FakeHost) -> None:
     host.job.secrets.mkdir(parents=True)
-    assert "submitted from" in sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID).kept
+    assert "submitted from" in clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID).kept
     assert host.job.secrets.is_dir()
 
 
@@ -94,14 +94,14 @@ def test_sweeping_keeps_a_folder_where_an_agent_of_another_host_lives(host: Fake
     )
     with (node / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert "other-host" in sweep(host, fake_host.kit(), fake_host.config().root, jobs.ID).kept
+        assert "other-host" in clean_up(host, fake_host.launcher(), fake_host.config().root, jobs.ID).kept
     assert node.is_dir()
 
 
 def test_sweeping_refuses_a_folder_that_is_not_the_job_s(host: FakeHost) -> None:
     (host.home / "precious").mkdir()
     with pytest.raises(LaunchError, match="is not the folder of job"):
-        sweep(host, fake_host.kit(), "~/precious", jobs.ID)
+        clean_up(host, fake_host.launcher(), "~/precious", jobs.ID)
     assert (host.home / "precious").is_dir()
 
 

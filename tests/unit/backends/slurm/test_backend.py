@@ -1,5 +1,5 @@
-"""Do agents come up by srun, is each failure told of the right node, and is the end of an allocation noticed? With
-programs of a test in the place of srun and scontrol."""
+"""Slurm backend: agents come up by srun, failures name the right node, the end of an allocation is noticed. Test programs
+stand in for srun and scontrol."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ class World:
 
     folder: Path
     job: JobDir
-    stirred: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event = field(default_factory=threading.Event)
     backends: list[SlurmBackend] = field(default_factory=list)
 
     def backend(self, *, options: tuple[str, ...] = (), **environ: str) -> SlurmBackend:
         grant = grant_of(self.job, {**ENVIRON, **environ})
         assert grant is not None
         env = {**os.environ, **ENVIRON, **environ}
-        one = SlurmBackend(self.job, grant, env, self.stirred.set, options)
+        one = SlurmBackend(self.job, grant, env, self.woken.set, options)
         self.backends.append(one)
         return one
 
@@ -120,7 +120,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def test_what_is_launched_in_one_round_is_one_srun_that_is_told_on_standard_input(world: World) -> None:
     one = world.backend()
-    assert world.launch(one, "n3", "n1") == [] and world.stirred.is_set()
+    assert world.launch(one, "n3", "n1") == [] and world.woken.is_set()
     argv = world.run(0)
     assert {"--nodes=2", "--ntasks=2", "--nodelist=n1,n3", "--overlap", "--no-kill", "--mem=0"} <= set(argv)
     assert argv[-2:] == ["/bin/sh", str(world.job.scripts / "agent.sh")]
@@ -183,10 +183,10 @@ def test_an_agent_is_gone_when_srun_says_so_and_not_before(world: World) -> None
     world.say(0, "0: orch agent on n1\n1: orch agent on n2\nsrun: error: n2: task 1: Killed\n")
     one = world.backend()
     world.launch(one, "n1", "n2")
-    fake_host.wait_for(lambda: one.gone("n2"), "the end of the agent")
-    assert one.gone("n2") == "srun: Killed" and one.gone("n1") is None
+    fake_host.wait_for(lambda: one.agent_death("n2"), "the end of the agent")
+    assert one.agent_death("n2") == "srun: Killed" and one.agent_death("n1") is None
     world.launch(one, "n2")
-    assert one.gone("n2") is None, "another one is coming up"
+    assert one.agent_death("n2") is None, "another one is coming up"
 
 
 def test_the_next_supervisor_watches_on_over_the_sruns_of_the_one_before(world: World) -> None:
@@ -196,10 +196,10 @@ def test_the_next_supervisor_watches_on_over_the_sruns_of_the_one_before(world: 
     path = next(world.job.steps.glob("*.log"))
     fake_host.wait_for(lambda: "on n2" in path.read_text(), "the words of the agents")
     later = world.backend()
-    assert later.gone("n1") is None
+    assert later.agent_death("n1") is None
     with path.open("a") as log:
         log.write("srun: error: n1: task 0: Exited with exit code 137\n")
-    assert later.gone("n1") == "srun: Exited with exit code 137"
+    assert later.agent_death("n1") == "srun: Exited with exit code 137"
     world.launch(later, "n1")
     world.run(1)
     assert len(list(world.job.steps.glob("8.0-*.json"))) == 2, "no name is used twice"
@@ -237,7 +237,7 @@ def endings(one: SlurmBackend) -> list[tuple[Cause, float | None]]:
 def test_the_signal_before_the_time_limit_is_told_with_what_is_left(world: World) -> None:
     one = world.backend()
     os.kill(os.getpid(), signal.SIGUSR1)
-    fake_host.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 90.0)] and endings(one) == []
 
 
@@ -251,13 +251,13 @@ def test_a_signal_long_before_the_time_limit_is_no_news(
 
     def is_said() -> bool:
         said.append(capsys.readouterr().out)
-        return "none of Slurm's" in "".join(said)
+        return "Slurm has not sent it" in "".join(said)
 
     fake_host.wait_for(is_said, "what came of it")
-    assert endings(one) == [] and not world.stirred.is_set()
+    assert endings(one) == [] and not world.woken.is_set()
     world.shows(RUNNING.replace("RunTime=00:00:30", "RunTime=00:00:31"))
     os.kill(os.getpid(), signal.SIGUSR1)
-    fake_host.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 89.0)]
 
 
@@ -267,13 +267,13 @@ def test_a_term_is_explained_by_the_daemons_words_of_this_stay(world: World) -> 
     one = world.backend()
     world.prints(word.format(" DUE TO PREEMPTION"))
     os.kill(os.getpid(), signal.SIGTERM)
-    fake_host.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(Cause.PREEMPTED, 7.0)]
 
 
 def test_a_signal_that_came_before_the_supervisor_is_heeded_too(world: World) -> None:
     one = world.backend(ORCH_ENDING="USR1")
-    fake_host.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
 
 
@@ -282,7 +282,7 @@ def test_a_term_that_ends_nothing_is_no_news(world: World, monkeypatch: pytest.M
     one = world.backend()
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGUSR1)
-    fake_host.wait_for(world.stirred.is_set, "the news")
+    fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(Cause.TIME_LIMIT, 90.0)]
 
 
@@ -290,8 +290,8 @@ def test_an_agents_warning_shows_the_grace_before_preemption(world: World) -> No
     one = world.backend()
     world.shows(f"{RUNNING} EndTime=2026-11-21T06:00:40 PreemptTime=2026-11-21T06:00:30")
     assert one.allocation is not None
-    one.allocation.look()
-    fake_host.wait_for(world.stirred.is_set, "the news")
+    one.allocation.check()
+    fake_host.wait_for(world.woken.is_set, "the news")
     assert endings(one) == [(Cause.PREEMPTED, 10.0)]
 
 

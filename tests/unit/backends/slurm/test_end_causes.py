@@ -1,4 +1,4 @@
-"""Is it told apart why Slurm takes the nodes away? From the words of its daemons and of scontrol, as 22.05 says them."""
+"""Causes of an allocation's end, from the output of Slurm's daemons and of scontrol in the words of 22.05."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is it known of each node what became of its agent? From what srun of 22.05 prints."""
+"""Fates of agents, from the output of srun 22.05."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Srun:
     def prints(self, text: str) -> Step:
         with self.log.open("a") as file:
             file.write(text)
-        self.step.look()
+        self.step.poll()
         return self.step
 
     def fates(self) -> list[Fate]:

@@ -1,4 +1,4 @@
-"""Does one host's thread launch once, keep its way open, and tell what it sees? Over fake sessions and a fake clock."""
+"""Host worker: launches once, keeps the connection open, reports what it sees. Over fake sessions and a fake clock."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ def world() -> Iterator[World]:
 def test_a_launch_connects_forwards_and_lands_with_the_hosts_own_address(world: World) -> None:
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
-    assert world.host.calls == ["open", "forward", "land 127.0.0.1:30000"]
+    assert world.host.calls == ["open", "forward", "launch 127.0.0.1:30000"]
     assert (worker.take_failure(), worker.take_evidence(), worker.reason) == (None, None, "")
     world.dial()
-    assert world.flows[0][0] == "127.0.0.1:4000"
+    assert world.forwards[0][0] == "127.0.0.1:4000"
 
 
 def test_a_launch_that_is_under_way_is_not_begun_twice(world: World) -> None:
-    world.host.may_land = threading.Semaphore(0)
+    world.host.may_launch = threading.Semaphore(0)
     worker = world.worker()
     worker.launch(CONFIG)
-    assert world.host.in_land.acquire(timeout=REST_S_MAX)
+    assert world.host.in_launch.acquire(timeout=REST_S_MAX)
     worker.launch(CONFIG)
-    world.clock.until_rest(world.host.may_land.release)
-    assert world.host.calls == ["open", "forward", "land 127.0.0.1:30000"]
+    world.clock.until_rest(world.host.may_launch.release)
+    assert world.host.calls == ["open", "forward", "launch 127.0.0.1:30000"]
 
 
 @pytest.mark.parametrize("trouble", list(Retryable))
 def test_a_failed_landing_is_told_once_and_not_tried_again(world: World, trouble: Retryable) -> None:
-    world.host.lands = LaunchError("folder", "no space", "make some", trouble)
+    world.host.launch_error = LaunchError("folder", "no space", "make some", trouble)
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
-    assert worker.take_failure() is world.host.lands
+    assert worker.take_failure() is world.host.launch_error
     assert worker.take_failure() is None
-    assert (world.stirred, worker.reason) == (1, "folder: no space")
+    assert (world.woken, worker.reason) == (1, "folder: no space")
     assert world.host.since(lambda: world.clock.advance(50.0)) == []
     kept = trouble is Retryable.BUSY  # the next try, when a GPU comes free, needs no new connection
     assert world.host.sessions[-1].closed is not kept
-    world.host.lands = None
+    world.host.launch_error = None
     again = world.host.since(lambda: world.clock.until_rest(lambda: worker.launch(CONFIG)))
     begin = ["ask"] if kept else ["open", "forward"]
-    assert again == [*begin, f"land 127.0.0.1:{30_000 if kept else 30_001}"]
+    assert again == [*begin, f"launch 127.0.0.1:{30_000 if kept else 30_001}"]
     assert worker.reason == ""
 
 
@@ -70,14 +70,14 @@ def test_a_host_that_cannot_be_reached_is_a_failed_launch(world: World) -> None:
 def test_a_bug_is_a_failed_launch_and_not_a_dead_thread(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.host.lands = ZeroDivisionError("oh")
+    world.host.launch_error = ZeroDivisionError("oh")
     worker = world.worker()
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     failure = worker.take_failure()
     assert failure is not None
     assert "ZeroDivisionError: oh" in failure.reason
     assert "Traceback" in capsys.readouterr().err
-    world.host.lands = None
+    world.host.launch_error = None
     world.clock.until_rest(lambda: worker.launch(CONFIG))
     assert worker.take_failure() is None
 
@@ -88,7 +88,7 @@ def test_a_dead_connection_is_opened_again_and_the_agent_told_the_new_port(world
     world.clock.advance(11.0)
 
     def heal_and_ask() -> None:
-        world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))
+        world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT))
 
     assert world.host.since(heal_and_ask) == ["ask", "close", "open", "forward", "reach 127.0.0.1:30001"]
     assert worker.take_evidence() is None
@@ -99,7 +99,7 @@ def test_a_way_that_stays_closed_is_tried_at_growing_distances_for_as_long_as_it
 ) -> None:
     world.host.refuses = LaunchError("connect", "no route")
     worker = world.worker()
-    world.clock.until_rest(lambda: worker.attend(CONFIG))
+    world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
     assert worker.reason == "connect: no route"
     for pause_s in (0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 10.0):
         assert world.host.since(lambda: world.clock.advance(pause_s - 0.1)) == []  # noqa: B023
@@ -114,7 +114,7 @@ def test_a_way_that_breaks_as_soon_as_it_is_open_is_opened_again_after_a_pause(w
     worker = world.launched()
     world.clock.advance(3.0)
     world.host.answers = False
-    broken = lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.ASK))  # noqa: E731
+    broken = lambda: world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_CONNECTION))  # noqa: E731
     assert world.host.since(broken) == ["ask", "close"]
     assert world.host.since(lambda: world.clock.advance(0.6)) == ["open", "forward", "reach 127.0.0.1:30001"]
     world.clock.advance(0.6)
@@ -127,7 +127,7 @@ def test_an_agent_that_cannot_be_looked_for_keeps_its_way(world: World) -> None:
     worker = world.launched()
     world.clock.advance(3.0)
     world.host.unseen = LaunchError("folder", "no space")
-    looked = world.host.since(lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK)))
+    looked = world.host.since(lambda: world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT)))
     assert looked == ["ask", "reach 127.0.0.1:30000", "ask"]
     assert worker.reason == "folder: no space"
     assert not world.host.sessions[-1].closed
@@ -136,7 +136,7 @@ def test_an_agent_that_cannot_be_looked_for_keeps_its_way(world: World) -> None:
 def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(world: World) -> None:
     world.host.refuses = LaunchError("host key", "its key changed", "", Retryable.PERMANENT)
     worker = world.worker()
-    world.clock.until_rest(lambda: worker.attend(CONFIG))
+    world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
     assert world.host.since(lambda: world.clock.advance(29.0)) == []
     assert world.host.since(lambda: world.clock.advance(1.1)) == ["open"]
     assert worker.reason == "host key: its key changed"
@@ -145,11 +145,11 @@ def test_a_host_that_refuses_for_good_is_tried_slowly_and_the_reason_is_kept(wor
 def test_news_from_the_supervisor_ends_a_pause(world: World) -> None:
     world.host.refuses = LaunchError("connect", "no route")
     worker = world.worker()
-    world.clock.until_rest(lambda: worker.attend(CONFIG))
+    world.clock.until_rest(lambda: worker.keep_reachable(CONFIG))
     for _ in range(6):
         world.clock.advance(10.0)
     world.clock.advance(3.0)
-    asked = world.host.since(lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK)))
+    asked = world.host.since(lambda: world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT)))
     assert asked == ["open"]
 
 
@@ -157,10 +157,10 @@ def test_an_agent_that_is_gone_is_told_once_and_no_way_kept_for_it(world: World)
     worker = world.launched()
     world.host.agent = False
     world.clock.advance(3.0)
-    world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))
+    world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT))
     assert worker.take_evidence() == "its agent is not running any more; it left no word"
     assert worker.take_evidence() is None
-    assert world.stirred == 1
+    assert world.woken == 1
     world.clock.advance(61.0)
     assert world.host.sessions[-1].closed
 
@@ -169,14 +169,14 @@ def test_a_host_that_was_restarted_is_told(world: World) -> None:
     worker = world.launched()
     world.host.agent, world.host.boot, world.host.answers = False, "boot-2", False
     world.clock.advance(11.0)
-    world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))
+    world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT))
     assert worker.take_evidence() == "the host was restarted"
 
 
 def test_an_agent_is_not_looked_for_oftener_than_every_two_seconds(world: World) -> None:
     worker = world.launched()
     world.clock.advance(2.0)
-    ask = lambda: world.clock.until_rest(lambda: worker.ask(w.HostAction.LOOK))  # noqa: E731
+    ask = lambda: world.clock.until_rest(lambda: worker.check(w.HostAction.CHECK_AGENT))  # noqa: E731
     assert world.host.since(ask) == ["ask", "reach 127.0.0.1:30000"]
     assert world.host.since(ask) == []
     assert world.host.since(lambda: world.clock.advance(0.6)) == ["ask"]  # which costs next to nothing
@@ -205,9 +205,9 @@ def test_an_agent_that_hangs_up_has_its_connection_asked(world: World) -> None:
 
 def test_a_dismissed_agents_way_is_kept_a_while_and_as_long_as_copies_use_it(world: World) -> None:
     worker = world.launched()
-    world.clock.until_rest(worker.leave)
+    world.clock.until_rest(worker.release)
     world.busy = True
-    world.clock.advance(w.LEAVE_S + 1)
+    world.clock.advance(w.RELEASE_S + 1)
     assert not world.host.sessions[-1].closed
     world.busy = False
     world.clock.advance(w.BUSY_S)
@@ -217,11 +217,11 @@ def test_a_dismissed_agents_way_is_kept_a_while_and_as_long_as_copies_use_it(wor
 
 def test_a_connection_is_lent_for_copies_after_the_agent_has_left(world: World) -> None:
     worker = world.launched()
-    world.clock.until_rest(worker.leave)
-    world.clock.advance(w.LEAVE_S + 1)
+    world.clock.until_rest(worker.release)
+    world.clock.advance(w.RELEASE_S + 1)
     assert world.host.sessions[-1].closed
-    lent = worker.lend()
-    assert lent is world.host.sessions[-1]
+    session = worker.borrow_session()
+    assert session is world.host.sessions[-1]
     assert not world.host.sessions[-1].closed
     assert world.host.calls[-2:] == ["open", "ask"]
 
@@ -230,7 +230,7 @@ def test_a_dead_connection_is_not_lent(world: World) -> None:
     worker = world.launched()
     world.clock.advance(retry_schedule.HELD_S)
     world.host.sessions[-1].closed = True
-    assert worker.lend() is world.host.sessions[1]
+    assert worker.borrow_session() is world.host.sessions[1]
 
 
 def test_closing_ends_the_thread_and_hangs_up(world: World) -> None:
@@ -238,39 +238,39 @@ def test_closing_ends_the_thread_and_hangs_up(world: World) -> None:
     worker.close()
     worker.join(REST_S_MAX)
     assert world.host.calls == ["close"]
-    assert worker.lend() is None
+    assert worker.borrow_session() is None
 
 
 def test_no_more_hosts_launch_at_once_than_have_turns(world: World) -> None:
-    world.host.may_land = threading.Semaphore(0)
+    world.host.may_launch = threading.Semaphore(0)
     workers = [world.worker() for _ in range(3)]
     for worker in workers:
         worker.launch(CONFIG)
-    assert all(world.host.in_land.acquire(timeout=REST_S_MAX) for _ in range(2))
-    assert not world.host.in_land.acquire(blocking=False)
-    world.host.may_land.release(3)
-    assert world.host.in_land.acquire(timeout=REST_S_MAX)
+    assert all(world.host.in_launch.acquire(timeout=REST_S_MAX) for _ in range(2))
+    assert not world.host.in_launch.acquire(blocking=False)
+    world.host.may_launch.release(3)
+    assert world.host.in_launch.acquire(timeout=REST_S_MAX)
 
 
 def test_a_host_that_is_let_go_while_it_is_launched_gets_no_agent(world: World) -> None:
-    world.host.may_land = threading.Semaphore(0)
+    world.host.may_launch = threading.Semaphore(0)
     worker = world.worker()
     worker.launch(CONFIG)
-    assert world.host.in_land.acquire(timeout=REST_S_MAX)
-    worker.leave()
-    world.clock.until_rest(world.host.may_land.release)
+    assert world.host.in_launch.acquire(timeout=REST_S_MAX)
+    worker.release()
+    world.clock.until_rest(world.host.may_launch.release)
     assert (world.host.started, worker.take_failure()) == (0, None)
 
 
 def test_a_launch_that_is_not_wanted_any_more_gives_up_its_place(world: World) -> None:
-    world.host.may_land = threading.Semaphore(0)
+    world.host.may_launch = threading.Semaphore(0)
     workers = [world.worker() for _ in range(3)]
     for worker in workers:
         worker.launch(CONFIG)
-    assert all(world.host.in_land.acquire(timeout=REST_S_MAX) for _ in range(2))
+    assert all(world.host.in_launch.acquire(timeout=REST_S_MAX) for _ in range(2))
     for worker in workers:
         worker.close()
-    world.host.may_land.release(2)
+    world.host.may_launch.release(2)
     for worker in workers:
         worker.join(REST_S_MAX)
     assert world.host.calls.count("open") == 2

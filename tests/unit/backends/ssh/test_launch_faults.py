@@ -1,7 +1,7 @@
-"""Whatever fails, hangs or dies at whichever stage of a launch: does it end in time, say where, and leave nothing half done?
+"""Launch faults: whatever fails, hangs or dies, the launch ends in time, names the stage, leaves nothing half done.
 
-The host is a model at the border, driven by hypothesis: it keeps to the protocol, as landing and keeper do, until its
-fault comes. Its clock is its own, so that what hangs does so in no time.
+The host is a model at the border, driven by hypothesis: it keeps to the protocol, as bootstrap and keeper do, until its
+fault comes. It has a clock of its own, so that a hang takes no time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import conversation
 from orchestrator.backends.ssh.conversation import Clocks
-from orchestrator.backends.ssh.launch import Code, Landed, Launch, Launcher, launch_agent
+from orchestrator.backends.ssh.launch import Code, Launch, LaunchedAgent, Launcher, launch_agent
 from orchestrator.backends.ssh.session import Unwanted
 from orchestrator.core import codec
 from orchestrator.core.observations import Retryable
@@ -177,7 +177,7 @@ class FakeHost:
         return b"noise before it " + self.mark + b" " + codec.dumps_kind(word).encode()
 
 
-def _land(host: FakeHost, code: Code) -> Landed | LaunchError:
+def _land(host: FakeHost, code: Code) -> LaunchedAgent | LaunchError:
     told = Launch(Launcher("exit 0", BUNDLE), code, False, fake_host.config())
     clocks = Clocks(monotonic=lambda: host.now_s, wall=lambda: host.now_s)
     try:
@@ -218,7 +218,7 @@ def test_a_launch_ends_in_time_says_its_stage_and_leaves_nothing_half_done(
     result = _land(host, code)
     assert host.closed
     assert host.now_s - BEGAN_S < sum(conversation.LIMITS_S.values())
-    if isinstance(result, Landed):
+    if isinstance(result, LaunchedAgent):
         assert (
             fault is None or fault.at >= len(host.steps) or fault.kind in (Kind.TAKES_NOTHING, Kind.HANGS_UP)
         )
@@ -241,7 +241,7 @@ def _stages(host: FakeHost, fault: Fault) -> set[str]:
 
 def test_everything_that_is_asked_for_is_sent_once_and_whole(code: Code) -> None:
     host = FakeHost(steps(False, False, False), None, [])
-    assert isinstance(_land(host, code), Landed)
+    assert isinstance(_land(host, code), LaunchedAgent)
     lines, script, request, rest = bytes(host.heard).split(b"\n", 3)
     assert (lines, script) == (b"1", b"exit 0") and json.loads(request)["config"]["token"] == "c" * 64
     assert rest == BUNDLE + CODE + w.GO + b"\n"
@@ -255,7 +255,7 @@ def test_a_word_that_is_lost_after_the_leave_to_go_is_an_error_of_the_agent(kind
     result = _land(host, code)
     assert isinstance(result, LaunchError) and result.stage == "agent"
     again = _land(FakeHost(steps(True, True, was_up=host.keeper is KeeperState.UP), None, []), code)
-    assert isinstance(again, Landed) and again.was_up is (host.keeper is KeeperState.UP)
+    assert isinstance(again, LaunchedAgent) and again.was_up is (host.keeper is KeeperState.UP)
 
 
 WORDS: dict[str, tuple[Kind, int, str]] = {

@@ -250,8 +250,8 @@ def test_an_exchange_of_folders_that_was_cut_off_is_undone(world: World) -> None
     world.arrive_all()
     world.found("n0", "last", 20, world.write("n0", {"last/a.pt": b"2"}), placed=ALONE)
     (copy,) = world.copies.values()
-    (copy.here / ".old").mkdir(parents=True)
-    (world.job.checkpoints / "last").rename(copy.here / ".old" / "last")
+    (copy.local_dir / ".old").mkdir(parents=True)
+    (world.job.checkpoints / "last").rename(copy.local_dir / ".old" / "last")
     world.revive()
     assert world.home("last") == {"last/a.pt": b"1"}
 
@@ -291,8 +291,8 @@ def test_an_old_one_stays_until_the_brain_has_been_told_of_the_new_one(tmp_path:
         if n == 1:
             world.arrive_all()
     (copy,) = world.copies.values()
-    copy.here.mkdir(parents=True)
-    (copy.here / "2.pt").write_bytes(b"x")
+    copy.local_dir.mkdir(parents=True)
+    (copy.local_dir / "2.pt").write_bytes(b"x")
     world.carry.copied(2.0, Copied(copy, ""))
     world.carry.tidy(2.0)
     assert len(world.home("1.pt")) == len(world.home("2.pt")) == 1
@@ -310,8 +310,8 @@ def test_a_checkpoint_is_sent_with_all_its_files_and_known_by_its_manifest(world
     world.arrive_all()
     path = world.path("s")
     copy = world.carry.send(path, "n1", "/far/n1")
-    assert copy.names == ("s/a.pt", "s/d/b.pt") and copy.here == world.job.checkpoints
-    assert copy.there == "/far/n1/checkpoints" and copy.direction is Direction.SEND
+    assert copy.names == ("s/a.pt", "s/d/b.pt") and copy.local_dir == world.job.checkpoints
+    assert copy.remote_dir == "/far/n1/checkpoints" and copy.direction is Direction.SEND
     assert world.carry.pieces(path) == pieces
     assert world.carry.resume_path(path, "/far/n1") == "/far/n1/checkpoints/s"
 
@@ -321,7 +321,7 @@ def test_a_checkpoint_from_elsewhere_is_sent_under_its_own_name(world: World, tm
     other.parent.mkdir()
     other.write_bytes(b"data")
     copy = world.carry.send(str(other), "n1", "/far/n1")
-    assert (copy.here, copy.names) == (other.parent, ("last.pt",))
+    assert (copy.local_dir, copy.names) == (other.parent, ("last.pt",))
     (piece,) = world.carry.pieces(str(other))
     assert (piece.name, piece.sha256) == ("last.pt", hashlib.sha256(b"data").hexdigest())
     assert world.carry.resume_path(str(other), "/far/n1") == "/far/n1/checkpoints/last.pt"

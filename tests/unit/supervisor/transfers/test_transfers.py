@@ -75,8 +75,8 @@ class Quay:
         piece = m.ManifestEntry(name, len(data), 1, hashlib.sha256(data).hexdigest())
         events = self.transfers.found(self.say("n0", m.ManifestReported(1, name, 10, (piece,))), 1, GANG, 1.0)
         copy = self.carrier.begun.pop()
-        copy.here.mkdir(parents=True, exist_ok=True)
-        (copy.here / name).write_bytes(data)
+        copy.local_dir.mkdir(parents=True, exist_ok=True)
+        (copy.local_dir / name).write_bytes(data)
         self.carrier.done.append(Copied(copy, ""))
         return events + self.transfers.news(2.0)
 
@@ -150,7 +150,7 @@ def test_before_a_node_is_prepared_its_checkpoint_is_there_and_its_files_are_nam
     decision = _prepare(quay, "n1", path)
     assert quay.transfers.send(decision, 3.0) is False
     (copy,) = quay.carrier.begun
-    assert (copy.direction, copy.node, copy.there) == (Direction.SEND, "n1", "/far/n1/checkpoints")
+    assert (copy.direction, copy.node, copy.remote_dir) == (Direction.SEND, "n1", "/far/n1/checkpoints")
     quay.carrier.done.append(Copied(copy, ""))
     assert quay.transfers.news(4.0) == []
     deadline_s = time.monotonic() + THREAD_S_MAX

@@ -1,4 +1,4 @@
-"""Does orch use the public part of paramiko alone? Else each release of it could break the way to hosts."""
+"""Use of paramiko's public names alone: a release could break anything else."""
 
 from __future__ import annotations
 

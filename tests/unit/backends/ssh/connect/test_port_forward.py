@@ -1,4 +1,4 @@
-"""Do forwarded bytes arrive whole, both ways, and does no host make another wait? Over real paramiko transports."""
+"""Port forward: bytes arrive whole in both directions, and no host makes another wait. Over real paramiko transports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from orchestrator.backends.ssh.connect.port_forward import FLOWS_MAX, Forward, admit
+from orchestrator.backends.ssh.connect.port_forward import FORWARDS_MAX, Forward, admit
 
 WAIT_S_MAX = 20.0
 WINDOW_BYTES = 256 * 1024
@@ -38,7 +38,7 @@ class Host:
     goal: tuple[str, int]
     far: paramiko.Transport = field(init=False)
     near: paramiko.Transport = field(init=False)
-    flows: list[Forward] = field(default_factory=list)
+    forwards: list[Forward] = field(default_factory=list)
     ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
 
     def __post_init__(self) -> None:
@@ -51,7 +51,7 @@ class Host:
         self.near.request_port_forward("127.0.0.1", 0, self._take)
 
     def _take(self, channel: paramiko.Channel, origin: object, server: object) -> None:
-        self.flows = admit(self.flows, Forward(channel, self.goal, self.ended.release))
+        self.forwards = admit(self.forwards, Forward(channel, self.goal, self.ended.release))
 
     def dial(self) -> paramiko.Channel:
         """Return the end of a new forwarded connection that an agent has."""
@@ -60,7 +60,7 @@ class Host:
         return channel
 
     def wait_for_end(self) -> None:
-        assert self.ended.acquire(timeout=WAIT_S_MAX), "the flow goes on"
+        assert self.ended.acquire(timeout=WAIT_S_MAX), "the forward goes on"
 
     def close(self) -> None:
         self.near.close()
@@ -193,8 +193,8 @@ def test_of_too_many_connections_the_agents_own_stays_and_a_new_one_gets_through
     line = accept(supervisor)
     line.sendall(b"ack")
     assert agent.recv(100) == b"ack"
-    strangers = [(host.dial(), accept(supervisor)) for _ in range(2 * FLOWS_MAX)]
-    ended = len(strangers) + 1 - FLOWS_MAX
+    strangers = [(host.dial(), accept(supervisor)) for _ in range(2 * FORWARDS_MAX)]
+    ended = len(strangers) + 1 - FORWARDS_MAX
     for _ in range(ended):
         host.wait_for_end()
     assert [read_all(away) for _, away in strangers[:ended]] == [b""] * ended
