@@ -9,9 +9,10 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.limits import Limits
 
 D = TypeVar("D")
-LIMITS = e.Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
+LIMITS = Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
 IP = "10.0.0.9"
 OWN = observations.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
 VICTIM = observations.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")

@@ -21,8 +21,9 @@ from orchestrator.client import post_mortem
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedLimits, PlannedNode
+from orchestrator.core.jobdir.plan import Plan, PlannedNode
 from orchestrator.core.jobdir.rank_env import RankSlot, rank_env
+from orchestrator.core.limits import Limits
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.spec import load
@@ -228,7 +229,11 @@ def _assert_said(message: str, sources: str) -> None:
 
 def test_reasons_why_a_host_is_refused_exist_with_their_stages() -> None:
     folders = ("orchestrator/backends/ssh", "orchestrator/agent", "templates")
-    paths = [path for folder in folders for path in sorted({*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.j2")})]
+    paths = [
+        path
+        for folder in folders
+        for path in sorted({*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.j2")})
+    ]
     sources = "\n".join(path.read_text() for path in paths)
     rows = _first_cells(SSH, "reason")
     assert {row.partition(": ")[0] for row in rows} == set(STAGES) - {"config"}
@@ -262,7 +267,7 @@ def test_the_stages_of_a_launch_are_told_in_their_order() -> None:
 
 
 def _plan() -> Plan:
-    limits = PlannedLimits(1, 1, 1, 1, 1, 1, 1, 1, 1, (), None, "restart")
+    limits = Limits(1, 1, 1, 1, 1, 1, 1, 1, 1, (), None, "restart")
     return Plan(
         id="a", name="a", backend="local", created_at=0.0, nodes=(PlannedNode("node-0", "h", "a", (), (0,)),),
         argv=("x",), resume_args=(), shell=False, setup=(), env={}, defaults={}, secrets=(), rendezvous_port=None,

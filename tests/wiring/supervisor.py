@@ -75,7 +75,7 @@ MUTATIONS = (
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
     Mutation("an agent is not dismissed", "orchestrator/supervisor/executor.py", "self._links.send(node, m.Dismiss())", "pass",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_crashes_goes_on_from_its_checkpoint_is_looked_at_and_cancelled"),
-    Mutation("the restart budget is not handed to the brain", "orchestrator/supervisor/journal/planned.py", "restarts_max=limits.restarts,", "restarts_max=1_000_000,",
+    Mutation("the restart budget is not handed to the brain", "orchestrator/submission/planner.py", "restarts_max=restart.max,", "restarts_max=1_000_000,",
         "tests/unit/supervisor/test_supervisor.py::test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_masked"),
     Mutation("a requeue does not say which nodes to avoid", "orchestrator/supervisor/allocation_claim.py", "allocation.requeue(requeue.avoid)", "allocation.requeue({})",
         "tests/unit/agent/test_lost_supervisor.py::test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid"),

@@ -301,7 +301,7 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
         look, still_s = inspections.found(attempt, rank), inspections.still_s(facts, attempt, rank)
         patience_s = _patience_s(facts, attempt, rank)
         if still_s is None:
-            blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_s_ceiling, patience_s)
+            blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_ceiling_s, patience_s)
             patience_s, still_s = blind_s, silent_s
         elif look is not None:  # on a busy machine everything takes longer, but not for ever
             still_s -= min(look.starved_s, still_s / 2)

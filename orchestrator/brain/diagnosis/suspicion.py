@@ -132,7 +132,7 @@ def suspect_s(facts: Facts) -> float | None:
         wanted_s = START_SUSPECT_S
     else:
         wanted_s = USUAL_TIMES * usual
-    return min(max(wanted_s, limits.hang_s_floor), limits.hang_s_ceiling)
+    return min(max(wanted_s, limits.hang_floor_s), limits.hang_ceiling_s)
 
 
 def is_fixed(facts: Facts) -> bool:
@@ -149,7 +149,7 @@ def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> flo
         return 0.0
     if limits.patience_s is None:
         return math.inf
-    ceiling_s = max(limits.hang_s_ceiling, usual_steps_s, facts.pause_s)
+    ceiling_s = max(limits.hang_ceiling_s, usual_steps_s, facts.pause_s)
     if attempt.patient or not has_stepped(facts):
         return ceiling_s
     wanted_s = (limits.patience_s or PATIENCE_S) * (PATIENCE_LONGER if longer else 1.0)
@@ -201,4 +201,4 @@ def silent_since(facts: Facts, attempt: AttemptFacts) -> float:
         return max(since_s, facts.progress_at)
     if not has_stepped(facts):
         since_s = max(since_s, *(rank.activity_at for rank in facts.ranks.values()))
-    return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_s_ceiling))
+    return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_ceiling_s))

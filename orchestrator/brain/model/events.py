@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.limits import Limits
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
@@ -49,37 +50,6 @@ class Pool:
     spares: int
     seed: int
     queue: QueueTerms | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Every limit that the brain judges by. `None` means no limit.
-
-    `hang_s_max`: so long a silence is suspicious, 0 where that follows from what the job has shown, see `suspicion`,
-    within floor and ceiling. `patience_s`: so long a rank may stand in one place while others wait for it, 0 for the
-    plain time, see `suspicion`. `fence_s`: so long an agent goes by itself that was told nothing else; None where locks
-    tell whether it lives, see `fence`.
-    """
-
-    start_s_max: float
-    hang_s_max: float | None
-    node_silent_s_max: float
-    fence_s: float | None
-    stop_grace_s: float
-    break_grace_s: float
-    restarts_max: int
-    backoff_s: float
-    backoff_s_max: float
-    never_on_exit_codes: tuple[int, ...]
-    time_s_max: float | None
-    on_hang: str
-    on_desync: str = "fail"
-    rendezvous_s_max: float | None = None
-    first_step_s_max: float | None = None
-    hang_s_floor: float = 5.0
-    hang_s_ceiling: float = 600.0
-    queue_s_max: float | None = None
-    patience_s: float | None = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.limits import Limits
 
 LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""
@@ -307,7 +308,7 @@ class CountAtStep:
 class Facts:
     """Everything the brain knows of a job."""
 
-    limits: e.Limits | None = None
+    limits: Limits | None = None
     pool: e.Pool | None = None
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
     leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something

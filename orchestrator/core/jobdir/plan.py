@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.limits import Limits
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedNode:
@@ -62,35 +64,6 @@ class PlannedSlurm:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedLimits:
-    """Every limit of the job, in seconds unless named otherwise; None is no limit.
-
-    `fence_s` is None on this machine, where locks tell of agents. `hang_s` is 0 where it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`; `patience_s` is
-    0 for the plain one.
-    """
-
-    start_s: float
-    hang_s: float | None
-    node_silent_s: float
-    fence_s: float | None
-    stop_grace_s: float
-    break_grace_s: float
-    restarts: int
-    backoff_s: float
-    backoff_s_max: float
-    never_on_exit_codes: tuple[int, ...]
-    time_s: float | None
-    on_hang: str
-    on_desync: str = "fail"
-    rendezvous_s: float | None = None
-    first_step_s: float | None = None
-    hang_floor_s: float = 5.0
-    hang_ceiling_s: float = 600.0
-    queue_s: float | None = None
-    patience_s: float | None = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedNotify:
     """Whom to tell of what happens: a command (argv), a webhook (its host alone: the rest may be a token, and is kept
     with the secrets), and of which occasions; see `notify`."""
@@ -118,7 +91,7 @@ class Plan:
     secrets: tuple[str, ...]
     rendezvous_port: int | None
     heartbeat_s: float
-    limits: PlannedLimits
+    limits: Limits
     checkpoint_glob: str
     checkpoint_keep: int | None
     total_steps: int | None
