@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from orchestrator.brain.diagnosis import desync, repeated_failure, suspicion
+from orchestrator.brain.diagnosis import desync, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import (
@@ -20,7 +20,7 @@ from orchestrator.brain.model.facts import (
     Phase,
     RankFacts,
 )
-from orchestrator.brain.scheduling import checkpoints, placement
+from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
 
 HANGS_MAX = 2
 """After so many hangs on one host the job does without it, where there is another."""

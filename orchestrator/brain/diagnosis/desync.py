@@ -20,8 +20,9 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, CountAtStep, CountKey, Facts, RankFacts, RankState
-from orchestrator.brain.model.verdicts import verdict
+from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import observations
+from orchestrator.core.text import ranks_text
 
 AGREED_MIN = 3
 """At so many steps the counts of all members must have been equal, and then unequal at as many later ones."""
@@ -61,7 +62,7 @@ def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
     if found is None or attempt.desynced is not None:
         return []
     if attempt.inspected_at is None or attempt.inspected_at < found.since_s:
-        why = f"ranks {_text(list(found.odd))} run other collectives than their peers"
+        why = f"ranks {ranks_text(found.odd)} run other collectives than their peers"
         return inspections.orders(facts, attempt, why, watch)
     if not _is_explained(facts, found) and not watch.passed(attempt.inspected_at + inspections.LOOK_S_MAX):
         return []
@@ -169,14 +170,14 @@ def _verdict(facts: Facts, found: Difference) -> Verdict:
     said = [_said(rank, found.counts[rank.rank] - usual) for rank in odd]
     others = [rank for rank in found.counts if rank not in found.odd]
     name = _name(facts, found)
-    culprit = f"{'; '.join(said)} than ranks {_text(others)} in {name}, from step {began:,} on"
+    culprit = f"{'; '.join(said)} than ranks {ranks_text(others)} in {name}, from step {began:,} on"
     counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(found.counts.items()))
     evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + found.agreed_step:,}"]
     evidence += [line for rank in sorted(found.counts) for line in _around(facts, facts.ranks[rank])]
     summary = f"{said[0]} than its peers from step {began:,} on, so their gradients are of different batches"
-    return verdict(
+    return verdict_on(
         facts, Kind.DESYNC, summary, ranks=found.odd, node=odd[0].node, culprit=culprit, evidence=tuple(evidence),
-        signature=f"desync ranks {_text(list(found.odd))}", step=began, since_s=found.since_s, retry=False,
+        signature=f"desync ranks {ranks_text(found.odd)}", step=began, since_s=found.since_s, retry=False,
     )  # fmt: skip
 
 
@@ -215,7 +216,7 @@ def _name(facts: Facts, found: Difference) -> str:
         for one in look.collectives if look is not None else ():
             if set(one.ranks) == set(found.counts):
                 return one.label or f"group {one.group}"
-    return f"the group of ranks {_text(sorted(found.counts))}"
+    return f"the group of ranks {ranks_text(found.counts)}"
 
 
 def _around(facts: Facts, rank: RankFacts) -> list[str]:
@@ -225,8 +226,3 @@ def _around(facts: Facts, rank: RankFacts) -> list[str]:
     return [
         f"rank {rank.rank}: last in {last or 'no known collective'}; {rank.inspection.where or 'no frame of its own'}"
     ]
-
-
-def _text(ranks: list[int]) -> str:
-    shown = ",".join(str(rank) for rank in ranks[:16])
-    return shown if len(ranks) <= 16 else f"{shown} and {len(ranks) - 16} more"

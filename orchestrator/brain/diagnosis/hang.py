@@ -15,7 +15,7 @@ from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown,
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankFacts
-from orchestrator.brain.model.verdicts import verdict
+from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import text
 from orchestrator.core.observations import Activity
 from orchestrator.core.text import named
@@ -143,7 +143,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdic
     those = text.ranks_text(rank.rank for rank in missing)
     who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
-    return verdict(
+    return verdict_on(
         facts, Kind.RENDEZVOUS, summary, ranks=tuple(rank.rank for rank in missing), node=hang_report.node_of(missing),
         culprit=hang_report.who(attempt, missing), waiting=f"{named([rank.rank for rank in came])} at the rendezvous",
         evidence=hang_report.evidence(facts, attempt), since_s=due_s,
@@ -402,7 +402,7 @@ def _hang(
         f"{named(side.ranks)}: {collectives.shaped(side.collective)}{hang_report.at_place(alive, side.ranks)}"
         for side in sides
     )
-    return verdict(
+    return verdict_on(
         facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
         node=hang_report.node_of(culprits), evidence=(*unproved, *beside, *hang_report.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
     )  # fmt: skip

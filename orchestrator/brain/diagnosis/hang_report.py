@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from orchestrator.brain.diagnosis import collectives, inspections, stack_groups
+from orchestrator.brain.diagnosis import collectives, inspections
 from orchestrator.brain.diagnosis.collectives import Mismatch
 from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
 from orchestrator.core import text
@@ -12,6 +12,12 @@ from orchestrator.core.observations import Activity, RankInspection
 from orchestrator.core.text import named
 
 CULPRITS_SHOWN = 4
+
+STACKS_SHOWN = 12
+"""So many groups of ranks are shown; of what stands in ever so many places the rest is only counted."""
+
+FRAMES_SHOWN = 6
+"""Frames shown of each, beside the user's own."""
 
 
 def at_place(alive: dict[int, RankInspection], ranks: tuple[int, ...]) -> str:
@@ -95,7 +101,7 @@ def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
     ways += ["GPU use"] if any(look.gpu_use is not None for look in seen) else []
     quiet = sorted({rank.node for rank in alive if rank.rank not in known})
     unanswered = (f"no answer to the last look from {', '.join(quiet)}",) if quiet else ()
-    return (" · ".join(ways), *stack_groups.lines(seen), *_gpu_use(seen), *unanswered, *_lacks(seen))
+    return (" · ".join(ways), *stack_lines(seen), *_gpu_use(seen), *unanswered, *_lacks(seen))
 
 
 def _gpu_use(seen: Sequence[RankInspection]) -> tuple[str, ...]:
@@ -117,3 +123,50 @@ def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
         for lack in look.unavailable:
             groups.setdefault(lack, []).append(look.rank)
     return tuple(f"not looked at ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))
+
+
+# Stacks of many ranks in a few lines
+
+
+def alike(looks: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], RankInspection]]:
+    """Return the ranks that stand alike, with the look of the first of them: smallest groups first, as it is the odd
+    one that one looks for."""
+    groups: dict[tuple[object, ...], list[RankInspection]] = {}
+    for look in looks:
+        groups.setdefault((look.activity, look.where, look.why, look.stack), []).append(look)
+    folded = [(tuple(sorted(one.rank for one in group)), group[0]) for group in groups.values()]
+    return sorted(folded, key=lambda one: (len(one[0]), one[0]))
+
+
+def frames(look: RankInspection) -> tuple[str, ...]:
+    """Return the frames of a rank's main thread: the user's innermost one, then all others from the innermost on."""
+    inside, users = split_stack(look.where, look.stack)
+    return (*users[:1], *inside, *users[1:])
+
+
+def split_stack(where: str, stack: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return what the user's innermost frame has called, and that frame with its callers; innermost first.
+
+    Of a deep stack only the innermost frames were told, and the user's may be beyond them.
+    """
+    if not where:
+        return (), stack
+    told = (n for n, frame in enumerate(stack) if where == frame or where.startswith(f"{frame} ("))
+    at = next(told, len(stack))
+    return stack[:at], (where, *stack[at + 1 :])
+
+
+def stack_lines(looks: Iterable[RankInspection]) -> tuple[str, ...]:
+    """Return one line for each group of ranks that stand alike: `ranks 0-5,7 wait, in all_reduce: frame < frame`."""
+    groups = alike(looks)
+    shown = tuple(_stack_line(ranks, look) for ranks, look in groups[:STACKS_SHOWN])
+    rest = sum(len(ranks) for ranks, _ in groups[STACKS_SHOWN:])
+    return (*shown, f"{rest} more ranks, each elsewhere") if rest else shown
+
+
+def _stack_line(ranks: tuple[int, ...], look: RankInspection) -> str:
+    said = ", ".join(text for text in (look.activity.text, look.why) if text)
+    chosen = frames(look)
+    cut = " < …" if len(chosen) > FRAMES_SHOWN else ""
+    stack = " < ".join(chosen[:FRAMES_SHOWN]) + cut if chosen else "no stack"
+    return f"{named(ranks)} (state {look.state or '?'}; {said}): {stack}"

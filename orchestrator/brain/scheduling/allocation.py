@@ -24,6 +24,7 @@ from orchestrator.brain.model.facts import (
     NodeFacts,
     Phase,
 )
+from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.end_cause import Cause
 
 TERM_S = 2.0
@@ -145,9 +146,10 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | 
 def _verdict(facts: Facts, taken: AllocationLoss, *, retry: bool) -> Verdict:
     kind = _KINDS[taken.cause]
     summary = f"{_name(taken.allocation)} {_WORDS[taken.cause]}: {taken.why}"
-    return Verdict(
-        kind, (), taken.node, summary, (taken.why,), f"{kind.value} allocation", facts.step, taken.at, retry
-    )
+    return verdict_on(
+        facts, kind, summary, node=taken.node, evidence=(taken.why,), signature=f"{kind.value} allocation",
+        since_s=taken.at, retry=retry,
+    )  # fmt: skip
 
 
 def _name(allocation: str) -> str:

@@ -22,6 +22,7 @@ from orchestrator.brain.model.facts import (
     Facts,
     NodeFacts,
 )
+from orchestrator.brain.model.verdicts import verdict_on
 
 PATIENCE_S = 10.0
 """How long a host may take to come up before the first placement goes on without it, if there are others."""
@@ -155,9 +156,10 @@ def _lost_for_good(
 def _verdict(
     facts: Facts, attempt: AttemptFacts, kind: Kind, summary: str, reasons: tuple[str, ...], node: str = ""
 ) -> Verdict:
-    since_s, elsewhere = attempt.began_at, facts.queue is not None  # a queue has other nodes
-    signature = f"{kind.value}{PLACEMENT}"
-    return Verdict(kind, (), node, summary, reasons, signature, facts.step, since_s, elsewhere)
+    return verdict_on(
+        facts, kind, summary, node=node, evidence=reasons, signature=f"{kind.value}{PLACEMENT}",
+        since_s=attempt.began_at, retry=facts.queue is not None,  # a queue has other nodes
+    )  # fmt: skip
 
 
 def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts
+from orchestrator.brain.model.decisions import Decision, Kind, Verdict
+from orchestrator.brain.model.facts import APART, AgentState, AttemptFacts, Facts, NodeFacts, Phase
+from orchestrator.brain.model.verdicts import verdict_on
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,38 @@ def rendezvous_point(facts: Facts) -> RendezvousPoint | Unreachable:
             return RendezvousPoint(address.ip, first.port, {first.name: address.interface, **found})
     worst = min(others, key=lambda node: len(node.reached))
     return Unreachable(worst, first, worst.missed)
+
+
+def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+    """Return the verdict on nodes that cannot reach each other, or None while they may."""
+    if attempt.placed_at is None or attempt.phase is not Phase.PREPARE:
+        return None
+    if not facts.gang[0].addresses or not are_probed(facts, attempt):
+        return None
+    place = rendezvous_point(facts)
+    if isinstance(place, RendezvousPoint):
+        return None
+    node, first = place.node, place.first
+    tried = "; ".join(place.tried) or "it reaches other addresses of it than the rest of the nodes do"
+    summary = f"{node.name} cannot reach {first.name}, where the ranks meet: {tried}"
+    culprit = first if _is_alone(facts, first) else node
+    return verdict_on(
+        facts, Kind.RENDEZVOUS, summary, node=culprit.name, signature=f"{APART}{node.name} {first.name}",
+        evidence=tuple(_reach(other) for other in facts.gang[1:]), since_s=node.contact_at,
+    )  # fmt: skip
+
+
+def _is_alone(facts: Facts, first: NodeFacts) -> bool:
+    """Tell whether it is the first node itself that nobody reaches: none of several, or one after the other."""
+    others = facts.gang[1:]
+    before = [past.verdict for past in facts.past if past.verdict and past.number > facts.resumed_after]
+    again = any(v.signature.startswith(APART) and v.signature.endswith(f" {first.name}") for v in before)
+    return not any(node.reached for node in others) and (len(others) > 1 or again)
+
+
+def _reach(node: NodeFacts) -> str:
+    reached = ", ".join(f"{one.address} over {one.interface}" for one in node.reached) or "nothing"
+    return f"{node.name} reaches {reached}" + (f"; not {'; '.join(node.missed)}" if node.missed else "")
 
 
 def _interface(node: NodeFacts, address: str) -> str | None:
