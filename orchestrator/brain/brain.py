@@ -159,7 +159,7 @@ def _prepares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Dec
         for node in facts.gang
         if node.agent_state is AgentState.UP
         and node.ready < attempt.number
-        and node.ordered_prepare < attempt.number
+        and node.ordered.prepare < attempt.number
     ]
 
 
@@ -176,7 +176,7 @@ def _starts(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decis
     waiting = [
         node
         for node in facts.gang
-        if node.agent_state is AgentState.UP and max(node.started, node.ordered_start) < attempt.number
+        if node.agent_state is AgentState.UP and max(node.started, node.ordered.start) < attempt.number
     ]
     if not waiting:
         return []
@@ -237,7 +237,7 @@ def _stop_orders(
     lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
     orders: list[Decision] = []
     for node in left:
-        if node.agent_state is AgentState.UP and node.ordered_stop < attempt.number:
+        if node.agent_state is AgentState.UP and node.ordered.stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
             orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s, saves))
         elif (lent is None or node.name in lent) and placement.is_due(facts, node, watch):
@@ -267,8 +267,8 @@ def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: 
     """End the job when its processes cannot be stopped: a second attempt beside them could ruin its checkpoints."""
     grace_s = _grace_s(facts, attempt)
     for node in left:
-        deadline_s = node.stop_ordered_at + grace_s + KILL_S_MAX
-        ordered = node.agent_state is AgentState.UP and node.ordered_stop == attempt.number
+        deadline_s = node.ordered.stop_at + grace_s + KILL_S_MAX
+        ordered = node.agent_state is AgentState.UP and node.ordered.stop == attempt.number
         # Only one that was heard after the deadline has had its chance to say that all is stopped.
         if ordered and watch.passed(deadline_s) and node.contact_at >= deadline_s:
             why = (
@@ -312,5 +312,5 @@ def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, watch: Deadline
     return [
         d.Dismiss(watch.now_s, why, number, node.name)
         for node in nodes
-        if node.agent_state is AgentState.UP and not node.ordered_leave
+        if node.agent_state is AgentState.UP and not node.ordered.leave
     ]

@@ -19,6 +19,7 @@ from orchestrator.brain.model.facts import (
     PastAttempt,
     Phase,
     RankFacts,
+    RendezvousFacts,
 )
 from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
 
@@ -61,9 +62,8 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     else:
         facts.ranks = unplaced(facts.pool)
     for node in facts.nodes.values():
-        node.trouble = node.trouble_tail = node.lost = ""
-        node.lost_at, node.addresses, node.reached, node.missed = 0.0, (), (), ()
-        node.inspected = 0
+        node.rendezvous, node.inspected = RendezvousFacts(), 0
+        node.setup_failure = node.lost = None
         if facts.pool is not None:
             node.launch_failures = 0
     for node in facts.every_node() if facts.pool is not None else ():
@@ -84,8 +84,8 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
     for node in facts.nodes.values():
         if node.agent_state is not AgentState.UP and (lost := node.lost_how(verdict)):
             node.missing = lost
-        elif node.trouble and others:
-            node.excluded = node.trouble
+        elif node.setup_failure is not None and others:
+            node.excluded = node.setup_failure.reason
         elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
             node.excluded = hung
     elsewhere = others or facts.queue is not None
@@ -138,16 +138,16 @@ def _launch(facts: Facts, news: d.Launch) -> None:
 
 
 def _prepare(facts: Facts, news: d.Prepare) -> None:
-    facts.nodes[news.node].ordered_prepare = news.attempt
+    facts.nodes[news.node].ordered.prepare = news.attempt
 
 
 def _probe(facts: Facts, news: d.Probe) -> None:
-    facts.nodes[news.node].ordered_probe = news.attempt
+    facts.nodes[news.node].ordered.probe = news.attempt
 
 
 def _start(facts: Facts, news: d.Start) -> None:
     node = facts.nodes[news.node]
-    node.ordered_start = node.ever_started = news.attempt
+    node.ordered.start = node.ever_started = news.attempt
     node.clear = min(node.clear, news.attempt - 1)
     node.alone_s = 0.0
     cast(AttemptFacts, facts.attempt).phase = Phase.RUN
@@ -211,7 +211,7 @@ def _finish(facts: Facts, news: d.Finish) -> None:
 
 def _stop(facts: Facts, news: d.Stop) -> None:
     node = _known(facts, news.node)
-    node.ordered_stop, node.stop_ordered_at = news.attempt, news.at
+    node.ordered.stop, node.ordered.stop_at = news.attempt, news.at
 
 
 def _end_job(facts: Facts, news: d.EndJob) -> None:
@@ -225,7 +225,7 @@ def _requeue(facts: Facts, news: d.Requeue) -> None:
 
 
 def _dismiss(facts: Facts, news: d.Dismiss) -> None:
-    _known(facts, news.node).ordered_leave = True
+    _known(facts, news.node).ordered.leave = True
 
 
 def _known(facts: Facts, name: str) -> NodeFacts:

@@ -13,15 +13,19 @@ from orchestrator.brain.diagnosis import desync, stragglers, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import (
+    AgentLoss,
     AgentState,
     AttemptFacts,
     Facts,
+    HostBusy,
     JobGoal,
     News,
     NodeFacts,
+    Orders,
     Phase,
     RankFacts,
     RankState,
+    SetupFailure,
 )
 from orchestrator.brain.scheduling import allocation, checkpoints
 from orchestrator.core import observations
@@ -68,8 +72,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
 def _line_broke(node: NodeFacts) -> None:
     """Orders that were under way may never have arrived; they are given again when the agent is back."""
     node.agent_state = AgentState.SILENT
-    node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
-    node.ordered_leave = False
+    node.ordered = Orders()
     node.fence_lost = True
 
 
@@ -86,7 +89,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     node.incarnation = news.incarnation
     node.contact_at = news.at
     node.launch_failures = 0
-    node.missing = node.busy = ""
+    node.missing, node.busy = "", None
     if node.excluded == node.launch_reason:  # what it was refused for is mended; what it found there is not
         node.excluded = ""
     node.launch_reason = ""
@@ -94,7 +97,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
         _cleared(node, node.ever_started, news.at)
     node.ready = news.ready
     if news.ready == attempt:
-        node.address, node.port = news.address, news.port
+        node.rendezvous.address, node.rendezvous.port = news.address, news.port
     if news.running == attempt and attempt and node.started != attempt:
         _ranks_started(facts, node, attempt, tuple(seen.pid for seen in news.ranks), news.at)
 
@@ -104,7 +107,7 @@ def _agent_silent(facts: Facts, news: e.AgentDisconnected) -> None:
     if node is None or node.agent_state is not AgentState.UP:
         return
     attempt = facts.attempt.number if facts.attempt else 0
-    dismissed = news.left and node.ordered_leave and node.is_clear(attempt)
+    dismissed = news.left and node.ordered.leave and node.is_clear(attempt)
     _line_broke(node)
     if dismissed:
         node.agent_state = AgentState.ABSENT
@@ -131,7 +134,7 @@ def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
     """Note that an agent is no more, if that took ranks of the current attempt with it."""
     attempt = facts.attempt
     if attempt is not None and node.ever_started == attempt.number and facts.unfinished(node):
-        node.lost, node.lost_at = how, at
+        node.lost = AgentLoss(how, at)
 
 
 def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
@@ -140,10 +143,10 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
         return
     node.agent_state = AgentState.ABSENT
     if news.trouble is observations.Retryable.BUSY:
-        node.busy, node.busy_at = news.reason, news.at
+        node.busy = HostBusy(news.reason, news.at)
         _queued(facts, news.at)
         return
-    node.busy = ""
+    node.busy = None
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
     if news.trouble is observations.Retryable.PERMANENT:
@@ -176,20 +179,21 @@ def _is_current(facts: Facts, node: str, attempt: int) -> bool:
 def _prepared(facts: Facts, news: e.Prepared) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.ready = news.attempt
-        node.address, node.port, node.addresses = news.address, news.port, news.addresses
+        rendezvous = node.rendezvous
+        rendezvous.address, rendezvous.port, rendezvous.addresses = news.address, news.port, news.addresses
 
 
 def _probed(facts: Facts, news: e.Probed) -> None:
     """The first answer counts: the first node listens no longer once ranks were started."""
     node = _current(facts, news.node, news.attempt, news.at)
-    if node is not None and node.probed < news.attempt:
-        node.probed, node.reached, node.missed = news.attempt, news.reached, news.missed
+    if node is not None and node.rendezvous.probed < news.attempt:
+        rendezvous = node.rendezvous
+        rendezvous.probed, rendezvous.reached, rendezvous.missed = news.attempt, news.reached, news.missed
 
 
 def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
-        node.trouble = news.reason
-        node.trouble_tail = news.tail
+        node.setup_failure = SetupFailure(news.reason, news.tail)
 
 
 def _started(facts: Facts, news: e.Started) -> None:
@@ -259,8 +263,8 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
         news.how != "ended" and not done
     ):  # nobody ordered it yet: the attempt cannot go on without these ranks
         fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
-        node.lost = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
-        node.lost_at = news.at
+        how = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
+        node.lost = AgentLoss(how, news.at)
 
 
 def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
@@ -341,9 +345,8 @@ def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
         facts.checkpoint = d.Checkpoint(news.path, facts.known_steps.get(news.path))
     facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
     for node in facts.every_node():
-        node.launch_failures = node.ordered_stop = 0
-        node.excluded = node.busy = node.missing = node.launch_reason = ""
-        node.ordered_leave = False
+        node.forgive()
+        node.ordered.stop, node.ordered.leave = 0, False
         node.agent_state = AgentState.ABSENT if node.agent_state is AgentState.LAUNCHING else node.agent_state
 
 

@@ -181,7 +181,7 @@ def _queue(facts: Facts) -> str:
         more = len(facts.ahead) - MISSING_SHOWN
         first = ", ".join(facts.ahead[:MISSING_SHOWN])
         return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, which came first"
-    busy = [f"{node.name} ({node.busy})" for node in facts.nodes.values() if node.busy]
+    busy = [f"{node.name} ({node.busy.reason})" for node in facts.nodes.values() if node.busy]
     more = len(busy) - MISSING_SHOWN
     first = ", ".join(busy[:MISSING_SHOWN])
     return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""

@@ -56,11 +56,11 @@ def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdi
 
 def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
     for node in facts.gang:
-        if node.trouble:
-            evidence = (node.trouble_tail,) if node.trouble_tail else ()
+        if node.setup_failure is not None:
+            reason, tail = node.setup_failure.reason, node.setup_failure.tail
             return verdict_on(
-                facts, Kind.LAUNCH, f"{node.name}: {node.trouble}", node=node.name, evidence=evidence,
-                signature=f"launch {node.trouble}", since_s=node.contact_at,
+                facts, Kind.LAUNCH, f"{node.name}: {reason}", node=node.name, evidence=(tail,) if tail else (),
+                signature=f"launch {reason}", since_s=node.contact_at,
             )  # fmt: skip
         if node.hopeless and facts.pool is None:
             summary = f"{node.name}: its agent could not be started, {node.launch_failures} times: {node.launch_reason}"

@@ -21,8 +21,8 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | No
     if attempt.phase is not Phase.RUN:
         return _lost_before_start(facts, attempt, watch)
     for node in facts.nodes.values():
-        if node.lost and not allocation.may_be_taken(facts, node.lost_at, watch):
-            return verdict(facts, node, node.lost)
+        if node.lost is not None and not allocation.may_be_taken(facts, node.lost.at, watch):
+            return verdict(facts, node, node.lost.how)
     for node in facts.nodes.values():
         if (
             node.agent_state in (AgentState.UP, AgentState.SILENT)

@@ -54,41 +54,50 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class SignTimes:
-    """When (job clock) a rank last gave a sign, made a step, changed its state, was heard of, was busy, said its last
-    word, and gave a sign that is more than processor time; `pause_s`: the longest time between two of its steps."""
+    """When (job clock) a rank last gave each kind of sign; only in heartbeats that were coalesced for the journal."""
 
+    # Last sign of life, see `suspicion.SIGNS`.
     sign_at: float
+    # Last optimizer step.
     step_at: float
+    # Last change of the state in /proc.
     state_at: float
+    # Last heartbeat.
     beat_at: float
+    # Last heartbeat that showed it busy on a processor.
     busy_at: float = 0.0
+    # When it first reported that it exits.
     exiting_at: float = 0.0
+    # The longest time between two of its steps, in seconds.
     pause_s: float = 0.0
+    # Last sign of life other than processor time.
     activity_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """One rank's signs of life. `steps`: optimizer steps since this process began; `state`: the letter of /proc.
-
-    `io_bytes`: what it has read and written; `median_step_s`: the median of its last step times, None before 3 of them;
-    `own_work_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `exiting`: it has
-    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `collective_counts`: some of its
-    last steps with their counts, in order. `seen` is never sent: it stands in beats that were folded into one for the
-    journal, see `Brain.beats`.
-    """
+    """One rank's signs of life."""
 
     rank: int
+    # Optimizer steps since this process began.
     steps: int
+    # The letter in /proc/PID/stat.
     state: str
+    # The length of its log, the processor time it has used, and the bytes it has read and written.
     log_bytes: int
     cpu_s: float
     io_bytes: int = 0
+    # The median of its last step times; None before three of them.
     median_step_s: float | None = None
+    # The median of its own work in a step, without waiting for other ranks; None where it cannot be told.
     own_work_s: float | None = None
+    # Its script has ended and the interpreter exits.
     exiting: bool = False
+    # A key for each of its process groups, equal on all ranks of a group, and for some of its last steps, in order, how
+    # many collectives of each group it had run.
     groups: tuple[str, ...] = ()
     collective_counts: tuple[CollectiveCounts, ...] = ()
+    # Never sent by agents: set where heartbeats were coalesced into one for the journal, see `Brain.beats`.
     seen: SignTimes | None = None
 
 

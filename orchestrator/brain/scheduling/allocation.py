@@ -22,6 +22,7 @@ from orchestrator.brain.model.facts import (
     Facts,
     JobGoal,
     NodeFacts,
+    Orders,
     Phase,
 )
 from orchestrator.brain.model.verdicts import verdict_on
@@ -74,10 +75,9 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
     facts.ending = facts.requeued_at = facts.over = None
     facts.requeued = ""
     for node in facts.every_node():
-        node.agent_state, node.incarnation, node.launch_failures = AgentState.ABSENT, "", 0
-        node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
-        node.ordered_leave = False
-        node.excluded = node.missing = node.busy = node.launch_reason = ""
+        node.agent_state, node.incarnation = AgentState.ABSENT, ""
+        node.ordered = Orders()
+        node.forgive()
 
 
 def _taken(ending: e.AllocationEnding) -> AllocationLoss:

@@ -126,7 +126,7 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Ve
     if limit_s is None or not is_queued(facts) or not watch.passed(attempt.began_at + limit_s):
         return None
     free = sum(_is_ready(node) for node in facts.nodes.values())
-    busy = tuple(f"{node.name}: {node.busy}" for node in facts.nodes.values() if node.busy)
+    busy = tuple(f"{node.name}: {node.busy.reason}" for node in facts.nodes.values() if node.busy)
     ahead = (f"before it: {', '.join(facts.ahead)}",) if facts.ahead else ()
     needed = facts.pool.nodes if facts.pool is not None else 0
     summary = (
@@ -172,14 +172,19 @@ def note(node: NodeFacts) -> str:
     """Say in one line why a host is not used; empty when there is nothing to say."""
     if node.agent_state is AgentState.UP:
         return node.excluded
-    return node.excluded or node.missing or (f"busy: {node.busy}" if node.busy else "") or node.launch_reason
+    return (
+        node.excluded
+        or node.missing
+        or (f"busy: {node.busy.reason}" if node.busy else "")
+        or node.launch_reason
+    )
 
 
 # Who could be had
 
 
 def _is_ready(node: NodeFacts) -> bool:
-    return node.agent_state is AgentState.UP and not node.ordered_leave and not node.excluded
+    return node.agent_state is AgentState.UP and not node.ordered.leave and not node.excluded
 
 
 def _may_come(node: NodeFacts) -> bool:
@@ -197,8 +202,9 @@ def _hopes(facts: Facts, watch: Deadlines) -> int:
 
 def _said_busy(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     """Tell whether the host was asked in the present round, and others use it."""
-    asked = node.agent_state is not AgentState.LAUNCHING and node.busy_at >= facts.round_at
-    return bool(node.busy) and asked and not watch.passed(asked_again_s(facts))
+    if node.busy is None or node.agent_state is AgentState.LAUNCHING or node.busy.at < facts.round_at:
+        return False
+    return not watch.passed(asked_again_s(facts))
 
 
 def _is_busy_anywhere(facts: Facts) -> bool:
@@ -208,7 +214,7 @@ def _is_busy_anywhere(facts: Facts) -> bool:
 def asked_again_s(facts: Facts) -> float:
     """Return when (job clock) busy hosts are asked again: all in one round, or they could never be had together."""
     assert facts.pool is not None and facts.attempt is not None
-    latest_s = max((node.busy_at for node in facts.nodes.values() if node.busy), default=0.0)
+    latest_s = max((node.busy.at for node in facts.nodes.values() if node.busy), default=0.0)
     pause_s = min(BUSY_PAUSE_SHARE * (latest_s - facts.attempt.began_at), BUSY_PAUSE_S_MAX)
     return latest_s + max(pause_s, BUSY_PAUSE_S) + facts.pool.seed % 1000 / 1000
 
@@ -284,7 +290,7 @@ def _is_coming(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_silent_s_max
     match node.agent_state:
         case AgentState.UP:
-            return not node.ordered_leave
+            return not node.ordered.leave
         case AgentState.LAUNCHING:
             slow_s = min(patience_s, LAUNCH_S_MAX)
             return not watch.passed(node.launched_at + slow_s)
@@ -328,5 +334,5 @@ def _dismissals(
     return [
         d.Dismiss(watch.now_s, why, attempt.number, node.name)
         for node in nodes
-        if node.agent_state is AgentState.UP and not node.ordered_leave
+        if node.agent_state is AgentState.UP and not node.ordered.leave
     ]
