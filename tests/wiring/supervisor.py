@@ -79,7 +79,7 @@ MUTATIONS = (
         "tests/unit/supervisor/test_supervisor.py::test_a_job_fails_when_its_restarts_are_spent_and_what_is_said_of_that_is_masked"),
     Mutation("a requeue does not say which nodes to avoid", "orchestrator/supervisor/allocation_claim.py", "allocation.requeue(requeue.avoid)", "allocation.requeue({})",
         "tests/unit/agent/test_lost_supervisor.py::test_a_supervisor_that_gives_its_nodes_back_names_those_to_avoid"),
-    Mutation("a hang is judged before its evidence is there", "orchestrator/brain/brain.py", "if not inspections.is_answered(facts, attempt, watch):", "if False:",
+    Mutation("a hang is judged before its evidence is there", "orchestrator/brain/brain.py", "if not inspections.is_answered(facts, attempt, deadlines):", "if False:",
         "tests/unit/brain/diagnosis/test_hang_ends.py::test_no_first_step_within_the_users_limit_is_a_hang_whatever_the_ranks_do"),
     Mutation("a cancel of a running attempt is ignored", "orchestrator/brain/brain.py", "if facts.goal is JobGoal.CANCEL:\n        return [d.Finish(", "if False:\n        return [d.Finish(",
         "tests/unit/brain/scheduling/test_restart_policy.py::test_a_cancel_gives_a_whole_gang_its_grace"),

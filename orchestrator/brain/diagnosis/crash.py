@@ -45,19 +45,19 @@ _SIGKILL = 9
 _SIGTERM = 15
 
 
-def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
-    """Return the verdict on ranks that ended badly, or None; deadlines still ahead are left in `watch`."""
+def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict on ranks that ended badly, or None; deadlines still ahead are left in `deadlines`."""
     failed = sorted((rank for rank in facts.ranks.values() if rank.failed), key=lambda r: (r.died_at, r.rank))
     if not failed:
         return None
     culprits = [rank for rank in failed if not looks_like_victim(rank)]
     if culprits:
-        ended = _was_ended(culprits[0]) and allocation.may_be_taken(facts, culprits[0].died_at, watch)
+        ended = _was_ended(culprits[0]) and allocation.may_be_taken(facts, culprits[0].died_at, deadlines)
         return None if ended else _crash(facts, culprits[0], failed)
     if any(node.lost for node in facts.nodes.values()):
         return None  # the lost node is the culprit, and has its own verdict
     first = failed[0]
-    if not watch.passed(first.died_at + SETTLE_S):
+    if not deadlines.passed(first.died_at + SETTLE_S):
         return None
     assert facts.limits is not None
     quiet = [
@@ -65,9 +65,9 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | No
     ]
     if not quiet:
         return _crash(facts, first, failed)
-    if not watch.passed(first.died_at + facts.limits.node_silent_s_max):
+    if not deadlines.passed(first.died_at + facts.limits.node_silent_s_max):
         return None  # a node that has not spoken since may be the culprit
-    silent_s = watch.now_s - quiet[0].contact_at
+    silent_s = deadlines.now_s - quiet[0].contact_at
     return node_lost.verdict(
         facts, quiet[0], f"no word for {silent_s:.0f} s, and its peers lost their connections to it"
     )

@@ -55,21 +55,23 @@ class Difference:
     since_s: float
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Return what is to be done about a difference: a look at all ranks, then the verdict, or a word of it."""
     assert facts.limits is not None
-    found = find(facts, watch) if facts.odd_at and attempt.running_at is not None else None
+    found = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
     if found is None or attempt.desynced is not None:
         return []
     if attempt.inspected_at is None or attempt.inspected_at < found.since_s:
         why = f"ranks {ranks_text(found.odd)} run other collectives than their peers"
-        return inspections.orders(facts, attempt, why, watch)
-    if not _is_explained(facts, found) and not watch.passed(attempt.inspected_at + inspections.LOOK_S_MAX):
+        return inspections.orders(facts, attempt, why, deadlines)
+    if not _is_explained(facts, found) and not deadlines.passed(
+        attempt.inspected_at + inspections.LOOK_S_MAX
+    ):
         return []
     said = _verdict(facts, found)
     if facts.limits.on_desync == "notify":
-        return [d.Alert(watch.now_s, said.summary, attempt.number, said)]
-    return [d.Judge(watch.now_s, said.summary, attempt.number, said)]
+        return [d.Alert(deadlines.now_s, said.summary, attempt.number, said)]
+    return [d.Judge(deadlines.now_s, said.summary, attempt.number, said)]
 
 
 def note(
@@ -102,8 +104,8 @@ def forget(facts: Facts) -> None:
     facts.mixed.clear()
 
 
-def find(facts: Facts, watch: Deadlines) -> Difference | None:
-    """Return a difference that lasts, or None; when to look again is left in `watch`."""
+def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
+    """Return a difference that lasts, or None; when to look again is left in `deadlines`."""
     usual_s = suspicion.usual_s(facts) or 0.0
     for series, since_s in facts.odd_at.items():
         if series.key in facts.mixed:
@@ -123,7 +125,7 @@ def find(facts: Facts, watch: Deadlines) -> Difference | None:
         grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # nobody is only late
         if _is_aside(turns, told[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
             continue
-        if not watch.passed(since_s + LASTS_S):
+        if not deadlines.passed(since_s + LASTS_S):
             continue
         before = min(tally.step for tally in facts.counts_at_steps[series][told[agreed - 1]].values())
         counts = turns[last]

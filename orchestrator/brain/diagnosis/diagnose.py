@@ -18,8 +18,8 @@ from orchestrator.brain.scheduling import allocation, placement, rendezvous
 from orchestrator.brain.scheduling.repeated_failure import recognise
 
 
-def diagnose(facts: Facts, watch: Deadlines) -> Verdict | None:
-    """Return the verdict that the facts call for now, or None; deadlines still ahead are left in `watch`."""
+def diagnose(facts: Facts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict that the facts call for now, or None; deadlines still ahead are left in `deadlines`."""
     attempt = facts.attempt
     if attempt is None or attempt.phase is Phase.STOP:
         return None
@@ -36,17 +36,17 @@ def diagnose(facts: Facts, watch: Deadlines) -> Verdict | None:
         hang.judge,
     )
     for question in questions:
-        judged = question(facts, attempt, watch)
+        judged = question(facts, attempt, deadlines)
         if judged is not None:
             return recognise(facts, attempt, judged)
     return None
 
 
-def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _out_of_time(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     limits = facts.limits
     if limits is None or limits.time_s_max is None or facts.run_began_at is None:
         return None
-    if not watch.passed(facts.run_began_at + limits.time_s_max):
+    if not deadlines.passed(facts.run_began_at + limits.time_s_max):
         return None
     summary = f"the job's time limit of {limits.time_s_max:g} s is over"
     return verdict_on(
@@ -54,7 +54,7 @@ def _out_of_time(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdi
     )
 
 
-def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _cannot_launch(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     for node in facts.gang:
         if node.setup_failure is not None:
             reason, tail = node.setup_failure.reason, node.setup_failure.tail
@@ -71,12 +71,12 @@ def _cannot_launch(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Ver
     return None
 
 
-def _start_took_too_long(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _start_took_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     if attempt.running_at is not None or placement.is_queued(facts):
         return None
     assert facts.limits is not None
     since_s = max(attempt.watched_at, attempt.queued_at)
-    if not watch.passed(since_s + facts.limits.start_s_max):
+    if not deadlines.passed(since_s + facts.limits.start_s_max):
         return None
     unstarted = [node for node in facts.gang or facts.nodes.values() if node.started < attempt.number]
     unstarted.sort(key=lambda node: _is_ready(node, attempt))  # those that are ready wait for the others

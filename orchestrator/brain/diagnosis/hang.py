@@ -40,8 +40,8 @@ IDLE_S = 2.0
 """Ranks that have used no processor for so long before a look send nothing to each other."""
 
 
-def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
-    """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `watch`."""
+def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `deadlines`."""
     if attempt.phase is not Phase.RUN:
         return None
     standing = _stands_still(facts, attempt)
@@ -49,10 +49,10 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | No
         return standing
     if not inspections.all_heard(facts):
         return None  # what a silent node does is not known; that is another question
-    late = _no_first_step(facts, attempt, watch) or _never_came(facts, attempt, watch)
+    late = _no_first_step(facts, attempt, deadlines) or _never_came(facts, attempt, deadlines)
     if late is not None or suspicion.suspect_s(facts) is None:
         return late
-    return _never_left(facts, attempt) or _verified(facts, attempt, watch)
+    return _never_left(facts, attempt) or _verified(facts, attempt, deadlines)
 
 
 # What needs no second look
@@ -112,11 +112,11 @@ def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float
     )  # fmt: skip
 
 
-def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     assert facts.limits is not None
     limit_s = facts.limits.first_step_s_max
     due_s = suspicion.limit_at(facts, attempt, limit_s)
-    if due_s is None or not watch.passed(due_s):
+    if due_s is None or not deadlines.passed(due_s):
         return None
     summary = f"no first step within {limit_s:g} s (monitor.first_step_timeout)"
     culprits = [rank for rank in inspections.living(facts) if not _waits(attempt, rank)]
@@ -126,18 +126,18 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Ver
     )  # fmt: skip
 
 
-def _never_came(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Ranks that wait at the rendezvous do so for the user's limit, then it is told who has come and who has not."""
     assert facts.limits is not None
     limit_s = facts.limits.rendezvous_s_max
     due_s = suspicion.limit_at(facts, attempt, limit_s)
     if due_s is None:
         return None
-    seen = (attempt.inspected_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, watch)
+    seen = (attempt.inspected_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, deadlines)
     came = [rank for rank in inspections.living(facts) if _is_at_rendezvous(attempt, rank)] if seen else []
-    if not came or not watch.passed(due_s):
+    if not came or not deadlines.passed(due_s):
         return None
-    if _has_unseen(facts, attempt) and not watch.passed(due_s + UNSEEN_S_MAX):
+    if _has_unseen(facts, attempt) and not deadlines.passed(due_s + UNSEEN_S_MAX):
         return None
     missing = [rank for rank in facts.ranks.values() if rank not in came]
     those = text.ranks_text(rank.rank for rank in missing)
@@ -165,14 +165,14 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 # What two looks prove
 
 
-def stands_still(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
+def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
     """Tell whether two looks in the present silence have found every rank where it was."""
     if inspections.in_round(facts, attempt) < inspections.LOOKS_MIN or not inspections.is_answered(
-        facts, attempt, watch
+        facts, attempt, deadlines
     ):
         return False
     silence_s = suspicion.suspect_s(facts)
-    if silence_s is None or not watch.passed(suspicion.quiet_since(facts, attempt) + silence_s):
+    if silence_s is None or not deadlines.passed(suspicion.quiet_since(facts, attempt) + silence_s):
         return False
     alive = inspections.living(facts)
     if any(facts.nodes[rank.node].contact_at < (attempt.inspected_at or 0.0) for rank in alive):
@@ -183,9 +183,9 @@ def stands_still(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     return not any(still is not None and still < inspections.STILL_S for still in known)
 
 
-def _verified(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Judge a gang of which no rank moves: by states that cannot mend themselves, or when all patience is over."""
-    if not stands_still(facts, attempt, watch):
+    if not stands_still(facts, attempt, deadlines):
         return None
     answer = study(facts, attempt)
     alive = _judged(facts, answer)

@@ -47,7 +47,7 @@ def all_heard(facts: Facts) -> bool:
     return all(facts.nodes[rank.node].agent_state is AgentState.UP for rank in living(facts))
 
 
-def is_answered(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
+def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
     """Tell whether the last look is over: every node with living ranks has answered, or was waited for long enough."""
     if attempt.inspected_at is None:
         return True
@@ -57,14 +57,14 @@ def is_answered(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
         for n in facts.gang
         if n.name in names and n.agent_state is AgentState.UP and n.inspected < attempt.inspection
     ]
-    return not late or watch.passed(attempt.inspected_at + LOOK_S_MAX)
+    return not late or deadlines.passed(attempt.inspected_at + LOOK_S_MAX)
 
 
-def orders(facts: Facts, attempt: AttemptFacts, why: str, watch: Deadlines) -> list[Decision]:
+def orders(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) -> list[Decision]:
     """Return the orders for one look at all ranks: every node that can be asked is."""
     number = attempt.inspection + 1
     asked = [node for node in facts.gang if node.agent_state is AgentState.UP]
-    return [d.Inspect(watch.now_s, why, attempt.number, node.name, number) for node in asked]
+    return [d.Inspect(deadlines.now_s, why, attempt.number, node.name, number) for node in asked]
 
 
 def found(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
@@ -103,43 +103,45 @@ def in_round(facts: Facts, attempt: AttemptFacts) -> int:
     return attempt.round if is_present else 0
 
 
-def why_inspect(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
+def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
     """Say why every rank is to be looked at now; empty if it is not."""
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:
         return "somebody wants to see what the ranks do"
-    if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, watch):
+    if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, deadlines):
         return ""
     assert facts.limits is not None
     limit_at = suspicion.limit_at(facts, attempt, facts.limits.rendezvous_s_max)
     for due_s in () if limit_at is None else (limit_at + after_s for after_s in LATE_AFTER_S):
-        if watch.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
+        if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
             return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"
-    return _why_stopped(facts, attempt, watch) or _why_silence(facts, attempt, watch)
+    return _why_stopped(facts, attempt, deadlines) or _why_silence(facts, attempt, deadlines)
 
 
-def _why_stopped(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
+def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
     """A stopped rank is judged soon and by its state alone; two looks before tell in what the others wait for it."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s
-            if watch.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
+            if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
                 return f"rank {rank.rank} is stopped (state T)"
     return ""
 
 
-def _why_silence(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
+def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
     silence_s = suspicion.suspect_s(facts)
     if silence_s is None:
         return ""
     since_s = suspicion.quiet_since(facts, attempt)
-    if not watch.passed(since_s + silence_s):
+    if not deadlines.passed(since_s + silence_s):
         return ""
     made = in_round(facts, attempt)
-    if made and not watch.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, made)):
+    if made and not deadlines.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, made)):
         return ""
-    return f"no sign of progress for {watch.now_s - since_s:.0f} s" + (f", look {made + 1}" if made else "")
+    return f"no sign of progress for {deadlines.now_s - since_s:.0f} s" + (
+        f", look {made + 1}" if made else ""
+    )
 
 
 def _pause_s(facts: Facts, attempt: AttemptFacts, made: int) -> float:

@@ -16,25 +16,25 @@ from orchestrator.brain.scheduling import allocation, fence
 from orchestrator.core.text import ranks_text
 
 
-def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
-    """Return the verdict on a node that is lost, or None; deadlines still ahead are left in `watch`."""
+def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict on a node that is lost, or None; deadlines still ahead are left in `deadlines`."""
     if attempt.phase is not Phase.RUN:
-        return _lost_before_start(facts, attempt, watch)
+        return _lost_before_start(facts, attempt, deadlines)
     for node in facts.nodes.values():
-        if node.lost is not None and not allocation.may_be_taken(facts, node.lost.at, watch):
+        if node.lost is not None and not allocation.may_be_taken(facts, node.lost.at, deadlines):
             return verdict(facts, node, node.lost.how)
     for node in facts.nodes.values():
         if (
             node.agent_state in (AgentState.UP, AgentState.SILENT)
             and facts.unfinished(node)
-            and _is_silent_too_long(facts, node, watch)
+            and _is_silent_too_long(facts, node, deadlines)
         ):
-            silent_s = watch.now_s - node.contact_at
+            silent_s = deadlines.now_s - node.contact_at
             return verdict(facts, node, f"no word for {silent_s:.0f} s, and no progress of the gang")
     return None
 
 
-def _lost_before_start(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """A placed node of a pool that is lost before its ranks were started: others may take its place."""
     assert facts.limits is not None
     if facts.pool is None or attempt.placed_at is None:
@@ -43,17 +43,17 @@ def _lost_before_start(facts: Facts, attempt: AttemptFacts, watch: Deadlines) ->
         if node.agent_state is AgentState.ABSENT:
             reason = f": {node.launch_reason}" if node.launch_reason else ""
             return verdict(facts, node, f"its agent was lost before its ranks were started{reason}")
-        if node.agent_state is AgentState.SILENT and watch.passed(
+        if node.agent_state is AgentState.SILENT and deadlines.passed(
             node.contact_at + facts.limits.node_silent_s_max
         ):
-            silent_s = watch.now_s - node.contact_at
+            silent_s = deadlines.now_s - node.contact_at
             return verdict(facts, node, f"no word for {silent_s:.0f} s before its ranks started")
     return None
 
 
-def _is_silent_too_long(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
+def _is_silent_too_long(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     assert facts.limits is not None
-    return watch.passed(max(node.contact_at, facts.stepped_at) + fence.silent_s(facts, node))
+    return deadlines.passed(max(node.contact_at, facts.stepped_at) + fence.silent_s(facts, node))
 
 
 def verdict(facts: Facts, node: NodeFacts, how: str) -> Verdict:

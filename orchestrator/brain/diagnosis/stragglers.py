@@ -60,10 +60,10 @@ def found(facts: Facts) -> list[RankFacts]:
     return sorted(slow, key=lambda rank: (-rank.straggler.factor if rank.straggler else 0.0, rank.rank))
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Say of each slow rank once that it is."""
     return [
-        d.Remark(watch.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
+        d.Remark(deadlines.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
         for rank in found(facts)
         if rank.rank not in attempt.remarks
     ]

@@ -16,18 +16,18 @@ BRIEF_S = 2.0
 """A process that is held by a debugger, or is a zombie, for less than this is not told of."""
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Name what looks like a hang after two looks that found all ranks unmoved: once in a silence, and of a place that was
     named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
         return []
-    if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, watch):
+    if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, deadlines):
         return []
     place = hang_report.places(attempt, hang.suspects(facts, attempt, hang.study(facts, attempt)))
     named_at, since_s = attempt.suspects.get(place), suspicion.gang_at(facts, attempt)
-    if named_at is not None and (named_at >= since_s or not watch.passed(since_s + facts.pause_s)):
+    if named_at is not None and (named_at >= since_s or not deadlines.passed(since_s + facts.pause_s)):
         return []
-    return [d.Suspect(watch.now_s, text(facts, watch.now_s), attempt.number, place)]
+    return [d.Suspect(deadlines.now_s, text(facts, deadlines.now_s), attempt.number, place)]
 
 
 def text(facts: Facts, now_s: float) -> str:

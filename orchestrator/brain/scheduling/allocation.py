@@ -133,7 +133,7 @@ def _cancelled(facts: Facts, why: str) -> None:
 # What it means
 
 
-def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on an attempt whose nodes were taken away, or will be."""
     taken = attempt.allocation_loss or (_taken(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
@@ -156,9 +156,9 @@ def _name(allocation: str) -> str:
     return f"allocation {allocation}" if allocation else "the allocation"
 
 
-def may_be_taken(facts: Facts, at_s: float, watch: Deadlines) -> bool:
+def may_be_taken(facts: Facts, at_s: float, deadlines: Deadlines) -> bool:
     """Tell whether an end at this time may turn out to be the queue's doing."""
-    return facts.queue is not None and not watch.passed(at_s + TERM_S)
+    return facts.queue is not None and not deadlines.passed(at_s + TERM_S)
 
 
 def saves(facts: Facts, attempt: AttemptFacts) -> bool:
@@ -236,18 +236,18 @@ def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def leaves(
-    facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, watch: Deadlines
+    facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, deadlines: Deadlines
 ) -> bool:
     """Tell whether not to wait any longer for nodes that are not clear, since the queue will clear them."""
     if not why_leave(facts, attempt):
         return False
     if not any(
-        node.agent_state is AgentState.UP or not watch.passed(node.contact_at + RETURN_S) for node in left
+        node.agent_state is AgentState.UP or not deadlines.passed(node.contact_at + RETURN_S) for node in left
     ):
         return True
     by_s = (attempt.stop_at or 0.0) + grace_s + LEAVE_S_MAX
     latest_s = _leave_by_s(facts)
-    return watch.passed(by_s if latest_s is None else min(by_s, latest_s))
+    return deadlines.passed(by_s if latest_s is None else min(by_s, latest_s))
 
 
 def avoid(facts: Facts) -> dict[str, str]:
@@ -263,21 +263,25 @@ def avoid(facts: Facts) -> dict[str, str]:
     return found
 
 
-def over(facts: Facts, news: e.AllocationEnded, watch: Deadlines) -> list[Decision]:
+def over(facts: Facts, news: e.AllocationEnded, deadlines: Deadlines) -> list[Decision]:
     """End the job that is in no queue any more: its ranks are gone with their nodes."""
     attempt, cancelled = facts.attempt, facts.goal is JobGoal.CANCEL
     why = facts.cancelled if cancelled else f"{_name(news.allocation)} {_WORDS[news.cause]}: {news.why}"
     if attempt is None:
-        return [d.EndJob(watch.now_s, why, 0, JobEnd.CANCELLED if cancelled else JobEnd.FAILED)]
+        return [d.EndJob(deadlines.now_s, why, 0, JobEnd.CANCELLED if cancelled else JobEnd.FAILED)]
     if attempt.phase is Phase.STOP:
         done = attempt.verdict is None and facts.done
         end = JobEnd.SUCCEEDED if done else JobEnd.CANCELLED if cancelled else JobEnd.FAILED
-        return [d.EndJob(watch.now_s, "every rank exited with code 0" if done else why, attempt.number, end)]
+        return [
+            d.EndJob(deadlines.now_s, "every rank exited with code 0" if done else why, attempt.number, end)
+        ]
     if cancelled or facts.done:
-        return [d.Finish(watch.now_s, "every rank exited with code 0" if facts.done else why, attempt.number)]
+        return [
+            d.Finish(deadlines.now_s, "every rank exited with code 0" if facts.done else why, attempt.number)
+        ]
     taken = AllocationLoss(news.at, news.allocation, news.cause, news.why, "")
     judged = _verdict(facts, taken, retry=False)
-    return [d.Judge(watch.now_s, judged.summary, attempt.number, judged)]
+    return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]
 
 
 FOLDS: dict[type[Any], Any] = {

@@ -25,7 +25,7 @@ GROWTH = 1.25
 """So many times more than it was told last must be worth a word."""
 
 
-def orders(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Tell the agents that run ranks how long they may go by themselves, where that has grown or may be lost."""
     assert facts.limits is not None
     base_s = facts.limits.fence_s
@@ -43,7 +43,7 @@ def orders(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
             quiet_s, alone_s = max(quiet_s, node.fence_s), max(alone_s, node.alone_s)
             why = f"the longest pause of the job was {facts.pause_s:.0f} s"
             why = f"{why}, and its ranks work without steps" if alone_s > quiet_s else why
-            found.append(d.Fence(watch.now_s, why, attempt.number, node.name, quiet_s, alone_s))
+            found.append(d.Fence(deadlines.now_s, why, attempt.number, node.name, quiet_s, alone_s))
     return found
 
 

@@ -44,27 +44,27 @@ LAUNCH_PAUSE_S_MAX = 30.0
 REASONS_SHOWN = 8
 
 
-def gather(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Bring up as many hosts as are wanted, and place the attempt once enough of them are there."""
-    if facts.ahead or is_short(facts, watch):
-        return _release(facts, attempt, watch)
-    places = _places(facts, watch)
+    if facts.ahead or is_short(facts, deadlines):
+        return _release(facts, attempt, deadlines)
+    places = _places(facts, deadlines)
     if places:
-        return [d.Place(watch.now_s, _why(facts, places), attempt.number, places)]
+        return [d.Place(deadlines.now_s, _why(facts, places), attempt.number, places)]
     excluded = [node for node in facts.nodes.values() if node.excluded]
-    dismissals = _dismissals(attempt, excluded, "it cannot be used", watch)
-    return dismissals or _launches(facts, attempt, watch)
+    dismissals = _dismissals(attempt, excluded, "it cannot be used", deadlines)
+    return dismissals or _launches(facts, attempt, deadlines)
 
 
-def keep_spares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """While the gang runs, see that as many hosts as are wanted stand ready beside it, and no more."""
     if facts.pool is None:
         return []
     idle = [node for node in facts.nodes.values() if not node.ranks]
     ready = [node for node in idle if _is_ready(node)]
     surplus = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
-    dismissals = _dismissals(attempt, surplus, "the job does without it", watch)
-    return dismissals or _launches(facts, attempt, watch)
+    dismissals = _dismissals(attempt, surplus, "the job does without it", deadlines)
+    return dismissals or _launches(facts, attempt, deadlines)
 
 
 def is_queued(facts: Facts) -> bool:
@@ -76,12 +76,12 @@ def is_queued(facts: Facts) -> bool:
     return bool(facts.ahead) or (_is_busy_anywhere(facts) and free < facts.pool.nodes)
 
 
-def is_short(facts: Facts, watch: Deadlines) -> bool:
+def is_short(facts: Facts, deadlines: Deadlines) -> bool:
     """Tell whether, for now, there cannot be enough hosts, because others use them."""
     assert facts.pool is not None
-    if not _is_busy_anywhere(facts) or _hopes(facts, watch) >= facts.pool.nodes:
+    if not _is_busy_anywhere(facts) or _hopes(facts, deadlines) >= facts.pool.nodes:
         return False
-    return not watch.passed(asked_again_s(facts))
+    return not deadlines.passed(asked_again_s(facts))
 
 
 def has_another(facts: Facts) -> bool:
@@ -90,7 +90,7 @@ def has_another(facts: Facts) -> bool:
     return facts.pool is not None and len(usable) > facts.pool.nodes
 
 
-def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return why the attempt can never be placed, or None while it may be."""
     pool = facts.pool
     if pool is None or attempt.placed_at is not None or facts.ahead:
@@ -105,14 +105,14 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | 
     missing = [
         node for node in facts.nodes.values() if node.missing and node.agent_state is not AgentState.UP
     ]
-    if missing and usable >= pool.nodes and _hopes(facts, watch) >= pool.nodes:
+    if missing and usable >= pool.nodes and _hopes(facts, deadlines) >= pool.nodes:
         return None  # others may take the place of the lost ones
     if missing:
-        return _lost_for_good(facts, attempt, missing, ready, watch)
+        return _lost_for_good(facts, attempt, missing, ready, deadlines)
     launching = [
         node.launched_at for node in facts.nodes.values() if node.agent_state is AgentState.LAUNCHING
     ]
-    if usable >= pool.nodes or (launching and not watch.passed(max(launching) + LAUNCH_S_MAX)):
+    if usable >= pool.nodes or (launching and not deadlines.passed(max(launching) + LAUNCH_S_MAX)):
         return None  # whoever has to mend this wants to know of all hosts at once
     reasons = _reasons(facts.nodes.values())
     needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
@@ -120,29 +120,29 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | 
     return _verdict(facts, attempt, Kind.LAUNCH, summary, reasons)
 
 
-def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the end of a job that has waited for hosts, or for earlier jobs, for as long as its user lets it."""
     limit_s = facts.limits.queue_s_max if facts.limits is not None else None
-    if limit_s is None or not is_queued(facts) or not watch.passed(attempt.began_at + limit_s):
+    if limit_s is None or not is_queued(facts) or not deadlines.passed(attempt.began_at + limit_s):
         return None
     free = sum(_is_ready(node) for node in facts.nodes.values())
     busy = tuple(f"{node.name}: {node.busy.reason}" for node in facts.nodes.values() if node.busy)
     ahead = (f"before it: {', '.join(facts.ahead)}",) if facts.ahead else ()
     needed = facts.pool.nodes if facts.pool is not None else 0
     summary = (
-        f"queued for {watch.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
+        f"queued for {deadlines.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
         f"{needed} hosts are needed, {free} were free"
     )
     return _verdict(facts, attempt, Kind.START_TIMEOUT, summary, (*ahead, *busy))
 
 
 def _lost_for_good(
-    facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, watch: Deadlines
+    facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
     """A lost host may come back for as long as a node may be silent; then there is no job without it."""
     assert facts.pool is not None and facts.limits is not None
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
-    if not watch.passed(since_s + facts.limits.node_silent_s_max):
+    if not deadlines.passed(since_s + facts.limits.node_silent_s_max):
         return None
     node = missing[0]
     summary = (
@@ -196,15 +196,15 @@ def _may_come(node: NodeFacts) -> bool:
     return not (node.excluded or node.missing or node.launch_failures >= LAUNCH_FAILURES_MAX)
 
 
-def _hopes(facts: Facts, watch: Deadlines) -> int:
-    return sum(_may_come(node) and not _said_busy(facts, node, watch) for node in facts.nodes.values())
+def _hopes(facts: Facts, deadlines: Deadlines) -> int:
+    return sum(_may_come(node) and not _said_busy(facts, node, deadlines) for node in facts.nodes.values())
 
 
-def _said_busy(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
+def _said_busy(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Tell whether the host was asked in the present round, and others use it."""
     if node.busy is None or node.agent_state is AgentState.LAUNCHING or node.busy.at < facts.round_at:
         return False
-    return not watch.passed(asked_again_s(facts))
+    return not deadlines.passed(asked_again_s(facts))
 
 
 def _is_busy_anywhere(facts: Facts) -> bool:
@@ -222,7 +222,7 @@ def asked_again_s(facts: Facts) -> float:
 # What to do about it
 
 
-def _places(facts: Facts, watch: Deadlines) -> tuple[e.NodePlan, ...]:
+def _places(facts: Facts, deadlines: Deadlines) -> tuple[e.NodePlan, ...]:
     """Return the nodes of the ranks, or nothing while there are too few or better ones are about to come up."""
     pool = facts.pool
     assert pool is not None
@@ -233,7 +233,7 @@ def _places(facts: Facts, watch: Deadlines) -> tuple[e.NodePlan, ...]:
     others = iter([name for name in ready if name not in before])
     chosen = [name if name in ready else next(others) for name in before]
     chosen += [next(others) for _ in range(pool.nodes - len(chosen))]
-    if not before and _comes_one_before(facts, chosen[-1], watch):
+    if not before and _comes_one_before(facts, chosen[-1], deadlines):
         return ()
     each = pool.ranks_each
     return tuple(
@@ -241,12 +241,12 @@ def _places(facts: Facts, watch: Deadlines) -> tuple[e.NodePlan, ...]:
     )
 
 
-def _comes_one_before(facts: Facts, last: str, watch: Deadlines) -> bool:
+def _comes_one_before(facts: Facts, last: str, deadlines: Deadlines) -> bool:
     """Tell whether a host that the user named earlier is still coming up, and not too slowly."""
     for node in facts.nodes.values():
         if node.name == last:
             return False
-        if node.agent_state is AgentState.LAUNCHING and not watch.passed(node.launched_at + PATIENCE_S):
+        if node.agent_state is AgentState.LAUNCHING and not deadlines.passed(node.launched_at + PATIENCE_S):
             return True
     return False
 
@@ -259,7 +259,7 @@ def _why(facts: Facts, places: tuple[e.NodePlan, ...]) -> str:
     return f"{', '.join(new)} in place of {', '.join(gone)}"
 
 
-def _launches(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Launch the next hosts in order until as many as are wanted are up or coming up, beside those with ranks.
 
     Before the attempt is placed, those that were lost are tried as well, but nobody relies on them.
@@ -267,21 +267,21 @@ def _launches(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Dec
     assert facts.pool is not None
     wanted = facts.pool.spares + (facts.pool.nodes if attempt.placed_at is None else 0)
     free = [node for node in facts.nodes.values() if not node.ranks]
-    coming = [node for node in free if _is_coming(facts, node, watch)]
+    coming = [node for node in free if _is_coming(facts, node, deadlines)]
     if attempt.placed_at is not None and len(coming) >= wanted:
         return []
-    asked = [node for node in free if node not in coming and is_due(facts, node, watch)]
+    asked = [node for node in free if node not in coming and is_due(facts, node, deadlines)]
     lost = [node for node in asked if node.missing and attempt.placed_at is None]
     others = [node for node in asked if node not in lost]
     why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
     spare = f" and {facts.pool.spares} to spare" if facts.pool.spares else ""
     return [
-        d.Launch(watch.now_s, why + spare, attempt.number, node.name)
+        d.Launch(deadlines.now_s, why + spare, attempt.number, node.name)
         for node in [*lost, *others[: max(0, wanted - len(coming))]]
     ]
 
 
-def _is_coming(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
+def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Tell whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
     wait longer for that than one that has no hosts."""
     assert facts.limits is not None and facts.attempt is not None
@@ -293,25 +293,25 @@ def _is_coming(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
             return not node.ordered.leave
         case AgentState.LAUNCHING:
             slow_s = min(patience_s, LAUNCH_S_MAX)
-            return not watch.passed(node.launched_at + slow_s)
+            return not deadlines.passed(node.launched_at + slow_s)
         case AgentState.SILENT:
-            return not watch.passed(node.contact_at + patience_s)
+            return not deadlines.passed(node.contact_at + patience_s)
         case AgentState.ABSENT:
             return False
 
 
-def is_due(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
+def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Tell whether an agent of this node is to be launched now, if one is wanted there."""
     assert facts.limits is not None
-    if node.excluded or (facts.pool is not None and _said_busy(facts, node, watch)):
+    if node.excluded or (facts.pool is not None and _said_busy(facts, node, deadlines)):
         return False
     match node.agent_state:
         case AgentState.UP:
             return False
         case AgentState.LAUNCHING:
-            return watch.passed(node.launched_at + LAUNCH_S_MAX)
+            return deadlines.passed(node.launched_at + LAUNCH_S_MAX)
         case AgentState.SILENT:
-            return watch.passed(node.contact_at + facts.limits.node_silent_s_max)
+            return deadlines.passed(node.contact_at + facts.limits.node_silent_s_max)
         case AgentState.ABSENT:
             if node.hopeless:
                 return False
@@ -319,20 +319,20 @@ def is_due(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
             pause_s = (
                 min(LAUNCH_PAUSE_S * 2.0**doublings, LAUNCH_PAUSE_S_MAX) if node.launch_failures else 0.0
             )
-            return watch.passed(node.launched_at + pause_s)
+            return deadlines.passed(node.launched_at + pause_s)
 
 
-def _release(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Let go of the hosts that are there: others may need them while this job waits."""
     why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
-    return _dismissals(attempt, facts.nodes.values(), why, watch)
+    return _dismissals(attempt, facts.nodes.values(), why, deadlines)
 
 
 def _dismissals(
-    attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, watch: Deadlines
+    attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines
 ) -> list[Decision]:
     return [
-        d.Dismiss(watch.now_s, why, attempt.number, node.name)
+        d.Dismiss(deadlines.now_s, why, attempt.number, node.name)
         for node in nodes
         if node.agent_state is AgentState.UP and not node.ordered.leave
     ]

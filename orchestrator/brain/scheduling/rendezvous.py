@@ -41,7 +41,7 @@ class Unreachable:
     tried: tuple[str, ...]
 
 
-def probes(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def probes(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Let the other nodes try the first one's addresses, where it offers any."""
     first, *others = facts.gang
     if first.ready < attempt.number or not first.rendezvous.addresses:
@@ -49,7 +49,7 @@ def probes(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
     addresses = tuple(address.ip for address in first.rendezvous.addresses)
     return [
         d.Probe(
-            watch.now_s, f"does {node.name} reach {first.name}?", attempt.number, node.name, addresses, first.rendezvous.port
+            deadlines.now_s, f"does {node.name} reach {first.name}?", attempt.number, node.name, addresses, first.rendezvous.port
         )
         for node in others
         if node.agent_state is AgentState.UP and max(node.ordered.probe, node.rendezvous.probed) < attempt.number
@@ -77,7 +77,7 @@ def rendezvous_point(facts: Facts) -> RendezvousPoint | Unreachable:
     return Unreachable(worst, first, worst.rendezvous.missed)
 
 
-def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on nodes that cannot reach each other, or None while they may."""
     if attempt.placed_at is None or attempt.phase is not Phase.PREPARE:
         return None

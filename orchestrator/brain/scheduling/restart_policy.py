@@ -45,21 +45,21 @@ class GiveUp:
     why: str
 
 
-def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
+def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
     """Tell whether what follows may depend on a checkpoint that is still on its way home."""
     limit_s = CARRY_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else CARRY_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    sending = [name for name in facts.fetching.values() if _may_send(facts, name, watch)]
-    return bool(sending) and not watch.passed(since_s + limit_s)
+    sending = [name for name in facts.fetching.values() if _may_send(facts, name, deadlines)]
+    return bool(sending) and not deadlines.passed(since_s + limit_s)
 
 
-def _may_send(facts: Facts, name: str, watch: Deadlines) -> bool:
+def _may_send(facts: Facts, name: str, deadlines: Deadlines) -> bool:
     """Tell whether the node is heard; for what lies on a lost one nobody waits."""
     assert facts.limits is not None
     node = facts.node(name)
     if node is None:
         return False
-    return node.agent_state is AgentState.UP or not watch.passed(
+    return node.agent_state is AgentState.UP or not deadlines.passed(
         node.contact_at + facts.limits.node_silent_s_max
     )
 
