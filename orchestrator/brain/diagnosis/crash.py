@@ -16,7 +16,7 @@ from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation
-from orchestrator.core.text import named, ranks_text
+from orchestrator.core.text import named
 
 SETTLE_S = 1.0
 """How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second."""
@@ -84,12 +84,12 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
     if culprit.oom:
         evidence.append(f"the kernel's OOM killer was at work on {culprit.node} during this attempt")
     if others:
-        evidence.append(f"after it ended badly: ranks {ranks_text(others)}")
+        evidence.append(f"after it ended badly: {named(others)}")
     gone = ""
     if looks_like_victim(culprit) and left:
         numbers = [rank.rank for rank in left]
         gone = f"{named(numbers)} ended with code 0 before the others were done: "
-        evidence.append(f"before it had left in good order: ranks {ranks_text(numbers)}")
+        evidence.append(f"before it had left in good order: {named(numbers)}")
         blamed = left if 2 * len(left) <= len(facts.ranks) else blamed  # else it is the one that was not done
     meaning = explain(f"{failure.message}\n{failure.traceback}") if failure is not None else ""
     evidence += [meaning] if meaning else []

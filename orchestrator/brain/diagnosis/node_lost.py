@@ -13,7 +13,7 @@ from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts, Phase
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation, fence
-from orchestrator.core.text import ranks_text
+from orchestrator.core.text import named
 
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -61,9 +61,9 @@ def verdict(facts: Facts, node: NodeFacts, how: str) -> Verdict:
     victims = [rank.rank for rank in facts.ranks.values() if rank.failed]
     evidence = [f"{node.name}: {how}"]
     if victims:
-        evidence.append(f"ranks {ranks_text(victims)} ended as its victims")
+        evidence.append(f"its victims: {named(victims)}")
     return verdict_on(
-        facts, Kind.NODE_LOST, f"{node.name} (ranks {ranks_text(node.ranks)}): {how}", ranks=node.ranks,
+        facts, Kind.NODE_LOST, f"{node.name} ({named(node.ranks)}): {how}", ranks=node.ranks,
         node=node.name, evidence=tuple(evidence), signature=f"node_lost {node.name}",
         since_s=max(facts.stepped_at, node.contact_at),
     )  # fmt: skip
