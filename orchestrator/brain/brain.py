@@ -1,4 +1,4 @@
-"""The brain itself: `learn` and `decide`. See the package's docstring for the caller's duties."""
+"""The brain itself: `learn` and `decide`. The package's docstring states the caller's duties."""
 
 from __future__ import annotations
 

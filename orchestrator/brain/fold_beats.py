@@ -1,6 +1,6 @@
-"""How does what agents see of a rank fold into its facts? Its beats, and what looks find of it.
+"""Heartbeats and inspections of ranks, folded into their facts, and heartbeats coalesced for the journal.
 
-A beat that was folded into one for the journal says all that the facts hold, so that replaying it gives the same.
+A coalesced heartbeat holds all that the facts hold, so that replaying it gives the same facts.
 """
 
 from __future__ import annotations

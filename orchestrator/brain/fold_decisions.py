@@ -1,6 +1,6 @@
-"""How does each decision fold into the facts, once it is journaled? What was ordered is a wish until it is seen.
+"""Journaled decisions, folded into the facts: what was ordered is a wish until it is observed.
 
-Here an attempt begins, and what must outlive it is noted: how far it came, and which nodes the next one does without.
+An attempt begins here, and what must outlive the one before is noted: how far it came, and which nodes the next one avoids.
 """
 
 from __future__ import annotations

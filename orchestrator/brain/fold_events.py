@@ -1,7 +1,7 @@
-"""How does each piece of news fold into the facts? No judgement is made here.
+"""Events, folded into the facts. Nothing is judged here.
 
-Rules: news of a stale attempt proves that its sender lives, and nothing else; orders are void when the line they went
-over breaks, and are given again when it is back; folding a journal anew gives the same facts.
+News of an old attempt proves that its sender lives, and nothing else. Orders are void when their connection ends, and are
+given again when the agent is back. Replaying a journal gives the same facts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Who is missing in the collective that others wait in? Pure: what each rank entered last, in; an answer out.
+"""Collectives that ranks wait in, compared: which ranks are missing, or have entered another one.
 
-Rules: only members of one group are compared, by the number of the last collective that they have entered. Who waits
-in one group for somebody else is no culprit of another. Nor is, within a group, who waits in an earlier one than others:
-where a cut falls into a collective, some have come through it. That all have entered it is only known if all tell.
+Only members of one group are compared, by the number of the last collective that they have entered. A rank that waits in
+one group for another rank is no culprit of another group. Nor is, within a group, a rank that waits in an earlier
+collective than others: where a connection breaks within a collective, some ranks have come through it. That all have
+entered it is known only if all report it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Do the ranks of a group still run the same collectives? Pure: their counts at equal steps in, a verdict out.
+"""Desync: ranks of a group that run different numbers of collectives, from their counts at equal steps.
 
 A rank that skips or adds a collective of the same shape stops nothing: the gang trains on, one collective out of phase,
-with wrong gradients. The counts tell. Rules: a group is judged only among its own members, and only if their counts
-have agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: one that a
-rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
-counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its
-collectives beside the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor
-compares anew.
+with wrong gradients. Only the counts show it. A group is judged only among its own members, and only if their counts have
+agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: an optimizer that
+one rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
+counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its collectives
+concurrently with the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor begins
+its comparison from nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Verdicts on gangs that hang, and their culprits. Pure: what the last looks have found, and the time, in; a verdict out.
+"""Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
 
-Rules: nothing is judged while any rank moves, nor by fewer than two looks in a row. A state that cannot mend itself is a
-proof, where all others wait: stopped, ended, locked up, asked for a person's word, in another collective. All else that
-stands in one place has time: unsure never kills early. A limit that the user has fixed is the end of all patience, but
-not of looking twice.
+Nothing is judged while any rank moves, nor by fewer than two inspections in a row. A state that cannot mend itself is a
+proof, where all others wait: stopped, ended, locked up, waiting for a person's input, in another collective. Everything
+else that stands in one place has time: without a proof no rank is killed early. A limit that the user has fixed ends all
+patience, but not the second inspection.
 """
 
 from __future__ import annotations

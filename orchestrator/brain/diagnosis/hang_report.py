@@ -1,4 +1,4 @@
-"""Who hangs, where, and how is it known? Pure: what the last looks have found in, the words of a verdict out."""
+"""The words of a hang: culprits, places, evidence, and the stacks of many ranks in a few lines."""
 
 from __future__ import annotations
 

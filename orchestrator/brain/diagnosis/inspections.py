@@ -1,8 +1,8 @@
-"""When is every rank looked at, and what has the last look found? Pure.
+"""Inspections of all ranks: when they are due, and what the last one has shown.
 
-Rules: the first look at suspicion, the second soon after it, then with growing pauses while all is still; a sign of
-life voids what was found before. A look that the user asks for goes to whoever can answer. Nobody is looked at again
-before the last look was answered, or was waited for long enough.
+The first one follows at suspicion, the second soon after it, then with growing pauses while all stand still; a sign of life
+voids earlier results. An inspection that the user requests goes to every node that can answer. No inspection follows
+before the last one was answered, or was waited for long enough.
 """
 
 from __future__ import annotations

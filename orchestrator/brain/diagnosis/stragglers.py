@@ -1,7 +1,7 @@
-"""Which ranks do their own work slower than their peers, and so hold up all? Pure: what beats say in, facts out.
+"""Stragglers: ranks that do their own work slower than their peers, and so delay all.
 
-Rules: only a rank's own work counts, without waiting for others, since a gang steps in common; once is chance, so that
-a rank is named only after reports in a row; a name is taken back as slowly as it was given.
+Only a rank's own work counts, without waiting for others, since a gang steps in common. One slow report is chance, so a
+rank is named only after several in a row.
 """
 
 from __future__ import annotations

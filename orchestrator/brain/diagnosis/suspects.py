@@ -1,6 +1,6 @@
-"""Suspects of a silence: which ranks stand where while the others wait, in words, long before anything is certain.
+"""Suspects of a silence, in words: which ranks stand where while the others wait, long before anything is certain.
 
-Nothing follows from it but that a person is told: by `orch status` and `orch why`, and by `notify.on: suspect`.
+They only inform: `orch status`, `orch why` and `notify.on: suspect`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""When is silence suspicious, and what breaks it? Pure: facts in, seconds out.
+"""Suspicion: how long a silence is suspicious, which signs of life break it, and how long patience lasts.
 
-Rules: suspicion only makes one look, and a look harms nobody; what a look proves is another question, see `hang`. The
-silence that is suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does
-(a line of log, some I/O) puts a look off, but not for ever: a thread that says `waiting` every second is no progress.
+Suspicion only causes an inspection, which harms no rank; what an inspection proves is decided in `hang`. The silence that is
+suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does (a line of log, some
+I/O) delays an inspection, but not for ever: a thread that prints `waiting` every second is no progress.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can the brain hear? Every event is stamped `at` (job clock, seconds) and, where ranks are meant, by attempt."""
+"""Events that the brain learns. Each is stamped `at` (job clock, seconds); those about ranks name their attempt."""
 
 from __future__ import annotations
 

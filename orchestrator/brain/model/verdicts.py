@@ -1,4 +1,4 @@
-"""How is a verdict made? At the job's present step, with the plain values for what is not said."""
+"""The one way to build a verdict: the job's present step and plain values for what is not stated."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What if a queue system lends the nodes? Pure: what it gave and will take away, in; verdicts and the way back, out.
+"""Allocations of a queue system: how their news folds, the verdict when nodes are taken away, and when to requeue.
 
-Rules: what the queue takes away is nobody's fault and costs no budget; a whole gang may save itself before. A job goes
-back to the queue only from an allocation that ends or has too few usable nodes, and then rests until it has another.
-Nothing of the old one is launched there again: what may still run on its nodes must be clear like any lost node.
+Nodes that the queue takes away cost no budget, and a whole gang may save itself before. A job goes back to the queue only
+from an allocation that ends or has too few usable nodes, and then rests until it has another one. Nothing is launched on
+nodes of an old allocation: what may still run there must be clear, as on any lost node.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""When must a silent node's ranks be gone? How long its agent goes by itself, and how long is waited for that.
+"""The fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
 
-Rules: an agent that has neither contact nor a step of its ranks stops them after a time that it was told; the
-supervisor waits longer than that, by the longest of all times that the agent may hold, and never tells a shorter one.
-The time grows with what the job has shown: its pauses between two steps; and, as long as the ranks of a node have made
-no step in their attempt, how long they were seen to print, read and write. On the supervisor's own machine there is no
-such time: there a lock tells whether an agent lives.
+An agent that has neither contact nor a step of its ranks stops them after a time that it was given. The supervisor waits
+longer, by the longest of all times that the agent may hold, and never gives a shorter one. The time grows with the pauses
+between two steps that the job has shown; and, while the ranks of a node have made no step in their attempt, with how long
+they were seen to print, read and write. On the supervisor's own machine there is no such time: a lock shows whether an
+agent lives.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which hosts does an attempt use? Pure: the pool's nodes as they are known, and the time, in; decisions out.
+"""The hosts of an attempt on a pool: which are launched, taken, kept as spares or given back, and the verdict if too few can be used.
 
-Rules: hosts are taken in the user's order; a rank stays on its host for as long as that one is there; spares are kept
-running beside the gang and step in at once. Nobody holds a host while it waits for another that is busy, so two jobs
-cannot block each other; earlier jobs of the same submit machine go first. Nothing here applies to nodes whose ranks
-the plan has fixed.
+Hosts are taken in the user's order; a rank stays on its host as long as that host is up; spares run next to the gang and
+step in at once. A job holds no host while it waits for another one that is busy, so two jobs cannot block each other;
+earlier jobs of the same submit machine go first. Nothing here applies to nodes whose ranks the plan has fixed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Has this failure been seen before, so that another attempt would only end likewise?"""
+"""Repeated failures: an attempt that fails as the one before did makes no progress, and another one would fail likewise."""
 
 from __future__ import annotations
 

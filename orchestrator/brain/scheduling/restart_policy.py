@@ -1,4 +1,4 @@
-"""What follows from a verdict? Another attempt, after how long and from where, or the end of the job."""
+"""The restart policy: another attempt, after what pause and from which checkpoint, a requeue, or the end of the job."""
 
 from __future__ import annotations
 
