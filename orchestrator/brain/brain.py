@@ -104,9 +104,9 @@ def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
         if others:
             return others
         return (
-            _withdraw(facts, attempt, deadlines)
+            _resolve_alert(facts, attempt, deadlines)
             or suspects.decide(facts, attempt, deadlines)
-            or _look(facts, attempt, deadlines)
+            or _inspect(facts, attempt, deadlines)
         )
     if not verdict.signature.startswith(d.Kind.HANG.value):
         return [d.Judge(deadlines.now_s, verdict.summary, attempt.number, verdict)]
@@ -128,15 +128,15 @@ def _judge_hang(
         return [d.Judge(deadlines.now_s, verdict.summary, attempt.number, verdict)]
     if attempt.alert is None:
         return [d.Alert(deadlines.now_s, verdict.summary, attempt.number, verdict)]
-    return _look(facts, attempt, deadlines)
+    return _inspect(facts, attempt, deadlines)
 
 
-def _look(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     why = inspections.why_inspect(facts, attempt, deadlines)
     return inspections.orders(facts, attempt, why, deadlines) if why else []
 
 
-def _withdraw(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+def _resolve_alert(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Take back what was said of a hang once the job moves again."""
     hung = attempt.alert is not None and attempt.alert.signature.startswith(d.Kind.HANG.value)
     if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.alerted_at or 0.0):

@@ -80,11 +80,11 @@ def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
     return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 
 
-def entered_another(facts: Facts, rank: RankFacts, look: observations.RankInspection) -> bool:
-    """Tell whether a rank has entered another collective since the look before, in the present silence: those that
+def entered_another(facts: Facts, rank: RankFacts, inspection: observations.RankInspection) -> bool:
+    """Tell whether a rank has entered another collective since the inspection before, in the present silence: those that
     were entered before it say nothing."""
     attempt = cast(AttemptFacts, facts.attempt)
     if rank.inspection is None or rank.inspected_at < suspicion.quiet_since(facts, attempt):
         return False
     before = {(one.group, one.ranks): one.number for one in rank.inspection.collectives}
-    return any(one.number > before.get((one.group, one.ranks), one.number) for one in look.collectives)
+    return any(one.number > before.get((one.group, one.ranks), one.number) for one in inspection.collectives)

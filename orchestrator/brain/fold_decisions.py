@@ -153,9 +153,9 @@ def _start(facts: Facts, news: d.Start) -> None:
     cast(AttemptFacts, facts.attempt).phase = Phase.RUN
 
 
-def _look(facts: Facts, news: d.Inspect) -> None:
+def _inspect(facts: Facts, news: d.Inspect) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
-    if news.inspection > attempt.inspection:  # one look is an order to each node
+    if news.inspection > attempt.inspection:  # one inspection is an order to each node
         goes_on = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
             facts, attempt
         )
@@ -185,7 +185,7 @@ def _begin_stop(attempt: AttemptFacts, at: float) -> None:
     attempt.stop_at = at
 
 
-def _notice(facts: Facts, news: d.Alert) -> None:
+def _alert(facts: Facts, news: d.Alert) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
     if news.verdict.kind is d.Kind.DESYNC:
         attempt.desynced = news.verdict
@@ -193,7 +193,7 @@ def _notice(facts: Facts, news: d.Alert) -> None:
         attempt.alerted_at, attempt.alert = news.at, news.verdict
 
 
-def _withdraw(facts: Facts, news: d.ResolveAlert) -> None:
+def _resolve_alert(facts: Facts, news: d.ResolveAlert) -> None:
     cast(AttemptFacts, facts.attempt).alert = None
 
 
@@ -241,11 +241,11 @@ FOLDS: dict[type[Any], Any] = {
     d.Prepare: _prepare,
     d.Probe: _probe,
     d.Start: _start,
-    d.Inspect: _look,
+    d.Inspect: _inspect,
     d.Fence: _fence,
     d.Judge: _judge,
-    d.Alert: _notice,
-    d.ResolveAlert: _withdraw,
+    d.Alert: _alert,
+    d.ResolveAlert: _resolve_alert,
     d.Suspect: _suspect,
     d.Remark: _remark,
     d.Finish: _finish,

@@ -59,7 +59,7 @@ def _planned(facts: Facts, news: e.Planned) -> None:
 def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
     for node in facts.every_node():
         if node.agent_state is not AgentState.ABSENT:
-            _line_broke(node)
+            _void_orders(node)
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
@@ -69,7 +69,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
         rank.state_at = news.at
 
 
-def _line_broke(node: NodeFacts) -> None:
+def _void_orders(node: NodeFacts) -> None:
     """Orders that were under way may never have arrived; they are given again when the agent is back."""
     node.agent_state = AgentState.SILENT
     node.ordered = Orders()
@@ -83,7 +83,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     attempt = facts.attempt.number if facts.attempt else 0
     if node.incarnation and node.incarnation != news.incarnation:
         _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
-    _line_broke(node)
+    _void_orders(node)
     node.agent_state = AgentState.UP
     node.agent_present = True
     node.incarnation = news.incarnation
@@ -102,19 +102,19 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
         _ranks_started(facts, node, attempt, tuple(seen.pid for seen in news.ranks), news.at)
 
 
-def _agent_silent(facts: Facts, news: e.AgentDisconnected) -> None:
+def _agent_disconnected(facts: Facts, news: e.AgentDisconnected) -> None:
     node = facts.node(news.node)
     if node is None or node.agent_state is not AgentState.UP:
         return
     attempt = facts.attempt.number if facts.attempt else 0
     dismissed = news.left and node.ordered.leave and node.is_clear(attempt)
-    _line_broke(node)
+    _void_orders(node)
     if dismissed:
         node.agent_state = AgentState.ABSENT
         node.agent_present = False
 
 
-def _agent_gone(facts: Facts, news: e.AgentDied) -> None:
+def _agent_died(facts: Facts, news: e.AgentDied) -> None:
     node = facts.node(news.node)
     if node is None:
         return
@@ -126,7 +126,7 @@ def _agent_gone(facts: Facts, news: e.AgentDied) -> None:
         node.launch_reason = news.evidence
     else:
         _lost(facts, node, news.evidence, news.at)
-    _line_broke(node)
+    _void_orders(node)
     node.agent_state = AgentState.ABSENT
 
 
@@ -233,7 +233,7 @@ def _exited(facts: Facts, news: e.Exited) -> None:
         rank.steps, rank.step_at = news.steps, news.at
 
 
-def _beat(facts: Facts, news: e.Heartbeat) -> None:
+def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
     if _current(facts, news.node, news.attempt, news.at) is None:
         return
     for beat in news.ranks:
@@ -272,20 +272,20 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
         node.clear, node.cleared_at = attempt, at
 
 
-def _looked(facts: Facts, news: e.Inspected) -> None:
+def _inspected(facts: Facts, news: e.Inspected) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.inspected = max(node.inspected, news.inspection)
-        for look in news.ranks:
-            rank = facts.ranks.get(look.rank)
+        for inspection in news.ranks:
+            rank = facts.ranks.get(inspection.rank)
             if rank is not None and rank.rank_state is RankState.ALIVE:
-                if fold_beats.entered_another(facts, rank, look):
+                if fold_beats.entered_another(facts, rank, inspection):
                     rank.collective_at = news.at
-                rank.inspection, rank.inspected_at = look, news.at
-                rank.longer_at = news.at if suspicion.takes_longer(look) else rank.longer_at
-                facts.mixed.update(look.mixed)
+                rank.inspection, rank.inspected_at = inspection, news.at
+                rank.longer_at = news.at if suspicion.takes_longer(inspection) else rank.longer_at
+                facts.mixed.update(inspection.mixed)
 
 
-def _checkpoint_coming(facts: Facts, news: e.CheckpointFetchStarted) -> None:
+def _checkpoint_fetch_started(facts: Facts, news: e.CheckpointFetchStarted) -> None:
     if _is_current(facts, news.node, news.attempt):
         facts.fetching[news.path] = news.node
 
@@ -300,7 +300,7 @@ def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
         checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
 
 
-def _checkpoint_spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
+def _checkpoint_invalidated(facts: Facts, news: e.CheckpointInvalidated) -> None:
     """What does not arrive leaves what is at home under its name as it is."""
     stale = facts.attempt is not None and news.attempt < facts.attempt.number
     if stale and facts.fetching_late.pop(news.path, None) is not None:
@@ -309,14 +309,14 @@ def _checkpoint_spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
         checkpoints.spoiled(facts, news)
 
 
-def _cancel_asked(facts: Facts, news: e.CancelRequested) -> None:
+def _cancel_requested(facts: Facts, news: e.CancelRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
         facts.goal = JobGoal.CANCEL
         facts.cancelled = facts.cancelled or "cancelled by the user"
 
 
-def _restart_asked(facts: Facts, news: e.RestartRequested) -> None:
+def _restart_requested(facts: Facts, news: e.RestartRequested) -> None:
     """An attempt that is over already is followed by another one, or by none, without that."""
     facts.requests = max(facts.requests, news.request)
     attempt = facts.attempt
@@ -324,12 +324,12 @@ def _restart_asked(facts: Facts, news: e.RestartRequested) -> None:
         attempt.restart_asked = True
 
 
-def _look_asked(facts: Facts, news: e.InspectRequested) -> None:
+def _inspect_requested(facts: Facts, news: e.InspectRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     facts.inspect_requested = news.request
 
 
-def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
+def _resume_requested(facts: Facts, news: e.ResumeRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
         return
@@ -354,8 +354,8 @@ _FOLDS: dict[type[Any], Any] = {
     e.Planned: _planned,
     e.SupervisorStarted: _supervisor_started,
     e.AgentUp: _agent_up,
-    e.AgentDisconnected: _agent_silent,
-    e.AgentDied: _agent_gone,
+    e.AgentDisconnected: _agent_disconnected,
+    e.AgentDied: _agent_died,
     e.LaunchFailed: _launch_failed,
     e.QueueSeen: _queue_seen,
     e.Prepared: _prepared,
@@ -363,16 +363,16 @@ _FOLDS: dict[type[Any], Any] = {
     e.PrepareFailed: _prepare_failed,
     e.Started: _started,
     e.Exited: _exited,
-    e.Heartbeat: _beat,
+    e.Heartbeat: _heartbeat,
     e.Stopped: _stopped,
-    e.Inspected: _looked,
-    e.InspectRequested: _look_asked,
-    e.CheckpointFetchStarted: _checkpoint_coming,
+    e.Inspected: _inspected,
+    e.InspectRequested: _inspect_requested,
+    e.CheckpointFetchStarted: _checkpoint_fetch_started,
     e.CheckpointFound: _checkpoint_found,
-    e.CheckpointInvalidated: _checkpoint_spoiled,
-    e.CancelRequested: _cancel_asked,
-    e.RestartRequested: _restart_asked,
-    e.ResumeRequested: _resume_asked,
+    e.CheckpointInvalidated: _checkpoint_invalidated,
+    e.CancelRequested: _cancel_requested,
+    e.RestartRequested: _restart_requested,
+    e.ResumeRequested: _resume_requested,
     **allocation.FOLDS,
     **fold_decisions.FOLDS,
 }

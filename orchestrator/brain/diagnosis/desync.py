@@ -56,7 +56,7 @@ class Difference:
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Return what is to be done about a difference: a look at all ranks, then the verdict, or a word of it."""
+    """Return what is to be done about a difference: an inspection at all ranks, then the verdict, or a word of it."""
     assert facts.limits is not None
     found = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
     if found is None or attempt.desynced is not None:
@@ -163,7 +163,7 @@ def _is_explained(facts: Facts, found: Difference) -> bool:
 
 
 def _verdict(facts: Facts, found: Difference) -> Verdict:
-    """Return the verdict on a difference, from what the looks have added."""
+    """Return the verdict on a difference, from what the inspections have added."""
     assert facts.limits is not None and facts.attempt is not None
     base = facts.attempt.base_step
     usual = max(count for rank, count in found.counts.items() if rank not in found.odd)
@@ -214,8 +214,8 @@ def _changes(rank: RankFacts, found: Difference) -> dict[int, int]:
 def _name(facts: Facts, found: Difference) -> str:
     """Return the group's name, from the last collectives that a member was seen in."""
     for rank in found.counts:
-        look = facts.ranks[rank].inspection
-        for one in look.collectives if look is not None else ():
+        inspection = facts.ranks[rank].inspection
+        for one in inspection.collectives if inspection is not None else ():
             if set(one.ranks) == set(found.counts):
                 return one.label or f"group {one.group}"
     return f"the group of ranks {ranks_text(found.counts)}"

@@ -37,7 +37,7 @@ UNSEEN_S_MAX = 40.0
 for one that has not come: on a busy machine an answer may come late."""
 
 IDLE_S = 2.0
-"""Ranks that have used no processor for so long before a look send nothing to each other."""
+"""Ranks that have used no processor for so long before an inspection send nothing to each other."""
 
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -55,11 +55,11 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     return _never_left(facts, attempt) or _verified(facts, attempt, deadlines)
 
 
-# What needs no second look
+# What needs no second inspection
 
 
 def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A stopped process (T) hangs the gang, unless looks see it go on; one whose main thread is a zombie (Z) never comes back."""
+    """A stopped process (T) hangs the gang, unless inspections see it go on; one whose main thread is a zombie (Z) never comes back."""
     seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].agent_state is AgentState.UP]
     for state, limit_s, words in (
         ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
@@ -102,10 +102,10 @@ def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
 
 def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float) -> Verdict:
     """Return the verdict on ranks whose state alone says enough."""
-    attempt, look = facts.attempt, ranks[0].inspection
+    attempt, inspection = facts.attempt, ranks[0].inspection
     assert attempt is not None
     place = "has left" if ranks[0].exiting else "stopped"
-    at = f", {look.where}" if len(ranks) == 1 and look is not None and look.where else ""
+    at = f", {inspection.where}" if len(ranks) == 1 and inspection is not None and inspection.where else ""
     return _hang(
         facts, attempt, ranks, summary, Unknown(), culprit=summary + at, since_s=since_s,
         signature=f"hang {place} {named([rank.rank for rank in ranks])}",
@@ -152,21 +152,25 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
 
 
 def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    look = inspections.found(attempt, rank)
-    return look is not None and look.phase == "rendezvous" and look.activity is not Activity.PROGRESSING
+    inspection = inspections.found(attempt, rank)
+    return (
+        inspection is not None
+        and inspection.phase == "rendezvous"
+        and inspection.activity is not Activity.PROGRESSING
+    )
 
 
 def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether a rank lives whose stack the last look has not brought."""
+    """Tell whether a rank lives whose stack the last inspection has not brought."""
     found = (inspections.found(attempt, rank) for rank in inspections.living(facts))
-    return any(look is None or not look.stack for look in found)
+    return any(inspection is None or not inspection.stack for inspection in found)
 
 
-# What two looks prove
+# What two inspections prove
 
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether two looks in the present silence have found every rank where it was."""
+    """Tell whether two inspections in the present silence have found every rank where it was."""
     if inspections.in_round(facts, attempt) < inspections.LOOKS_MIN or not inspections.is_answered(
         facts, attempt, deadlines
     ):
@@ -252,7 +256,7 @@ def _is_proof(
     """Tell whether ranks that all wait for each other can never go on: some wait in another collective than the rest, or
     a member has ended. Not where another thread of a rank may enter what is missing."""
     seen = inspections.seen(facts, attempt)
-    if any(look.others_act for look in seen.values()):
+    if any(inspection.others_act for inspection in seen.values()):
         return False
     match answer:
         case Mismatch():
@@ -268,18 +272,18 @@ def _is_proof(
 
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
-    look = inspections.found(attempt, rank)
-    if look is None or look.activity is Activity.WAITING_FOR_RANKS:
+    inspection = inspections.found(attempt, rank)
+    if inspection is None or inspection.activity is Activity.WAITING_FOR_RANKS:
         return False
-    if look.activity is Activity.EXITING or look.state == "t":
+    if inspection.activity is Activity.EXITING or inspection.state == "t":
         return False  # see `_never_left`; and a debugger that holds a rank lets it go
-    if look.activity is Activity.STOPPED:
+    if inspection.activity is Activity.STOPPED:
         seen_s = rank.inspected_at - rank.state_at if rank.state == "T" else 0.0
         return max(seen_s, inspections.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
-    if look.activity is Activity.SLEEPING:
+    if inspection.activity is Activity.SLEEPING:
         patience_s = suspicion.patience_s(facts, attempt, longer=True)
-        return look.proven and look.ends_s is not None and look.ends_s > patience_s
-    return look.proven
+        return inspection.proven and inspection.ends_s is not None and inspection.ends_s > patience_s
+    return inspection.proven
 
 
 def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
@@ -298,14 +302,14 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     if _is_free(facts, attempt, ranks):
         return False
     for rank in ranks:
-        look, still_s = inspections.found(attempt, rank), inspections.still_s(facts, attempt, rank)
+        inspection, still_s = inspections.found(attempt, rank), inspections.still_s(facts, attempt, rank)
         patience_s = _patience_s(facts, attempt, rank)
         if still_s is None:
             blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_ceiling_s, patience_s)
             patience_s, still_s = blind_s, silent_s
-        elif look is not None:  # on a busy machine everything takes longer, but not for ever
-            still_s -= min(look.starved_s, still_s / 2)
-        # What stood before the first look was not seen to; it is as good as the silence that led to it.
+        elif inspection is not None:  # on a busy machine everything takes longer, but not for ever
+            still_s -= min(inspection.starved_s, still_s / 2)
+        # What stood before the first inspection was not seen to; it is as good as the silence that led to it.
         if silent_s < patience_s or still_s + (suspicion.suspect_s(facts) or 0.0) < patience_s:
             return False
     return True
@@ -329,12 +333,15 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     if any(_waits(attempt, rank) for rank in inspections.living(facts)):
         return False
     found = [inspections.found(attempt, rank) for rank in ranks]
-    return all(look is not None and look.activity in (Activity.SPINNING, Activity.SLEEPING) for look in found)
+    return all(
+        inspection is not None and inspection.activity in (Activity.SPINNING, Activity.SLEEPING)
+        for inspection in found
+    )
 
 
 def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    look = inspections.found(attempt, rank)
-    return look is not None and look.activity is Activity.WAITING_FOR_RANKS
+    inspection = inspections.found(attempt, rank)
+    return inspection is not None and inspection.activity is Activity.WAITING_FOR_RANKS
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
@@ -354,7 +361,7 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
 
 
 def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
-    """Return what keeps the ranks that wait, by the last look."""
+    """Return what keeps the ranks that wait, by the last inspection."""
     ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
     return collectives.study(inspections.seen(facts, attempt), ended)
 
@@ -390,7 +397,9 @@ def _hang(
     assert facts.limits is not None
     alive = inspections.seen(facts, attempt)
     numbers = {rank.rank for rank in culprits}
-    waiting = collectives.waiting_text({r: look for r, look in alive.items() if r not in numbers}, answer)
+    waiting = collectives.waiting_text(
+        {r: inspection for r, inspection in alive.items() if r not in numbers}, answer
+    )
     sides = answer.sides if isinstance(answer, Mismatch) else ()
     patience_s = more.get("patience_s")
     unproved = (

@@ -15,14 +15,14 @@ from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phas
 from orchestrator.core.observations import Activity, RankInspection
 
 LOOK_S_MAX = 6.0
-"""How long one waits for the nodes' answers to a look."""
+"""How long one waits for the nodes' answers to an inspection."""
 
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
-"""From one look to the next, while all is still; the last one again and again."""
+"""From one inspection to the next, while all is still; the last one again and again."""
 
 LONG_ROUND = 40
 LONG_PAUSE_S = 120.0
-"""After so many looks in one silence this is the pause: answers of a large gang fill a disk."""
+"""After so many inspections in one silence this is the pause: answers of a large gang fill a disk."""
 
 STOPPED_AFTER_S = (1.0, 3.0)
 """When all are looked at after a rank was first seen in state T (stopped)."""
@@ -31,10 +31,10 @@ LATE_AFTER_S = (0.0, 2.0, 6.0, 8.0, 14.0, 16.0, 30.0, 32.0, 60.0, 62.0, 120.0, 1
 """When all are looked at after the limit of the rendezvous: whoever imports then may come late, and wait later."""
 
 STILL_S = 1.5
-"""For so long nothing must have moved, by the clock of the rank's host, for a look to count as still."""
+"""For so long nothing must have moved, by the clock of the rank's host, for an inspection to count as still."""
 
 LOOKS_MIN = 2
-"""So many looks in a row make a verdict."""
+"""So many inspections in a row make a verdict."""
 
 
 def living(facts: Facts) -> list[RankFacts]:
@@ -48,7 +48,7 @@ def all_heard(facts: Facts) -> bool:
 
 
 def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether the last look is over: every node with living ranks has answered, or was waited for long enough."""
+    """Tell whether the last inspection is over: every node with living ranks has answered, or was waited for long enough."""
     if attempt.inspected_at is None:
         return True
     names = {rank.node for rank in living(facts)}
@@ -68,35 +68,39 @@ def orders(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) 
 
 
 def found(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
-    """Return what the last look has found of a rank, None if it was not told."""
+    """Return what the last inspection has found of a rank, None if it was not told."""
     if rank.inspection is None or attempt.inspected_at is None or rank.inspected_at < attempt.inspected_at:
         return None
     return rank.inspection
 
 
 def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
-    """Return what the last look has found of the living ranks, by rank."""
-    return {rank.rank: look for rank in living(facts) if (look := found(attempt, rank)) is not None}
+    """Return what the last inspection has found of the living ranks, by rank."""
+    return {
+        rank.rank: inspection for rank in living(facts) if (inspection := found(attempt, rank)) is not None
+    }
 
 
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the last look has found that the rank goes on."""
-    look = found(attempt, rank)
-    return look is not None and (
-        look.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
+    """Tell whether the last inspection has found that the rank goes on."""
+    inspection = found(attempt, rank)
+    return inspection is not None and (
+        inspection.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
     )
 
 
 def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
-    """Return for how long a rank has stood still by its looks, None where they cannot tell."""
-    look = found(attempt, rank)
-    if look is None or look.activity is Activity.UNKNOWN:
+    """Return for how long a rank has stood still by its inspections, None where they cannot tell."""
+    inspection = found(attempt, rank)
+    if inspection is None or inspection.activity is Activity.UNKNOWN:
         return None
-    return min(look.still_s, rank.inspected_at - max(rank.collective_at, suspicion.gang_at(facts, attempt)))
+    return min(
+        inspection.still_s, rank.inspected_at - max(rank.collective_at, suspicion.gang_at(facts, attempt))
+    )
 
 
 def in_round(facts: Facts, attempt: AttemptFacts) -> int:
-    """Return how many looks were ordered in the present silence."""
+    """Return how many inspections were ordered in the present silence."""
     is_present = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
         facts, attempt
     )
@@ -120,7 +124,7 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> st
 
 
 def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
-    """A stopped rank is judged soon and by its state alone; two looks before tell in what the others wait for it."""
+    """A stopped rank is judged soon and by its state alone; two inspections before tell in what the others wait for it."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s
@@ -140,12 +144,12 @@ def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> s
     if made and not deadlines.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, made)):
         return ""
     return f"no sign of progress for {deadlines.now_s - since_s:.0f} s" + (
-        f", look {made + 1}" if made else ""
+        f", inspection {made + 1}" if made else ""
     )
 
 
 def _pause_s(facts: Facts, attempt: AttemptFacts, made: int) -> float:
-    """Return how long after the last look the next one follows: soon after somebody has come to stand."""
+    """Return how long after the last inspection the next one follows: soon after somebody has come to stand."""
     if made >= LONG_ROUND:
         return LONG_PAUSE_S
     pause_s = PAUSES_S[min(made, len(PAUSES_S)) - 1]

@@ -17,7 +17,7 @@ BRIEF_S = 2.0
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Name what looks like a hang after two looks that found all ranks unmoved: once in a silence, and of a place that was
+    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and of a place that was
     named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
         return []
@@ -68,17 +68,17 @@ def _standing(facts: Facts, now_s: float) -> str:
 
 
 def _found(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say what the last look has found: who works, else who stands where, and in what the others wait."""
+    """Say what the last inspection has found: who works, else who stands where, and in what the others wait."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return "looking"
     seen = inspections.seen(facts, attempt)
-    if any(look.activity is Activity.UNKNOWN for look in seen.values()) or not seen:
+    if any(inspection.activity is Activity.UNKNOWN for inspection in seen.values()) or not seen:
         return "looking"
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
     answer = hang.study(facts, attempt)
     culprits = working or hang.suspects(facts, attempt, answer)
     numbers = {rank.rank for rank in culprits}
-    others = {rank: look for rank, look in seen.items() if rank not in numbers}
+    others = {rank: inspection for rank, inspection in seen.items() if rank not in numbers}
     waiting = collectives.waiting_text(others, collectives.Unknown() if working else answer)
     parts = (hang_report.who(attempt, culprits, answer), waiting)
     return "; ".join(part for part in parts if part) or "all ranks wait for each other"

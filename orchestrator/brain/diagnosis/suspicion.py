@@ -27,7 +27,7 @@ USUAL_TIMES = 3.0
 
 PUT_OFF_TIMES = 0.2
 START_PUT_OFF_TIMES = 6.0
-"""For so many times the suspicious silence can signs of single ranks alone put off a look; before step times are known,
+"""For so many times the suspicious silence can signs of single ranks alone put off an inspection; before step times are known,
 for so many: there is nothing else to go by."""
 
 PATIENCE_S = 300.0
@@ -55,7 +55,7 @@ class Weight(enum.Enum):
     """What a sign of life is worth."""
 
     GANG = "the whole gang goes on"
-    RANK = "one rank does something: it puts a look off, for a while"
+    RANK = "one rank does something: it puts an inspection off, for a while"
     START = "the same, before the first step only"
     LOOK = "no rank that shows it is judged"
     NONE = "nothing"
@@ -156,12 +156,13 @@ def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> flo
     return min(max(wanted_s, usual_steps_s, PATIENCE_PAUSES * facts.pause_s), ceiling_s)
 
 
-def takes_longer(look: RankInspection) -> bool:
+def takes_longer(inspection: RankInspection) -> bool:
     """Tell whether what a rank stands in may well take long: it computes, sleeps, polls, saves, evaluates or exits."""
     own = (
-        look.activity in (Activity.SPINNING, Activity.SLEEPING, Activity.EXITING) or look.phase in LONG_PHASES
+        inspection.activity in (Activity.SPINNING, Activity.SLEEPING, Activity.EXITING)
+        or inspection.phase in LONG_PHASES
     )
-    return own or (look.activity is Activity.BLOCKED and look.ends_s is not None)
+    return own or (inspection.activity is Activity.BLOCKED and inspection.ends_s is not None)
 
 
 def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
@@ -183,7 +184,7 @@ def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
 
 
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return since when (job clock) nothing speaks against a look."""
+    """Return since when (job clock) nothing speaks against an inspection."""
     since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
     if is_fixed(facts) or silence_s is None:
         return max(since_s, facts.progress_at)

@@ -69,7 +69,7 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
             first = next(iter(facts.nodes), "")
             lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
             unsaid = AllocationLoss(news.at, before, Cause.NODE_LOST, lost, first)
-            attempt.allocation_loss = _taken(facts.ending) if facts.ending is not None else unsaid
+            attempt.allocation_loss = _loss_of(facts.ending) if facts.ending is not None else unsaid
     facts.allocations = (*facts.allocations, news.allocation)
     facts.allocation = news.allocation
     facts.ending = facts.requeued_at = facts.over = None
@@ -80,7 +80,7 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
         node.forgive()
 
 
-def _taken(ending: e.AllocationEnding) -> AllocationLoss:
+def _loss_of(ending: e.AllocationEnding) -> AllocationLoss:
     return AllocationLoss(ending.at, ending.allocation, ending.cause, ending.why, "")
 
 
@@ -135,7 +135,7 @@ def _cancelled(facts: Facts, why: str) -> None:
 
 def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on an attempt whose nodes were taken away, or will be."""
-    taken = attempt.allocation_loss or (_taken(facts.ending) if facts.ending is not None else None)
+    taken = attempt.allocation_loss or (_loss_of(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
         return None
     # Where the time was over and there is another allocation all the same, somebody wants the job to go on.
