@@ -22,16 +22,16 @@ UNREACHED_S_MAX = 600.0
 """How long after the grace a node that cannot be asked may leave it open whether it still runs something."""
 
 SLEPT_S = 10.0
-"""A look that comes this much later than it was asked for: the supervisor's machine slept."""
+"""A call of `decide` that comes this much later than it was asked for: the supervisor's machine slept."""
 
 
 OF_CHECKPOINTS = (e.CheckpointFetchStarted, e.CheckpointFound, e.CheckpointInvalidated)
-"""News that says by itself how far its writer was: it folds to the same before the beats and after them."""
+"""News that states its writer's steps itself: it folds to the same before and after the heartbeats."""
 
 
 class Brain:
-    """Facts of one job, and what follows from them. `beaten_at`: when the last beat of each node came that the journal
-    does not know yet."""
+    """Facts of one job, and what follows from them. `beaten_at`: when the last heartbeat of each node came that is not
+    journaled yet."""
 
     def __init__(self, facts: Facts | None = None, beaten_at: dict[str, float] | None = None) -> None:
         self.facts = Facts() if facts is None else facts
@@ -48,7 +48,7 @@ class Brain:
         return [] if isinstance(news, OF_CHECKPOINTS) else self.beats()
 
     def beats(self) -> list[e.Heartbeat]:
-        """Return what the beats learned since the last call came to, one a node, for the journal.
+        """Return the heartbeats learned since the last call, coalesced to one for each node, for the journal.
 
         Folding them into the facts as they were at the last call gives the facts as they are now.
         """
@@ -57,7 +57,7 @@ class Brain:
         return beats
 
     def decide(self, now_s: float) -> tuple[list[Decision], float]:
-        """Return what is to be done now, and the job clock at which to ask again if nothing happens (may be inf)."""
+        """Return the decisions to carry out now, and the job clock (s) at which to call again if nothing happens (may be inf)."""
         deadlines = Deadlines(now_s)
         decisions = _decide(self.facts, deadlines)
         return decisions, (now_s if decisions else deadlines.wake_s)
@@ -116,7 +116,7 @@ def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 def _judge_hang(
     facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, deadlines: Deadlines
 ) -> list[Decision]:
-    """See to the evidence, then say it: nothing is stopped before every rank was looked at."""
+    """Order an inspection as evidence, then judge: no rank is stopped before every rank was inspected."""
     assert facts.limits is not None
     if attempt.inspected_at is None or attempt.inspected_at < verdict.since_s:
         return inspections.orders(
@@ -137,7 +137,7 @@ def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[
 
 
 def _resolve_alert(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Take back what was said of a hang once the job moves again."""
+    """Resolve the alert of a hang once the job moves again."""
     hung = attempt.alert is not None and attempt.alert.signature.startswith(d.Kind.HANG.value)
     if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.alerted_at or 0.0):
         return []
@@ -219,8 +219,8 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: D
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
-    gang that is broken makes no steps; so that long after the break and the last word nothing runs on a silent node.
-    One of an allocation that is no more sees that and does not wait for as long as it was told.
+    broken gang makes no steps; so nothing runs on a silent node that long after the break and the last contact. An agent
+    of an old allocation notices its end and does not wait for its fence.
     """
     assert facts.limits is not None
     if node.is_clear(attempt.number):
@@ -272,7 +272,7 @@ def _ending(facts: Facts, attempt: AttemptFacts) -> str:
 def _give_up(
     facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], deadlines: Deadlines
 ) -> list[Decision]:
-    """End the job when its processes cannot be stopped: a second attempt beside them could ruin its checkpoints."""
+    """End the job when its processes cannot be stopped: a second attempt at the same time could ruin its checkpoints."""
     grace_s = _grace_s(facts, attempt)
     for node in left:
         deadline_s = node.ordered.stop_at + grace_s + KILL_S_MAX

@@ -24,7 +24,7 @@ from orchestrator.brain.model.facts import (
 from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
 
 HANGS_MAX = 2
-"""After so many hangs on one host the job does without it, where there is another."""
+"""Hangs on one host after which the job avoids it, if there is another host."""
 
 
 def unplaced(pool: e.Pool) -> dict[int, RankFacts]:

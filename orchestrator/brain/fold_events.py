@@ -131,7 +131,7 @@ def _agent_died(facts: Facts, news: e.AgentDied) -> None:
 
 
 def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
-    """Note that an agent is no more, if that took ranks of the current attempt with it."""
+    """Note that an agent has died, if ranks of the current attempt died with it."""
     attempt = facts.attempt
     if attempt is not None and node.ever_started == attempt.number and facts.unfinished(node):
         node.lost = AgentLoss(how, at)

@@ -29,7 +29,7 @@ Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """`behind` have not entered what `waiting` wait in, `collective`, and wait for nobody who is behind elsewhere."""
+    """`behind` have not entered what `waiting` wait in, `collective`, and wait for no rank that is behind elsewhere."""
 
     collective: Collective
     waiting: tuple[int, ...]
@@ -54,7 +54,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All have entered all that others wait in; nobody is missing."""
+    """All have entered all that others wait in; none is missing."""
 
     collective: Collective
 
@@ -186,7 +186,7 @@ def _is_behind(number: int | None, top: int) -> bool:
 
 
 def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
-    """Return the gap whose missing ranks are nobody's victims; where all are, they wait for each other."""
+    """Return the gap whose missing ranks are no victims; where all are victims, they wait for each other."""
     victims = {rank for gap in gaps for rank in gap.waiting}
     for gap in gaps:
         free = tuple(rank for rank in gap.behind if rank not in victims)

@@ -79,7 +79,7 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
     left = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
     blamed = [culprit]
     failure = culprit.failure
-    pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was told
+    pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was reported
     evidence = [f"rank {culprit.rank} on {culprit.node}{pid} {_how_it_ended(culprit)}"]
     if culprit.oom:
         evidence.append(f"the kernel's OOM killer was at work on {culprit.node} during this attempt")
@@ -123,7 +123,7 @@ def _crash_kind(facts: Facts, rank: RankFacts) -> Kind:
 
 
 def _signature(kind: Kind, rank: RankFacts) -> str:
-    """Name the failure so that its return is recognised: an exception by type and place whoever raises it, a
+    """Name the failure so that its return is recognised: an exception by type and place whichever rank raises it, a
     signal by the rank it hit."""
     if rank.failure is not None and rank.failure.type:
         return f"{kind.value} {rank.failure.type} {rank.failure.where}"
@@ -148,7 +148,7 @@ def _first_line(text: str) -> str:
 
 
 def looks_like_victim(rank: RankFacts) -> bool:
-    """Tell whether the rank's end is what a rank looks like whose peer has gone."""
+    """Tell whether the rank ended as ranks do whose peer has gone."""
     if rank.failure is None or not rank.failure.type:
         return rank.signal == _SIGABRT  # NCCL's watchdog ends a rank whose peers are gone by abort()
     text = f"{rank.failure.type} {rank.failure.message}"

@@ -25,17 +25,17 @@ from orchestrator.core import observations
 from orchestrator.core.text import ranks_text
 
 AGREED_MIN = 3
-"""At so many steps the counts of all members must have been equal, and then unequal at as many later ones."""
+"""The number of steps at which the counts of all members must have been equal, and then unequal."""
 
 LASTS_S = 1.5
-"""For so long a difference must last in a group that runs a collective in every step."""
+"""How long a difference must last in a group that runs a collective in every step."""
 
 LASTS_ASIDE_S = 60.0
 """The same in a group that does not, such as that of a thread that saves checkpoints: so many steps as usually take as
 long, since pauses do not count. And all members must have run more since: who is late has not."""
 
 STEPS_MAX = 32
-"""So many steps of a group are remembered."""
+"""The number of steps of a group that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Difference:
     """Members of a group ran unequal numbers of collectives after the optimizer's step `agreed`, seen first after
     `differs`; `agreed_step` is the former among the attempt's own steps.
 
-    `counts`: each member's at the last step that all have told of; `odd`: those who differ from most.
+    `counts`: each member's at the last step that all have reported; `odd`: the members that differ from most.
     """
 
     series: CountKey
@@ -56,7 +56,7 @@ class Difference:
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Return what is to be done about a difference: an inspection at all ranks, then the verdict, or a word of it."""
+    """Return what follows a difference: an inspection of all ranks, then the verdict or an alert."""
     assert facts.limits is not None
     found = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
     if found is None or attempt.desynced is not None:
@@ -98,7 +98,7 @@ def note(
 
 
 def forget(facts: Facts) -> None:
-    """Begin anew, with another attempt or another supervisor."""
+    """Forget all counts: another attempt or another supervisor begins."""
     facts.counts_at_steps.clear()
     facts.odd_at.clear()
     facts.mixed.clear()
@@ -122,7 +122,7 @@ def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
         if len(members) < 2 or agreed < AGREED_MIN or len(equal) - agreed < AGREED_MIN or any(equal[agreed:]):
             continue
         first, last = told[agreed], told[-1]
-        grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # nobody is only late
+        grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # no member is only late
         if _is_aside(turns, told[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
             continue
         if not deadlines.passed(since_s + LASTS_S):
@@ -154,7 +154,7 @@ def _odd(counts: dict[int, int]) -> tuple[int, ...]:
 
 
 def _is_explained(facts: Facts, found: Difference) -> bool:
-    """Tell whether all living members were looked at since, so that the verdict can say where it began."""
+    """Tell whether all living members were inspected since, so that the verdict can say where it began."""
     return all(
         facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= found.since_s
         for rank in found.counts

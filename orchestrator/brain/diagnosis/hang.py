@@ -21,23 +21,23 @@ from orchestrator.core.observations import Activity
 from orchestrator.core.text import named
 
 STOPPED_S_MAX = 5.0
-"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s harms nobody."""
+"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s does no harm."""
 
 ZOMBIE_S_MAX = 2.0
 """The same in state Z, its main thread gone and others not: on a busy machine the end of a process takes a moment."""
 
 EXIT_S_MAX = 7.0
-"""How long a rank may live after its last word."""
+"""How long a rank may live after it reported that it exits."""
 
 APART_STEPS = 3
-"""Ranks that make steps together are never so many apart: all wait for each other in each of them."""
+"""Ranks that make steps together are never this many steps apart: all wait for each other in each step."""
 
 UNSEEN_S_MAX = 40.0
-"""How long after the limit of the rendezvous a living rank that shows no stack is looked at again before it is taken
-for one that has not come: on a busy machine an answer may come late."""
+"""How long after the limit of the rendezvous a living rank that shows no stack is inspected again before it counts as
+one that has not come: on a busy machine an answer may come late."""
 
 IDLE_S = 2.0
-"""Ranks that have used no processor for so long before an inspection send nothing to each other."""
+"""Ranks that have used no processor for this long before an inspection send nothing to each other."""
 
 
 def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
@@ -81,7 +81,7 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
 
 
 def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A rank that has said its last word has nothing to do but to end; a destructor may never do so. Freeing much memory
+    """A rank that exits has nothing to do but to end; a destructor may block that for ever. Freeing much memory
     takes a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
     for rank in inspections.living(facts):
         if not rank.exiting:
@@ -127,7 +127,7 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
 
 
 def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Ranks that wait at the rendezvous do so for the user's limit, then it is told who has come and who has not."""
+    """Ranks that wait at the rendezvous do so for the user's limit, then the verdict says which have come and which have not."""
     assert facts.limits is not None
     limit_s = facts.limits.rendezvous_s_max
     due_s = suspicion.limit_at(facts, attempt, limit_s)
@@ -346,7 +346,7 @@ def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
     """Return whom to name of ranks that stand still: those in a state that cannot run, else those with fewer steps
-    than the rest; nobody where all are alike."""
+    than the rest; none where all are alike."""
     if len(ranks) < len(facts.ranks):
         return ranks
     stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]

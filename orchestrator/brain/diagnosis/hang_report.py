@@ -14,10 +14,10 @@ from orchestrator.core.text import named
 CULPRITS_SHOWN = 4
 
 STACKS_SHOWN = 12
-"""So many groups of ranks are shown; of what stands in ever so many places the rest is only counted."""
+"""The number of groups of ranks that are shown; the rest is only counted."""
 
 FRAMES_SHOWN = 6
-"""Frames shown of each, beside the user's own."""
+"""The number of frames shown of each group, the user's own included."""
 
 
 def at_place(alive: dict[int, RankInspection], ranks: tuple[int, ...]) -> str:
@@ -90,7 +90,7 @@ def nothing_flows(facts: Facts) -> str:
 
 
 def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
-    """Return how the hang is known: what was looked at, the stacks, and what could not be seen."""
+    """Return how the hang is known: what was inspected, the stacks, and what could not be seen."""
     alive = inspections.living(facts)
     known = inspections.seen(facts, attempt)
     seen = list(known.values())
@@ -123,7 +123,7 @@ def _gpu_use(seen: Sequence[RankInspection]) -> tuple[str, ...]:
 
 
 def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
-    """Return which ways to look did not work, and on which ranks."""
+    """Return which ways of inspection did not work, and on which ranks."""
     groups: dict[str, list[int]] = {}
     for inspection in seen:
         for lack in inspection.unavailable:
@@ -135,8 +135,8 @@ def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
 
 
 def alike(results: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], RankInspection]]:
-    """Return the ranks that stand alike, with the inspection of the first of them: smallest groups first, as it is the odd
-    one that one looks for."""
+    """Return the ranks that stand alike, with the inspection of the first of them: smallest groups first,
+    since the odd rank is the one to find."""
     groups: dict[tuple[object, ...], list[RankInspection]] = {}
     for inspection in results:
         groups.setdefault(
@@ -155,7 +155,7 @@ def frames(inspection: RankInspection) -> tuple[str, ...]:
 def split_stack(where: str, stack: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Return what the user's innermost frame has called, and that frame with its callers; innermost first.
 
-    Of a deep stack only the innermost frames were told, and the user's may be beyond them.
+    Of a deep stack only the innermost frames are reported, and the user's may be beyond them.
     """
     if not where:
         return (), stack

@@ -15,26 +15,26 @@ from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phas
 from orchestrator.core.observations import Activity, RankInspection
 
 LOOK_S_MAX = 6.0
-"""How long one waits for the nodes' answers to an inspection."""
+"""How long the nodes' answers to an inspection are waited for."""
 
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
 """From one inspection to the next, while all is still; the last one again and again."""
 
 LONG_ROUND = 40
 LONG_PAUSE_S = 120.0
-"""After so many inspections in one silence this is the pause: answers of a large gang fill a disk."""
+"""The pause after this many inspections in one silence: answers of a large gang fill a disk."""
 
 STOPPED_AFTER_S = (1.0, 3.0)
-"""When all are looked at after a rank was first seen in state T (stopped)."""
+"""When all are inspected after a rank was first seen in state T (stopped)."""
 
 LATE_AFTER_S = (0.0, 2.0, 6.0, 8.0, 14.0, 16.0, 30.0, 32.0, 60.0, 62.0, 120.0, 122.0)
-"""When all are looked at after the limit of the rendezvous: whoever imports then may come late, and wait later."""
+"""When all are inspected after the limit of the rendezvous: a rank that still imports then may come late, and wait later."""
 
 STILL_S = 1.5
-"""For so long nothing must have moved, by the clock of the rank's host, for an inspection to count as still."""
+"""How long nothing must have moved, by the clock of the rank's host, for a rank to count as still."""
 
 LOOKS_MIN = 2
-"""So many inspections in a row make a verdict."""
+"""The number of inspections in a row that a verdict needs."""
 
 
 def living(facts: Facts) -> list[RankFacts]:
@@ -61,14 +61,14 @@ def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bo
 
 
 def orders(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) -> list[Decision]:
-    """Return the orders for one look at all ranks: every node that can be asked is."""
+    """Return the orders for one inspection of all ranks, to every node with a connected agent."""
     number = attempt.inspection + 1
     asked = [node for node in facts.gang if node.agent_state is AgentState.UP]
     return [d.Inspect(deadlines.now_s, why, attempt.number, node.name, number) for node in asked]
 
 
 def found(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
-    """Return what the last inspection has found of a rank, None if it was not told."""
+    """Return what the last inspection has found of a rank, None if there is no answer."""
     if rank.inspection is None or attempt.inspected_at is None or rank.inspected_at < attempt.inspected_at:
         return None
     return rank.inspection
@@ -108,7 +108,7 @@ def in_round(facts: Facts, attempt: AttemptFacts) -> int:
 
 
 def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
-    """Say why every rank is to be looked at now; empty if it is not."""
+    """Return why every rank is to be inspected now; empty if not."""
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:

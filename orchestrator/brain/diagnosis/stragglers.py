@@ -14,23 +14,23 @@ from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState, Straggler
 
 FACTOR_MIN = 1.3
-"""So many times the middle of its peers' work is slow."""
+"""How many times the median of its peers' work is slow."""
 
 MORE_S_MIN = 0.005
-"""So much more it must be: quick steps differ by chance."""
+"""How much more than that median it must be: quick steps differ by chance."""
 
 TIMES_MIN = 3
-"""After so many reports in a row, each of many steps, a rank is slow for sure."""
+"""The number of reports in a row, each of many steps, after which a rank is named."""
 
 LASTS_S = 20.0
-"""And after so long."""
+"""How long a rank must have been slow as well."""
 
 PEERS_MAX = 4096
-"""So many peers are compared with at most."""
+"""The largest number of peers to compare with."""
 
 
 def note(facts: Facts, rank: RankFacts, at: float) -> None:
-    """Compare a rank's new word of its own work with what its peers have said."""
+    """Compare a rank's new time of its own work with those of its peers."""
     peers = [
         other.own_work_s
         for other in list(facts.ranks.values())[:PEERS_MAX]

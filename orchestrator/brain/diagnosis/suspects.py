@@ -13,7 +13,7 @@ from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phas
 from orchestrator.core.observations import Activity
 
 BRIEF_S = 2.0
-"""A process that is held by a debugger, or is a zombie, for less than this is not told of."""
+"""A process that is held by a debugger, or is a zombie, for less than this is not mentioned."""
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:

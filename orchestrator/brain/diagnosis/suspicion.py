@@ -23,12 +23,12 @@ EXIT_SUSPECT_S = 5.0
 """The same once some ranks have ended well: the others have nothing to do but to end."""
 
 USUAL_TIMES = 3.0
-"""So many usual step times without a sign are suspicious, within the user's floor and ceiling."""
+"""The number of usual step times without a sign that is suspicious, within the user's floor and ceiling."""
 
 PUT_OFF_TIMES = 0.2
 START_PUT_OFF_TIMES = 6.0
-"""For so many times the suspicious silence can signs of single ranks alone put off an inspection; before step times are known,
-for so many: there is nothing else to go by."""
+"""How many times the suspicious silence signs of single ranks can delay an inspection, and the same before step times are
+known, when there is nothing else to go by."""
 
 PATIENCE_S = 300.0
 PATIENCE_LONGER = 2.0
@@ -63,11 +63,11 @@ class Weight(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A sign of life, how it is told, and what it is worth; `shows` reads it off a beat, where beats tell it."""
+    """A sign of life, its meaning in words, and what it is worth; `shows` recognises it in a heartbeat, where that can."""
 
     name: str
     weight: Weight
-    told: str
+    meaning: str
     shows: Callable[[RankFacts, RankHeartbeat], bool] | None = None
 
 
@@ -177,7 +177,7 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 
 
 def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return when (job clock) the gang was last known to go on as a whole. What nobody watched does not count, and
+    """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count, and
     that a rank ends well is a step of its own."""
     ended_at = max((rank.died_at for rank in facts.ranks.values() if rank.ended_well), default=0.0)
     return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, ended_at)

@@ -103,7 +103,7 @@ class RankHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is (anew) this; always the first event, and again when a resume changed the plan.
+    """The plan: always the first event, and again when a resume changed it.
 
     With a pool, nodes have no ranks yet: `Place` gives them some in each attempt.
     """
@@ -116,7 +116,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStarted:
-    """A supervisor took the lock. It has heard nobody yet, so no silence counts from before."""
+    """A supervisor took the lock. It has no contact yet, so no silence before counts."""
 
     at: float
     pid: int
@@ -138,8 +138,11 @@ class AgentUp:
 
 @dataclass(frozen=True, slots=True)
 class AgentDisconnected:
-    """The connection to an agent ended. `left`: it said that it goes, as it was told to; if not, the end of the
-    connection says nothing about the agent or its ranks."""
+    """The connection to an agent ended.
+
+    `left`: the agent said goodbye after it was dismissed. Without that, the end of the connection says nothing about the
+    agent or its ranks.
+    """
 
     at: float
     node: str
@@ -148,7 +151,7 @@ class AgentDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """The backend knows that the agent's process is no more."""
+    """The backend knows that the agent's process has ended."""
 
     at: float
     node: str
@@ -157,7 +160,7 @@ class AgentDied:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """An agent could not be started: at which stage, why, and what would mend it."""
+    """An agent could not be started: at which stage, why, and whether another try may help."""
 
     at: float
     node: str
@@ -168,7 +171,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class QueueSeen:
-    """Which earlier jobs of this submit machine wait for the same hosts; each change is told."""
+    """Which earlier jobs of this submit machine wait for the same hosts; one event for each change."""
 
     at: float
     ahead: tuple[str, ...]
@@ -240,7 +243,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The regular word of an agent. The latest of a node replaces the one before."""
+    """The regular report of an agent on its ranks. The latest of a node replaces the one before."""
 
     at: float
     node: str
@@ -260,7 +263,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A node has answered look number `inspection`; its evidence is on disk."""
+    """A node has answered inspection number `inspection`; its evidence is on disk."""
 
     at: float
     node: str
@@ -292,7 +295,7 @@ class CheckpointFound:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInvalidated:
-    """A checkpoint that was found before is no more, or its rewriting was cut off."""
+    """A checkpoint that was found before is gone, or its rewriting was interrupted."""
 
     at: float
     node: str
@@ -302,7 +305,7 @@ class CheckpointInvalidated:
 
 @dataclass(frozen=True, slots=True)
 class AllocationBegan:
-    """The queue system gave the job nodes; whatever it had before is no more. `allocation`: Slurm's id of the job and
+    """The queue system gave the job nodes; an allocation before it is over. `allocation`: Slurm's id of the job and
     how often it was requeued, `1234.0`."""
 
     at: float
@@ -322,8 +325,8 @@ class AllocationEnding:
 
 @dataclass(frozen=True, slots=True)
 class AllocationEnded:
-    """Request number `request`: the queue system says that the allocation is over for good, with nobody to supervise
-    it; the job is in no queue any more."""
+    """Request number `request`: the queue system says that the allocation is over for good, without a supervisor; the
+    job is in no queue any more."""
 
     at: float
     request: int
@@ -350,7 +353,7 @@ class RestartRequested:
 
 @dataclass(frozen=True, slots=True)
 class InspectRequested:
-    """Request number `request`: somebody wants to see what all ranks are doing, and nothing else."""
+    """Request number `request`: the user wants to see what all ranks do; nothing else follows."""
 
     at: float
     request: int

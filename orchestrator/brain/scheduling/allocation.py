@@ -29,12 +29,12 @@ from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.end_cause import Cause
 
 TERM_S = 2.0
-"""How long what looks like a rank's or a node's own end may turn out to be the queue's: it signals all processes at
-once, and the supervisor has to ask why."""
+"""How long the end of a rank or a node may turn out to be the queue's doing: it signals all processes at once, and the
+supervisor has to ask why."""
 
 REQUEUE_S = 2.0
-"""So long before the nodes are taken away the job must have asked to be queued again, unless it was
-requeued by others. One that is preempted asks, too: where PreemptMode is CANCEL it would be over."""
+"""How long before the end of its allocation the job must have asked for a requeue, unless others requeued it. A
+preempted job asks, too: where PreemptMode is CANCEL it would be over."""
 
 LEAVE_S_MAX = 10.0
 """How long after the grace agents may take to say that nothing is left, before the allocation is given back."""
@@ -43,7 +43,7 @@ RETURN_S = 5.0
 """How long a supervisor that has just started waits for agents to dial before it takes them for gone."""
 
 STAYS_MAX = 3
-"""So many stays in a row may end at the time limit without any progress."""
+"""How many allocations in a row may end at the time limit without any progress."""
 
 _KINDS = {
     Cause.CANCELLED: Kind.PREEMPTED, Cause.TIME_LIMIT: Kind.TIME_LIMIT, Cause.PREEMPTED: Kind.PREEMPTED,
@@ -59,7 +59,7 @@ _WORDS = {
 
 
 def began(facts: Facts, news: e.AllocationBegan) -> None:
-    """There are other nodes, or the same anew; agents have to be launched there, and what the old ones did is past."""
+    """Fold a new allocation, of other nodes or the same: agents must be launched there again."""
     if news.allocation == facts.allocation:
         return
     attempt, before = facts.attempt, facts.allocation
@@ -101,7 +101,7 @@ def planned(facts: Facts, news: e.Planned) -> None:
 
 
 def ending(facts: Facts, news: e.AllocationEnding) -> None:
-    """What is said of an allocation that is no more counts no longer, except that somebody cancelled the job."""
+    """Fold the announced end of the current allocation; of an old one only a cancel counts."""
     if facts.end is not None:
         return
     if news.cause is Cause.CANCELLED:
@@ -111,7 +111,7 @@ def ending(facts: Facts, news: e.AllocationEnding) -> None:
 
 
 def ended(facts: Facts, news: e.AllocationEnded) -> None:
-    """An agent that is connected proves that the queue's word is stale, and so does an allocation after that one."""
+    """Fold the end of the job in the queue. A connected agent proves the news to be stale, and so does a later allocation."""
     facts.requests = max(facts.requests, news.request)
     is_past = news.allocation in facts.allocations[:-1]
     if (
@@ -189,7 +189,7 @@ def _leave_by_s(facts: Facts) -> float | None:
 
 
 def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say why the job cannot go on in this allocation; empty if it can."""
+    """Return why the job cannot go on in this allocation; empty if it can."""
     if facts.queue is None or attempt.allocation_lost_at is not None:
         return ""
     if facts.ending is not None:
@@ -251,7 +251,7 @@ def leaves(
 
 
 def avoid(facts: Facts) -> dict[str, str]:
-    """Return the nodes that did not do, each with its reason."""
+    """Return the nodes that the next allocation should avoid, each with its reason."""
     verdict = facts.attempt.verdict if facts.attempt is not None else None
     too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
     found = {}
@@ -264,7 +264,7 @@ def avoid(facts: Facts) -> dict[str, str]:
 
 
 def over(facts: Facts, news: e.AllocationEnded, deadlines: Deadlines) -> list[Decision]:
-    """End the job that is in no queue any more: its ranks are gone with their nodes."""
+    """Return the end of a job that is in no queue any more: its ranks have ended with their nodes."""
     attempt, cancelled = facts.attempt, facts.goal is JobGoal.CANCEL
     why = facts.cancelled if cancelled else f"{_name(news.allocation)} {_WORDS[news.cause]}: {news.why}"
     if attempt is None:

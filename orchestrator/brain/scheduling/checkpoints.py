@@ -48,8 +48,8 @@ def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
 
 
 def spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
-    """Never start from it: fall back on the newest one before it. A stale attempt's word counts here too: it can
-    only make the choice safer."""
+    """Fold an invalid checkpoint: fall back on the newest one before it. News of an old attempt counts here too, since it
+    can only make the choice safer."""
     _forget(facts, news.path)
     attempt = facts.attempt
     if attempt is not None and attempt.checkpointed:
@@ -99,7 +99,7 @@ def _named(path: str, about: int) -> int | None:
 
 
 def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> IgnoredCheckpoint | None:
-    """Return where the script truly began, if this checkpoint shows that it was not where it was told to."""
+    """Return where the script truly began, if this checkpoint proves that it ignored the one that it was given."""
     known = facts.known_steps.get(news.path)
     if known is None or attempt.resume is None or facts.writers.get(news.path) == attempt.number:
         return None

@@ -16,17 +16,17 @@ from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Node
 
 PAUSES = 2.0
 QUIET_S_MAX = 1800.0
-"""An agent goes by itself for so many of the longest pauses that the job has shown, at most so long."""
+"""How long an agent goes on without contact: this many of the longest pauses that the job has shown, at most this long."""
 
 ALONE_S_MAX = 900.0
-"""An agent whose ranks make no steps goes by itself no longer than that."""
+"""How long at most an agent goes on without contact whose ranks have made no step."""
 
 GROWTH = 1.25
-"""So many times more than it was told last must be worth a word."""
+"""How many times the last fence a new one must be to be sent."""
 
 
 def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Tell the agents that run ranks how long they may go by themselves, where that has grown or may be lost."""
+    """Return the new fences of agents that run ranks, where the time has grown or the last order may be lost."""
     assert facts.limits is not None
     base_s = facts.limits.fence_s
     if base_s is None:
@@ -48,7 +48,7 @@ def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def silent_s(facts: Facts, node: NodeFacts) -> float:
-    """Return how long after the last word of a node, and the last step, its ranks must be gone."""
+    """Return how long after the last contact of a node and the last step its ranks must have ended."""
     limits = facts.limits
     assert limits is not None
     if limits.fence_s is None:

@@ -33,7 +33,7 @@ BUSY_PAUSE_SHARE = 0.05
 limits; up to a second more, by the job's seed."""
 
 LAUNCH_S_MAX = 60.0
-"""How long an agent may take from its launch to its first word before that counts as a failure."""
+"""How long an agent may take from its launch to its first contact before that counts as a failure."""
 
 LAUNCH_PAUSE_S = 1.0
 """Pause from one launch that failed to the next, doubled each time."""
@@ -56,7 +56,7 @@ def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """While the gang runs, see that as many hosts as are wanted stand ready beside it, and no more."""
+    """Keep exactly the wanted number of spares ready while the gang runs."""
     if facts.pool is None:
         return []
     idle = [node for node in facts.nodes.values() if not node.ranks]
@@ -112,7 +112,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
         node.launched_at for node in facts.nodes.values() if node.agent_state is AgentState.LAUNCHING
     ]
     if usable >= pool.nodes or (launching and not deadlines.passed(max(launching) + LAUNCH_S_MAX)):
-        return None  # whoever has to mend this wants to know of all hosts at once
+        return None  # the user wants to know of all faulty hosts at once
     reasons = _reasons(facts.nodes.values())
     needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
     summary = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used; {reasons[0]}"
@@ -120,7 +120,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
 
 
 def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Return the end of a job that has waited for hosts, or for earlier jobs, for as long as its user lets it."""
+    """Return the verdict on a job that has waited for hosts, or for earlier jobs, for as long as its user allows."""
     limit_s = facts.limits.queue_s_max if facts.limits is not None else None
     if limit_s is None or not is_queued(facts) or not deadlines.passed(attempt.began_at + limit_s):
         return None
@@ -138,7 +138,7 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -
 def _lost_for_good(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
-    """A lost host may come back for as long as a node may be silent; then there is no job without it."""
+    """Return the verdict on lost hosts without a substitute, once they had as long to come back as a node may be silent."""
     assert facts.pool is not None and facts.limits is not None
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
     if not deadlines.passed(since_s + facts.limits.node_silent_s_max):
@@ -168,7 +168,7 @@ def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
 
 
 def note(node: NodeFacts) -> str:
-    """Say in one line why a host is not used; empty when there is nothing to say."""
+    """Return in one line why a host is not used; empty if there is no reason."""
     if node.agent_state is AgentState.UP:
         return node.excluded
     return (
@@ -187,7 +187,7 @@ def _is_ready(node: NodeFacts) -> bool:
 
 
 def _may_come(node: NodeFacts) -> bool:
-    """Tell whether the host is there, or may soon be if nobody else uses it; of one that was lost nobody knows."""
+    """Tell whether the host is up, or may soon be if no other job uses it; a lost host is not relied on."""
     if node.agent_state is AgentState.UP:
         return not node.excluded
     if node.agent_state is AgentState.LAUNCHING:
@@ -259,9 +259,9 @@ def _why(facts: Facts, places: tuple[e.NodePlan, ...]) -> str:
 
 
 def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Launch the next hosts in order until as many as are wanted are up or coming up, beside those with ranks.
+    """Launch the next hosts in order until as many as are wanted, apart from those with ranks, are up or coming up.
 
-    Before the attempt is placed, those that were lost are tried as well, but nobody relies on them.
+    Before the attempt is placed, lost hosts are tried as well, but not relied on.
     """
     assert facts.pool is not None
     wanted = facts.pool.spares + (facts.pool.nodes if attempt.placed_at is None else 0)

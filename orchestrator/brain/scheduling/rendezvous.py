@@ -25,7 +25,7 @@ from orchestrator.brain.model.verdicts import verdict_on
 
 @dataclass(frozen=True, slots=True)
 class RendezvousPoint:
-    """The address of the first node, its port, and the interface of each node (empty: whichever)."""
+    """The address of the first node, its port, and the interface of each node (empty: the system's choice)."""
 
     address: str
     port: int
@@ -34,7 +34,7 @@ class RendezvousPoint:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A node that reaches the first one nowhere, or where the others do not; what it tried."""
+    """A node that reaches no address of the first one, or only such as others do not reach; and what it tried."""
 
     node: NodeFacts
     first: NodeFacts
@@ -42,7 +42,7 @@ class Unreachable:
 
 
 def probes(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Let the other nodes try the first one's addresses, where it offers any."""
+    """Return the orders to probe the first node's addresses, where it offers any."""
     first, *others = facts.gang
     if first.ready < attempt.number or not first.rendezvous.addresses:
         return []
@@ -57,13 +57,13 @@ def probes(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
 
 
 def are_probed(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether every node that has to try has tried."""
+    """Tell whether every node that has to probe has reported."""
     first, *others = facts.gang
     return not first.rendezvous.addresses or all(node.rendezvous.probed == attempt.number for node in others)
 
 
 def rendezvous_point(facts: Facts) -> RendezvousPoint | Unreachable:
-    """Return where the gang meets, best address of the first node first, or who cannot come. All have probed."""
+    """Return where the gang meets, by the first node's preference, or which node cannot come. All must have probed."""
     first, *others = facts.gang
     offer = first.rendezvous
     if not offer.addresses:
@@ -97,7 +97,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
 
 
 def _is_alone(facts: Facts, first: NodeFacts) -> bool:
-    """Tell whether it is the first node itself that nobody reaches: none of several, or one after the other."""
+    """Tell whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
     others = facts.gang[1:]
     before = [past.verdict for past in facts.past if past.verdict and past.number > facts.resumed_after]
     again = any(v.signature.startswith(APART) and v.signature.endswith(f" {first.name}") for v in before)
