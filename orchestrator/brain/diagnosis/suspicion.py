@@ -55,7 +55,7 @@ class Weight(enum.Enum):
     """What a sign of life is worth."""
 
     GANG = "the whole gang goes on"
-    RANK = "one rank does something: it puts an inspection off, for a while"
+    RANK = "one rank does something: it delays an inspection, for a while"
     START = "the same, before the first step only"
     LOOK = "no rank that shows it is judged"
     NONE = "nothing"
@@ -82,11 +82,11 @@ SIGNS = (
         "processor", Weight.START, "0.05 s of processor time between two beats: imports, compilation",
         lambda rank, beat: not beat.steps and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
     ),
-    Sign("collective", Weight.LOOK, "between two looks the rank has entered another collective"),
-    Sign("stack", Weight.LOOK, "between two looks its stack, or that of another thread or a child, has moved"),
+    Sign("collective", Weight.LOOK, "between two inspections the rank has entered another collective"),
+    Sign("stack", Weight.LOOK, "between two inspections its stack, or that of another thread or a child, has moved"),
     Sign(
         "data", Weight.LOOK,
-        "between two looks a thread or a child that reads or writes has gone on: an upload, a trickle",
+        "between two inspections a thread or a child that reads or writes has gone on: an upload, a trickle",
     ),
     Sign("GPU", Weight.NONE, "a GPU that is busy: kernels of a collective spin while they wait"),
 )  # fmt: skip

@@ -390,4 +390,4 @@ def test_a_hang_is_not_judged_by_a_node_that_was_not_heard_since() -> None:
     story.wait(7.0)
     story.hear(*story.looked(look(0)))
     judged = story.hear(beat(1, 4)) + story.wait(7.0)
-    assert "no answer to the last look from n1" in only(judged, d.Judge).verdict.evidence
+    assert "no answer to the last inspection from n1" in only(judged, d.Judge).verdict.evidence

@@ -165,7 +165,7 @@ def test_a_step_voids_what_was_found_before() -> None:
     story = _auto()
     _step(story, 9)
     story.wait(8.0)
-    assert len(_looks(story.said)) == 2 and "look 2" not in _looks(story.said)[0].why
+    assert len(_looks(story.said)) == 2 and "inspection 2" not in _looks(story.said)[0].why
     story.said.clear()
     _step(story, 10)
     story.wait(4.0)
