@@ -149,8 +149,8 @@ def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     if attempt.placed_at is None:
         return placement.gather(facts, attempt, deadlines)
     if attempt.phase is Phase.RUN:
-        told = _starts(facts, attempt, deadlines) or fence.orders(facts, attempt, deadlines)
-        return told or placement.keep_spares(facts, attempt, deadlines)
+        orders = _starts(facts, attempt, deadlines) or fence.orders(facts, attempt, deadlines)
+        return orders or placement.keep_spares(facts, attempt, deadlines)
     orders = _launches(facts, attempt, deadlines) + _prepares(facts, attempt, deadlines)
     orders += rendezvous.probes(facts, attempt, deadlines)
     if orders or not _is_ready(facts, attempt):
@@ -208,11 +208,11 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 
 def _stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Stop what is left of the attempt; when nothing can be left, say what follows."""
-    left = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, deadlines)]
-    if not left or allocation.leaves(facts, attempt, left, _grace_s(facts, attempt), deadlines):
+    """Stop what is left of the attempt; when nothing of it can run any more, return what follows."""
+    unclear = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, deadlines)]
+    if not unclear or allocation.leaves(facts, attempt, unclear, _grace_s(facts, attempt), deadlines):
         return _follow(facts, attempt, deadlines)
-    return _stop_orders(facts, attempt, left, deadlines) or _give_up(facts, attempt, left, deadlines)
+    return _stop_orders(facts, attempt, unclear, deadlines) or _give_up(facts, attempt, unclear, deadlines)
 
 
 def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: Deadlines) -> bool:
@@ -237,12 +237,12 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: D
 
 
 def _stop_orders(
-    facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], deadlines: Deadlines
+    facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
 ) -> list[Decision]:
     grace_s, saves = _grace_s(facts, attempt), allocation.saves(facts, attempt)
     lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
     orders: list[Decision] = []
-    for node in left:
+    for node in unclear:
         if node.agent_state is AgentState.UP and node.ordered.stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
             orders.append(d.Stop(deadlines.now_s, why, attempt.number, node.name, grace_s, saves))
@@ -270,11 +270,11 @@ def _ending(facts: Facts, attempt: AttemptFacts) -> str:
 
 
 def _give_up(
-    facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], deadlines: Deadlines
+    facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
 ) -> list[Decision]:
     """End the job when its processes cannot be stopped: a second attempt at the same time could ruin its checkpoints."""
     grace_s = _grace_s(facts, attempt)
-    for node in left:
+    for node in unclear:
         deadline_s = node.ordered.stop_at + grace_s + KILL_S_MAX
         ordered = node.agent_state is AgentState.UP and node.ordered.stop == attempt.number
         # Only one that was heard after the deadline has had its chance to say that all is stopped.
@@ -284,10 +284,10 @@ def _give_up(
             )
             return [d.EndJob(deadlines.now_s, why, attempt.number, _end(facts))]
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    longest_s = max(UNREACHED_S_MAX, *(2.0 * fence.silent_s(facts, node) for node in left))
+    longest_s = max(UNREACHED_S_MAX, *(2.0 * fence.silent_s(facts, node) for node in unclear))
     if not deadlines.passed(since_s + grace_s + longest_s):
         return []
-    names = ", ".join(node.name for node in left)
+    names = ", ".join(node.name for node in unclear)
     why = (
         f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; look at the host"
     )

@@ -163,13 +163,13 @@ def _queued(facts: Facts, at: float) -> None:
         facts.attempt.queued_at = at
 
 
-def _current(facts: Facts, node: str, attempt: int, at: float) -> NodeFacts | None:
+def _current(facts: Facts, name: str, attempt: int, at: float) -> NodeFacts | None:
     """Note that the node spoke; return it only when it speaks of the current attempt."""
-    known = facts.node(node)
-    if known is None:
+    node = facts.node(name)
+    if node is None:
         return None
-    known.contact_at = max(known.contact_at, at)
-    return known if _is_current(facts, node, attempt) else None
+    node.contact_at = max(node.contact_at, at)
+    return node if _is_current(facts, name, attempt) else None
 
 
 def _is_current(facts: Facts, node: str, attempt: int) -> bool:
@@ -297,7 +297,7 @@ def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
     # What an agent of the allocation before has kept for us is as good: all nodes of a queue share their disk.
     left = current and facts.queue is not None and news.node in facts.leaving
     if _is_current(facts, news.node, news.attempt) or left:
-        checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
+        checkpoints.adopt(facts, cast(AttemptFacts, facts.attempt), news)
 
 
 def _checkpoint_invalidated(facts: Facts, news: e.CheckpointInvalidated) -> None:
@@ -306,7 +306,7 @@ def _checkpoint_invalidated(facts: Facts, news: e.CheckpointInvalidated) -> None
     if stale and facts.fetching_late.pop(news.path, None) is not None:
         return
     if facts.fetching.pop(news.path, None) is None:
-        checkpoints.spoiled(facts, news)
+        checkpoints.invalidate(facts, news)
 
 
 def _cancel_requested(facts: Facts, news: e.CancelRequested) -> None:

@@ -201,7 +201,7 @@ def _stragglers(facts: Facts) -> list[Json]:
             "peers_s": round(rank.straggler.peers_s, 4),
             "since_step": attempt.base_step + rank.straggler.step,
         }
-        for rank in stragglers.found(facts)
+        for rank in stragglers.slow_ranks(facts)
         if rank.straggler is not None
     ]
 

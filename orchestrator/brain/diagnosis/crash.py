@@ -76,7 +76,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
 def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict:
     kind = _crash_kind(facts, culprit)
     others = [rank.rank for rank in failed if rank is not culprit]
-    left = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
+    ended = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.EXITED and not rank.failed]
     blamed = [culprit]
     failure = culprit.failure
     pid = f" (pid {culprit.pid})" if culprit.pid else ""  # it may end before its start was reported
@@ -86,11 +86,12 @@ def _crash(facts: Facts, culprit: RankFacts, failed: list[RankFacts]) -> Verdict
     if others:
         evidence.append(f"after it ended badly: {named(others)}")
     gone = ""
-    if looks_like_victim(culprit) and left:
-        numbers = [rank.rank for rank in left]
+    if looks_like_victim(culprit) and ended:
+        numbers = [rank.rank for rank in ended]
         gone = f"{named(numbers)} ended with code 0 before the others were done: "
         evidence.append(f"before it had left in good order: {named(numbers)}")
-        blamed = left if 2 * len(left) <= len(facts.ranks) else blamed  # else it is the one that was not done
+        # Where most have ended, the one that was not done is to blame.
+        blamed = ended if 2 * len(ended) <= len(facts.ranks) else blamed
     meaning = explain(f"{failure.message}\n{failure.traceback}") if failure is not None else ""
     evidence += [meaning] if meaning else []
     if failure is not None and not failure.type and culprit.code:

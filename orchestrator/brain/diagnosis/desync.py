@@ -58,20 +58,20 @@ class Difference:
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Return what follows a difference: an inspection of all ranks, then the verdict or an alert."""
     assert facts.limits is not None
-    found = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
-    if found is None or attempt.desynced is not None:
+    difference = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
+    if difference is None or attempt.desynced is not None:
         return []
-    if attempt.inspected_at is None or attempt.inspected_at < found.since_s:
-        why = f"ranks {ranks_text(found.odd)} run other collectives than their peers"
+    if attempt.inspected_at is None or attempt.inspected_at < difference.since_s:
+        why = f"ranks {ranks_text(difference.odd)} run other collectives than their peers"
         return inspections.orders(facts, attempt, why, deadlines)
-    if not _is_explained(facts, found) and not deadlines.passed(
+    if not _is_explained(facts, difference) and not deadlines.passed(
         attempt.inspected_at + inspections.LOOK_S_MAX
     ):
         return []
-    said = _verdict(facts, found)
+    judged = _verdict(facts, difference)
     if facts.limits.on_desync == "notify":
-        return [d.Alert(deadlines.now_s, said.summary, attempt.number, said)]
-    return [d.Judge(deadlines.now_s, said.summary, attempt.number, said)]
+        return [d.Alert(deadlines.now_s, judged.summary, attempt.number, judged)]
+    return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]
 
 
 def note(
@@ -116,20 +116,20 @@ def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
             for turn, tally in sorted(facts.counts_at_steps[series].items())
             if all(rank in tally for rank in members)
         }
-        told = list(turns)
+        keys = list(turns)
         equal = [len(set(counts.values())) == 1 for counts in turns.values()]
         agreed = equal.index(False) if False in equal else len(equal)
         if len(members) < 2 or agreed < AGREED_MIN or len(equal) - agreed < AGREED_MIN or any(equal[agreed:]):
             continue
-        first, last = told[agreed], told[-1]
+        first, last = keys[agreed], keys[-1]
         grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # no member is only late
-        if _is_aside(turns, told[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
+        if _is_aside(turns, keys[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
             continue
         if not deadlines.passed(since_s + LASTS_S):
             continue
-        before = min(tally.step for tally in facts.counts_at_steps[series][told[agreed - 1]].values())
+        before = min(tally.step for tally in facts.counts_at_steps[series][keys[agreed - 1]].values())
         counts = turns[last]
-        return Difference(series, told[agreed - 1], first, before, counts, _odd(counts), since_s)
+        return Difference(series, keys[agreed - 1], first, before, counts, _odd(counts), since_s)
     return None
 
 
@@ -153,33 +153,33 @@ def _odd(counts: dict[int, int]) -> tuple[int, ...]:
     return tuple(rank for rank in sorted(counts) if counts[rank] != most)
 
 
-def _is_explained(facts: Facts, found: Difference) -> bool:
+def _is_explained(facts: Facts, difference: Difference) -> bool:
     """Tell whether all living members were inspected since, so that the verdict can say where it began."""
     return all(
-        facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= found.since_s
-        for rank in found.counts
+        facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= difference.since_s
+        for rank in difference.counts
         if facts.ranks[rank].rank_state is RankState.ALIVE
     )
 
 
-def _verdict(facts: Facts, found: Difference) -> Verdict:
+def _verdict(facts: Facts, difference: Difference) -> Verdict:
     """Return the verdict on a difference, from what the inspections have added."""
     assert facts.limits is not None and facts.attempt is not None
     base = facts.attempt.base_step
-    usual = max(count for rank, count in found.counts.items() if rank not in found.odd)
-    began = base + _began(facts, found)
-    odd = [facts.ranks[rank] for rank in found.odd]
-    said = [_said(rank, found.counts[rank.rank] - usual) for rank in odd]
-    others = [rank for rank in found.counts if rank not in found.odd]
-    name = _name(facts, found)
-    culprit = f"{'; '.join(said)} than ranks {ranks_text(others)} in {name}, from step {began:,} on"
-    counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(found.counts.items()))
-    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + found.agreed_step:,}"]
-    evidence += [line for rank in sorted(found.counts) for line in _around(facts, facts.ranks[rank])]
-    summary = f"{said[0]} than its peers from step {began:,} on, so their gradients are of different batches"
+    usual = max(count for rank, count in difference.counts.items() if rank not in difference.odd)
+    began = base + _began(facts, difference)
+    odd = [facts.ranks[rank] for rank in difference.odd]
+    lines = [_said(rank, difference.counts[rank.rank] - usual) for rank in odd]
+    others = [rank for rank in difference.counts if rank not in difference.odd]
+    name = _name(facts, difference)
+    culprit = f"{'; '.join(lines)} than ranks {ranks_text(others)} in {name}, from step {began:,} on"
+    counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(difference.counts.items()))
+    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"]
+    evidence += [line for rank in sorted(difference.counts) for line in _around(facts, facts.ranks[rank])]
+    summary = f"{lines[0]} than its peers from step {began:,} on, so their gradients are of different batches"
     return verdict_on(
-        facts, Kind.DESYNC, summary, ranks=found.odd, node=odd[0].node, culprit=culprit, evidence=tuple(evidence),
-        signature=f"desync ranks {ranks_text(found.odd)}", step=began, since_s=found.since_s, retry=False,
+        facts, Kind.DESYNC, summary, ranks=difference.odd, node=odd[0].node, culprit=culprit, evidence=tuple(evidence),
+        signature=f"desync ranks {ranks_text(difference.odd)}", step=began, since_s=difference.since_s, retry=False,
     )  # fmt: skip
 
 
@@ -189,36 +189,40 @@ def _said(rank: RankFacts, by: int) -> str:
     return f"rank {rank.rank} on {rank.node} entered {abs(by)} {noun} {more}"
 
 
-def _began(facts: Facts, found: Difference) -> int:
+def _began(facts: Facts, difference: Difference) -> int:
     """Return the first step, of the attempt's own, in which an odd rank's counts grew otherwise than its peers'."""
-    changes = {rank: _changes(facts.ranks[rank], found) for rank in found.counts}
-    usual = set.intersection(*(set(changes[rank]) for rank in found.counts if rank not in found.odd))
-    own = sorted(turn for rank in found.odd for turn in changes[rank].keys() ^ usual)
+    changes = {rank: _changes(facts.ranks[rank], difference) for rank in difference.counts}
+    usual = set.intersection(
+        *(set(changes[rank]) for rank in difference.counts if rank not in difference.odd)
+    )
+    own = sorted(turn for rank in difference.odd for turn in changes[rank].keys() ^ usual)
     steps = [turns[own[0]] for turns in changes.values() if own and own[0] in turns]
-    return min(steps, default=found.agreed_step + 1)
+    return min(steps, default=difference.agreed_step + 1)
 
 
-def _changes(rank: RankFacts, found: Difference) -> dict[int, int]:
+def _changes(rank: RankFacts, difference: Difference) -> dict[int, int]:
     """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by another
     number, and for each the attempt's own step."""
     if rank.inspection is None:
         return {}
-    marks = [mark for mark in rank.inspection.collective_counts if mark.optimizer == found.series.optimizer]
+    marks = [
+        mark for mark in rank.inspection.collective_counts if mark.optimizer == difference.series.optimizer
+    ]
     return {
         mark.optimizer_step: mark.step
         for mark in marks
-        if found.agreed < mark.optimizer_step <= found.differs
+        if difference.agreed < mark.optimizer_step <= difference.differs
     }
 
 
-def _name(facts: Facts, found: Difference) -> str:
+def _name(facts: Facts, difference: Difference) -> str:
     """Return the group's name, from the last collectives that a member was seen in."""
-    for rank in found.counts:
+    for rank in difference.counts:
         inspection = facts.ranks[rank].inspection
         for one in inspection.collectives if inspection is not None else ():
-            if set(one.ranks) == set(found.counts):
+            if set(one.ranks) == set(difference.counts):
                 return one.label or f"group {one.group}"
-    return f"the group of ranks {ranks_text(found.counts)}"
+    return f"the group of ranks {ranks_text(difference.counts)}"
 
 
 def _around(facts: Facts, rank: RankFacts) -> list[str]:

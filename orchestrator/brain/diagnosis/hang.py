@@ -152,7 +152,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
 
 
 def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    inspection = inspections.found(attempt, rank)
+    inspection = inspections.result(attempt, rank)
     return (
         inspection is not None
         and inspection.phase == "rendezvous"
@@ -162,7 +162,7 @@ def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
     """Tell whether a rank lives whose stack the last inspection has not brought."""
-    found = (inspections.found(attempt, rank) for rank in inspections.living(facts))
+    found = (inspections.result(attempt, rank) for rank in inspections.living(facts))
     return any(inspection is None or not inspection.stack for inspection in found)
 
 
@@ -255,7 +255,7 @@ def _is_proof(
 ) -> bool:
     """Tell whether ranks that all wait for each other can never go on: some wait in another collective than the rest, or
     a member has ended. Not where another thread of a rank may enter what is missing."""
-    seen = inspections.seen(facts, attempt)
+    seen = inspections.results(facts, attempt)
     if any(inspection.others_act for inspection in seen.values()):
         return False
     match answer:
@@ -272,7 +272,7 @@ def _is_proof(
 
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
-    inspection = inspections.found(attempt, rank)
+    inspection = inspections.result(attempt, rank)
     if inspection is None or inspection.activity is Activity.WAITING_FOR_RANKS:
         return False
     if inspection.activity is Activity.EXITING or inspection.state == "t":
@@ -302,7 +302,7 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     if _is_free(facts, attempt, ranks):
         return False
     for rank in ranks:
-        inspection, still_s = inspections.found(attempt, rank), inspections.still_s(facts, attempt, rank)
+        inspection, still_s = inspections.result(attempt, rank), inspections.still_s(facts, attempt, rank)
         patience_s = _patience_s(facts, attempt, rank)
         if still_s is None:
             blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_ceiling_s, patience_s)
@@ -332,7 +332,7 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
         return False
     if any(_waits(attempt, rank) for rank in inspections.living(facts)):
         return False
-    found = [inspections.found(attempt, rank) for rank in ranks]
+    found = [inspections.result(attempt, rank) for rank in ranks]
     return all(
         inspection is not None and inspection.activity in (Activity.SPINNING, Activity.SLEEPING)
         for inspection in found
@@ -340,7 +340,7 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
 
 
 def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    inspection = inspections.found(attempt, rank)
+    inspection = inspections.result(attempt, rank)
     return inspection is not None and inspection.activity is Activity.WAITING_FOR_RANKS
 
 
@@ -363,7 +363,7 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
 def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
     """Return what keeps the ranks that wait, by the last inspection."""
     ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
-    return collectives.study(inspections.seen(facts, attempt), ended)
+    return collectives.study(inspections.results(facts, attempt), ended)
 
 
 def _silence(
@@ -395,7 +395,7 @@ def _hang(
     **more: object,
 ) -> Verdict:  # fmt: skip
     assert facts.limits is not None
-    alive = inspections.seen(facts, attempt)
+    alive = inspections.results(facts, attempt)
     numbers = {rank.rank for rank in culprits}
     waiting = collectives.waiting_text(
         {r: inspection for r, inspection in alive.items() if r not in numbers}, answer

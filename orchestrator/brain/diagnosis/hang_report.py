@@ -42,7 +42,7 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
     """Say what a rank does, in words."""
     if rank.rank_state is RankState.EXITED:
         return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "is no more"
-    inspection = inspections.found(attempt, rank)
+    inspection = inspections.result(attempt, rank)
     if inspection is None:
         return "has not been seen"
     now = collectives.current(inspection)
@@ -67,7 +67,7 @@ def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> str:
     wheres = {
         inspection.where
         for rank in culprits
-        if (inspection := inspections.found(attempt, rank)) and inspection.where
+        if (inspection := inspections.result(attempt, rank)) and inspection.where
     }
     return (
         f"at {', '.join(sorted(wheres))}" if wheres else f"ranks {text.ranks_text(r.rank for r in culprits)}"
@@ -92,7 +92,7 @@ def nothing_flows(facts: Facts) -> str:
 def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
     """Return how the hang is known: what was inspected, the stacks, and what could not be seen."""
     alive = inspections.living(facts)
-    known = inspections.seen(facts, attempt)
+    known = inspections.results(facts, attempt)
     seen = list(known.values())
     if not seen:
         return ()

@@ -63,27 +63,27 @@ def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bo
 def orders(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) -> list[Decision]:
     """Return the orders for one inspection of all ranks, to every node with a connected agent."""
     number = attempt.inspection + 1
-    asked = [node for node in facts.gang if node.agent_state is AgentState.UP]
-    return [d.Inspect(deadlines.now_s, why, attempt.number, node.name, number) for node in asked]
+    nodes = [node for node in facts.gang if node.agent_state is AgentState.UP]
+    return [d.Inspect(deadlines.now_s, why, attempt.number, node.name, number) for node in nodes]
 
 
-def found(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
+def result(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
     """Return what the last inspection has found of a rank, None if there is no answer."""
     if rank.inspection is None or attempt.inspected_at is None or rank.inspected_at < attempt.inspected_at:
         return None
     return rank.inspection
 
 
-def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
+def results(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
     """Return what the last inspection has found of the living ranks, by rank."""
     return {
-        rank.rank: inspection for rank in living(facts) if (inspection := found(attempt, rank)) is not None
+        rank.rank: inspection for rank in living(facts) if (inspection := result(attempt, rank)) is not None
     }
 
 
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the last inspection has found that the rank goes on."""
-    inspection = found(attempt, rank)
+    inspection = result(attempt, rank)
     return inspection is not None and (
         inspection.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
     )
@@ -91,7 +91,7 @@ def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
 
 def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
     """Return for how long a rank has stood still by its inspections, None where they cannot tell."""
-    inspection = found(attempt, rank)
+    inspection = result(attempt, rank)
     if inspection is None or inspection.activity is Activity.UNKNOWN:
         return None
     return min(
@@ -140,20 +140,20 @@ def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> s
     since_s = suspicion.quiet_since(facts, attempt)
     if not deadlines.passed(since_s + silence_s):
         return ""
-    made = in_round(facts, attempt)
-    if made and not deadlines.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, made)):
+    number = in_round(facts, attempt)
+    if number and not deadlines.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, number)):
         return ""
     return f"no sign of progress for {deadlines.now_s - since_s:.0f} s" + (
-        f", inspection {made + 1}" if made else ""
+        f", inspection {number + 1}" if number else ""
     )
 
 
-def _pause_s(facts: Facts, attempt: AttemptFacts, made: int) -> float:
+def _pause_s(facts: Facts, attempt: AttemptFacts, number: int) -> float:
     """Return how long after the last inspection the next one follows: soon after somebody has come to stand."""
-    if made >= LONG_ROUND:
+    if number >= LONG_ROUND:
         return LONG_PAUSE_S
-    pause_s = PAUSES_S[min(made, len(PAUSES_S)) - 1]
+    pause_s = PAUSES_S[min(number, len(PAUSES_S)) - 1]
     if any(moves(attempt, rank) for rank in living(facts)):
         return pause_s
-    known = [still for rank in living(facts) if (still := still_s(facts, attempt, rank)) is not None]
-    return PAUSES_S[0] if known and min(known) < STILL_S else pause_s
+    stills = [still for rank in living(facts) if (still := still_s(facts, attempt, rank)) is not None]
+    return PAUSES_S[0] if stills and min(stills) < STILL_S else pause_s

@@ -48,7 +48,7 @@ def note(facts: Facts, rank: RankFacts, at: float) -> None:
     rank.straggler = Straggler(own_s, peers_s, step, since_s, times)
 
 
-def found(facts: Facts) -> list[RankFacts]:
+def slow_ranks(facts: Facts) -> list[RankFacts]:
     """Return the ranks that are slow for sure, the slowest first."""
     slow = [
         rank
@@ -64,7 +64,7 @@ def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     """Say of each slow rank once that it is."""
     return [
         d.Remark(deadlines.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
-        for rank in found(facts)
+        for rank in slow_ranks(facts)
         if rank.rank not in attempt.remarks
     ]
 

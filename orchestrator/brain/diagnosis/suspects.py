@@ -71,7 +71,7 @@ def _found(facts: Facts, attempt: AttemptFacts) -> str:
     """Say what the last inspection has found: who works, else who stands where, and in what the others wait."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return "looking"
-    seen = inspections.seen(facts, attempt)
+    seen = inspections.results(facts, attempt)
     if any(inspection.activity is Activity.UNKNOWN for inspection in seen.values()) or not seen:
         return "looking"
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]

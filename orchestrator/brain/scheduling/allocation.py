@@ -254,13 +254,13 @@ def avoid(facts: Facts) -> dict[str, str]:
     """Return the nodes that the next allocation should avoid, each with its reason."""
     verdict = facts.attempt.verdict if facts.attempt is not None else None
     too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
-    found = {}
+    reasons = {}
     for node in facts.nodes.values():
         lost = "" if node.agent_state is AgentState.UP else node.lost_how(verdict) or node.missing
         launch = node.launch_reason if too_few and node.agent_state is not AgentState.UP else ""
         if reason := node.excluded or lost or launch:
-            found[node.name] = reason
-    return found
+            reasons[node.name] = reason
+    return reasons
 
 
 def over(facts: Facts, news: e.AllocationEnded, deadlines: Deadlines) -> list[Decision]:

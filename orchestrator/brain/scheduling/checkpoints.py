@@ -32,11 +32,11 @@ QUESTION = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
 _NUMBER = re.compile(r"[0-9]+")
 
 
-def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
+def adopt(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     """Enter a complete checkpoint of the current attempt, and start from it next if it is the newest."""
-    anew = _anew(facts, attempt, news)
-    if anew is not None:
-        _begin_anew(facts, attempt, anew)
+    ignored = _ignored_checkpoint(facts, attempt, news)
+    if ignored is not None:
+        _rebase(facts, attempt, ignored)
     about = attempt.base_step + news.steps
     named = _named(news.path, about)
     step = about if named is None else named
@@ -47,7 +47,7 @@ def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     _offer(facts, attempt, d.Checkpoint(news.path, step))
 
 
-def spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
+def invalidate(facts: Facts, news: e.CheckpointInvalidated) -> None:
     """Fold an invalid checkpoint: fall back on the newest one before it. News of an old attempt counts here too, since it
     can only make the choice safer."""
     _forget(facts, news.path)
@@ -98,7 +98,9 @@ def _named(path: str, about: int) -> int | None:
     return near[-1] if near else None
 
 
-def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> IgnoredCheckpoint | None:
+def _ignored_checkpoint(
+    facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound
+) -> IgnoredCheckpoint | None:
     """Return where the script truly began, if this checkpoint proves that it ignored the one that it was given."""
     known = facts.known_steps.get(news.path)
     if known is None or attempt.resume is None or facts.writers.get(news.path) == attempt.number:
@@ -116,20 +118,20 @@ def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> Ignor
     return None
 
 
-def _begin_anew(facts: Facts, attempt: AttemptFacts, anew: IgnoredCheckpoint) -> None:
+def _rebase(facts: Facts, attempt: AttemptFacts, ignored: IgnoredCheckpoint) -> None:
     """Count the attempt from where it truly began, with what it has written so far."""
-    too_far = attempt.base_step - anew.base
-    attempt.ignored = anew
-    mine = [path for path, number in facts.writers.items() if number == attempt.number]
-    for path in mine:
+    too_far = attempt.base_step - ignored.base
+    attempt.ignored = ignored
+    own_paths = [path for path, number in facts.writers.items() if number == attempt.number]
+    for path in own_paths:
         about = facts.known_steps[path] - too_far
         named = _named(path, about)
         facts.known_steps[path] = about if named is None else named
     adopted = [*facts.older, *([facts.checkpoint] if facts.checkpoint else [])]
-    for path in mine:
+    for path in own_paths:
         _forget(facts, path)
     for checkpoint in adopted:
-        if checkpoint.path in mine:
+        if checkpoint.path in own_paths:
             _offer(facts, attempt, d.Checkpoint(checkpoint.path, facts.known_steps[checkpoint.path]))
 
 

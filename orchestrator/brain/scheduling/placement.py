@@ -163,8 +163,8 @@ def _verdict(
 
 def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
     """Return why each host that is not there is not there."""
-    told = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
-    return tuple(told[:REASONS_SHOWN]) or ("no host says why",)
+    reasons = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
+    return tuple(reasons[:REASONS_SHOWN]) or ("no host says why",)
 
 
 def note(node: NodeFacts) -> str:
@@ -269,9 +269,9 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
     coming = [node for node in free if _is_coming(facts, node, deadlines)]
     if attempt.placed_at is not None and len(coming) >= wanted:
         return []
-    asked = [node for node in free if node not in coming and is_due(facts, node, deadlines)]
-    lost = [node for node in asked if node.missing and attempt.placed_at is None]
-    others = [node for node in asked if node not in lost]
+    due = [node for node in free if node not in coming and is_due(facts, node, deadlines)]
+    lost = [node for node in due if node.missing and attempt.placed_at is None]
+    others = [node for node in due if node not in lost]
     why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
     spare = f" and {facts.pool.spares} to spare" if facts.pool.spares else ""
     return [
