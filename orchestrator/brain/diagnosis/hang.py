@@ -61,10 +61,8 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
 def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
     """A stopped process (T) hangs the gang, unless inspections see it go on; one whose main thread is a zombie (Z) never comes back."""
     seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].agent_state is AgentState.UP]
-    for state, limit_s, words in (
-        ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
-        ("T", STOPPED_S_MAX, "stopped (state T)"),
-    ):
+    states = (("Z", ZOMBIE_S_MAX, "a zombie (state Z)"), ("T", STOPPED_S_MAX, "stopped (state T)"))
+    for state, limit_s, words in states:
         since_s = {
             rank.rank: rank.beat_at - rank.state_at
             for rank in seen
@@ -88,12 +86,8 @@ def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
             continue
         here_s = rank.beat_at - rank.exiting_at
         busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
-        proved = (
-            not busy
-            and rank.inspection is not None
-            and rank.inspection.activity is Activity.EXITING
-            and rank.inspection.proven
-        )
+        last = rank.inspection
+        proved = not busy and last is not None and last.activity is Activity.EXITING and last.proven
         if here_s >= (EXIT_S_MAX if proved else suspicion.patience_s(facts, attempt, longer=True)):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
             return _by_state(facts, [rank], summary, rank.exiting_at)
@@ -171,9 +165,8 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
     """Tell whether two inspections in the present silence have found every rank where it was."""
-    if inspections.in_round(facts, attempt) < inspections.LOOKS_MIN or not inspections.is_answered(
-        facts, attempt, deadlines
-    ):
+    are_enough = inspections.in_round(facts, attempt) >= inspections.LOOKS_MIN
+    if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
     silence_s = suspicion.suspect_s(facts)
     if silence_s is None or not deadlines.passed(suspicion.quiet_since(facts, attempt) + silence_s):
@@ -332,16 +325,17 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
         return False
     if any(_waits(attempt, rank) for rank in inspections.living(facts)):
         return False
-    found = [inspections.result(attempt, rank) for rank in ranks]
-    return all(
-        inspection is not None and inspection.activity in (Activity.SPINNING, Activity.SLEEPING)
-        for inspection in found
-    )
+    return all(_does(attempt, rank, Activity.SPINNING, Activity.SLEEPING) for rank in ranks)
 
 
 def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
+    return _does(attempt, rank, Activity.WAITING_FOR_RANKS)
+
+
+def _does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool:
+    """Tell whether the last inspection has found the rank in one of these activities."""
     inspection = inspections.result(attempt, rank)
-    return inspection is not None and inspection.activity is Activity.WAITING_FOR_RANKS
+    return inspection is not None and inspection.activity in activities
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
@@ -357,9 +351,6 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
     return late if len(late) < len(ranks) else []
 
 
-# In words
-
-
 def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
     """Return what keeps the ranks that wait, by the last inspection."""
     ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
@@ -367,12 +358,8 @@ def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
 
 
 def _silence(
-    facts: Facts,
-    attempt: AttemptFacts,
-    answer: collectives.Answer,
-    culprits: list[RankFacts],
-    patience_s: float = 0.0,
-) -> Verdict:
+    facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts], patience_s: float = 0.0
+) -> Verdict:  # fmt: skip
     """Return the verdict on a gang that stands still. `patience_s`: of one that no state proves, how long it was let be."""
     since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     quiet = facts.progress_at <= since_s or not stepped
@@ -397,21 +384,18 @@ def _hang(
     assert facts.limits is not None
     alive = inspections.results(facts, attempt)
     numbers = {rank.rank for rank in culprits}
-    waiting = collectives.waiting_text(
-        {r: inspection for r, inspection in alive.items() if r not in numbers}, answer
-    )
+    others = {rank: inspection for rank, inspection in alive.items() if rank not in numbers}
+    waiting = collectives.waiting_text(others, answer)
     sides = answer.sides if isinstance(answer, Mismatch) else ()
-    patience_s = more.get("patience_s")
+    spent_s = more.get("patience_s")
     unproved = (
-        (f"no state proves it; patience was {patience_s:.0f} s (monitor.hang_patience)",)
-        if patience_s
-        else ()
+        [f"no state proves it; patience was {spent_s:.0f} s (monitor.hang_patience)"] if spent_s else []
     )
-    beside = tuple(
+    by_side = tuple(
         f"{named(side.ranks)}: {collectives.shaped(side.collective)}{hang_report.at_place(alive, side.ranks)}"
         for side in sides
     )
     return verdict_on(
         facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
-        node=hang_report.node_of(culprits), evidence=(*unproved, *beside, *hang_report.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
+        node=hang_report.node_of(culprits), evidence=(*unproved, *by_side, *hang_report.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
     )  # fmt: skip

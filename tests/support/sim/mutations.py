@@ -143,7 +143,7 @@ MUTATIONS = (
     Mutation("what does not arrive spoils what is at home", "fold_events._checkpoint_invalidated", "facts.fetching.pop(news.path, None) is None", "facts.fetching.pop(news.path, None) is None or True"),
     Mutation("a checkpoint counts before it is home", "fold_events._checkpoint_fetch_started", "facts.fetching[news.path] = news.node", "facts.fetching[news.path] = news.node\n        facts.checkpoint = d.Checkpoint(news.path, facts.step)"),
     Mutation("one look is enough", "inspections.LOOKS_MIN", "", "1"),
-    Mutation("ranks are looked at once", "inspections._why_silence", "if number and not", "if made or not"),
+    Mutation("ranks are looked at once", "inspections._why_silence", "if number and not", "if number or not"),
     Mutation("no rank is let be", "suspicion.PATIENCE_S", "", "5.0"),
     Mutation("patience is for ever", "hang._is_over", "return True", "return False"),
     Mutation("phases are no matter", "suspicion.PATIENCE_LONGER", "", "1.0"),
