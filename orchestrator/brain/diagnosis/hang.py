@@ -16,9 +16,8 @@ from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankFacts
 from orchestrator.brain.model.verdicts import verdict_on
-from orchestrator.core import text
 from orchestrator.core.observations import Activity
-from orchestrator.core.text import named
+from orchestrator.core.text import named, ranks_text
 
 STOPPED_S_MAX = 5.0
 """How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s does no harm."""
@@ -134,7 +133,7 @@ def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Ve
     if _has_unseen(facts, attempt) and not deadlines.passed(due_s + UNSEEN_S_MAX):
         return None
     missing = [rank for rank in facts.ranks.values() if rank not in came]
-    those = text.ranks_text(rank.rank for rank in missing)
+    those = ranks_text(rank.rank for rank in missing)
     who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
     return verdict_on(
