@@ -20,6 +20,7 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.limits import Limits
 
 JOBS = 10_000
 BEAT_S = 1.0
@@ -35,7 +36,7 @@ SEEN_MIN, SEEN_MAX = 0.6, 0.98
 STILL_WORK = 0.02
 """How many long pauses look like no work at all: one long call of the kernel or of a library."""
 
-LIMITS = e.Limits(600.0, 0.0, 60.0, 36.0, 15.0, 5.0, 3, 5.0, 300.0, (), None, "restart")
+LIMITS = Limits(600.0, 0.0, 60.0, 36.0, 15.0, 5.0, 3, 5.0, 300.0, (), None, "restart")
 
 
 @dataclass(frozen=True, slots=True)

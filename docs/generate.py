@@ -157,7 +157,7 @@ def _table(rows: Iterable[Field]) -> str:
 def signs() -> str:
     """Return the table of the signs of life and their weights, as the brain has it."""
     lines = ["| sign | what it is | what it is worth |", "|---|---|---|"]
-    return "\n".join([*lines, *(_row(one.name, one.told, one.weight.value) for one in SIGNS)])
+    return "\n".join([*lines, *(_row(one.name, one.meaning, one.weight.value) for one in SIGNS)])
 
 
 # The states

@@ -1,4 +1,4 @@
-"""The brain itself: `learn` and `decide`. See the package's docstring for the caller's duties."""
+"""The brain itself: `learn` and `decide`. The package's docstring states the caller's duties."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ UNREACHED_S_MAX = 600.0
 """How long after the grace a node that cannot be asked may leave it open whether it still runs something."""
 
 SLEPT_S = 10.0
-"""A look that comes this much later than it was asked for: the supervisor's machine slept."""
+"""A call of `decide` that comes this much later than it was asked for: the supervisor's machine slept."""
 
 
 OF_CHECKPOINTS = (e.CheckpointFetchStarted, e.CheckpointFound, e.CheckpointInvalidated)
-"""News that says by itself how far its writer was: it folds to the same before the beats and after them."""
+"""News that states its writer's steps itself: it folds to the same before and after the heartbeats."""
 
 
 class Brain:
-    """Facts of one job, and what follows from them. `beaten_at`: when the last beat of each node came that the journal
-    does not know yet."""
+    """Facts of one job, and what follows from them. `beaten_at`: when the last heartbeat of each node came that is not
+    journaled yet."""
 
     def __init__(self, facts: Facts | None = None, beaten_at: dict[str, float] | None = None) -> None:
         self.facts = Facts() if facts is None else facts
@@ -48,7 +48,7 @@ class Brain:
         return [] if isinstance(news, OF_CHECKPOINTS) else self.beats()
 
     def beats(self) -> list[e.Heartbeat]:
-        """Return what the beats learned since the last call came to, one a node, for the journal.
+        """Return the heartbeats learned since the last call, coalesced to one for each node, for the journal.
 
         Folding them into the facts as they were at the last call gives the facts as they are now.
         """
@@ -57,109 +57,115 @@ class Brain:
         return beats
 
     def decide(self, now_s: float) -> tuple[list[Decision], float]:
-        """Return what is to be done now, and the job clock at which to ask again if nothing happens (may be inf)."""
-        watch = Deadlines(now_s)
-        decisions = _decide(self.facts, watch)
-        return decisions, (now_s if decisions else watch.wake_s)
+        """Return the decisions to carry out now, and the job clock (s) at which to call again if nothing happens (may be inf)."""
+        deadlines = Deadlines(now_s)
+        decisions = _decide(self.facts, deadlines)
+        return decisions, (now_s if decisions else deadlines.wake_s)
 
 
-def _decide(facts: Facts, watch: Deadlines) -> list[Decision]:
+def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     attempt = facts.attempt
     if facts.limits is None:
         return []
     if facts.end is not None:
-        return _dismiss(facts, facts.every_node(), "the job has ended", watch)
+        return _dismiss(facts, facts.every_node(), "the job has ended", deadlines)
     if facts.over is not None:
-        return allocation.over(facts, facts.over, watch)
+        return allocation.over(facts, facts.over, deadlines)
     if facts.requeued_at is not None:  # at rest until there is another allocation
-        return _dismiss(facts, facts.every_node(), "the allocation is given back", watch)
+        return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
     if attempt is None:
-        return _first(facts, watch)
+        return _first(facts, deadlines)
     if attempt.phase is Phase.STOP:
-        return _stop(facts, attempt, watch)
-    leaving = _dismiss(facts, facts.leaving.values(), "the plan has no work for this node any more", watch)
-    return leaving or _close(facts, attempt, watch) or _drive(facts, attempt, watch)
+        return _stop(facts, attempt, deadlines)
+    leaving = _dismiss(
+        facts, facts.leaving.values(), "the plan has no work for this node any more", deadlines
+    )
+    return leaving or _close(facts, attempt, deadlines) or _drive(facts, attempt, deadlines)
 
 
-def _first(facts: Facts, watch: Deadlines) -> list[Decision]:
+def _first(facts: Facts, deadlines: Deadlines) -> list[Decision]:
     if facts.goal is JobGoal.CANCEL:
-        return [d.EndJob(watch.now_s, f"{facts.cancelled} before it began", 0, d.JobEnd.CANCELLED)]
-    return [d.BeginAttempt(watch.now_s, "submitted", 1, facts.checkpoint)]
+        return [d.EndJob(deadlines.now_s, f"{facts.cancelled} before it began", 0, d.JobEnd.CANCELLED)]
+    return [d.BeginAttempt(deadlines.now_s, "submitted", 1, facts.checkpoint)]
 
 
-def _close(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """See whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before its
     verdict."""
     if facts.goal is JobGoal.CANCEL:
-        return [d.Finish(watch.now_s, facts.cancelled, attempt.number)]
+        return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number)]
     if facts.done:
-        return [d.Finish(watch.now_s, "every rank exited with code 0", attempt.number)]
+        return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
     if attempt.restart_asked:
-        return [d.Finish(watch.now_s, restart_policy.RESTART_ASKED, attempt.number)]
-    verdict = diagnose(facts, watch)
+        return [d.Finish(deadlines.now_s, restart_policy.RESTART_ASKED, attempt.number)]
+    verdict = diagnose(facts, deadlines)
     if verdict is None:
-        others = desync.decide(facts, attempt, watch) or stragglers.decide(facts, attempt, watch)
+        others = desync.decide(facts, attempt, deadlines) or stragglers.decide(facts, attempt, deadlines)
         if others:
             return others
         return (
-            _withdraw(facts, attempt, watch)
-            or suspects.decide(facts, attempt, watch)
-            or _look(facts, attempt, watch)
+            _resolve_alert(facts, attempt, deadlines)
+            or suspects.decide(facts, attempt, deadlines)
+            or _inspect(facts, attempt, deadlines)
         )
     if not verdict.signature.startswith(d.Kind.HANG.value):
-        return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
-    return _judge_hang(facts, attempt, verdict, watch)
+        return [d.Judge(deadlines.now_s, verdict.summary, attempt.number, verdict)]
+    return _judge_hang(facts, attempt, verdict, deadlines)
 
 
-def _judge_hang(facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, watch: Deadlines) -> list[Decision]:
-    """See to the evidence, then say it: nothing is stopped before every rank was looked at."""
+def _judge_hang(
+    facts: Facts, attempt: AttemptFacts, verdict: d.Verdict, deadlines: Deadlines
+) -> list[Decision]:
+    """Order an inspection as evidence, then judge: no rank is stopped before every rank was inspected."""
     assert facts.limits is not None
     if attempt.inspected_at is None or attempt.inspected_at < verdict.since_s:
-        return inspections.orders(facts, attempt, f"evidence before the verdict: {verdict.summary}", watch)
-    if not inspections.is_answered(facts, attempt, watch):
+        return inspections.orders(
+            facts, attempt, f"evidence before the verdict: {verdict.summary}", deadlines
+        )
+    if not inspections.is_answered(facts, attempt, deadlines):
         return []
     if facts.limits.on_hang != "notify":
-        return [d.Judge(watch.now_s, verdict.summary, attempt.number, verdict)]
+        return [d.Judge(deadlines.now_s, verdict.summary, attempt.number, verdict)]
     if attempt.alert is None:
-        return [d.Alert(watch.now_s, verdict.summary, attempt.number, verdict)]
-    return _look(facts, attempt, watch)
+        return [d.Alert(deadlines.now_s, verdict.summary, attempt.number, verdict)]
+    return _inspect(facts, attempt, deadlines)
 
 
-def _look(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    why = inspections.why_inspect(facts, attempt, watch)
-    return inspections.orders(facts, attempt, why, watch) if why else []
+def _inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    why = inspections.why_inspect(facts, attempt, deadlines)
+    return inspections.orders(facts, attempt, why, deadlines) if why else []
 
 
-def _withdraw(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """Take back what was said of a hang once the job moves again."""
+def _resolve_alert(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Resolve the alert of a hang once the job moves again."""
     hung = attempt.alert is not None and attempt.alert.signature.startswith(d.Kind.HANG.value)
     if not hung or suspicion.quiet_since(facts, attempt) <= (attempt.alerted_at or 0.0):
         return []
-    return [d.ResolveAlert(watch.now_s, "the job moves again", attempt.number)]
+    return [d.ResolveAlert(deadlines.now_s, "the job moves again", attempt.number)]
 
 
-def _drive(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _drive(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Move the attempt on: agents up, nodes prepared, then all ranks at once."""
     if attempt.placed_at is None:
-        return placement.gather(facts, attempt, watch)
+        return placement.gather(facts, attempt, deadlines)
     if attempt.phase is Phase.RUN:
-        told = _starts(facts, attempt, watch) or fence.orders(facts, attempt, watch)
-        return told or placement.keep_spares(facts, attempt, watch)
-    orders = _launches(facts, attempt, watch) + _prepares(facts, attempt, watch)
-    orders += rendezvous.probes(facts, attempt, watch)
+        orders = _starts(facts, attempt, deadlines) or fence.orders(facts, attempt, deadlines)
+        return orders or placement.keep_spares(facts, attempt, deadlines)
+    orders = _launches(facts, attempt, deadlines) + _prepares(facts, attempt, deadlines)
+    orders += rendezvous.probes(facts, attempt, deadlines)
     if orders or not _is_ready(facts, attempt):
         return orders
-    return _starts(facts, attempt, watch)
+    return _starts(facts, attempt, deadlines)
 
 
-def _prepares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _prepares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     why = f"attempt {attempt.number} needs"
     return [
-        d.Prepare(watch.now_s, f"{why} {node.name}", attempt.number, node.name, attempt.resume)
+        d.Prepare(deadlines.now_s, f"{why} {node.name}", attempt.number, node.name, attempt.resume)
         for node in facts.gang
         if node.agent_state is AgentState.UP
         and node.ready < attempt.number
-        and node.ordered_prepare < attempt.number
+        and node.ordered.prepare < attempt.number
     ]
 
 
@@ -172,11 +178,11 @@ def _is_ready(facts: Facts, attempt: AttemptFacts) -> bool:
     )
 
 
-def _starts(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _starts(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     waiting = [
         node
         for node in facts.gang
-        if node.agent_state is AgentState.UP and max(node.started, node.ordered_start) < attempt.number
+        if node.agent_state is AgentState.UP and max(node.started, node.ordered.start) < attempt.number
     ]
     if not waiting:
         return []
@@ -185,36 +191,36 @@ def _starts(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decis
     why = f"all {len(facts.gang)} nodes are ready"
     return [
         d.Start(
-            watch.now_s, why, attempt.number, node.name, place.address, place.port,
+            deadlines.now_s, why, attempt.number, node.name, place.address, place.port,
             place.interfaces.get(node.name, ""), attempt.resume,
         )
         for node in waiting
     ]  # fmt: skip
 
 
-def _launches(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Start the agents that are missing; a launch that is not heard of in time is tried again."""
     return [
-        d.Launch(watch.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
+        d.Launch(deadlines.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
         for node in facts.gang
-        if placement.is_due(facts, node, watch)
+        if placement.is_due(facts, node, deadlines)
     ]
 
 
-def _stop(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """Stop what is left of the attempt; when nothing can be left, say what follows."""
-    left = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, watch)]
-    if not left or allocation.leaves(facts, attempt, left, _grace_s(facts, attempt), watch):
-        return _follow(facts, attempt, watch)
-    return _stop_orders(facts, attempt, left, watch) or _give_up(facts, attempt, left, watch)
+def _stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Stop what is left of the attempt; when nothing of it can run any more, return what follows."""
+    unclear = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, deadlines)]
+    if not unclear or allocation.leaves(facts, attempt, unclear, _grace_s(facts, attempt), deadlines):
+        return _follow(facts, attempt, deadlines)
+    return _stop_orders(facts, attempt, unclear, deadlines) or _give_up(facts, attempt, unclear, deadlines)
 
 
-def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Deadlines) -> bool:
+def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
-    gang that is broken makes no steps; so that long after the break and the last word nothing runs on a silent node.
-    One of an allocation that is no more sees that and does not wait for as long as it was told.
+    broken gang makes no steps; so nothing runs on a silent node that long after the break and the last contact. An agent
+    of an old allocation notices its end and does not wait for its fence.
     """
     assert facts.limits is not None
     if node.is_clear(attempt.number):
@@ -227,22 +233,22 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, watch: Deadl
     last_sign_s = max(node.contact_at, facts.stepped_at, attempt.stop_at or 0.0, broken_at)
     is_past = attempt.allocation_lost_at is not None
     wait_s = facts.limits.node_silent_s_max if is_past else fence.silent_s(facts, node)
-    return watch.passed(last_sign_s + wait_s)
+    return deadlines.passed(last_sign_s + wait_s)
 
 
 def _stop_orders(
-    facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Deadlines
+    facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
 ) -> list[Decision]:
     grace_s, saves = _grace_s(facts, attempt), allocation.saves(facts, attempt)
     lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
     orders: list[Decision] = []
-    for node in left:
-        if node.agent_state is AgentState.UP and node.ordered_stop < attempt.number:
+    for node in unclear:
+        if node.agent_state is AgentState.UP and node.ordered.stop < attempt.number:
             why = f"attempt {attempt.number} is over: {_ending(facts, attempt)}"
-            orders.append(d.Stop(watch.now_s, why, attempt.number, node.name, grace_s, saves))
-        elif (lent is None or node.name in lent) and placement.is_due(facts, node, watch):
+            orders.append(d.Stop(deadlines.now_s, why, attempt.number, node.name, grace_s, saves))
+        elif (lent is None or node.name in lent) and placement.is_due(facts, node, deadlines):
             why = f"only an agent can say that nothing of attempt {attempt.number} is left on {node.name}"
-            orders.append(d.Launch(watch.now_s, why, attempt.number, node.name))
+            orders.append(d.Launch(deadlines.now_s, why, attempt.number, node.name))
     return orders
 
 
@@ -263,27 +269,29 @@ def _ending(facts: Facts, attempt: AttemptFacts) -> str:
     return "cancelled" if facts.goal is JobGoal.CANCEL else "done"
 
 
-def _give_up(facts: Facts, attempt: AttemptFacts, left: list[NodeFacts], watch: Deadlines) -> list[Decision]:
-    """End the job when its processes cannot be stopped: a second attempt beside them could ruin its checkpoints."""
+def _give_up(
+    facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
+) -> list[Decision]:
+    """End the job when its processes cannot be stopped: a second attempt at the same time could ruin its checkpoints."""
     grace_s = _grace_s(facts, attempt)
-    for node in left:
-        deadline_s = node.stop_ordered_at + grace_s + KILL_S_MAX
-        ordered = node.agent_state is AgentState.UP and node.ordered_stop == attempt.number
+    for node in unclear:
+        deadline_s = node.ordered.stop_at + grace_s + KILL_S_MAX
+        ordered = node.agent_state is AgentState.UP and node.ordered.stop == attempt.number
         # Only one that was heard after the deadline has had its chance to say that all is stopped.
-        if ordered and watch.passed(deadline_s) and node.contact_at >= deadline_s:
+        if ordered and deadlines.passed(deadline_s) and node.contact_at >= deadline_s:
             why = (
                 f"processes of attempt {attempt.number} on {node.name} outlive SIGKILL; the host needs a look"
             )
-            return [d.EndJob(watch.now_s, why, attempt.number, _end(facts))]
+            return [d.EndJob(deadlines.now_s, why, attempt.number, _end(facts))]
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    longest_s = max(UNREACHED_S_MAX, *(2.0 * fence.silent_s(facts, node) for node in left))
-    if not watch.passed(since_s + grace_s + longest_s):
+    longest_s = max(UNREACHED_S_MAX, *(2.0 * fence.silent_s(facts, node) for node in unclear))
+    if not deadlines.passed(since_s + grace_s + longest_s):
         return []
-    names = ", ".join(node.name for node in left)
+    names = ", ".join(node.name for node in unclear)
     why = (
         f"{names} cannot be reached: ranks of attempt {attempt.number} may still run there; look at the host"
     )
-    return [d.EndJob(watch.now_s, f"{_ending(facts, attempt)}; {why}", attempt.number, _end(facts))]
+    return [d.EndJob(deadlines.now_s, f"{_ending(facts, attempt)}; {why}", attempt.number, _end(facts))]
 
 
 def _end(facts: Facts) -> d.JobEnd:
@@ -293,24 +301,24 @@ def _end(facts: Facts) -> d.JobEnd:
     return d.JobEnd.CANCELLED if facts.goal is JobGoal.CANCEL else d.JobEnd.FAILED
 
 
-def _follow(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    if restart_policy.waits_for_checkpoint(facts, attempt, watch):
+def _follow(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    if restart_policy.waits_for_checkpoint(facts, attempt, deadlines):
         return []
     match restart_policy.after(facts):
         case restart_policy.GiveUp(end, why):
-            return [d.EndJob(watch.now_s, why, attempt.number, end)]
+            return [d.EndJob(deadlines.now_s, why, attempt.number, end)]
         case restart_policy.RequeueJob(avoid, why):
-            return [d.Requeue(watch.now_s, why, attempt.number, avoid)]
+            return [d.Requeue(deadlines.now_s, why, attempt.number, avoid)]
         case restart_policy.RestartAttempt(not_before_s, resume, why):
-            if not watch.passed(not_before_s):
+            if not deadlines.passed(not_before_s):
                 return []
-            return [d.BeginAttempt(watch.now_s, why, attempt.number + 1, resume)]
+            return [d.BeginAttempt(deadlines.now_s, why, attempt.number + 1, resume)]
 
 
-def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, watch: Deadlines) -> list[Decision]:
+def _dismiss(facts: Facts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines) -> list[Decision]:
     number = facts.attempt.number if facts.attempt else 0
     return [
-        d.Dismiss(watch.now_s, why, number, node.name)
+        d.Dismiss(deadlines.now_s, why, number, node.name)
         for node in nodes
-        if node.agent_state is AgentState.UP and not node.ordered_leave
+        if node.agent_state is AgentState.UP and not node.ordered.leave
     ]

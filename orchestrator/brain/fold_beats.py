@@ -1,6 +1,6 @@
-"""How does what agents see of a rank fold into its facts? Its beats, and what looks find of it.
+"""Heartbeats and inspections of ranks, folded into their facts, and heartbeats coalesced for the journal.
 
-A beat that was folded into one for the journal says all that the facts hold, so that replaying it gives the same.
+A coalesced heartbeat holds all that the facts hold, so that replaying it gives the same facts.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -
     if beat.state != rank.state:
         rank.state, rank.state_at = beat.state, at
     if beat.steps > rank.steps:
-        if rank.steps:  # what nobody watched is no pause
+        if rank.steps:  # time without a supervisor is no pause
             rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
         rank.steps, rank.step_at = beat.steps, at
     if beat.exiting and not rank.exiting:
@@ -80,11 +80,11 @@ def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
     return e.Heartbeat(at, node, facts.attempt.number if facts.attempt else 0, ranks)
 
 
-def entered_another(facts: Facts, rank: RankFacts, look: observations.RankInspection) -> bool:
-    """Tell whether a rank has entered another collective since the look before, in the present silence: those that
+def entered_another(facts: Facts, rank: RankFacts, inspection: observations.RankInspection) -> bool:
+    """Tell whether a rank has entered another collective since the inspection before, in the present silence: those that
     were entered before it say nothing."""
     attempt = cast(AttemptFacts, facts.attempt)
     if rank.inspection is None or rank.inspected_at < suspicion.quiet_since(facts, attempt):
         return False
     before = {(one.group, one.ranks): one.number for one in rank.inspection.collectives}
-    return any(one.number > before.get((one.group, one.ranks), one.number) for one in look.collectives)
+    return any(one.number > before.get((one.group, one.ranks), one.number) for one in inspection.collectives)

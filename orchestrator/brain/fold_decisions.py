@@ -1,13 +1,13 @@
-"""How does each decision fold into the facts, once it is journaled? What was ordered is a wish until it is seen.
+"""Journaled decisions, folded into the facts: what was ordered is a wish until it is observed.
 
-Here an attempt begins, and what must outlive it is noted: how far it came, and which nodes the next one does without.
+An attempt begins here, and what must outlive the one before is noted: how far it came, and which nodes the next one avoids.
 """
 
 from __future__ import annotations
 
 from typing import Any, cast
 
-from orchestrator.brain.diagnosis import desync, repeated_failure, suspicion
+from orchestrator.brain.diagnosis import desync, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import (
@@ -19,11 +19,12 @@ from orchestrator.brain.model.facts import (
     PastAttempt,
     Phase,
     RankFacts,
+    RendezvousFacts,
 )
-from orchestrator.brain.scheduling import checkpoints, placement
+from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
 
 HANGS_MAX = 2
-"""After so many hangs on one host the job does without it, where there is another."""
+"""Hangs on one host after which the job avoids it, if there is another host."""
 
 
 def unplaced(pool: e.Pool) -> dict[int, RankFacts]:
@@ -61,9 +62,8 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
     else:
         facts.ranks = unplaced(facts.pool)
     for node in facts.nodes.values():
-        node.trouble = node.trouble_tail = node.lost = ""
-        node.lost_at, node.addresses, node.reached, node.missed = 0.0, (), (), ()
-        node.inspected = 0
+        node.rendezvous, node.inspected = RendezvousFacts(), 0
+        node.setup_failure = node.lost = None
         if facts.pool is not None:
             node.launch_failures = 0
     for node in facts.every_node() if facts.pool is not None else ():
@@ -84,8 +84,8 @@ def _note_missing(facts: Facts, attempt: AttemptFacts) -> None:
     for node in facts.nodes.values():
         if node.agent_state is not AgentState.UP and (lost := node.lost_how(verdict)):
             node.missing = lost
-        elif node.trouble and others:
-            node.excluded = node.trouble
+        elif node.setup_failure is not None and others:
+            node.excluded = node.setup_failure.reason
         elif placement.has_another(facts) and (hung := _hung_again(facts, attempt, node)):
             node.excluded = hung
     elsewhere = others or facts.queue is not None
@@ -138,24 +138,24 @@ def _launch(facts: Facts, news: d.Launch) -> None:
 
 
 def _prepare(facts: Facts, news: d.Prepare) -> None:
-    facts.nodes[news.node].ordered_prepare = news.attempt
+    facts.nodes[news.node].ordered.prepare = news.attempt
 
 
 def _probe(facts: Facts, news: d.Probe) -> None:
-    facts.nodes[news.node].ordered_probe = news.attempt
+    facts.nodes[news.node].ordered.probe = news.attempt
 
 
 def _start(facts: Facts, news: d.Start) -> None:
     node = facts.nodes[news.node]
-    node.ordered_start = node.ever_started = news.attempt
+    node.ordered.start = node.ever_started = news.attempt
     node.clear = min(node.clear, news.attempt - 1)
     node.alone_s = 0.0
     cast(AttemptFacts, facts.attempt).phase = Phase.RUN
 
 
-def _look(facts: Facts, news: d.Inspect) -> None:
+def _inspect(facts: Facts, news: d.Inspect) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
-    if news.inspection > attempt.inspection:  # one look is an order to each node
+    if news.inspection > attempt.inspection:  # one inspection is an order to each node
         goes_on = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
             facts, attempt
         )
@@ -185,7 +185,7 @@ def _begin_stop(attempt: AttemptFacts, at: float) -> None:
     attempt.stop_at = at
 
 
-def _notice(facts: Facts, news: d.Alert) -> None:
+def _alert(facts: Facts, news: d.Alert) -> None:
     attempt = cast(AttemptFacts, facts.attempt)
     if news.verdict.kind is d.Kind.DESYNC:
         attempt.desynced = news.verdict
@@ -193,7 +193,7 @@ def _notice(facts: Facts, news: d.Alert) -> None:
         attempt.alerted_at, attempt.alert = news.at, news.verdict
 
 
-def _withdraw(facts: Facts, news: d.ResolveAlert) -> None:
+def _resolve_alert(facts: Facts, news: d.ResolveAlert) -> None:
     cast(AttemptFacts, facts.attempt).alert = None
 
 
@@ -211,7 +211,7 @@ def _finish(facts: Facts, news: d.Finish) -> None:
 
 def _stop(facts: Facts, news: d.Stop) -> None:
     node = _known(facts, news.node)
-    node.ordered_stop, node.stop_ordered_at = news.attempt, news.at
+    node.ordered.stop, node.ordered.stop_at = news.attempt, news.at
 
 
 def _end_job(facts: Facts, news: d.EndJob) -> None:
@@ -225,7 +225,7 @@ def _requeue(facts: Facts, news: d.Requeue) -> None:
 
 
 def _dismiss(facts: Facts, news: d.Dismiss) -> None:
-    _known(facts, news.node).ordered_leave = True
+    _known(facts, news.node).ordered.leave = True
 
 
 def _known(facts: Facts, name: str) -> NodeFacts:
@@ -241,11 +241,11 @@ FOLDS: dict[type[Any], Any] = {
     d.Prepare: _prepare,
     d.Probe: _probe,
     d.Start: _start,
-    d.Inspect: _look,
+    d.Inspect: _inspect,
     d.Fence: _fence,
     d.Judge: _judge,
-    d.Alert: _notice,
-    d.ResolveAlert: _withdraw,
+    d.Alert: _alert,
+    d.ResolveAlert: _resolve_alert,
     d.Suspect: _suspect,
     d.Remark: _remark,
     d.Finish: _finish,

@@ -1,7 +1,7 @@
-"""How does each piece of news fold into the facts? No judgement is made here.
+"""Events, folded into the facts. Nothing is judged here.
 
-Rules: news of a stale attempt proves that its sender lives, and nothing else; orders are void when the line they went
-over breaks, and are given again when it is back; folding a journal anew gives the same facts.
+News of an old attempt proves that its sender lives, and nothing else. Orders are void when their connection ends, and are
+given again when the agent is back. Replaying a journal gives the same facts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from orchestrator.brain.diagnosis import desync, stragglers, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import (
+    AgentLoss,
     AgentState,
     AttemptFacts,
     Facts,
+    HostBusy,
     JobGoal,
     News,
     NodeFacts,
+    Orders,
     Phase,
     RankFacts,
     RankState,
+    SetupFailure,
 )
 from orchestrator.brain.scheduling import allocation, checkpoints
 from orchestrator.core import observations
@@ -55,7 +59,7 @@ def _planned(facts: Facts, news: e.Planned) -> None:
 def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
     for node in facts.every_node():
         if node.agent_state is not AgentState.ABSENT:
-            _line_broke(node)
+            _void_orders(node)
         node.contact_at = news.at
     if facts.attempt is not None:
         facts.attempt.watched_at = news.at
@@ -65,11 +69,10 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
         rank.state_at = news.at
 
 
-def _line_broke(node: NodeFacts) -> None:
+def _void_orders(node: NodeFacts) -> None:
     """Orders that were under way may never have arrived; they are given again when the agent is back."""
     node.agent_state = AgentState.SILENT
-    node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
-    node.ordered_leave = False
+    node.ordered = Orders()
     node.fence_lost = True
 
 
@@ -80,13 +83,13 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     attempt = facts.attempt.number if facts.attempt else 0
     if node.incarnation and node.incarnation != news.incarnation:
         _lost(facts, node, "its agent died with its ranks; a new one is up", news.at)
-    _line_broke(node)
+    _void_orders(node)
     node.agent_state = AgentState.UP
     node.agent_present = True
     node.incarnation = news.incarnation
     node.contact_at = news.at
     node.launch_failures = 0
-    node.missing = node.busy = ""
+    node.missing, node.busy = "", None
     if node.excluded == node.launch_reason:  # what it was refused for is mended; what it found there is not
         node.excluded = ""
     node.launch_reason = ""
@@ -94,24 +97,24 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
         _cleared(node, node.ever_started, news.at)
     node.ready = news.ready
     if news.ready == attempt:
-        node.address, node.port = news.address, news.port
+        node.rendezvous.address, node.rendezvous.port = news.address, news.port
     if news.running == attempt and attempt and node.started != attempt:
         _ranks_started(facts, node, attempt, tuple(seen.pid for seen in news.ranks), news.at)
 
 
-def _agent_silent(facts: Facts, news: e.AgentDisconnected) -> None:
+def _agent_disconnected(facts: Facts, news: e.AgentDisconnected) -> None:
     node = facts.node(news.node)
     if node is None or node.agent_state is not AgentState.UP:
         return
     attempt = facts.attempt.number if facts.attempt else 0
-    dismissed = news.left and node.ordered_leave and node.is_clear(attempt)
-    _line_broke(node)
+    dismissed = news.left and node.ordered.leave and node.is_clear(attempt)
+    _void_orders(node)
     if dismissed:
         node.agent_state = AgentState.ABSENT
         node.agent_present = False
 
 
-def _agent_gone(facts: Facts, news: e.AgentDied) -> None:
+def _agent_died(facts: Facts, news: e.AgentDied) -> None:
     node = facts.node(news.node)
     if node is None:
         return
@@ -123,15 +126,15 @@ def _agent_gone(facts: Facts, news: e.AgentDied) -> None:
         node.launch_reason = news.evidence
     else:
         _lost(facts, node, news.evidence, news.at)
-    _line_broke(node)
+    _void_orders(node)
     node.agent_state = AgentState.ABSENT
 
 
 def _lost(facts: Facts, node: NodeFacts, how: str, at: float) -> None:
-    """Note that an agent is no more, if that took ranks of the current attempt with it."""
+    """Note that an agent has died, if ranks of the current attempt died with it."""
     attempt = facts.attempt
     if attempt is not None and node.ever_started == attempt.number and facts.unfinished(node):
-        node.lost, node.lost_at = how, at
+        node.lost = AgentLoss(how, at)
 
 
 def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
@@ -140,10 +143,10 @@ def _launch_failed(facts: Facts, news: e.LaunchFailed) -> None:
         return
     node.agent_state = AgentState.ABSENT
     if news.trouble is observations.Retryable.BUSY:
-        node.busy, node.busy_at = news.reason, news.at
+        node.busy = HostBusy(news.reason, news.at)
         _queued(facts, news.at)
         return
-    node.busy = ""
+    node.busy = None
     node.launch_failures += 1
     node.launch_reason = f"{news.stage}: {news.reason}" if news.stage else news.reason
     if news.trouble is observations.Retryable.PERMANENT:
@@ -160,13 +163,13 @@ def _queued(facts: Facts, at: float) -> None:
         facts.attempt.queued_at = at
 
 
-def _current(facts: Facts, node: str, attempt: int, at: float) -> NodeFacts | None:
+def _current(facts: Facts, name: str, attempt: int, at: float) -> NodeFacts | None:
     """Note that the node spoke; return it only when it speaks of the current attempt."""
-    known = facts.node(node)
-    if known is None:
+    node = facts.node(name)
+    if node is None:
         return None
-    known.contact_at = max(known.contact_at, at)
-    return known if _is_current(facts, node, attempt) else None
+    node.contact_at = max(node.contact_at, at)
+    return node if _is_current(facts, name, attempt) else None
 
 
 def _is_current(facts: Facts, node: str, attempt: int) -> bool:
@@ -176,20 +179,21 @@ def _is_current(facts: Facts, node: str, attempt: int) -> bool:
 def _prepared(facts: Facts, news: e.Prepared) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.ready = news.attempt
-        node.address, node.port, node.addresses = news.address, news.port, news.addresses
+        rendezvous = node.rendezvous
+        rendezvous.address, rendezvous.port, rendezvous.addresses = news.address, news.port, news.addresses
 
 
 def _probed(facts: Facts, news: e.Probed) -> None:
     """The first answer counts: the first node listens no longer once ranks were started."""
     node = _current(facts, news.node, news.attempt, news.at)
-    if node is not None and node.probed < news.attempt:
-        node.probed, node.reached, node.missed = news.attempt, news.reached, news.missed
+    if node is not None and node.rendezvous.probed < news.attempt:
+        rendezvous = node.rendezvous
+        rendezvous.probed, rendezvous.reached, rendezvous.missed = news.attempt, news.reached, news.missed
 
 
 def _prepare_failed(facts: Facts, news: e.PrepareFailed) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
-        node.trouble = news.reason
-        node.trouble_tail = news.tail
+        node.setup_failure = SetupFailure(news.reason, news.tail)
 
 
 def _started(facts: Facts, news: e.Started) -> None:
@@ -229,7 +233,7 @@ def _exited(facts: Facts, news: e.Exited) -> None:
         rank.steps, rank.step_at = news.steps, news.at
 
 
-def _beat(facts: Facts, news: e.Heartbeat) -> None:
+def _heartbeat(facts: Facts, news: e.Heartbeat) -> None:
     if _current(facts, news.node, news.attempt, news.at) is None:
         return
     for beat in news.ranks:
@@ -259,8 +263,8 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
         news.how != "ended" and not done
     ):  # nobody ordered it yet: the attempt cannot go on without these ranks
         fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
-        node.lost = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
-        node.lost_at = news.at
+        how = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
+        node.lost = AgentLoss(how, news.at)
 
 
 def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
@@ -268,20 +272,20 @@ def _cleared(node: NodeFacts, attempt: int, at: float) -> None:
         node.clear, node.cleared_at = attempt, at
 
 
-def _looked(facts: Facts, news: e.Inspected) -> None:
+def _inspected(facts: Facts, news: e.Inspected) -> None:
     if node := _current(facts, news.node, news.attempt, news.at):
         node.inspected = max(node.inspected, news.inspection)
-        for look in news.ranks:
-            rank = facts.ranks.get(look.rank)
+        for inspection in news.ranks:
+            rank = facts.ranks.get(inspection.rank)
             if rank is not None and rank.rank_state is RankState.ALIVE:
-                if fold_beats.entered_another(facts, rank, look):
+                if fold_beats.entered_another(facts, rank, inspection):
                     rank.collective_at = news.at
-                rank.inspection, rank.inspected_at = look, news.at
-                rank.longer_at = news.at if suspicion.takes_longer(look) else rank.longer_at
-                facts.mixed.update(look.mixed)
+                rank.inspection, rank.inspected_at = inspection, news.at
+                rank.longer_at = news.at if suspicion.takes_longer(inspection) else rank.longer_at
+                facts.mixed.update(inspection.mixed)
 
 
-def _checkpoint_coming(facts: Facts, news: e.CheckpointFetchStarted) -> None:
+def _checkpoint_fetch_started(facts: Facts, news: e.CheckpointFetchStarted) -> None:
     if _is_current(facts, news.node, news.attempt):
         facts.fetching[news.path] = news.node
 
@@ -293,26 +297,26 @@ def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
     # What an agent of the allocation before has kept for us is as good: all nodes of a queue share their disk.
     left = current and facts.queue is not None and news.node in facts.leaving
     if _is_current(facts, news.node, news.attempt) or left:
-        checkpoints.found(facts, cast(AttemptFacts, facts.attempt), news)
+        checkpoints.adopt(facts, cast(AttemptFacts, facts.attempt), news)
 
 
-def _checkpoint_spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
+def _checkpoint_invalidated(facts: Facts, news: e.CheckpointInvalidated) -> None:
     """What does not arrive leaves what is at home under its name as it is."""
     stale = facts.attempt is not None and news.attempt < facts.attempt.number
     if stale and facts.fetching_late.pop(news.path, None) is not None:
         return
     if facts.fetching.pop(news.path, None) is None:
-        checkpoints.spoiled(facts, news)
+        checkpoints.invalidate(facts, news)
 
 
-def _cancel_asked(facts: Facts, news: e.CancelRequested) -> None:
+def _cancel_requested(facts: Facts, news: e.CancelRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
         facts.goal = JobGoal.CANCEL
         facts.cancelled = facts.cancelled or "cancelled by the user"
 
 
-def _restart_asked(facts: Facts, news: e.RestartRequested) -> None:
+def _restart_requested(facts: Facts, news: e.RestartRequested) -> None:
     """An attempt that is over already is followed by another one, or by none, without that."""
     facts.requests = max(facts.requests, news.request)
     attempt = facts.attempt
@@ -320,12 +324,12 @@ def _restart_asked(facts: Facts, news: e.RestartRequested) -> None:
         attempt.restart_asked = True
 
 
-def _look_asked(facts: Facts, news: e.InspectRequested) -> None:
+def _inspect_requested(facts: Facts, news: e.InspectRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     facts.inspect_requested = news.request
 
 
-def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
+def _resume_requested(facts: Facts, news: e.ResumeRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
         return
@@ -341,9 +345,8 @@ def _resume_asked(facts: Facts, news: e.ResumeRequested) -> None:
         facts.checkpoint = d.Checkpoint(news.path, facts.known_steps.get(news.path))
     facts.best_step = (facts.checkpoint.step or 0) if facts.checkpoint else 0
     for node in facts.every_node():
-        node.launch_failures = node.ordered_stop = 0
-        node.excluded = node.busy = node.missing = node.launch_reason = ""
-        node.ordered_leave = False
+        node.forgive()
+        node.ordered.stop, node.ordered.leave = 0, False
         node.agent_state = AgentState.ABSENT if node.agent_state is AgentState.LAUNCHING else node.agent_state
 
 
@@ -351,8 +354,8 @@ _FOLDS: dict[type[Any], Any] = {
     e.Planned: _planned,
     e.SupervisorStarted: _supervisor_started,
     e.AgentUp: _agent_up,
-    e.AgentDisconnected: _agent_silent,
-    e.AgentDied: _agent_gone,
+    e.AgentDisconnected: _agent_disconnected,
+    e.AgentDied: _agent_died,
     e.LaunchFailed: _launch_failed,
     e.QueueSeen: _queue_seen,
     e.Prepared: _prepared,
@@ -360,16 +363,16 @@ _FOLDS: dict[type[Any], Any] = {
     e.PrepareFailed: _prepare_failed,
     e.Started: _started,
     e.Exited: _exited,
-    e.Heartbeat: _beat,
+    e.Heartbeat: _heartbeat,
     e.Stopped: _stopped,
-    e.Inspected: _looked,
-    e.InspectRequested: _look_asked,
-    e.CheckpointFetchStarted: _checkpoint_coming,
+    e.Inspected: _inspected,
+    e.InspectRequested: _inspect_requested,
+    e.CheckpointFetchStarted: _checkpoint_fetch_started,
     e.CheckpointFound: _checkpoint_found,
-    e.CheckpointInvalidated: _checkpoint_spoiled,
-    e.CancelRequested: _cancel_asked,
-    e.RestartRequested: _restart_asked,
-    e.ResumeRequested: _resume_asked,
+    e.CheckpointInvalidated: _checkpoint_invalidated,
+    e.CancelRequested: _cancel_requested,
+    e.RestartRequested: _restart_requested,
+    e.ResumeRequested: _resume_requested,
     **allocation.FOLDS,
     **fold_decisions.FOLDS,
 }

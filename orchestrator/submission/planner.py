@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import (
     Plan,
-    PlannedLimits,
     PlannedNode,
     PlannedNotify,
     PlannedPool,
     PlannedSlurm,
     PlannedSsh,
 )
+from orchestrator.core.limits import Limits
 from orchestrator.core.mask import host_alone
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
 from orchestrator.core.text import counted
@@ -234,26 +234,26 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
     return int(spec.gpus_per_node)
 
 
-def _limits(spec: JobSpec) -> PlannedLimits:
+def _limits(spec: JobSpec) -> Limits:
     monitor, restart = spec.monitor, spec.restart
-    return PlannedLimits(
-        queue_s=monitor.queue_timeout,
-        start_s=monitor.start_timeout,
-        rendezvous_s=monitor.rendezvous_timeout,
-        first_step_s=monitor.first_step_timeout,
-        hang_s=0.0 if monitor.hang_timeout == "auto" else monitor.hang_timeout,
+    return Limits(
+        queue_s_max=monitor.queue_timeout,
+        start_s_max=monitor.start_timeout,
+        rendezvous_s_max=monitor.rendezvous_timeout,
+        first_step_s_max=monitor.first_step_timeout,
+        hang_s_max=0.0 if monitor.hang_timeout == "auto" else monitor.hang_timeout,
         hang_floor_s=monitor.hang_floor,
         hang_ceiling_s=monitor.hang_ceiling,
         patience_s=0.0 if monitor.hang_patience == "auto" else monitor.hang_patience,
-        node_silent_s=monitor.node_timeout,
+        node_silent_s_max=monitor.node_timeout,
         fence_s=None if spec.backend == "local" else monitor.node_timeout * FENCE_SHARE,
         stop_grace_s=monitor.stop_grace,
         break_grace_s=min(monitor.stop_grace, BREAK_GRACE_S_MAX),
-        restarts=restart.max,
+        restarts_max=restart.max,
         backoff_s=restart.backoff,
         backoff_s_max=restart.backoff_max,
         never_on_exit_codes=tuple(restart.never_on_exit_codes),
-        time_s=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps this limit itself
+        time_s_max=None if spec.backend == "slurm" else spec.time_limit,  # Slurm keeps this limit itself
         on_hang=monitor.on_hang,
         on_desync=monitor.on_desync,
     )

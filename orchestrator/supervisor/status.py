@@ -181,7 +181,7 @@ def _queue(facts: Facts) -> str:
         more = len(facts.ahead) - MISSING_SHOWN
         first = ", ".join(facts.ahead[:MISSING_SHOWN])
         return f"waiting behind {first}{f' and {more} more' if more > 0 else ''}, which came first"
-    busy = [f"{node.name} ({node.busy})" for node in facts.nodes.values() if node.busy]
+    busy = [f"{node.name} ({node.busy.reason})" for node in facts.nodes.values() if node.busy]
     more = len(busy) - MISSING_SHOWN
     first = ", ".join(busy[:MISSING_SHOWN])
     return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
@@ -201,7 +201,7 @@ def _stragglers(facts: Facts) -> list[Json]:
             "peers_s": round(rank.straggler.peers_s, 4),
             "since_step": attempt.base_step + rank.straggler.step,
         }
-        for rank in stragglers.found(facts)
+        for rank in stragglers.slow_ranks(facts)
         if rank.straggler is not None
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.brain.diagnosis import stack_groups
+from orchestrator.brain.diagnosis import hang_report
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.core.text import named as text_named
 from orchestrator.views.cells import STYLES, Cell, Json, Line, cut, line, named, span
@@ -88,7 +88,7 @@ def _gpu_use(group: Sequence[Json]) -> str:
 def _frames(rank: Json) -> Iterator[Line]:
     """Yield the user's innermost frame and its callers, then what it has called."""
     where = rank["where"]
-    inside, callers = stack_groups.split(where, rank["stack"])
+    inside, callers = hang_report.split_stack(where, rank["stack"])
     for number, frame in enumerate(callers[:FRAMES_MAX]):
         yield line(
             f"{_PAD}{cut(frame, LINE_CHARS_MAX)}" if number or not where else Cell(f"{_PAD}{frame}", "bold")

@@ -364,7 +364,7 @@ def misbehave():
         dist.destroy_process_group()
         sys.exit(0)
 """),
-        (3,), ("before it had left in good order: ranks 3",), kind="crash",  # gloo tells the others at once
+        (3,), ("before it had left in good order: rank 3",), kind="crash",  # gloo tells the others at once
     ),
     Case(
         "at_the_end_while_others_train",

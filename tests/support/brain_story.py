@@ -9,9 +9,10 @@ from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.limits import Limits
 
 D = TypeVar("D")
-LIMITS = e.Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
+LIMITS = Limits(60.0, 30.0, 20.0, 12.0, 5.0, 1.0, 3, 2.0, 16.0, (), None, "restart")
 IP = "10.0.0.9"
 OWN = observations.Failure("ValueError", "loss is nan", "Traceback", "train.py:42")
 VICTIM = observations.Failure("RuntimeError", "Connection closed by peer", "Traceback", "train.py:50")
@@ -122,7 +123,7 @@ class Story:
         return e.Heartbeat(0.0, f"n{node}", attempt, (e.RankHeartbeat(node, count, state, 0, 0.0),))
 
     def looked(self, *looks: observations.RankInspection, attempt: int = 1) -> list[e.Inspected]:
-        """Return the answers to the last look, one a node."""
+        """Return the answers to the last inspection, one for each node."""
         known = self.brain.facts.attempt
         number = known.inspection if known is not None else 0
         return [e.Inspected(0.0, f"n{one.rank}", attempt, number, (one,)) for one in looks]
@@ -167,7 +168,7 @@ def none_of(decisions: list[d.Decision], kind: type[d.Decision]) -> bool:
 def look(
     rank: int, activity: observations.Activity = observations.Activity.UNKNOWN, **more: Any
 ) -> observations.RankInspection:
-    """Return what a look has found of a rank, with plain values for what is not said."""
+    """Return what an inspection has found of a rank, with plain values for what is not given."""
     plain: dict[str, Any] = {
         "rank": rank, "pid": 100 + rank, "state": "S", "activity": activity, "still_s": 0.0, "where": "", "why": "",
         "proven": False, "ends_s": None, "phase": "", "stack": (), "collectives": (), "groups": (), "collective_counts": (),

@@ -1,4 +1,4 @@
-"""A short way to tell the brain what looks find of a gang that stands still. For the tests of its rules."""
+"""A short way to tell the brain what inspections find of a gang that stands still. For the tests of its rules."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def entered(
     rank: int, number: int, what: str = "all_reduce", shape: str = "float32[10]", members: tuple[int, ...] = ALL,
     group: str = "0", where: str = "train.py:9 step", activity: observations.Activity = WAITS, entered_s: float = 5.0, **more: object,
 ) -> observations.RankInspection:  # fmt: skip
-    """Return the look of a rank that has entered so many collectives of a group."""
+    """Return the inspection of a rank that has entered `number` collectives of a group."""
     one = observations.Collective(
         group, "default group" if group == "0" else "", members, number, what, shape, entered_s
     )
@@ -46,7 +46,7 @@ def entered(
 
 
 def silence(story: Story, *found: observations.RankInspection, for_s: float = 9.0) -> list[d.Decision]:
-    """Let nothing be heard for a while but what looks find, always the same."""
+    """Let nothing be heard for a while but what inspections find, always the same."""
     first_s: float | None = None
     began = len(story.said)
     for _ in range(int(for_s * 2)):

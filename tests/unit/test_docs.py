@@ -21,8 +21,9 @@ from orchestrator.client import post_mortem, stacks
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedLimits, PlannedNode
+from orchestrator.core.jobdir.plan import Plan, PlannedNode
 from orchestrator.core.jobdir.rank_env import RankSlot, rank_env
+from orchestrator.core.limits import Limits
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.spec import load
@@ -275,7 +276,7 @@ def test_the_stages_of_a_launch_are_told_in_their_order() -> None:
 
 
 def _plan() -> Plan:
-    limits = PlannedLimits(1, 1, 1, 1, 1, 1, 1, 1, 1, (), None, "restart")
+    limits = Limits(1, 1, 1, 1, 1, 1, 1, 1, 1, (), None, "restart")
     return Plan(
         id="a", name="a", backend="local", created_at=0.0, nodes=(PlannedNode("node-0", "h", "a", (), (0,)),),
         argv=("x",), resume_args=(), shell=False, setup=(), env={}, defaults={}, secrets=(), rendezvous_port=None,

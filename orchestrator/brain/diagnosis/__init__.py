@@ -1,1 +1,1 @@
-"""What went wrong, and which rank is to blame: crashes, hangs, desync, stragglers, suspicion."""
+"""Diagnosis: crash, node_lost, hang, desync, stragglers, each in a file of its own; `diagnose` orders the questions."""

@@ -1,8 +1,9 @@
-"""Who is missing in the collective that others wait in? Pure: what each rank entered last, in; an answer out.
+"""Collectives that ranks wait in, compared: which ranks are missing, or have entered another one.
 
-Rules: only members of one group are compared, by the number of the last collective that they have entered. Who waits
-in one group for somebody else is no culprit of another. Nor is, within a group, who waits in an earlier one than others:
-where a cut falls into a collective, some have come through it. That all have entered it is only known if all tell.
+Only members of one group are compared, by the number of the last collective that they have entered. A rank that waits in
+one group for another rank is no culprit of another group. Nor is, within a group, a rank that waits in an earlier
+collective than others: where a connection breaks within a collective, some ranks have come through it. That all have
+entered it is known only if all report it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Key: TypeAlias = "tuple[str, tuple[int, ...]]"
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """`behind` have not entered what `waiting` wait in, `collective`, and wait for nobody who is behind elsewhere."""
+    """`behind` have not entered what `waiting` wait in, `collective`, and wait for no rank that is behind elsewhere."""
 
     collective: Collective
     waiting: tuple[int, ...]
@@ -53,7 +54,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All have entered all that others wait in; nobody is missing."""
+    """All have entered all that others wait in; none is missing."""
 
     collective: Collective
 
@@ -66,28 +67,42 @@ class Unknown:
 Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
 
 
-def current(look: RankInspection) -> Collective | None:
+def current(inspection: RankInspection) -> Collective | None:
     """Return the collective that a waiting rank is in: the one that it has entered last, unless it waits in the store or for one
     rank."""
-    if look.activity is not Activity.WAITING_FOR_RANKS or look.phase == "rendezvous" or not look.collectives:
+    if (
+        inspection.activity is not Activity.WAITING_FOR_RANKS
+        or inspection.phase == "rendezvous"
+        or not inspection.collectives
+    ):
         return None
-    last = min(look.collectives, key=lambda one: (one.entered_s, one.group))
-    return None if look.why in NOT_COLLECTIVE or (look.mixed and not _is_in(last, look)) else last
+    last = min(inspection.collectives, key=lambda one: (one.entered_s, one.group))
+    return (
+        None
+        if inspection.why in NOT_COLLECTIVE or (inspection.mixed and not _is_in(last, inspection))
+        else last
+    )
 
 
-def study(looks: Mapping[int, RankInspection], ended: frozenset[int]) -> Answer:
-    """Return what keeps the waiting ranks; `looks` are those of living ranks, `ended` have left for good."""
-    waits = {rank: now for rank, look in sorted(looks.items()) if (now := current(look)) is not None}
+def study(inspections: Mapping[int, RankInspection], ended: frozenset[int]) -> Answer:
+    """Return what keeps the waiting ranks; `inspections` are those of living ranks, `ended` have left for good."""
+    waits = {
+        rank: now
+        for rank, inspection in sorted(inspections.items())
+        if (now := current(inspection)) is not None
+    }
     gaps: list[Missing] = []
     for key in sorted({_key(now) for now in waits.values()}):
-        sides = _sides(key, waits, looks)
+        sides = _sides(key, waits, inspections)
         if sides:
             return Mismatch(sides)
-        gap = _gap(key, waits, looks, ended)
+        gap = _gap(key, waits, inspections, ended)
         gaps += [gap] if gap is not None else []
     if gaps:
         return _root(gaps, waits)
-    idle = [rank for rank, look in looks.items() if look.activity is Activity.WAITING_FOR_RANKS]
+    idle = [
+        rank for rank, inspection in inspections.items() if inspection.activity is Activity.WAITING_FOR_RANKS
+    ]
     if not waits or any(rank not in waits for rank in idle) or ended:
         return Unknown()
     whole = all(now.ranks and waits.keys() >= set(now.ranks) for now in waits.values())
@@ -98,22 +113,22 @@ def _key(one: Collective) -> Key:
     return one.group, one.ranks
 
 
-def _number(key: Key, rank: int, looks: Mapping[int, RankInspection]) -> int | None:
+def _number(key: Key, rank: int, inspections: Mapping[int, RankInspection]) -> int | None:
     """Return how many collectives of a group a rank has entered, None if it does not tell at all."""
-    look = looks.get(rank)
-    if look is None or not look.collectives:
+    inspection = inspections.get(rank)
+    if inspection is None or not inspection.collectives:
         return None
-    return max((one.number for one in look.collectives if _key(one) == key), default=0)
+    return max((one.number for one in inspection.collectives if _key(one) == key), default=0)
 
 
 def _sides(
-    key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankInspection]
+    key: Key, waits: Mapping[int, Collective], inspections: Mapping[int, RankInspection]
 ) -> tuple[Side, ...]:
     """Return who has entered which collective of a group, of those that have come furthest; or as the number in which the
     last of them are seen to wait, which others have left."""
     here = {rank: now for rank, now in waits.items() if _key(now) == key}
     top = max(now.number for now in here.values())
-    stay = [now.number for rank, now in here.items() if _is_in(now, looks[rank])]
+    stay = [now.number for rank, now in here.items() if _is_in(now, inspections[rank])]
     for number in dict.fromkeys((top, min(stay, default=top))):
         kinds: dict[tuple[str, str], list[int]] = {}
         entered = {rank: one for rank, now in here.items() if (one := _as_number(now, number)) is not None}
@@ -140,7 +155,10 @@ def _as_number(now: Collective, number: int) -> Collective | None:
 
 
 def _gap(
-    key: Key, waits: Mapping[int, Collective], looks: Mapping[int, RankInspection], ended: frozenset[int]
+    key: Key,
+    waits: Mapping[int, Collective],
+    inspections: Mapping[int, RankInspection],
+    ended: frozenset[int],
 ) -> Missing | None:
     """Return who is missing in a group's latest collective, and is not seen to wait in an earlier one."""
     waiting = [rank for rank, now in waits.items() if _key(now) == key]
@@ -150,17 +168,17 @@ def _gap(
     behind += [
         rank
         for rank in key[1]
-        if rank in looks and _is_behind(_number(key, rank, looks), number)
-        if rank not in waiting or not _is_in(waits[rank], looks[rank])
+        if rank in inspections and _is_behind(_number(key, rank, inspections), number)
+        if rank not in waiting or not _is_in(waits[rank], inspections[rank])
     ]
     if not behind:
         return None
     return Missing(waits[top], tuple(rank for rank in waiting if rank not in behind), tuple(sorted(behind)))
 
 
-def _is_in(one: Collective, look: RankInspection) -> bool:
+def _is_in(one: Collective, inspection: RankInspection) -> bool:
     """Tell whether a rank is in that collective still: gloo's flight recorder does not know, but the stack may tell."""
-    return look.why == f"in {one.what}"
+    return inspection.why == f"in {one.what}"
 
 
 def _is_behind(number: int | None, top: int) -> bool:
@@ -168,7 +186,7 @@ def _is_behind(number: int | None, top: int) -> bool:
 
 
 def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
-    """Return the gap whose missing ranks are nobody's victims; where all are, they wait for each other."""
+    """Return the gap whose missing ranks are no victims; where all are victims, they wait for each other."""
     victims = {rank for gap in gaps for rank in gap.waiting}
     for gap in gaps:
         free = tuple(rank for rank in gap.behind if rank not in victims)
@@ -195,15 +213,15 @@ def shaped(one: Collective) -> str:
     )
 
 
-def waiting_text(looks: Mapping[int, RankInspection], answer: Answer) -> str:
+def waiting_text(inspections: Mapping[int, RankInspection], answer: Answer) -> str:
     """Say what all waiting ranks wait in: `ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago`."""
     groups: dict[str, list[int]] = {}
     ages_s: dict[str, float] = {}
-    for rank, look in sorted(looks.items()):
-        if look.activity is not Activity.WAITING_FOR_RANKS:
+    for rank, inspection in sorted(inspections.items()):
+        if inspection.activity is not Activity.WAITING_FOR_RANKS:
             continue
-        now = current(look)
-        said = f"in {text(now)}" if now is not None else _elsewhere(look)
+        now = current(inspection)
+        said = f"in {text(now)}" if now is not None else _elsewhere(inspection)
         groups.setdefault(said, []).append(rank)
         if now is not None:
             ages_s[said] = max(ages_s.get(said, 0.0), now.entered_s)
@@ -216,8 +234,8 @@ def waiting_text(looks: Mapping[int, RankInspection], answer: Answer) -> str:
     return "; ".join(lines)
 
 
-def _elsewhere(look: RankInspection) -> str:
+def _elsewhere(inspection: RankInspection) -> str:
     """Say where a rank waits for others that is in no collective."""
-    if look.phase == "rendezvous":
+    if inspection.phase == "rendezvous":
         return "at the rendezvous"
-    return (look.why or "wait for others") + (f", {look.where}" if look.where else "")
+    return (inspection.why or "wait for others") + (f", {inspection.where}" if inspection.where else "")

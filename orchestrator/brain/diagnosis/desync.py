@@ -1,12 +1,12 @@
-"""Do the ranks of a group still run the same collectives? Pure: their counts at equal steps in, a verdict out.
+"""Desync: ranks of a group that run different numbers of collectives, from their counts at equal steps.
 
 A rank that skips or adds a collective of the same shape stops nothing: the gang trains on, one collective out of phase,
-with wrong gradients. The counts tell. Rules: a group is judged only among its own members, and only if their counts
-have agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: one that a
-rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
-counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its
-collectives beside the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor
-compares anew.
+with wrong gradients. Only the counts show it. A group is judged only among its own members, and only if their counts have
+agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: an optimizer that
+one rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
+counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its collectives
+concurrently with the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor begins
+its comparison from nothing.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
 from orchestrator.brain.model.facts import AttemptFacts, CountAtStep, CountKey, Facts, RankFacts, RankState
-from orchestrator.brain.model.verdicts import verdict
+from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import observations
+from orchestrator.core.text import ranks_text
 
 AGREED_MIN = 3
-"""At so many steps the counts of all members must have been equal, and then unequal at as many later ones."""
+"""The number of steps at which the counts of all members must have been equal, and then unequal."""
 
 LASTS_S = 1.5
-"""For so long a difference must last in a group that runs a collective in every step."""
+"""How long a difference must last in a group that runs a collective in every step."""
 
 LASTS_ASIDE_S = 60.0
 """The same in a group that does not, such as that of a thread that saves checkpoints: so many steps as usually take as
 long, since pauses do not count. And all members must have run more since: who is late has not."""
 
 STEPS_MAX = 32
-"""So many steps of a group are remembered."""
+"""The number of steps of a group that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Difference:
     """Members of a group ran unequal numbers of collectives after the optimizer's step `agreed`, seen first after
     `differs`; `agreed_step` is the former among the attempt's own steps.
 
-    `counts`: each member's at the last step that all have told of; `odd`: those who differ from most.
+    `counts`: each member's at the last step that all have reported; `odd`: the members that differ from most.
     """
 
     series: CountKey
@@ -54,21 +55,23 @@ class Difference:
     since_s: float
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """Return what is to be done about a difference: a look at all ranks, then the verdict, or a word of it."""
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Return what follows a difference: an inspection of all ranks, then the verdict or an alert."""
     assert facts.limits is not None
-    found = find(facts, watch) if facts.odd_at and attempt.running_at is not None else None
-    if found is None or attempt.desynced is not None:
+    difference = find(facts, deadlines) if facts.odd_at and attempt.running_at is not None else None
+    if difference is None or attempt.desynced is not None:
         return []
-    if attempt.inspected_at is None or attempt.inspected_at < found.since_s:
-        why = f"ranks {_text(list(found.odd))} run other collectives than their peers"
-        return inspections.orders(facts, attempt, why, watch)
-    if not _is_explained(facts, found) and not watch.passed(attempt.inspected_at + inspections.LOOK_S_MAX):
+    if attempt.inspected_at is None or attempt.inspected_at < difference.since_s:
+        why = f"ranks {ranks_text(difference.odd)} run other collectives than their peers"
+        return inspections.orders(facts, attempt, why, deadlines)
+    if not _is_explained(facts, difference) and not deadlines.passed(
+        attempt.inspected_at + inspections.LOOK_S_MAX
+    ):
         return []
-    said = _verdict(facts, found)
+    judged = _verdict(facts, difference)
     if facts.limits.on_desync == "notify":
-        return [d.Alert(watch.now_s, said.summary, attempt.number, said)]
-    return [d.Judge(watch.now_s, said.summary, attempt.number, said)]
+        return [d.Alert(deadlines.now_s, judged.summary, attempt.number, judged)]
+    return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]
 
 
 def note(
@@ -95,14 +98,14 @@ def note(
 
 
 def forget(facts: Facts) -> None:
-    """Begin anew, with another attempt or another supervisor."""
+    """Forget all counts: another attempt or another supervisor begins."""
     facts.counts_at_steps.clear()
     facts.odd_at.clear()
     facts.mixed.clear()
 
 
-def find(facts: Facts, watch: Deadlines) -> Difference | None:
-    """Return a difference that lasts, or None; when to look again is left in `watch`."""
+def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
+    """Return a difference that lasts, or None; when to look again is left in `deadlines`."""
     usual_s = suspicion.usual_s(facts) or 0.0
     for series, since_s in facts.odd_at.items():
         if series.key in facts.mixed:
@@ -113,20 +116,20 @@ def find(facts: Facts, watch: Deadlines) -> Difference | None:
             for turn, tally in sorted(facts.counts_at_steps[series].items())
             if all(rank in tally for rank in members)
         }
-        told = list(turns)
+        keys = list(turns)
         equal = [len(set(counts.values())) == 1 for counts in turns.values()]
         agreed = equal.index(False) if False in equal else len(equal)
         if len(members) < 2 or agreed < AGREED_MIN or len(equal) - agreed < AGREED_MIN or any(equal[agreed:]):
             continue
-        first, last = told[agreed], told[-1]
-        grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # nobody is only late
-        if _is_aside(turns, told[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
+        first, last = keys[agreed], keys[-1]
+        grown = all(turns[last][rank] > turns[first][rank] for rank in members)  # no member is only late
+        if _is_aside(turns, keys[:agreed]) and not (grown and (last - first) * usual_s >= LASTS_ASIDE_S):
             continue
-        if not watch.passed(since_s + LASTS_S):
+        if not deadlines.passed(since_s + LASTS_S):
             continue
-        before = min(tally.step for tally in facts.counts_at_steps[series][told[agreed - 1]].values())
+        before = min(tally.step for tally in facts.counts_at_steps[series][keys[agreed - 1]].values())
         counts = turns[last]
-        return Difference(series, told[agreed - 1], first, before, counts, _odd(counts), since_s)
+        return Difference(series, keys[agreed - 1], first, before, counts, _odd(counts), since_s)
     return None
 
 
@@ -150,33 +153,33 @@ def _odd(counts: dict[int, int]) -> tuple[int, ...]:
     return tuple(rank for rank in sorted(counts) if counts[rank] != most)
 
 
-def _is_explained(facts: Facts, found: Difference) -> bool:
-    """Tell whether all living members were looked at since, so that the verdict can say where it began."""
+def _is_explained(facts: Facts, difference: Difference) -> bool:
+    """Tell whether all living members were inspected since, so that the verdict can say where it began."""
     return all(
-        facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= found.since_s
-        for rank in found.counts
+        facts.ranks[rank].inspection is not None and facts.ranks[rank].inspected_at >= difference.since_s
+        for rank in difference.counts
         if facts.ranks[rank].rank_state is RankState.ALIVE
     )
 
 
-def _verdict(facts: Facts, found: Difference) -> Verdict:
-    """Return the verdict on a difference, from what the looks have added."""
+def _verdict(facts: Facts, difference: Difference) -> Verdict:
+    """Return the verdict on a difference, from what the inspections have added."""
     assert facts.limits is not None and facts.attempt is not None
     base = facts.attempt.base_step
-    usual = max(count for rank, count in found.counts.items() if rank not in found.odd)
-    began = base + _began(facts, found)
-    odd = [facts.ranks[rank] for rank in found.odd]
-    said = [_said(rank, found.counts[rank.rank] - usual) for rank in odd]
-    others = [rank for rank in found.counts if rank not in found.odd]
-    name = _name(facts, found)
-    culprit = f"{'; '.join(said)} than ranks {_text(others)} in {name}, from step {began:,} on"
-    counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(found.counts.items()))
-    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + found.agreed_step:,}"]
-    evidence += [line for rank in sorted(found.counts) for line in _around(facts, facts.ranks[rank])]
-    summary = f"{said[0]} than its peers from step {began:,} on, so their gradients are of different batches"
-    return verdict(
-        facts, Kind.DESYNC, summary, ranks=found.odd, node=odd[0].node, culprit=culprit, evidence=tuple(evidence),
-        signature=f"desync ranks {_text(list(found.odd))}", step=began, since_s=found.since_s, retry=False,
+    usual = max(count for rank, count in difference.counts.items() if rank not in difference.odd)
+    began = base + _began(facts, difference)
+    odd = [facts.ranks[rank] for rank in difference.odd]
+    lines = [_said(rank, difference.counts[rank.rank] - usual) for rank in odd]
+    others = [rank for rank in difference.counts if rank not in difference.odd]
+    name = _name(facts, difference)
+    culprit = f"{'; '.join(lines)} than ranks {ranks_text(others)} in {name}, from step {began:,} on"
+    counts = ", ".join(f"rank {rank}: {count:,}" for rank, count in sorted(difference.counts.items()))
+    evidence = [f"collectives of {name} by now: {counts}; equal up to step {base + difference.agreed_step:,}"]
+    evidence += [line for rank in sorted(difference.counts) for line in _around(facts, facts.ranks[rank])]
+    summary = f"{lines[0]} than its peers from step {began:,} on, so their gradients are of different batches"
+    return verdict_on(
+        facts, Kind.DESYNC, summary, ranks=difference.odd, node=odd[0].node, culprit=culprit, evidence=tuple(evidence),
+        signature=f"desync ranks {ranks_text(difference.odd)}", step=began, since_s=difference.since_s, retry=False,
     )  # fmt: skip
 
 
@@ -186,36 +189,40 @@ def _said(rank: RankFacts, by: int) -> str:
     return f"rank {rank.rank} on {rank.node} entered {abs(by)} {noun} {more}"
 
 
-def _began(facts: Facts, found: Difference) -> int:
+def _began(facts: Facts, difference: Difference) -> int:
     """Return the first step, of the attempt's own, in which an odd rank's counts grew otherwise than its peers'."""
-    changes = {rank: _changes(facts.ranks[rank], found) for rank in found.counts}
-    usual = set.intersection(*(set(changes[rank]) for rank in found.counts if rank not in found.odd))
-    own = sorted(turn for rank in found.odd for turn in changes[rank].keys() ^ usual)
+    changes = {rank: _changes(facts.ranks[rank], difference) for rank in difference.counts}
+    usual = set.intersection(
+        *(set(changes[rank]) for rank in difference.counts if rank not in difference.odd)
+    )
+    own = sorted(turn for rank in difference.odd for turn in changes[rank].keys() ^ usual)
     steps = [turns[own[0]] for turns in changes.values() if own and own[0] in turns]
-    return min(steps, default=found.agreed_step + 1)
+    return min(steps, default=difference.agreed_step + 1)
 
 
-def _changes(rank: RankFacts, found: Difference) -> dict[int, int]:
+def _changes(rank: RankFacts, difference: Difference) -> dict[int, int]:
     """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by another
     number, and for each the attempt's own step."""
     if rank.inspection is None:
         return {}
-    marks = [mark for mark in rank.inspection.collective_counts if mark.optimizer == found.series.optimizer]
+    marks = [
+        mark for mark in rank.inspection.collective_counts if mark.optimizer == difference.series.optimizer
+    ]
     return {
         mark.optimizer_step: mark.step
         for mark in marks
-        if found.agreed < mark.optimizer_step <= found.differs
+        if difference.agreed < mark.optimizer_step <= difference.differs
     }
 
 
-def _name(facts: Facts, found: Difference) -> str:
+def _name(facts: Facts, difference: Difference) -> str:
     """Return the group's name, from the last collectives that a member was seen in."""
-    for rank in found.counts:
-        look = facts.ranks[rank].inspection
-        for one in look.collectives if look is not None else ():
-            if set(one.ranks) == set(found.counts):
+    for rank in difference.counts:
+        inspection = facts.ranks[rank].inspection
+        for one in inspection.collectives if inspection is not None else ():
+            if set(one.ranks) == set(difference.counts):
                 return one.label or f"group {one.group}"
-    return f"the group of ranks {_text(sorted(found.counts))}"
+    return f"the group of ranks {ranks_text(difference.counts)}"
 
 
 def _around(facts: Facts, rank: RankFacts) -> list[str]:
@@ -225,8 +232,3 @@ def _around(facts: Facts, rank: RankFacts) -> list[str]:
     return [
         f"rank {rank.rank}: last in {last or 'no known collective'}; {rank.inspection.where or 'no frame of its own'}"
     ]
-
-
-def _text(ranks: list[int]) -> str:
-    shown = ",".join(str(rank) for rank in ranks[:16])
-    return shown if len(ranks) <= 16 else f"{shown} and {len(ranks) - 16} more"

@@ -1,9 +1,9 @@
-"""Verdicts on gangs that hang, and their culprits. Pure: what the last looks have found, and the time, in; a verdict out.
+"""Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
 
-Rules: nothing is judged while any rank moves, nor by fewer than two looks in a row. A state that cannot mend itself is a
-proof, where all others wait: stopped, ended, locked up, asked for a person's word, in another collective. All else that
-stands in one place has time: unsure never kills early. A limit that the user has fixed is the end of all patience, but
-not of looking twice.
+Nothing is judged while any rank moves, nor by fewer than two inspections in a row. A state that cannot mend itself is a
+proof, where all others wait: stopped, ended, locked up, waiting for a person's input, in another collective. Everything
+else that stands in one place has time: without a proof no rank is killed early. A limit that the user has fixed ends all
+patience, but not the second inspection.
 """
 
 from __future__ import annotations
@@ -15,33 +15,32 @@ from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown,
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankFacts
-from orchestrator.brain.model.verdicts import verdict
-from orchestrator.core import text
+from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.observations import Activity
-from orchestrator.core.text import named
+from orchestrator.core.text import named, ranks_text
 
 STOPPED_S_MAX = 5.0
-"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s harms nobody."""
+"""How long a rank may be seen in state T (stopped) before that is a hang: a pause of 3 s does no harm."""
 
 ZOMBIE_S_MAX = 2.0
 """The same in state Z, its main thread gone and others not: on a busy machine the end of a process takes a moment."""
 
 EXIT_S_MAX = 7.0
-"""How long a rank may live after its last word."""
+"""How long a rank may live after it reported that it exits."""
 
 APART_STEPS = 3
-"""Ranks that make steps together are never so many apart: all wait for each other in each of them."""
+"""Ranks that make steps together are never this many steps apart: all wait for each other in each step."""
 
 UNSEEN_S_MAX = 40.0
-"""How long after the limit of the rendezvous a living rank that shows no stack is looked at again before it is taken
-for one that has not come: on a busy machine an answer may come late."""
+"""How long after the limit of the rendezvous a living rank that shows no stack is inspected again before it counts as
+one that has not come: on a busy machine an answer may come late."""
 
 IDLE_S = 2.0
-"""Ranks that have used no processor for so long before a look send nothing to each other."""
+"""Ranks that have used no processor for this long before an inspection send nothing to each other."""
 
 
-def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
-    """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `watch`."""
+def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict on a gang that hangs, or None; deadlines still ahead are left in `deadlines`."""
     if attempt.phase is not Phase.RUN:
         return None
     standing = _stands_still(facts, attempt)
@@ -49,22 +48,20 @@ def judge(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | No
         return standing
     if not inspections.all_heard(facts):
         return None  # what a silent node does is not known; that is another question
-    late = _no_first_step(facts, attempt, watch) or _never_came(facts, attempt, watch)
+    late = _no_first_step(facts, attempt, deadlines) or _never_came(facts, attempt, deadlines)
     if late is not None or suspicion.suspect_s(facts) is None:
         return late
-    return _never_left(facts, attempt) or _verified(facts, attempt, watch)
+    return _never_left(facts, attempt) or _verified(facts, attempt, deadlines)
 
 
-# What needs no second look
+# What needs no second inspection
 
 
 def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A stopped process (T) hangs the gang, unless looks see it go on; one whose main thread is a zombie (Z) never comes back."""
+    """A stopped process (T) hangs the gang, unless inspections see it go on; one whose main thread is a zombie (Z) never comes back."""
     seen = [rank for rank in inspections.living(facts) if facts.nodes[rank.node].agent_state is AgentState.UP]
-    for state, limit_s, words in (
-        ("Z", ZOMBIE_S_MAX, "a zombie (state Z)"),
-        ("T", STOPPED_S_MAX, "stopped (state T)"),
-    ):
+    states = (("Z", ZOMBIE_S_MAX, "a zombie (state Z)"), ("T", STOPPED_S_MAX, "stopped (state T)"))
+    for state, limit_s, words in states:
         since_s = {
             rank.rank: rank.beat_at - rank.state_at
             for rank in seen
@@ -81,19 +78,15 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
 
 
 def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A rank that has said its last word has nothing to do but to end; a destructor may never do so. Freeing much memory
+    """A rank that exits has nothing to do but to end; a destructor may block that for ever. Freeing much memory
     takes a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
     for rank in inspections.living(facts):
         if not rank.exiting:
             continue
         here_s = rank.beat_at - rank.exiting_at
         busy = rank.state == "D" or rank.busy_at >= rank.beat_at - IDLE_S
-        proved = (
-            not busy
-            and rank.inspection is not None
-            and rank.inspection.activity is Activity.EXITING
-            and rank.inspection.proven
-        )
+        last = rank.inspection
+        proved = not busy and last is not None and last.activity is Activity.EXITING and last.proven
         if here_s >= (EXIT_S_MAX if proved else suspicion.patience_s(facts, attempt, longer=True)):
             summary = f"rank {rank.rank} on {rank.node} said its last word {here_s:.0f} s ago and never left"
             return _by_state(facts, [rank], summary, rank.exiting_at)
@@ -102,21 +95,21 @@ def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
 
 def _by_state(facts: Facts, ranks: list[RankFacts], summary: str, since_s: float) -> Verdict:
     """Return the verdict on ranks whose state alone says enough."""
-    attempt, look = facts.attempt, ranks[0].inspection
+    attempt, inspection = facts.attempt, ranks[0].inspection
     assert attempt is not None
     place = "has left" if ranks[0].exiting else "stopped"
-    at = f", {look.where}" if len(ranks) == 1 and look is not None and look.where else ""
+    at = f", {inspection.where}" if len(ranks) == 1 and inspection is not None and inspection.where else ""
     return _hang(
         facts, attempt, ranks, summary, Unknown(), culprit=summary + at, since_s=since_s,
         signature=f"hang {place} {named([rank.rank for rank in ranks])}",
     )  # fmt: skip
 
 
-def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     assert facts.limits is not None
     limit_s = facts.limits.first_step_s_max
     due_s = suspicion.limit_at(facts, attempt, limit_s)
-    if due_s is None or not watch.passed(due_s):
+    if due_s is None or not deadlines.passed(due_s):
         return None
     summary = f"no first step within {limit_s:g} s (monitor.first_step_timeout)"
     culprits = [rank for rank in inspections.living(facts) if not _waits(attempt, rank)]
@@ -126,24 +119,24 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Ver
     )  # fmt: skip
 
 
-def _never_came(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
-    """Ranks that wait at the rendezvous do so for the user's limit, then it is told who has come and who has not."""
+def _never_came(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Ranks that wait at the rendezvous do so for the user's limit, then the verdict says which have come and which have not."""
     assert facts.limits is not None
     limit_s = facts.limits.rendezvous_s_max
     due_s = suspicion.limit_at(facts, attempt, limit_s)
     if due_s is None:
         return None
-    seen = (attempt.inspected_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, watch)
+    seen = (attempt.inspected_at or 0.0) >= due_s and inspections.is_answered(facts, attempt, deadlines)
     came = [rank for rank in inspections.living(facts) if _is_at_rendezvous(attempt, rank)] if seen else []
-    if not came or not watch.passed(due_s):
+    if not came or not deadlines.passed(due_s):
         return None
-    if _has_unseen(facts, attempt) and not watch.passed(due_s + UNSEEN_S_MAX):
+    if _has_unseen(facts, attempt) and not deadlines.passed(due_s + UNSEEN_S_MAX):
         return None
     missing = [rank for rank in facts.ranks.values() if rank not in came]
-    those = text.ranks_text(rank.rank for rank in missing)
+    those = ranks_text(rank.rank for rank in missing)
     who = f"ranks {those} have not come" if missing else "all have come, and do not reach one another"
     summary = f"no rendezvous within {limit_s:g} s (monitor.rendezvous_timeout): {who}"
-    return verdict(
+    return verdict_on(
         facts, Kind.RENDEZVOUS, summary, ranks=tuple(rank.rank for rank in missing), node=hang_report.node_of(missing),
         culprit=hang_report.who(attempt, missing), waiting=f"{named([rank.rank for rank in came])} at the rendezvous",
         evidence=hang_report.evidence(facts, attempt), since_s=due_s,
@@ -152,27 +145,30 @@ def _never_came(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdic
 
 
 def _is_at_rendezvous(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    look = inspections.found(attempt, rank)
-    return look is not None and look.phase == "rendezvous" and look.activity is not Activity.PROGRESSING
+    inspection = inspections.result(attempt, rank)
+    return (
+        inspection is not None
+        and inspection.phase == "rendezvous"
+        and inspection.activity is not Activity.PROGRESSING
+    )
 
 
 def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether a rank lives whose stack the last look has not brought."""
-    found = (inspections.found(attempt, rank) for rank in inspections.living(facts))
-    return any(look is None or not look.stack for look in found)
+    """Tell whether a rank lives whose stack the last inspection has not brought."""
+    found = (inspections.result(attempt, rank) for rank in inspections.living(facts))
+    return any(inspection is None or not inspection.stack for inspection in found)
 
 
-# What two looks prove
+# What two inspections prove
 
 
-def stands_still(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
-    """Tell whether two looks in the present silence have found every rank where it was."""
-    if inspections.in_round(facts, attempt) < inspections.LOOKS_MIN or not inspections.is_answered(
-        facts, attempt, watch
-    ):
+def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
+    """Tell whether two inspections in the present silence have found every rank where it was."""
+    are_enough = inspections.in_round(facts, attempt) >= inspections.LOOKS_MIN
+    if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
     silence_s = suspicion.suspect_s(facts)
-    if silence_s is None or not watch.passed(suspicion.quiet_since(facts, attempt) + silence_s):
+    if silence_s is None or not deadlines.passed(suspicion.quiet_since(facts, attempt) + silence_s):
         return False
     alive = inspections.living(facts)
     if any(facts.nodes[rank.node].contact_at < (attempt.inspected_at or 0.0) for rank in alive):
@@ -183,9 +179,9 @@ def stands_still(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
     return not any(still is not None and still < inspections.STILL_S for still in known)
 
 
-def _verified(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Judge a gang of which no rank moves: by states that cannot mend themselves, or when all patience is over."""
-    if not stands_still(facts, attempt, watch):
+    if not stands_still(facts, attempt, deadlines):
         return None
     answer = study(facts, attempt)
     alive = _judged(facts, answer)
@@ -251,8 +247,8 @@ def _is_proof(
 ) -> bool:
     """Tell whether ranks that all wait for each other can never go on: some wait in another collective than the rest, or
     a member has ended. Not where another thread of a rank may enter what is missing."""
-    seen = inspections.seen(facts, attempt)
-    if any(look.others_act for look in seen.values()):
+    seen = inspections.results(facts, attempt)
+    if any(inspection.others_act for inspection in seen.values()):
         return False
     match answer:
         case Mismatch():
@@ -268,18 +264,18 @@ def _is_proof(
 
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
     """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
-    look = inspections.found(attempt, rank)
-    if look is None or look.activity is Activity.WAITING_FOR_RANKS:
+    inspection = inspections.result(attempt, rank)
+    if inspection is None or inspection.activity is Activity.WAITING_FOR_RANKS:
         return False
-    if look.activity is Activity.EXITING or look.state == "t":
+    if inspection.activity is Activity.EXITING or inspection.state == "t":
         return False  # see `_never_left`; and a debugger that holds a rank lets it go
-    if look.activity is Activity.STOPPED:
+    if inspection.activity is Activity.STOPPED:
         seen_s = rank.inspected_at - rank.state_at if rank.state == "T" else 0.0
         return max(seen_s, inspections.still_s(facts, attempt, rank) or 0.0) >= STOPPED_S_MAX
-    if look.activity is Activity.SLEEPING:
+    if inspection.activity is Activity.SLEEPING:
         patience_s = suspicion.patience_s(facts, attempt, longer=True)
-        return look.proven and look.ends_s is not None and look.ends_s > patience_s
-    return look.proven
+        return inspection.proven and inspection.ends_s is not None and inspection.ends_s > patience_s
+    return inspection.proven
 
 
 def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool:
@@ -298,14 +294,14 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     if _is_free(facts, attempt, ranks):
         return False
     for rank in ranks:
-        look, still_s = inspections.found(attempt, rank), inspections.still_s(facts, attempt, rank)
+        inspection, still_s = inspections.result(attempt, rank), inspections.still_s(facts, attempt, rank)
         patience_s = _patience_s(facts, attempt, rank)
         if still_s is None:
-            blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_s_ceiling, patience_s)
+            blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_ceiling_s, patience_s)
             patience_s, still_s = blind_s, silent_s
-        elif look is not None:  # on a busy machine everything takes longer, but not for ever
-            still_s -= min(look.starved_s, still_s / 2)
-        # What stood before the first look was not seen to; it is as good as the silence that led to it.
+        elif inspection is not None:  # on a busy machine everything takes longer, but not for ever
+            still_s -= min(inspection.starved_s, still_s / 2)
+        # What stood before the first inspection was not seen to; it is as good as the silence that led to it.
         if silent_s < patience_s or still_s + (suspicion.suspect_s(facts) or 0.0) < patience_s:
             return False
     return True
@@ -328,18 +324,22 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
         return False
     if any(_waits(attempt, rank) for rank in inspections.living(facts)):
         return False
-    found = [inspections.found(attempt, rank) for rank in ranks]
-    return all(look is not None and look.activity in (Activity.SPINNING, Activity.SLEEPING) for look in found)
+    return all(_does(attempt, rank, Activity.SPINNING, Activity.SLEEPING) for rank in ranks)
 
 
 def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    look = inspections.found(attempt, rank)
-    return look is not None and look.activity is Activity.WAITING_FOR_RANKS
+    return _does(attempt, rank, Activity.WAITING_FOR_RANKS)
+
+
+def _does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool:
+    """Tell whether the last inspection has found the rank in one of these activities."""
+    inspection = inspections.result(attempt, rank)
+    return inspection is not None and inspection.activity in activities
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
     """Return whom to name of ranks that stand still: those in a state that cannot run, else those with fewer steps
-    than the rest; nobody where all are alike."""
+    than the rest; none where all are alike."""
     if len(ranks) < len(facts.ranks):
         return ranks
     stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]
@@ -350,22 +350,15 @@ def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
     return late if len(late) < len(ranks) else []
 
 
-# In words
-
-
 def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
-    """Return what keeps the ranks that wait, by the last look."""
+    """Return what keeps the ranks that wait, by the last inspection."""
     ended = frozenset(rank.rank for rank in facts.ranks.values() if rank.ended_well)
-    return collectives.study(inspections.seen(facts, attempt), ended)
+    return collectives.study(inspections.results(facts, attempt), ended)
 
 
 def _silence(
-    facts: Facts,
-    attempt: AttemptFacts,
-    answer: collectives.Answer,
-    culprits: list[RankFacts],
-    patience_s: float = 0.0,
-) -> Verdict:
+    facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts], patience_s: float = 0.0
+) -> Verdict:  # fmt: skip
     """Return the verdict on a gang that stands still. `patience_s`: of one that no state proves, how long it was let be."""
     since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     quiet = facts.progress_at <= since_s or not stepped
@@ -388,21 +381,20 @@ def _hang(
     **more: object,
 ) -> Verdict:  # fmt: skip
     assert facts.limits is not None
-    alive = inspections.seen(facts, attempt)
+    alive = inspections.results(facts, attempt)
     numbers = {rank.rank for rank in culprits}
-    waiting = collectives.waiting_text({r: look for r, look in alive.items() if r not in numbers}, answer)
+    others = {rank: inspection for rank, inspection in alive.items() if rank not in numbers}
+    waiting = collectives.waiting_text(others, answer)
     sides = answer.sides if isinstance(answer, Mismatch) else ()
-    patience_s = more.get("patience_s")
+    spent_s = more.get("patience_s")
     unproved = (
-        (f"no state proves it; patience was {patience_s:.0f} s (monitor.hang_patience)",)
-        if patience_s
-        else ()
+        [f"no state proves it; patience was {spent_s:.0f} s (monitor.hang_patience)"] if spent_s else []
     )
-    beside = tuple(
+    by_side = tuple(
         f"{named(side.ranks)}: {collectives.shaped(side.collective)}{hang_report.at_place(alive, side.ranks)}"
         for side in sides
     )
-    return verdict(
+    return verdict_on(
         facts, Kind.HANG, summary, ranks=tuple(rank.rank for rank in culprits), waiting=waiting,
-        node=hang_report.node_of(culprits), evidence=(*unproved, *beside, *hang_report.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
+        node=hang_report.node_of(culprits), evidence=(*unproved, *by_side, *hang_report.evidence(facts, attempt)), retry=facts.limits.on_hang != "fail", **more,
     )  # fmt: skip

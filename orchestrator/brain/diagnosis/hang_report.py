@@ -1,10 +1,10 @@
-"""Who hangs, where, and how is it known? Pure: what the last looks have found in, the words of a verdict out."""
+"""The words of a hang: culprits, places, evidence, and the stacks of many ranks in a few lines."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from orchestrator.brain.diagnosis import collectives, inspections, stack_groups
+from orchestrator.brain.diagnosis import collectives, inspections
 from orchestrator.brain.diagnosis.collectives import Mismatch
 from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
 from orchestrator.core import text
@@ -12,6 +12,12 @@ from orchestrator.core.observations import Activity, RankInspection
 from orchestrator.core.text import named
 
 CULPRITS_SHOWN = 4
+
+STACKS_SHOWN = 12
+"""The number of groups of ranks that are shown; the rest is only counted."""
+
+FRAMES_SHOWN = 6
+"""The number of frames shown of each group, the user's own included."""
 
 
 def at_place(alive: dict[int, RankInspection], ranks: tuple[int, ...]) -> str:
@@ -36,15 +42,17 @@ def _what(attempt: AttemptFacts, rank: RankFacts, answer: collectives.Answer | N
     """Say what a rank does, in words."""
     if rank.rank_state is RankState.EXITED:
         return f"ended with code 0 after {rank.steps:,} steps" if rank.ended_well else "is no more"
-    look = inspections.found(attempt, rank)
-    if look is None:
+    inspection = inspections.result(attempt, rank)
+    if inspection is None:
         return "has not been seen"
-    now = collectives.current(look)
+    now = collectives.current(inspection)
     if isinstance(answer, Mismatch) and now is not None:
         why = f"in {collectives.shaped(now)}"
     else:
-        why = look.why or (f"in {collectives.text(now)}" if now is not None else _PLAIN[look.activity])
-    return f"{why}, {look.where}" if look.where else why
+        why = inspection.why or (
+            f"in {collectives.text(now)}" if now is not None else _PLAIN[inspection.activity]
+        )
+    return f"{why}, {inspection.where}" if inspection.where else why
 
 
 _PLAIN = {
@@ -56,7 +64,11 @@ _PLAIN = {
 
 def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> str:
     """Name the places of culprits so that a hang which returns is recognised, whichever rank it befalls."""
-    wheres = {look.where for rank in culprits if (look := inspections.found(attempt, rank)) and look.where}
+    wheres = {
+        inspection.where
+        for rank in culprits
+        if (inspection := inspections.result(attempt, rank)) and inspection.where
+    }
     return (
         f"at {', '.join(sorted(wheres))}" if wheres else f"ranks {text.ranks_text(r.rank for r in culprits)}"
     )
@@ -78,9 +90,9 @@ def nothing_flows(facts: Facts) -> str:
 
 
 def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
-    """Return how the hang is known: what was looked at, the stacks, and what could not be seen."""
+    """Return how the hang is known: what was inspected, the stacks, and what could not be seen."""
     alive = inspections.living(facts)
-    known = inspections.seen(facts, attempt)
+    known = inspections.results(facts, attempt)
     seen = list(known.values())
     if not seen:
         return ()
@@ -90,20 +102,20 @@ def evidence(facts: Facts, attempt: AttemptFacts) -> tuple[str, ...]:
     ways = [f"stacks of {len(seen)} ranks, {times}"]
     if made > 1 and stills and min(stills) >= inspections.STILL_S:
         ways[0] += (", {:.0f} s apart" if made == 2 else " in {:.0f} s").format(min(stills)) + ", unchanged"
-    ways += ["collective sequence numbers"] if any(look.collectives for look in seen) else []
+    ways += ["collective sequence numbers"] if any(inspection.collectives for inspection in seen) else []
     ways += ["/proc state"]
-    ways += ["GPU use"] if any(look.gpu_use is not None for look in seen) else []
+    ways += ["GPU use"] if any(inspection.gpu_use is not None for inspection in seen) else []
     quiet = sorted({rank.node for rank in alive if rank.rank not in known})
-    unanswered = (f"no answer to the last look from {', '.join(quiet)}",) if quiet else ()
-    return (" · ".join(ways), *stack_groups.lines(seen), *_gpu_use(seen), *unanswered, *_lacks(seen))
+    unanswered = (f"no answer to the last inspection from {', '.join(quiet)}",) if quiet else ()
+    return (" · ".join(ways), *stack_lines(seen), *_gpu_use(seen), *unanswered, *_lacks(seen))
 
 
 def _gpu_use(seen: Sequence[RankInspection]) -> tuple[str, ...]:
     """Say how busy GPUs are: one that waits in a collective of NCCL is, too."""
     groups: dict[str, list[int]] = {}
-    for look in seen:
-        if look.gpu_use is not None:
-            groups.setdefault(f"{look.gpu_use:.0%}", []).append(look.rank)
+    for inspection in seen:
+        if inspection.gpu_use is not None:
+            groups.setdefault(f"{inspection.gpu_use:.0%}", []).append(inspection.rank)
     said = ", ".join(
         f"{named(ranks)} {share}" for share, ranks in sorted(groups.items(), key=lambda one: one[1])
     )
@@ -111,9 +123,58 @@ def _gpu_use(seen: Sequence[RankInspection]) -> tuple[str, ...]:
 
 
 def _lacks(seen: Sequence[RankInspection]) -> tuple[str, ...]:
-    """Return which ways to look did not work, and on which ranks."""
+    """Return which ways of inspection did not work, and on which ranks."""
     groups: dict[str, list[int]] = {}
-    for look in seen:
-        for lack in look.unavailable:
-            groups.setdefault(lack, []).append(look.rank)
+    for inspection in seen:
+        for lack in inspection.unavailable:
+            groups.setdefault(lack, []).append(inspection.rank)
     return tuple(f"not looked at ({named(ranks)}): {lack}" for lack, ranks in sorted(groups.items()))
+
+
+# Stacks of many ranks in a few lines
+
+
+def alike(results: Iterable[RankInspection]) -> list[tuple[tuple[int, ...], RankInspection]]:
+    """Return the ranks that stand alike, with the inspection of the first of them: smallest groups first,
+    since the odd rank is the one to find."""
+    groups: dict[tuple[object, ...], list[RankInspection]] = {}
+    for inspection in results:
+        groups.setdefault(
+            (inspection.activity, inspection.where, inspection.why, inspection.stack), []
+        ).append(inspection)
+    folded = [(tuple(sorted(one.rank for one in group)), group[0]) for group in groups.values()]
+    return sorted(folded, key=lambda one: (len(one[0]), one[0]))
+
+
+def frames(inspection: RankInspection) -> tuple[str, ...]:
+    """Return the frames of a rank's main thread: the user's innermost one, then all others from the innermost on."""
+    inside, users = split_stack(inspection.where, inspection.stack)
+    return (*users[:1], *inside, *users[1:])
+
+
+def split_stack(where: str, stack: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return what the user's innermost frame has called, and that frame with its callers; innermost first.
+
+    Of a deep stack only the innermost frames are reported, and the user's may be beyond them.
+    """
+    if not where:
+        return (), stack
+    told = (n for n, frame in enumerate(stack) if where == frame or where.startswith(f"{frame} ("))
+    at = next(told, len(stack))
+    return stack[:at], (where, *stack[at + 1 :])
+
+
+def stack_lines(results: Iterable[RankInspection]) -> tuple[str, ...]:
+    """Return one line for each group of ranks that stand alike: `ranks 0-5,7 wait, in all_reduce: frame < frame`."""
+    groups = alike(results)
+    shown = tuple(_stack_line(ranks, inspection) for ranks, inspection in groups[:STACKS_SHOWN])
+    rest = sum(len(ranks) for ranks, _ in groups[STACKS_SHOWN:])
+    return (*shown, f"{rest} more ranks, each elsewhere") if rest else shown
+
+
+def _stack_line(ranks: tuple[int, ...], inspection: RankInspection) -> str:
+    said = ", ".join(text for text in (inspection.activity.text, inspection.why) if text)
+    chosen = frames(inspection)
+    cut = " < …" if len(chosen) > FRAMES_SHOWN else ""
+    stack = " < ".join(chosen[:FRAMES_SHOWN]) + cut if chosen else "no stack"
+    return f"{named(ranks)} (state {inspection.state or '?'}; {said}): {stack}"

@@ -1,8 +1,8 @@
-"""When is every rank looked at, and what has the last look found? Pure.
+"""Inspections of all ranks: when they are due, and what the last one has shown.
 
-Rules: the first look at suspicion, the second soon after it, then with growing pauses while all is still; a sign of
-life voids what was found before. A look that the user asks for goes to whoever can answer. Nobody is looked at again
-before the last look was answered, or was waited for long enough.
+The first one follows at suspicion, the second soon after it, then with growing pauses while all stand still; a sign of life
+voids earlier results. An inspection that the user requests goes to every node that can answer. No inspection follows
+before the last one was answered, or was waited for long enough.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phas
 from orchestrator.core.observations import Activity, RankInspection
 
 LOOK_S_MAX = 6.0
-"""How long one waits for the nodes' answers to a look."""
+"""How long the nodes' answers to an inspection are waited for."""
 
 PAUSES_S = (2.0, 4.0, 8.0, 16.0, 30.0)
-"""From one look to the next, while all is still; the last one again and again."""
+"""From one inspection to the next, while all is still; the last one again and again."""
 
 LONG_ROUND = 40
 LONG_PAUSE_S = 120.0
-"""After so many looks in one silence this is the pause: answers of a large gang fill a disk."""
+"""The pause after this many inspections in one silence: answers of a large gang fill a disk."""
 
 STOPPED_AFTER_S = (1.0, 3.0)
-"""When all are looked at after a rank was first seen in state T (stopped)."""
+"""When all are inspected after a rank was first seen in state T (stopped)."""
 
 LATE_AFTER_S = (0.0, 2.0, 6.0, 8.0, 14.0, 16.0, 30.0, 32.0, 60.0, 62.0, 120.0, 122.0)
-"""When all are looked at after the limit of the rendezvous: whoever imports then may come late, and wait later."""
+"""When all are inspected after the limit of the rendezvous: a rank that still imports then may come late, and wait later."""
 
 STILL_S = 1.5
-"""For so long nothing must have moved, by the clock of the rank's host, for a look to count as still."""
+"""How long nothing must have moved, by the clock of the rank's host, for a rank to count as still."""
 
 LOOKS_MIN = 2
-"""So many looks in a row make a verdict."""
+"""The number of inspections in a row that a verdict needs."""
 
 
 def living(facts: Facts) -> list[RankFacts]:
@@ -47,8 +47,8 @@ def all_heard(facts: Facts) -> bool:
     return all(facts.nodes[rank.node].agent_state is AgentState.UP for rank in living(facts))
 
 
-def is_answered(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
-    """Tell whether the last look is over: every node with living ranks has answered, or was waited for long enough."""
+def is_answered(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
+    """Tell whether the last inspection is over: every node with living ranks has answered, or was waited for long enough."""
     if attempt.inspected_at is None:
         return True
     names = {rank.node for rank in living(facts)}
@@ -57,97 +57,103 @@ def is_answered(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
         for n in facts.gang
         if n.name in names and n.agent_state is AgentState.UP and n.inspected < attempt.inspection
     ]
-    return not late or watch.passed(attempt.inspected_at + LOOK_S_MAX)
+    return not late or deadlines.passed(attempt.inspected_at + LOOK_S_MAX)
 
 
-def orders(facts: Facts, attempt: AttemptFacts, why: str, watch: Deadlines) -> list[Decision]:
-    """Return the orders for one look at all ranks: every node that can be asked is."""
+def orders(facts: Facts, attempt: AttemptFacts, why: str, deadlines: Deadlines) -> list[Decision]:
+    """Return the orders for one inspection of all ranks, to every node with a connected agent."""
     number = attempt.inspection + 1
-    asked = [node for node in facts.gang if node.agent_state is AgentState.UP]
-    return [d.Inspect(watch.now_s, why, attempt.number, node.name, number) for node in asked]
+    nodes = [node for node in facts.gang if node.agent_state is AgentState.UP]
+    return [d.Inspect(deadlines.now_s, why, attempt.number, node.name, number) for node in nodes]
 
 
-def found(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
-    """Return what the last look has found of a rank, None if it was not told."""
+def result(attempt: AttemptFacts, rank: RankFacts) -> RankInspection | None:
+    """Return what the last inspection has found of a rank, None if there is no answer."""
     if rank.inspection is None or attempt.inspected_at is None or rank.inspected_at < attempt.inspected_at:
         return None
     return rank.inspection
 
 
-def seen(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
-    """Return what the last look has found of the living ranks, by rank."""
-    return {rank.rank: look for rank in living(facts) if (look := found(attempt, rank)) is not None}
+def results(facts: Facts, attempt: AttemptFacts) -> dict[int, RankInspection]:
+    """Return what the last inspection has found of the living ranks, by rank."""
+    return {
+        rank.rank: inspection for rank in living(facts) if (inspection := result(attempt, rank)) is not None
+    }
 
 
 def moves(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the last look has found that the rank goes on."""
-    look = found(attempt, rank)
-    return look is not None and (
-        look.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
+    """Tell whether the last inspection has found that the rank goes on."""
+    inspection = result(attempt, rank)
+    return inspection is not None and (
+        inspection.activity is Activity.PROGRESSING or rank.collective_at >= rank.inspected_at
     )
 
 
 def still_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float | None:
-    """Return for how long a rank has stood still by its looks, None where they cannot tell."""
-    look = found(attempt, rank)
-    if look is None or look.activity is Activity.UNKNOWN:
+    """Return for how long a rank has stood still by its inspections, None where they cannot tell."""
+    inspection = result(attempt, rank)
+    if inspection is None or inspection.activity is Activity.UNKNOWN:
         return None
-    return min(look.still_s, rank.inspected_at - max(rank.collective_at, suspicion.gang_at(facts, attempt)))
+    return min(
+        inspection.still_s, rank.inspected_at - max(rank.collective_at, suspicion.gang_at(facts, attempt))
+    )
 
 
 def in_round(facts: Facts, attempt: AttemptFacts) -> int:
-    """Return how many looks were ordered in the present silence."""
+    """Return how many inspections were ordered in the present silence."""
     is_present = attempt.inspected_at is not None and attempt.inspected_at >= suspicion.quiet_since(
         facts, attempt
     )
     return attempt.round if is_present else 0
 
 
-def why_inspect(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
-    """Say why every rank is to be looked at now; empty if it is not."""
+def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
+    """Return why every rank is to be inspected now; empty if not."""
     if attempt.phase is not Phase.RUN or not living(facts):
         return ""
     if facts.inspect_requested > facts.inspect_answered:
         return "somebody wants to see what the ranks do"
-    if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, watch):
+    if attempt.running_at is None or not all_heard(facts) or not is_answered(facts, attempt, deadlines):
         return ""
     assert facts.limits is not None
     limit_at = suspicion.limit_at(facts, attempt, facts.limits.rendezvous_s_max)
     for due_s in () if limit_at is None else (limit_at + after_s for after_s in LATE_AFTER_S):
-        if watch.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
+        if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
             return f"no step {due_s - attempt.running_at:.0f} s after the start of all ranks"
-    return _why_stopped(facts, attempt, watch) or _why_silence(facts, attempt, watch)
+    return _why_stopped(facts, attempt, deadlines) or _why_silence(facts, attempt, deadlines)
 
 
-def _why_stopped(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
-    """A stopped rank is judged soon and by its state alone; two looks before tell in what the others wait for it."""
+def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
+    """A stopped rank is judged soon and by its state alone; two inspections before tell in what the others wait for it."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s
-            if watch.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
+            if deadlines.passed(due_s) and (attempt.inspected_at or 0.0) < due_s:
                 return f"rank {rank.rank} is stopped (state T)"
     return ""
 
 
-def _why_silence(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> str:
+def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
     silence_s = suspicion.suspect_s(facts)
     if silence_s is None:
         return ""
     since_s = suspicion.quiet_since(facts, attempt)
-    if not watch.passed(since_s + silence_s):
+    if not deadlines.passed(since_s + silence_s):
         return ""
-    made = in_round(facts, attempt)
-    if made and not watch.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, made)):
+    number = in_round(facts, attempt)
+    if number and not deadlines.passed((attempt.inspected_at or 0.0) + _pause_s(facts, attempt, number)):
         return ""
-    return f"no sign of progress for {watch.now_s - since_s:.0f} s" + (f", look {made + 1}" if made else "")
+    return f"no sign of progress for {deadlines.now_s - since_s:.0f} s" + (
+        f", inspection {number + 1}" if number else ""
+    )
 
 
-def _pause_s(facts: Facts, attempt: AttemptFacts, made: int) -> float:
-    """Return how long after the last look the next one follows: soon after somebody has come to stand."""
-    if made >= LONG_ROUND:
+def _pause_s(facts: Facts, attempt: AttemptFacts, number: int) -> float:
+    """Return how long after the last inspection the next one follows: soon after somebody has come to stand."""
+    if number >= LONG_ROUND:
         return LONG_PAUSE_S
-    pause_s = PAUSES_S[min(made, len(PAUSES_S)) - 1]
+    pause_s = PAUSES_S[min(number, len(PAUSES_S)) - 1]
     if any(moves(attempt, rank) for rank in living(facts)):
         return pause_s
-    known = [still for rank in living(facts) if (still := still_s(facts, attempt, rank)) is not None]
-    return PAUSES_S[0] if known and min(known) < STILL_S else pause_s
+    stills = [still for rank in living(facts) if (still := still_s(facts, attempt, rank)) is not None]
+    return PAUSES_S[0] if stills and min(stills) < STILL_S else pause_s

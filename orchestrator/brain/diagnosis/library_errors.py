@@ -1,7 +1,7 @@
-"""What do NCCL, gloo and the store mean by what they say as they give up? Texts in, a plain sentence out.
+"""Messages of NCCL, gloo and the store when they give up, explained in a plain sentence.
 
-Such a message stands in the log of a rank that waited: it is a victim, and whoever it waited for is not named in it.
-The forms are those of torch 2.6 to 2.13 and NCCL 2.19 to 2.27.
+Such a message stands in the log of a rank that waited: it is a victim, and the message does not name the rank that it
+waited for. The forms are those of torch 2.6 to 2.13 and NCCL 2.19 to 2.27.
 """
 
 from __future__ import annotations

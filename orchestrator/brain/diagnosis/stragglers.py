@@ -1,7 +1,7 @@
-"""Which ranks do their own work slower than their peers, and so hold up all? Pure: what beats say in, facts out.
+"""Stragglers: ranks that do their own work slower than their peers, and so delay all.
 
-Rules: only a rank's own work counts, without waiting for others, since a gang steps in common; once is chance, so that
-a rank is named only after reports in a row; a name is taken back as slowly as it was given.
+Only a rank's own work counts, without waiting for others, since a gang steps in common. One slow report is chance, so a
+rank is named only after several in a row.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from orchestrator.brain.model.decisions import Decision
 from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState, Straggler
 
 FACTOR_MIN = 1.3
-"""So many times the middle of its peers' work is slow."""
+"""How many times the median of its peers' work is slow."""
 
 MORE_S_MIN = 0.005
-"""So much more it must be: quick steps differ by chance."""
+"""How much more than that median it must be: quick steps differ by chance."""
 
 TIMES_MIN = 3
-"""After so many reports in a row, each of many steps, a rank is slow for sure."""
+"""The number of reports in a row, each of many steps, after which a rank is named."""
 
 LASTS_S = 20.0
-"""And after so long."""
+"""How long a rank must have been slow as well."""
 
 PEERS_MAX = 4096
-"""So many peers are compared with at most."""
+"""The largest number of peers to compare with."""
 
 
 def note(facts: Facts, rank: RankFacts, at: float) -> None:
-    """Compare a rank's new word of its own work with what its peers have said."""
+    """Compare a rank's new time of its own work with those of its peers."""
     peers = [
         other.own_work_s
         for other in list(facts.ranks.values())[:PEERS_MAX]
@@ -48,7 +48,7 @@ def note(facts: Facts, rank: RankFacts, at: float) -> None:
     rank.straggler = Straggler(own_s, peers_s, step, since_s, times)
 
 
-def found(facts: Facts) -> list[RankFacts]:
+def slow_ranks(facts: Facts) -> list[RankFacts]:
     """Return the ranks that are slow for sure, the slowest first."""
     slow = [
         rank
@@ -60,11 +60,11 @@ def found(facts: Facts) -> list[RankFacts]:
     return sorted(slow, key=lambda rank: (-rank.straggler.factor if rank.straggler else 0.0, rank.rank))
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Say of each slow rank once that it is."""
     return [
-        d.Remark(watch.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
-        for rank in found(facts)
+        d.Remark(deadlines.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
+        for rank in slow_ranks(facts)
         if rank.rank not in attempt.remarks
     ]
 

@@ -1,6 +1,6 @@
-"""Suspects of a silence: which ranks stand where while the others wait, in words, long before anything is certain.
+"""Suspects of a silence, in words: which ranks stand where while the others wait, long before anything is certain.
 
-Nothing follows from it but that a person is told: by `orch status` and `orch why`, and by `notify.on: suspect`.
+They only inform: `orch status`, `orch why` and `notify.on: suspect`.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phas
 from orchestrator.core.observations import Activity
 
 BRIEF_S = 2.0
-"""A process that is held by a debugger, or is a zombie, for less than this is not told of."""
+"""A process that is held by a debugger, or is a zombie, for less than this is not mentioned."""
 
 
-def decide(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """Name what looks like a hang after two looks that found all ranks unmoved: once in a silence, and of a place that was
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and of a place that was
     named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
         return []
-    if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, watch):
+    if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, deadlines):
         return []
     place = hang_report.places(attempt, hang.suspects(facts, attempt, hang.study(facts, attempt)))
     named_at, since_s = attempt.suspects.get(place), suspicion.gang_at(facts, attempt)
-    if named_at is not None and (named_at >= since_s or not watch.passed(since_s + facts.pause_s)):
+    if named_at is not None and (named_at >= since_s or not deadlines.passed(since_s + facts.pause_s)):
         return []
-    return [d.Suspect(watch.now_s, text(facts, watch.now_s), attempt.number, place)]
+    return [d.Suspect(deadlines.now_s, text(facts, deadlines.now_s), attempt.number, place)]
 
 
 def text(facts: Facts, now_s: float) -> str:
@@ -68,17 +68,17 @@ def _standing(facts: Facts, now_s: float) -> str:
 
 
 def _found(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say what the last look has found: who works, else who stands where, and in what the others wait."""
+    """Say what the last inspection has found: who works, else who stands where, and in what the others wait."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return "looking"
-    seen = inspections.seen(facts, attempt)
-    if any(look.activity is Activity.UNKNOWN for look in seen.values()) or not seen:
+    seen = inspections.results(facts, attempt)
+    if any(inspection.activity is Activity.UNKNOWN for inspection in seen.values()) or not seen:
         return "looking"
     working = [rank for rank in inspections.living(facts) if inspections.moves(attempt, rank)]
     answer = hang.study(facts, attempt)
     culprits = working or hang.suspects(facts, attempt, answer)
     numbers = {rank.rank for rank in culprits}
-    others = {rank: look for rank, look in seen.items() if rank not in numbers}
+    others = {rank: inspection for rank, inspection in seen.items() if rank not in numbers}
     waiting = collectives.waiting_text(others, collectives.Unknown() if working else answer)
     parts = (hang_report.who(attempt, culprits, answer), waiting)
     return "; ".join(part for part in parts if part) or "all ranks wait for each other"

@@ -1,8 +1,8 @@
-"""When is silence suspicious, and what breaks it? Pure: facts in, seconds out.
+"""Suspicion: how long a silence is suspicious, which signs of life break it, and how long patience lasts.
 
-Rules: suspicion only makes one look, and a look harms nobody; what a look proves is another question, see `hang`. The
-silence that is suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does
-(a line of log, some I/O) puts a look off, but not for ever: a thread that says `waiting` every second is no progress.
+Suspicion only causes an inspection, which harms no rank; what an inspection proves is decided in `hang`. The silence that is
+suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does (a line of log, some
+I/O) delays an inspection, but not for ever: a thread that prints `waiting` every second is no progress.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ EXIT_SUSPECT_S = 5.0
 """The same once some ranks have ended well: the others have nothing to do but to end."""
 
 USUAL_TIMES = 3.0
-"""So many usual step times without a sign are suspicious, within the user's floor and ceiling."""
+"""The number of usual step times without a sign that is suspicious, within the user's floor and ceiling."""
 
 PUT_OFF_TIMES = 0.2
 START_PUT_OFF_TIMES = 6.0
-"""For so many times the suspicious silence can signs of single ranks alone put off a look; before step times are known,
-for so many: there is nothing else to go by."""
+"""How many times the suspicious silence signs of single ranks can delay an inspection, and the same before step times are
+known, when there is nothing else to go by."""
 
 PATIENCE_S = 300.0
 PATIENCE_LONGER = 2.0
@@ -55,7 +55,7 @@ class Weight(enum.Enum):
     """What a sign of life is worth."""
 
     GANG = "the whole gang goes on"
-    RANK = "one rank does something: it puts a look off, for a while"
+    RANK = "one rank does something: it delays an inspection, for a while"
     START = "the same, before the first step only"
     LOOK = "no rank that shows it is judged"
     NONE = "nothing"
@@ -63,11 +63,11 @@ class Weight(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A sign of life, how it is told, and what it is worth; `shows` reads it off a beat, where beats tell it."""
+    """A sign of life, its meaning in words, and what it is worth; `shows` recognises it in a heartbeat, where that can."""
 
     name: str
     weight: Weight
-    told: str
+    meaning: str
     shows: Callable[[RankFacts, RankHeartbeat], bool] | None = None
 
 
@@ -82,11 +82,11 @@ SIGNS = (
         "processor", Weight.START, "0.05 s of processor time between two beats: imports, compilation",
         lambda rank, beat: not beat.steps and beat.cpu_s >= rank.cpu_s + CPU_SIGN_S,
     ),
-    Sign("collective", Weight.LOOK, "between two looks the rank has entered another collective"),
-    Sign("stack", Weight.LOOK, "between two looks its stack, or that of another thread or a child, has moved"),
+    Sign("collective", Weight.LOOK, "between two inspections the rank has entered another collective"),
+    Sign("stack", Weight.LOOK, "between two inspections its stack, or that of another thread or a child, has moved"),
     Sign(
         "data", Weight.LOOK,
-        "between two looks a thread or a child that reads or writes has gone on: an upload, a trickle",
+        "between two inspections a thread or a child that reads or writes has gone on: an upload, a trickle",
     ),
     Sign("GPU", Weight.NONE, "a GPU that is busy: kernels of a collective spin while they wait"),
 )  # fmt: skip
@@ -132,7 +132,7 @@ def suspect_s(facts: Facts) -> float | None:
         wanted_s = START_SUSPECT_S
     else:
         wanted_s = USUAL_TIMES * usual
-    return min(max(wanted_s, limits.hang_s_floor), limits.hang_s_ceiling)
+    return min(max(wanted_s, limits.hang_floor_s), limits.hang_ceiling_s)
 
 
 def is_fixed(facts: Facts) -> bool:
@@ -149,19 +149,20 @@ def patience_s(facts: Facts, attempt: AttemptFacts, longer: bool = False) -> flo
         return 0.0
     if limits.patience_s is None:
         return math.inf
-    ceiling_s = max(limits.hang_s_ceiling, usual_steps_s, facts.pause_s)
+    ceiling_s = max(limits.hang_ceiling_s, usual_steps_s, facts.pause_s)
     if attempt.patient or not has_stepped(facts):
         return ceiling_s
     wanted_s = (limits.patience_s or PATIENCE_S) * (PATIENCE_LONGER if longer else 1.0)
     return min(max(wanted_s, usual_steps_s, PATIENCE_PAUSES * facts.pause_s), ceiling_s)
 
 
-def takes_longer(look: RankInspection) -> bool:
+def takes_longer(inspection: RankInspection) -> bool:
     """Tell whether what a rank stands in may well take long: it computes, sleeps, polls, saves, evaluates or exits."""
     own = (
-        look.activity in (Activity.SPINNING, Activity.SLEEPING, Activity.EXITING) or look.phase in LONG_PHASES
+        inspection.activity in (Activity.SPINNING, Activity.SLEEPING, Activity.EXITING)
+        or inspection.phase in LONG_PHASES
     )
-    return own or (look.activity is Activity.BLOCKED and look.ends_s is not None)
+    return own or (inspection.activity is Activity.BLOCKED and inspection.ends_s is not None)
 
 
 def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> float | None:
@@ -176,14 +177,14 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 
 
 def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return when (job clock) the gang was last known to go on as a whole. What nobody watched does not count, and
+    """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count, and
     that a rank ends well is a step of its own."""
     ended_at = max((rank.died_at for rank in facts.ranks.values() if rank.ended_well), default=0.0)
     return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, ended_at)
 
 
 def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return since when (job clock) nothing speaks against a look."""
+    """Return since when (job clock) nothing speaks against an inspection."""
     since_s, silence_s = gang_at(facts, attempt), suspect_s(facts)
     if is_fixed(facts) or silence_s is None:
         return max(since_s, facts.progress_at)
@@ -201,4 +202,4 @@ def silent_since(facts: Facts, attempt: AttemptFacts) -> float:
         return max(since_s, facts.progress_at)
     if not has_stepped(facts):
         since_s = max(since_s, *(rank.activity_at for rank in facts.ranks.values()))
-    return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_s_ceiling))
+    return max(since_s, min(facts.progress_at, since_s + facts.limits.hang_ceiling_s))

@@ -1,1 +1,1 @@
-"""What the brain hears, decides and knows: events, decisions, facts, deadlines."""
+"""The brain's events, decisions and facts, and the deadlines of one decision."""

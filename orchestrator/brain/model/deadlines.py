@@ -1,4 +1,4 @@
-"""When must one look again? A watch answers `passed(deadline)` and remembers the nearest one that has not."""
+"""Deadlines of one call of `decide`: which have passed, and the nearest one that has not."""
 
 from __future__ import annotations
 

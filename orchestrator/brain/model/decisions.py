@@ -1,4 +1,4 @@
-"""What can the brain want? Every decision is stamped `at`, names its attempt, and says why in one line."""
+"""Decisions of the brain. Each is stamped `at` (job clock, seconds), names its attempt, and says why in one line."""
 
 from __future__ import annotations
 
@@ -35,26 +35,27 @@ class JobEnd(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What went wrong in an attempt, whose fault it was, and how that is known.
-
-    `signature` is equal for two failures that a person would call the same; `step` is the job's optimizer step at
-    which it happened, None when no step was seen; `since_s` is the job clock at the last sign of progress or the
-    death, so that `at - since_s` of the judgement is the time it took to detect. `culprit` says where the ranks at
-    fault are and what they do there, `waiting` what the others wait in; both empty where there is no such thing.
-    `patience_s`: of a hang that no state proves, for how long it was waited for; 0 where there is proof.
-    """
+    """What went wrong in an attempt, whose fault it was, and how that is known."""
 
     kind: Kind
+    # The ranks at fault, and their node; empty where it is none or several.
     ranks: tuple[int, ...]
     node: str
+    # One line, and the lines that prove it.
     summary: str
     evidence: tuple[str, ...]
+    # Equal for two failures that a person would call the same.
     signature: str
+    # The job's optimizer step at which it happened; None when no step was seen.
     step: int | None
+    # The job clock at the last sign of progress or the death: `Judge.at - since_s` is the time that detection took.
     since_s: float
+    # Whether another attempt may help.
     retry: bool
+    # Where the ranks at fault are and what they do there, and what the others wait in; empty where unknown.
     culprit: str = ""
     waiting: str = ""
+    # How long a hang that no state proves was waited for; 0 where there is proof.
     patience_s: float = 0.0
 
 
@@ -98,7 +99,7 @@ class Place:
 class Prepare:
     """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`.
 
-    `resume` is to be there and whole before.
+    The node must hold `resume`, complete, before.
     """
 
     at: float
@@ -122,7 +123,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start the node's ranks, which meet at `address:port` over `interface` (empty: whichever)."""
+    """Start the node's ranks, which meet at `address:port` over `interface` (empty: the system's choice)."""
 
     at: float
     why: str
@@ -136,7 +137,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """See what every rank of the node is doing, and write it to the evidence folder; report `Looked`."""
+    """Inspect every rank of the node, write what it does to the evidence folder, and report `Inspected`."""
 
     at: float
     why: str
@@ -147,8 +148,11 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Tell a node's agent for how long it may go without contact: `quiet_s` without a step of its ranks as well, and
-    `alone_s`, if that is longer, as long as they have made none in this attempt."""
+    """Give a node's agent its fence: how long its ranks may go on without contact.
+
+    `quiet_s` counts from the last contact or step; `alone_s` replaces it, where longer, until the first step of its ranks in
+    this attempt.
+    """
 
     at: float
     why: str
@@ -170,7 +174,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A suspicion that the user wants to be told of, and nothing done about."""
+    """A verdict that the user is only notified of; the attempt goes on."""
 
     at: float
     why: str
@@ -180,7 +184,7 @@ class Alert:
 
 @dataclass(frozen=True, slots=True)
 class ResolveAlert:
-    """What was noticed last is not so any more: the job moves again."""
+    """The last alert is over: the job moves again."""
 
     at: float
     why: str
@@ -189,7 +193,7 @@ class ResolveAlert:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """What looks like a hang, and at which place; nothing is done about it."""
+    """What looks like a hang, and at which place. It only informs."""
 
     at: float
     why: str
@@ -199,7 +203,7 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something of a rank that a person should know, and nothing is done about."""
+    """Something about a rank that a person should know. It only informs."""
 
     at: float
     why: str
@@ -218,10 +222,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when nothing is left.
+    """Stop the node's ranks: TERM, after `grace_s` KILL, and report `Stopped` when no process is left.
 
-    `saves`: the gang is whole and its nodes will be taken away, so that instead of TERM ranks get the signal at which
-    the user wants them to save themselves.
+    `saves`: the gang is whole and its nodes will be taken away, so ranks get the user's signal to save a checkpoint instead
+    of TERM.
     """
 
     at: float
@@ -242,8 +246,10 @@ class EndJob:
 
 @dataclass(frozen=True, slots=True)
 class Requeue:
-    """Give the allocation back and wait for another in the queue, under the same id; `avoid`: nodes that did not do,
-    each with its reason."""
+    """Give the allocation back and wait in the queue for another one, under the same id.
+
+    `avoid`: nodes that cannot be used, each with its reason.
+    """
 
     at: float
     why: str

@@ -1,4 +1,4 @@
-"""What can the brain hear? Every event is stamped `at` (job clock, seconds) and, where ranks are meant, by attempt."""
+"""Events that the brain learns. Each is stamped `at` (job clock, seconds); those about ranks name their attempt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.limits import Limits
 from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
@@ -52,79 +53,57 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Every limit that the brain judges by. `None` means no limit.
-
-    `hang_s_max`: so long a silence is suspicious, 0 where that follows from what the job has shown, see `suspicion`,
-    within floor and ceiling. `patience_s`: so long a rank may stand in one place while others wait for it, 0 for the
-    plain time, see `suspicion`. `fence_s`: so long an agent goes by itself that was told nothing else; None where locks
-    tell whether it lives, see `fence`.
-    """
-
-    start_s_max: float
-    hang_s_max: float | None
-    node_silent_s_max: float
-    fence_s: float | None
-    stop_grace_s: float
-    break_grace_s: float
-    restarts_max: int
-    backoff_s: float
-    backoff_s_max: float
-    never_on_exit_codes: tuple[int, ...]
-    time_s_max: float | None
-    on_hang: str
-    on_desync: str = "fail"
-    rendezvous_s_max: float | None = None
-    first_step_s_max: float | None = None
-    hang_s_floor: float = 5.0
-    hang_s_ceiling: float = 600.0
-    queue_s_max: float | None = None
-    patience_s: float | None = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class SignTimes:
-    """When (job clock) a rank last gave a sign, made a step, changed its state, was heard of, was busy, said its last
-    word, and gave a sign that is more than processor time; `pause_s`: the longest time between two of its steps."""
+    """When (job clock) a rank last gave each kind of sign; only in heartbeats that were coalesced for the journal."""
 
+    # Last sign of life, see `suspicion.SIGNS`.
     sign_at: float
+    # Last optimizer step.
     step_at: float
+    # Last change of the state in /proc.
     state_at: float
+    # Last heartbeat.
     beat_at: float
+    # Last heartbeat that showed it busy on a processor.
     busy_at: float = 0.0
+    # When it first reported that it exits.
     exiting_at: float = 0.0
+    # The longest time between two of its steps, in seconds.
     pause_s: float = 0.0
+    # Last sign of life other than processor time.
     activity_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """One rank's signs of life. `steps`: optimizer steps since this process began; `state`: the letter of /proc.
-
-    `io_bytes`: what it has read and written; `median_step_s`: the median of its last step times, None before 3 of them;
-    `own_work_s`: the same of its own work in a step, without waiting for other ranks, where that is known; `exiting`: it has
-    said its last word; `groups`: a key for each of its groups, equal on all of a group's ranks, and `collective_counts`: some of its
-    last steps with their counts, in order. `seen` is never sent: it stands in beats that were folded into one for the
-    journal, see `Brain.beats`.
-    """
+    """One rank's signs of life."""
 
     rank: int
+    # Optimizer steps since this process began.
     steps: int
+    # The letter in /proc/PID/stat.
     state: str
+    # The length of its log, the processor time it has used, and the bytes it has read and written.
     log_bytes: int
     cpu_s: float
     io_bytes: int = 0
+    # The median of its last step times; None before three of them.
     median_step_s: float | None = None
+    # The median of its own work in a step, without waiting for other ranks; None where it cannot be told.
     own_work_s: float | None = None
+    # Its script has ended and the interpreter exits.
     exiting: bool = False
+    # A key for each of its process groups, equal on all ranks of a group, and for some of its last steps, in order, how
+    # many collectives of each group it had run.
     groups: tuple[str, ...] = ()
     collective_counts: tuple[CollectiveCounts, ...] = ()
+    # Never sent by agents: set where heartbeats were coalesced into one for the journal, see `Brain.beats`.
     seen: SignTimes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The plan is (anew) this; always the first event, and again when a resume changed the plan.
+    """The plan: always the first event, and again when a resume changed it.
 
     With a pool, nodes have no ranks yet: `Place` gives them some in each attempt.
     """
@@ -137,7 +116,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStarted:
-    """A supervisor took the lock. It has heard nobody yet, so no silence counts from before."""
+    """A supervisor took the lock. It has no contact yet, so no silence before counts."""
 
     at: float
     pid: int
@@ -159,8 +138,11 @@ class AgentUp:
 
 @dataclass(frozen=True, slots=True)
 class AgentDisconnected:
-    """The connection to an agent ended. `left`: it said that it goes, as it was told to; if not, the end of the
-    connection says nothing about the agent or its ranks."""
+    """The connection to an agent ended.
+
+    `left`: the agent said goodbye after it was dismissed. Without that, the end of the connection says nothing about the
+    agent or its ranks.
+    """
 
     at: float
     node: str
@@ -169,7 +151,7 @@ class AgentDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class AgentDied:
-    """The backend knows that the agent's process is no more."""
+    """The backend knows that the agent's process has ended."""
 
     at: float
     node: str
@@ -178,7 +160,7 @@ class AgentDied:
 
 @dataclass(frozen=True, slots=True)
 class LaunchFailed:
-    """An agent could not be started: at which stage, why, and what would mend it."""
+    """An agent could not be started: at which stage, why, and whether another try may help."""
 
     at: float
     node: str
@@ -189,7 +171,7 @@ class LaunchFailed:
 
 @dataclass(frozen=True, slots=True)
 class QueueSeen:
-    """Which earlier jobs of this submit machine wait for the same hosts; each change is told."""
+    """Which earlier jobs of this submit machine wait for the same hosts; one event for each change."""
 
     at: float
     ahead: tuple[str, ...]
@@ -261,7 +243,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The regular word of an agent. The latest of a node replaces the one before."""
+    """The regular report of an agent on its ranks. The latest of a node replaces the one before."""
 
     at: float
     node: str
@@ -281,7 +263,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """A node has answered look number `inspection`; its evidence is on disk."""
+    """A node has answered inspection number `inspection`; its evidence is on disk."""
 
     at: float
     node: str
@@ -313,7 +295,7 @@ class CheckpointFound:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInvalidated:
-    """A checkpoint that was found before is no more, or its rewriting was cut off."""
+    """A checkpoint that was found before is gone, or its rewriting was interrupted."""
 
     at: float
     node: str
@@ -323,7 +305,7 @@ class CheckpointInvalidated:
 
 @dataclass(frozen=True, slots=True)
 class AllocationBegan:
-    """The queue system gave the job nodes; whatever it had before is no more. `allocation`: Slurm's id of the job and
+    """The queue system gave the job nodes; an allocation before it is over. `allocation`: Slurm's id of the job and
     how often it was requeued, `1234.0`."""
 
     at: float
@@ -343,8 +325,8 @@ class AllocationEnding:
 
 @dataclass(frozen=True, slots=True)
 class AllocationEnded:
-    """Request number `request`: the queue system says that the allocation is over for good, with nobody to supervise
-    it; the job is in no queue any more."""
+    """Request number `request`: the queue system says that the allocation is over for good, without a supervisor; the
+    job is in no queue any more."""
 
     at: float
     request: int
@@ -371,7 +353,7 @@ class RestartRequested:
 
 @dataclass(frozen=True, slots=True)
 class InspectRequested:
-    """Request number `request`: somebody wants to see what all ranks are doing, and nothing else."""
+    """Request number `request`: the user wants to see what all ranks do; nothing else follows."""
 
     at: float
     request: int

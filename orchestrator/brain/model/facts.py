@@ -1,4 +1,7 @@
-"""What is known? The facts of a job. A wish (what was ordered) and an observation (what was seen) are two fields."""
+"""Facts of a job: all that the brain knows of nodes, ranks, attempts and checkpoints.
+
+What was ordered and what was observed are two fields, always.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
+from orchestrator.core.limits import Limits
 
 LAUNCH_FAILURES_MAX = 3
 """How often the first agent of a node may fail to start before the job says that it cannot be launched."""
@@ -56,49 +60,102 @@ class JobGoal(enum.Enum):
 
 
 @dataclass(slots=True)
-class NodeFacts:
-    """One node. Attempts are numbers, 0 for none; `ordered_*` are wishes, the rest was seen."""
+class Orders:
+    """What a node's agent was ordered: the latest attempt of each order, 0 for none.
 
-    name: str
-    ranks: tuple[int, ...]
-    agent_state: AgentState = AgentState.ABSENT
-    agent_present: bool = False  # an agent was up that has neither left nor been found to be gone
-    incarnation: str = ""
-    contact_at: float = 0.0
-    launched_at: float = 0.0
-    launch_failures: int = 0
-    launch_reason: str = ""
-    ordered_prepare: int = 0
-    ordered_start: int = 0
-    ordered_stop: int = 0
-    stop_ordered_at: float = 0.0
-    ordered_leave: bool = False
-    ever_started: int = 0  # the latest attempt for which a Start was ever sent: only later ones can be clear
-    ready: int = 0
+    The end of a connection voids them all, since they may never have arrived; they are given again when it is back.
+    """
+
+    prepare: int = 0
+    probe: int = 0
+    start: int = 0
+    stop: int = 0
+    stop_at: float = 0.0
+    leave: bool = False
+
+
+@dataclass(slots=True)
+class RendezvousFacts:
+    """What a node has reported for the rendezvous of the current attempt."""
+
+    # Where ranks meet if this is the first node: the address from the plan and the port that it found free.
     address: str = ""
     port: int = 0
-    started: int = 0
-    clear: int = 0
-    cleared_at: float = 0.0
-    inspected: int = 0  # the last look that it has answered in the current attempt
-    trouble: str = ""  # setup failed or program not found, in the current attempt
-    trouble_tail: str = ""
-    lost_at: float = 0.0
-    lost: str = ""  # how the agent was lost while it had ranks of the current attempt
-    missing: str = ""  # how it was lost in an earlier attempt; it has not come back since
-    excluded: str = ""  # what a person must mend before it can be used
-    busy: str = ""  # who uses it, when it was last asked
-    busy_at: float = 0.0
+    # Its addresses to choose from; empty where the plan fixes the address.
     addresses: tuple[observations.Address, ...] = ()
-    fence_s: float = (
-        0.0  # the longest that its agent may go by itself, of all that it was ever told; see `fence`
-    )
-    alone_s: float = 0.0  # the same while its ranks have made no step, in the current attempt
-    fence_lost: bool = False  # a line broke since it was told
-    ordered_probe: int = 0
+    # The attempt in which it has probed the first node, which addresses of that one it reached, and how others failed.
     probed: int = 0
     reached: tuple[observations.Reached, ...] = ()
     missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetupFailure:
+    """Setup lines that failed, or a program that cannot be started, with the end of their output."""
+
+    reason: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLoss:
+    """How and when (job clock) an agent was lost while it had ranks of the current attempt."""
+
+    how: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostBusy:
+    """Who used a host when an agent was last to be started there, and when (job clock) that was."""
+
+    reason: str
+    at: float
+
+
+@dataclass(slots=True)
+class NodeFacts:
+    """One node. Attempts are numbers, 0 for none; `ordered` are wishes, the rest was observed."""
+
+    name: str
+    # Global ranks on it: fixed by the plan, or by `Place` for one attempt.
+    ranks: tuple[int, ...]
+
+    # The agent. `agent_present`: one was up that has neither left nor been seen to have died.
+    agent_state: AgentState = AgentState.ABSENT
+    agent_present: bool = False
+    incarnation: str = ""
+    contact_at: float = 0.0
+    ordered: Orders = field(default_factory=Orders)
+
+    # How long the agent may go on without contact: the longest of all times that it was told, the same while its ranks
+    # have made no step in the current attempt, and whether a connection ended since it was told; see `fence`.
+    fence_s: float = 0.0
+    alone_s: float = 0.0
+    fence_lost: bool = False
+
+    # Whether the node can be used. Launches that failed in a row and why the last one did; what a person must mend first;
+    # how it was lost in an earlier attempt, as long as it has not come back; who else uses it. Empty: nothing of the kind.
+    launched_at: float = 0.0
+    launch_failures: int = 0
+    launch_reason: str = ""
+    excluded: str = ""
+    missing: str = ""
+    busy: HostBusy | None = None
+
+    # The latest attempt that it is set up for, whose ranks were started, of which nothing runs on it any more (and since
+    # when), and for which a `Start` was ever sent: only later attempts are certain to have left nothing.
+    ready: int = 0
+    started: int = 0
+    clear: int = 0
+    cleared_at: float = 0.0
+    ever_started: int = 0
+
+    # Of the current attempt. `inspected`: the last inspection that it has answered.
+    rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)
+    inspected: int = 0
+    setup_failure: SetupFailure | None = None
+    lost: AgentLoss | None = None
 
     @property
     def hopeless(self) -> bool:
@@ -109,7 +166,12 @@ class NodeFacts:
         """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
         judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == self.name
         silent = verdict.evidence[0].removeprefix(f"{self.name}: ") if verdict and judged else ""
-        return self.lost or silent
+        return self.lost.how if self.lost is not None else silent
+
+    def forgive(self) -> None:
+        """Forget why the node could not be used: the user has resumed the job, or there is a new allocation."""
+        self.launch_failures, self.launch_reason = 0, ""
+        self.excluded, self.missing, self.busy = "", "", None
 
     def is_clear(self, attempt: int) -> bool:
         """Tell whether nothing of `attempt` can be running here."""
@@ -118,11 +180,12 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank's own work in a step, without waiting, takes `own_work_s`, that of its peers in the middle `peers_s`; so it
-    has been since step `step` of the attempt's own and `at`, in `times` reports."""
+    """A rank that does its own work slower than its peers."""
 
+    # Its own work in a step without waiting for others, and the median of its peers' work.
     own_work_s: float
     peers_s: float
+    # The attempt's own step and the time (job clock) since which it has been slow, and in how many reports in a row.
     step: int
     at: float
     times: int
@@ -140,36 +203,43 @@ class RankFacts:
     node: str
     rank_state: RankState = RankState.WAITING
     pid: int = 0
+
+    # From its heartbeats, as in `RankHeartbeat`, and when each kind of sign was last seen, as in `SignTimes`.
     steps: int = 0
     state: str = ""
     state_at: float = 0.0
     log_bytes: int = 0
     cpu_s: float = 0.0
     sign_at: float = 0.0
-    step_at: float = 0.0  # when its count last grew: a step proves that the whole gang is there
+    # A step proves that the whole gang lives.
+    step_at: float = 0.0
     beat_at: float = 0.0
+    io_bytes: int = 0
+    median_step_s: float | None = None
+    own_work_s: float | None = None
+    exiting: bool = False
+    exiting_at: float = 0.0
+    busy_at: float = 0.0
+    pause_s: float = 0.0
+    activity_at: float = 0.0
+    # Not journaled: the counts of collectives, see `desync`, and slow work, see `stragglers`.
+    groups: tuple[str, ...] = field(default=(), compare=False)
+    straggler: Straggler | None = field(default=None, compare=False)
+
+    # From inspections: the last one and when it was reported; when one found that the rank had entered another collective,
+    # and when one last found it in something that may take long.
+    inspection: observations.RankInspection | None = None
+    inspected_at: float = 0.0
+    collective_at: float = 0.0
+    longer_at: float = 0.0
+
+    # How it ended, as in `Exited`.
     code: int | None = None
     signal: int | None = None
     died_at: float = 0.0
     ordered: bool = False
     failure: observations.Failure | None = None
     oom: bool = False
-    io_bytes: int = 0
-    median_step_s: float | None = None
-    own_work_s: float | None = None
-    exiting: bool = False  # it has said its last word
-    exiting_at: float = 0.0
-    busy_at: float = 0.0  # when it last used much of a processor
-    pause_s: float = 0.0  # the longest time between two of its steps
-    activity_at: float = 0.0  # when it last gave a sign that is more than processor time
-    collective_at: float = 0.0  # when a look found that it had entered another collective
-    groups: tuple[str, ...] = field(default=(), compare=False)  # as the counts of them, see `desync`
-    straggler: Straggler | None = field(
-        default=None, compare=False
-    )  # its own work takes longer than that of its peers
-    inspection: observations.RankInspection | None = None  # what the last look has found, and when
-    inspected_at: float = 0.0
-    longer_at: float = 0.0  # when a look last found it in something that may take long
 
     @property
     def failed(self) -> bool:
@@ -213,35 +283,44 @@ class AttemptFacts:
 
     number: int
     began_at: float
-    watched_at: float  # since when one supervisor watches it: what nobody watched is not held against it
+    # Since when one supervisor has watched it: a silence before that counts for nothing.
+    watched_at: float
     resume: d.Checkpoint | None
     phase: Phase = Phase.PREPARE
+
+    # Since when its ranks have nodes, when it last had to wait for other jobs, and since when all its ranks run.
+    placed_at: float | None = None
+    queued_at: float = 0.0
     running_at: float | None = None
+
+    # The last inspection that was ordered, when, and which one it was in its silence.
+    inspection: int = 0
+    inspected_at: float | None = None
+    round: int = 0
+    # What was said: the last alert of a hang unless it was resolved, the desync, remarks by rank, suspects by place.
+    alert: d.Verdict | None = None
+    alerted_at: float | None = None
+    desynced: d.Verdict | None = None
+    remarks: dict[int, str] = field(default_factory=dict)
+    suspects: dict[str, float] = field(default_factory=dict)
+    # Hangs that only patience saw were at one place twice: this attempt has patience up to the ceiling.
+    patient: bool = False
+
+    # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
     verdict: d.Verdict | None = None
     judged_at: float = 0.0
-    alerted_at: float | None = None
-    alert: d.Verdict | None = None  # the hang that was noticed last, unless it was withdrawn
-    desynced: d.Verdict | None = None  # the desync that was noticed; it does not pass
-    inspection: int = 0  # the last look that was ordered, and when
-    inspected_at: float | None = None
-    round: int = 0  # which look it was in its silence
-    remarks: dict[int, str] = field(default_factory=dict)  # what was said of ranks, see `Remark`
-    suspects: dict[str, float] = field(default_factory=dict)  # when places were named last, see `Suspect`
-    patient: bool = (
-        False  # hangs that only patience saw were at one place twice: it has patience up to the ceiling
-    )
+    failed_count: int | None = None
     stop_at: float | None = None
+    restart_asked: bool = False
+    # How its nodes were taken away before it was judged, and since when another allocation has replaced its own.
+    allocation_loss: AllocationLoss | None = None
+    allocation_lost_at: float | None = None
+
+    # Whether it wrote a newer checkpoint; whether steps in the names of what it wrote prove that it began from its
+    # checkpoint, or what proves that it did not.
     checkpointed: bool = False
-    restart_asked: bool = False  # the user wants the next one to begin
-    failed_count: int | None = None  # its own steps up to the failure that it was judged for
-    placed_at: float | None = None  # since when its ranks have nodes
-    queued_at: float = 0.0  # when it last had to wait for other jobs
+    resumes: bool = False
     ignored: IgnoredCheckpoint | None = None
-    allocation_loss: AllocationLoss | None = (
-        None  # its nodes were taken away before it was judged, and that is how
-    )
-    allocation_lost_at: float | None = None  # since when its allocation is no more: others have come
-    resumes: bool = False  # steps in the names of what it wrote prove that it began from its checkpoint
 
     @property
     def lost_its_nodes(self) -> bool:
@@ -283,7 +362,7 @@ class PastAttempt:
 
     @property
     def failed_step(self) -> int | None:
-        """The job's step at which it failed; truer than its verdict's if it was seen only later to begin anew."""
+        """The job's step at which it failed; not its verdict's step if it was found later to have ignored its checkpoint."""
         count = self.attempt.failed_count
         return None if count is None else self.attempt.base_step + count
 
@@ -307,52 +386,70 @@ class CountAtStep:
 class Facts:
     """Everything the brain knows of a job."""
 
-    limits: e.Limits | None = None
+    # The plan. `leaving`: nodes of earlier plans that may still run something.
+    limits: Limits | None = None
     pool: e.Pool | None = None
     nodes: dict[str, NodeFacts] = field(default_factory=dict)
-    leaving: dict[str, NodeFacts] = field(default_factory=dict)  # of an earlier plan: may still run something
+    leaving: dict[str, NodeFacts] = field(default_factory=dict)
     ranks: dict[int, RankFacts] = field(default_factory=dict)
+
+    # What the user wants, and who cancelled the job. Requests are numbers: the last one of all, the last one for an
+    # inspection, and the last one for which inspections were ordered. `resumed_after`: the last attempt before the latest
+    # resume; failures up to it are forgiven.
     goal: JobGoal = JobGoal.RUN
-    cancelled: str = ""  # by whom
+    cancelled: str = ""
+    requests: int = 0
+    inspect_requested: int = 0
+    inspect_answered: int = 0
+    resumed_after: int = 0
+
+    # Attempts. `spent`: restarts without progress; `pause_s`: the longest time between two steps in all attempts.
     attempt: AttemptFacts | None = None
     past: list[PastAttempt] = field(default_factory=list)
-    last_places: tuple[str, ...] = ()  # the nodes of the attempt that was placed last, by rank
-    ahead: tuple[str, ...] = ()  # earlier jobs that wait for the same hosts
-    round_at: float = 0.0  # since when hosts that were busy are asked again
-    allocation: str = ""  # the present one
-    allocations: tuple[str, ...] = ()  # all there were, the present one last
-    ending: e.AllocationEnding | None = None  # that it will be taken away
-    requeued_at: float | None = None  # since when the job waits for another one
-    requeued: str = ""  # and why
-    over: e.AllocationEnded | None = None  # there will be no other one
-    fetching: dict[str, str] = field(
-        default_factory=dict
-    )  # checkpoints on their way home, and from which node
-    fetching_late: dict[str, str] = field(
-        default_factory=dict
-    )  # the same of earlier attempts: nobody waits for them
-    checkpoint: d.Checkpoint | None = None
-    older: list[d.Checkpoint] = field(default_factory=list)  # what to fall back on if the newest is spoiled
-    known_steps: dict[str, int] = field(default_factory=dict)
-    writers: dict[str, int] = field(default_factory=dict)  # the attempt that wrote each of them last
-    rewritten: set[str] = field(default_factory=set)  # those that one attempt has written more than once
     best_step: int = 0
-    pause_s: float = 0.0  # the longest time between two steps that the job has shown, in all its attempts
     spent: int = 0
-    resumed_after: int = 0  # the last attempt before the user's latest resume: what came up to it is forgiven
+    pause_s: float = 0.0
     run_began_at: float | None = None
     end: d.JobEnd | None = None
     end_why: str = ""
     ended_at: float | None = None
-    requests: int = 0
-    inspect_requested: int = 0  # the last request of somebody who wants to see what the ranks do
-    # What `desync` compares: for each step of an optimizer what its ranks had run.
+
+    # Hosts of a pool: the nodes of the attempt that was placed last, by rank; earlier jobs that wait for the same hosts;
+    # since when busy hosts are tried again.
+    last_places: tuple[str, ...] = ()
+    ahead: tuple[str, ...] = ()
+    round_at: float = 0.0
+
+    # Allocations of a queue system: the current one, all of them in order, the announced end of the current one, since when
+    # the job waits for another one and why, and the end after which there is no other one.
+    allocation: str = ""
+    allocations: tuple[str, ...] = ()
+    ending: e.AllocationEnding | None = None
+    requeued_at: float | None = None
+    requeued: str = ""
+    over: e.AllocationEnded | None = None
+
+    # Checkpoints. By path: those that are being fetched, with their nodes, for the current attempt and for earlier ones,
+    # which delay nothing.
+    fetching: dict[str, str] = field(default_factory=dict)
+    fetching_late: dict[str, str] = field(default_factory=dict)
+    # The newest one, and earlier ones to fall back on.
+    checkpoint: d.Checkpoint | None = None
+    older: list[d.Checkpoint] = field(default_factory=list)
+    # By path: the step that it holds, the attempt that wrote it last, and those that one attempt wrote more than once.
+    known_steps: dict[str, int] = field(default_factory=dict)
+    writers: dict[str, int] = field(default_factory=dict)
+    rewritten: set[str] = field(default_factory=set)
+
+    # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
+    # whose counts say nothing.
     counts_at_steps: dict[CountKey, dict[int, dict[int, CountAtStep]]] = field(
         default_factory=dict, compare=False
     )
-    odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)  # since when counts differ
-    mixed: set[str] = field(default_factory=set, compare=False)  # groups whose counts say nothing
-    inspect_answered: int = 0  # the last one for which looks were ordered
+    odd_at: dict[CountKey, float] = field(default_factory=dict, compare=False)
+    mixed: set[str] = field(default_factory=set, compare=False)
+
+    # The job clock at the last event or decision.
     heard_at: float = 0.0
 
     @property
@@ -408,22 +505,22 @@ class Facts:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
 
         A gang that misses one rank makes no step, so its other ranks fence themselves when they are cut off. One
-        that is not known to be broken may train on behind a cut line for ever.
+        that is not known to be broken may train on behind a broken connection for ever.
         """
         attempt = self.attempt
         assert attempt is not None
         started = [node for node in self.every_node() if node.ever_started == attempt.number]
         ends_at = [rank.died_at for rank in self.ranks.values() if rank.rank_state is RankState.EXITED]
         ends_at += [node.cleared_at for node in started if node.is_clear(attempt.number)]
-        ends_at += [node.lost_at for node in started if node.lost]
+        ends_at += [node.lost.at for node in started if node.lost is not None]
         ends_at += [attempt.allocation_lost_at] if attempt.allocation_lost_at is not None else []
         return max(ends_at, default=None)
 
     def progressed(self) -> bool:
         """Tell whether the current attempt got further than all before it: a new step or a newer checkpoint.
 
-        Of one that began anew only a new step is further: its checkpoints may be newer than where it began, and yet
-        old.
+        Of one that ignored its checkpoint only a new step counts: its checkpoints may be newer than where it began, and
+        yet old.
         """
         attempt = self.attempt
         if attempt is None:

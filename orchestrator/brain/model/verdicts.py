@@ -1,4 +1,4 @@
-"""How is a verdict made? At the job's present step, with the plain values for what is not said."""
+"""The one way to build a verdict: the job's present step and plain values for what is not stated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from orchestrator.brain.model.decisions import Kind, Verdict
 from orchestrator.brain.model.facts import Facts
 
 
-def verdict(facts: Facts, kind: Kind, summary: str, **more: object) -> Verdict:
+def verdict_on(facts: Facts, kind: Kind, summary: str, **more: object) -> Verdict:
     """Build a verdict; `more` are fields of it."""
     blank = Verdict(kind, (), "", summary, (), kind.value, facts.step, facts.progress_at, True)
     return dataclasses.replace(blank, **more)  # type: ignore[arg-type]

@@ -1,8 +1,8 @@
-"""What if a queue system lends the nodes? Pure: what it gave and will take away, in; verdicts and the way back, out.
+"""Allocations of a queue system: how their news folds, the verdict when nodes are taken away, and when to requeue.
 
-Rules: what the queue takes away is nobody's fault and costs no budget; a whole gang may save itself before. A job goes
-back to the queue only from an allocation that ends or has too few usable nodes, and then rests until it has another.
-Nothing of the old one is launched there again: what may still run on its nodes must be clear like any lost node.
+Nodes that the queue takes away cost no budget, and a whole gang may save itself before. A job goes back to the queue only
+from an allocation that ends or has too few usable nodes, and then rests until it has another one. Nothing is launched on
+nodes of an old allocation: what may still run there must be clear, as on any lost node.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from orchestrator.brain.model.facts import (
     Facts,
     JobGoal,
     NodeFacts,
+    Orders,
     Phase,
 )
+from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.end_cause import Cause
 
 TERM_S = 2.0
-"""How long what looks like a rank's or a node's own end may turn out to be the queue's: it signals all processes at
-once, and the supervisor has to ask why."""
+"""How long the end of a rank or a node may turn out to be the queue's doing: it signals all processes at once, and the
+supervisor has to ask why."""
 
 REQUEUE_S = 2.0
-"""So long before the nodes are taken away the job must have asked to be queued again, unless it was
-requeued by others. One that is preempted asks, too: where PreemptMode is CANCEL it would be over."""
+"""How long before the end of its allocation the job must have asked for a requeue, unless others requeued it. A
+preempted job asks, too: where PreemptMode is CANCEL it would be over."""
 
 LEAVE_S_MAX = 10.0
 """How long after the grace agents may take to say that nothing is left, before the allocation is given back."""
@@ -41,7 +43,7 @@ RETURN_S = 5.0
 """How long a supervisor that has just started waits for agents to dial before it takes them for gone."""
 
 STAYS_MAX = 3
-"""So many stays in a row may end at the time limit without any progress."""
+"""How many allocations in a row may end at the time limit without any progress."""
 
 _KINDS = {
     Cause.CANCELLED: Kind.PREEMPTED, Cause.TIME_LIMIT: Kind.TIME_LIMIT, Cause.PREEMPTED: Kind.PREEMPTED,
@@ -57,7 +59,7 @@ _WORDS = {
 
 
 def began(facts: Facts, news: e.AllocationBegan) -> None:
-    """There are other nodes, or the same anew; agents have to be launched there, and what the old ones did is past."""
+    """Fold a new allocation, of other nodes or the same: agents must be launched there again."""
     if news.allocation == facts.allocation:
         return
     attempt, before = facts.attempt, facts.allocation
@@ -67,19 +69,18 @@ def began(facts: Facts, news: e.AllocationBegan) -> None:
             first = next(iter(facts.nodes), "")
             lost = f"its first node, {first}, was lost with the supervisor, or it was requeued without a word"
             unsaid = AllocationLoss(news.at, before, Cause.NODE_LOST, lost, first)
-            attempt.allocation_loss = _taken(facts.ending) if facts.ending is not None else unsaid
+            attempt.allocation_loss = _loss_of(facts.ending) if facts.ending is not None else unsaid
     facts.allocations = (*facts.allocations, news.allocation)
     facts.allocation = news.allocation
     facts.ending = facts.requeued_at = facts.over = None
     facts.requeued = ""
     for node in facts.every_node():
-        node.agent_state, node.incarnation, node.launch_failures = AgentState.ABSENT, "", 0
-        node.ordered_prepare = node.ordered_start = node.ordered_stop = node.ordered_probe = 0
-        node.ordered_leave = False
-        node.excluded = node.missing = node.busy = node.launch_reason = ""
+        node.agent_state, node.incarnation = AgentState.ABSENT, ""
+        node.ordered = Orders()
+        node.forgive()
 
 
-def _taken(ending: e.AllocationEnding) -> AllocationLoss:
+def _loss_of(ending: e.AllocationEnding) -> AllocationLoss:
     return AllocationLoss(ending.at, ending.allocation, ending.cause, ending.why, "")
 
 
@@ -100,7 +101,7 @@ def planned(facts: Facts, news: e.Planned) -> None:
 
 
 def ending(facts: Facts, news: e.AllocationEnding) -> None:
-    """What is said of an allocation that is no more counts no longer, except that somebody cancelled the job."""
+    """Fold the announced end of the current allocation; of an old one only a cancel counts."""
     if facts.end is not None:
         return
     if news.cause is Cause.CANCELLED:
@@ -110,7 +111,7 @@ def ending(facts: Facts, news: e.AllocationEnding) -> None:
 
 
 def ended(facts: Facts, news: e.AllocationEnded) -> None:
-    """An agent that is connected proves that the queue's word is stale, and so does an allocation after that one."""
+    """Fold the end of the job in the queue. A connected agent proves the news to be stale, and so does a later allocation."""
     facts.requests = max(facts.requests, news.request)
     is_past = news.allocation in facts.allocations[:-1]
     if (
@@ -132,9 +133,9 @@ def _cancelled(facts: Facts, why: str) -> None:
 # What it means
 
 
-def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return the verdict on an attempt whose nodes were taken away, or will be."""
-    taken = attempt.allocation_loss or (_taken(facts.ending) if facts.ending is not None else None)
+    taken = attempt.allocation_loss or (_loss_of(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
         return None
     # Where the time was over and there is another allocation all the same, somebody wants the job to go on.
@@ -145,18 +146,19 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | 
 def _verdict(facts: Facts, taken: AllocationLoss, *, retry: bool) -> Verdict:
     kind = _KINDS[taken.cause]
     summary = f"{_name(taken.allocation)} {_WORDS[taken.cause]}: {taken.why}"
-    return Verdict(
-        kind, (), taken.node, summary, (taken.why,), f"{kind.value} allocation", facts.step, taken.at, retry
-    )
+    return verdict_on(
+        facts, kind, summary, node=taken.node, evidence=(taken.why,), signature=f"{kind.value} allocation",
+        since_s=taken.at, retry=retry,
+    )  # fmt: skip
 
 
 def _name(allocation: str) -> str:
     return f"allocation {allocation}" if allocation else "the allocation"
 
 
-def may_be_taken(facts: Facts, at_s: float, watch: Deadlines) -> bool:
+def may_be_taken(facts: Facts, at_s: float, deadlines: Deadlines) -> bool:
     """Tell whether an end at this time may turn out to be the queue's doing."""
-    return facts.queue is not None and not watch.passed(at_s + TERM_S)
+    return facts.queue is not None and not deadlines.passed(at_s + TERM_S)
 
 
 def saves(facts: Facts, attempt: AttemptFacts) -> bool:
@@ -187,7 +189,7 @@ def _leave_by_s(facts: Facts) -> float | None:
 
 
 def why_leave(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say why the job cannot go on in this allocation; empty if it can."""
+    """Return why the job cannot go on in this allocation; empty if it can."""
     if facts.queue is None or attempt.allocation_lost_at is not None:
         return ""
     if facts.ending is not None:
@@ -234,48 +236,52 @@ def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def leaves(
-    facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, watch: Deadlines
+    facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, deadlines: Deadlines
 ) -> bool:
     """Tell whether not to wait any longer for nodes that are not clear, since the queue will clear them."""
     if not why_leave(facts, attempt):
         return False
     if not any(
-        node.agent_state is AgentState.UP or not watch.passed(node.contact_at + RETURN_S) for node in left
+        node.agent_state is AgentState.UP or not deadlines.passed(node.contact_at + RETURN_S) for node in left
     ):
         return True
     by_s = (attempt.stop_at or 0.0) + grace_s + LEAVE_S_MAX
     latest_s = _leave_by_s(facts)
-    return watch.passed(by_s if latest_s is None else min(by_s, latest_s))
+    return deadlines.passed(by_s if latest_s is None else min(by_s, latest_s))
 
 
 def avoid(facts: Facts) -> dict[str, str]:
-    """Return the nodes that did not do, each with its reason."""
+    """Return the nodes that the next allocation should avoid, each with its reason."""
     verdict = facts.attempt.verdict if facts.attempt is not None else None
     too_few = verdict is not None and verdict.signature.endswith(PLACEMENT)
-    found = {}
+    reasons = {}
     for node in facts.nodes.values():
         lost = "" if node.agent_state is AgentState.UP else node.lost_how(verdict) or node.missing
         launch = node.launch_reason if too_few and node.agent_state is not AgentState.UP else ""
         if reason := node.excluded or lost or launch:
-            found[node.name] = reason
-    return found
+            reasons[node.name] = reason
+    return reasons
 
 
-def over(facts: Facts, news: e.AllocationEnded, watch: Deadlines) -> list[Decision]:
-    """End the job that is in no queue any more: its ranks are gone with their nodes."""
+def over(facts: Facts, news: e.AllocationEnded, deadlines: Deadlines) -> list[Decision]:
+    """Return the end of a job that is in no queue any more: its ranks have ended with their nodes."""
     attempt, cancelled = facts.attempt, facts.goal is JobGoal.CANCEL
     why = facts.cancelled if cancelled else f"{_name(news.allocation)} {_WORDS[news.cause]}: {news.why}"
     if attempt is None:
-        return [d.EndJob(watch.now_s, why, 0, JobEnd.CANCELLED if cancelled else JobEnd.FAILED)]
+        return [d.EndJob(deadlines.now_s, why, 0, JobEnd.CANCELLED if cancelled else JobEnd.FAILED)]
     if attempt.phase is Phase.STOP:
         done = attempt.verdict is None and facts.done
         end = JobEnd.SUCCEEDED if done else JobEnd.CANCELLED if cancelled else JobEnd.FAILED
-        return [d.EndJob(watch.now_s, "every rank exited with code 0" if done else why, attempt.number, end)]
+        return [
+            d.EndJob(deadlines.now_s, "every rank exited with code 0" if done else why, attempt.number, end)
+        ]
     if cancelled or facts.done:
-        return [d.Finish(watch.now_s, "every rank exited with code 0" if facts.done else why, attempt.number)]
+        return [
+            d.Finish(deadlines.now_s, "every rank exited with code 0" if facts.done else why, attempt.number)
+        ]
     taken = AllocationLoss(news.at, news.allocation, news.cause, news.why, "")
     judged = _verdict(facts, taken, retry=False)
-    return [d.Judge(watch.now_s, judged.summary, attempt.number, judged)]
+    return [d.Judge(deadlines.now_s, judged.summary, attempt.number, judged)]
 
 
 FOLDS: dict[type[Any], Any] = {

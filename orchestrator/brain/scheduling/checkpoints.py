@@ -1,12 +1,12 @@
-"""Which checkpoints are there, which step does each hold, and did the script begin from the one that it was given?
+"""The checkpoint to resume from, the step that each checkpoint holds, and the proof that a script ignores its checkpoint.
 
-Rules: the newest checkpoint is the one of the most steps, not the one heard of last; one that is overwritten with
-fewer steps, or spoiled, gives way to the one before. A number in a name tells a step only where counting has come to
-about the same, since it may as well be an epoch or a micro-batch.
+The newest checkpoint is the one of the most steps, not the last one reported; one that is overwritten with fewer steps, or
+invalidated, gives way to the one before. A number in a name counts as a step only where counting comes to about the same,
+since it may as well be an epoch or a micro-batch.
 
-A script that ignores its checkpoint makes the same steps once more, and each attempt of it looks like progress from
-the checkpoint on. What gives it away is a path that an earlier attempt wrote and that it writes again after as many
-steps of its own. Names that are overwritten anyway (`last.pt`) give nothing away.
+A script that ignores its checkpoint makes the same steps once more, and each of its attempts looks like progress from the
+checkpoint on. The proof is a path that an earlier attempt wrote and that this one writes again after as many steps of its
+own. Names that are overwritten anyway (`last.pt`) prove nothing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ QUESTION = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
 _NUMBER = re.compile(r"[0-9]+")
 
 
-def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
+def adopt(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     """Enter a complete checkpoint of the current attempt, and start from it next if it is the newest."""
-    anew = _anew(facts, attempt, news)
-    if anew is not None:
-        _begin_anew(facts, attempt, anew)
+    ignored = _ignored_checkpoint(facts, attempt, news)
+    if ignored is not None:
+        _rebase(facts, attempt, ignored)
     about = attempt.base_step + news.steps
     named = _named(news.path, about)
     step = about if named is None else named
@@ -47,9 +47,9 @@ def found(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     _offer(facts, attempt, d.Checkpoint(news.path, step))
 
 
-def spoiled(facts: Facts, news: e.CheckpointInvalidated) -> None:
-    """Never start from it: fall back on the newest one before it. A stale attempt's word counts here too: it can
-    only make the choice safer."""
+def invalidate(facts: Facts, news: e.CheckpointInvalidated) -> None:
+    """Fold an invalid checkpoint: fall back on the newest one before it. News of an old attempt counts here too, since it
+    can only make the choice safer."""
     _forget(facts, news.path)
     attempt = facts.attempt
     if attempt is not None and attempt.checkpointed:
@@ -98,8 +98,10 @@ def _named(path: str, about: int) -> int | None:
     return near[-1] if near else None
 
 
-def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> IgnoredCheckpoint | None:
-    """Return where the script truly began, if this checkpoint shows that it was not where it was told to."""
+def _ignored_checkpoint(
+    facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound
+) -> IgnoredCheckpoint | None:
+    """Return where the script truly began, if this checkpoint proves that it ignored the one that it was given."""
     known = facts.known_steps.get(news.path)
     if known is None or attempt.resume is None or facts.writers.get(news.path) == attempt.number:
         return None
@@ -116,20 +118,20 @@ def _anew(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> Ignor
     return None
 
 
-def _begin_anew(facts: Facts, attempt: AttemptFacts, anew: IgnoredCheckpoint) -> None:
+def _rebase(facts: Facts, attempt: AttemptFacts, ignored: IgnoredCheckpoint) -> None:
     """Count the attempt from where it truly began, with what it has written so far."""
-    too_far = attempt.base_step - anew.base
-    attempt.ignored = anew
-    mine = [path for path, number in facts.writers.items() if number == attempt.number]
-    for path in mine:
+    too_far = attempt.base_step - ignored.base
+    attempt.ignored = ignored
+    own_paths = [path for path, number in facts.writers.items() if number == attempt.number]
+    for path in own_paths:
         about = facts.known_steps[path] - too_far
         named = _named(path, about)
         facts.known_steps[path] = about if named is None else named
     adopted = [*facts.older, *([facts.checkpoint] if facts.checkpoint else [])]
-    for path in mine:
+    for path in own_paths:
         _forget(facts, path)
     for checkpoint in adopted:
-        if checkpoint.path in mine:
+        if checkpoint.path in own_paths:
             _offer(facts, attempt, d.Checkpoint(checkpoint.path, facts.known_steps[checkpoint.path]))
 
 

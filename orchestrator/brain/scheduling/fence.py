@@ -1,10 +1,10 @@
-"""When must a silent node's ranks be gone? How long its agent goes by itself, and how long is waited for that.
+"""The fence: how long an agent without contact lets its ranks run, and how long the supervisor waits for that.
 
-Rules: an agent that has neither contact nor a step of its ranks stops them after a time that it was told; the
-supervisor waits longer than that, by the longest of all times that the agent may hold, and never tells a shorter one.
-The time grows with what the job has shown: its pauses between two steps; and, as long as the ranks of a node have made
-no step in their attempt, how long they were seen to print, read and write. On the supervisor's own machine there is no
-such time: there a lock tells whether an agent lives.
+An agent that has neither contact nor a step of its ranks stops them after a time that it was given. The supervisor waits
+longer, by the longest of all times that the agent may hold, and never gives a shorter one. The time grows with the pauses
+between two steps that the job has shown; and, while the ranks of a node have made no step in their attempt, with how long
+they were seen to print, read and write. On the supervisor's own machine there is no such time: a lock shows whether an
+agent lives.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Node
 
 PAUSES = 2.0
 QUIET_S_MAX = 1800.0
-"""An agent goes by itself for so many of the longest pauses that the job has shown, at most so long."""
+"""How long an agent goes on without contact: this many of the longest pauses that the job has shown, at most this long."""
 
 ALONE_S_MAX = 900.0
-"""An agent whose ranks make no steps goes by itself no longer than that."""
+"""How long at most an agent goes on without contact whose ranks have made no step."""
 
 GROWTH = 1.25
-"""So many times more than it was told last must be worth a word."""
+"""How many times the last fence a new one must be to be sent."""
 
 
-def orders(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """Tell the agents that run ranks how long they may go by themselves, where that has grown or may be lost."""
+def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Return the new fences of agents that run ranks, where the time has grown or the last order may be lost."""
     assert facts.limits is not None
     base_s = facts.limits.fence_s
     if base_s is None:
@@ -43,12 +43,12 @@ def orders(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decisi
             quiet_s, alone_s = max(quiet_s, node.fence_s), max(alone_s, node.alone_s)
             why = f"the longest pause of the job was {facts.pause_s:.0f} s"
             why = f"{why}, and its ranks work without steps" if alone_s > quiet_s else why
-            found.append(d.Fence(watch.now_s, why, attempt.number, node.name, quiet_s, alone_s))
+            found.append(d.Fence(deadlines.now_s, why, attempt.number, node.name, quiet_s, alone_s))
     return found
 
 
 def silent_s(facts: Facts, node: NodeFacts) -> float:
-    """Return how long after the last word of a node, and the last step, its ranks must be gone."""
+    """Return how long after the last contact of a node and the last step its ranks must have ended."""
     limits = facts.limits
     assert limits is not None
     if limits.fence_s is None:

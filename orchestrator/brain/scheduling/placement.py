@@ -1,9 +1,8 @@
-"""Which hosts does an attempt use? Pure: the pool's nodes as they are known, and the time, in; decisions out.
+"""The hosts of an attempt on a pool: which are launched, taken, kept as spares or given back, and the verdict if too few can be used.
 
-Rules: hosts are taken in the user's order; a rank stays on its host for as long as that one is there; spares are kept
-running beside the gang and step in at once. Nobody holds a host while it waits for another that is busy, so two jobs
-cannot block each other; earlier jobs of the same submit machine go first. Nothing here applies to nodes whose ranks
-the plan has fixed.
+Hosts are taken in the user's order; a rank stays on its host as long as that host is up; spares run next to the gang and
+step in at once. A job holds no host while it waits for another one that is busy, so two jobs cannot block each other;
+earlier jobs of the same submit machine go first. Nothing here applies to nodes whose ranks the plan has fixed.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from orchestrator.brain.model.facts import (
     Facts,
     NodeFacts,
 )
+from orchestrator.brain.model.verdicts import verdict_on
 
 PATIENCE_S = 10.0
 """How long a host may take to come up before the first placement goes on without it, if there are others."""
@@ -33,7 +33,7 @@ BUSY_PAUSE_SHARE = 0.05
 limits; up to a second more, by the job's seed."""
 
 LAUNCH_S_MAX = 60.0
-"""How long an agent may take from its launch to its first word before that counts as a failure."""
+"""How long an agent may take from its launch to its first contact before that counts as a failure."""
 
 LAUNCH_PAUSE_S = 1.0
 """Pause from one launch that failed to the next, doubled each time."""
@@ -43,27 +43,27 @@ LAUNCH_PAUSE_S_MAX = 30.0
 REASONS_SHOWN = 8
 
 
-def gather(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def gather(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Bring up as many hosts as are wanted, and place the attempt once enough of them are there."""
-    if facts.ahead or is_short(facts, watch):
-        return _release(facts, attempt, watch)
-    places = _places(facts, watch)
+    if facts.ahead or is_short(facts, deadlines):
+        return _release(facts, attempt, deadlines)
+    places = _places(facts, deadlines)
     if places:
-        return [d.Place(watch.now_s, _why(facts, places), attempt.number, places)]
+        return [d.Place(deadlines.now_s, _why(facts, places), attempt.number, places)]
     excluded = [node for node in facts.nodes.values() if node.excluded]
-    dismissals = _dismissals(attempt, excluded, "it cannot be used", watch)
-    return dismissals or _launches(facts, attempt, watch)
+    dismissals = _dismissals(attempt, excluded, "it cannot be used", deadlines)
+    return dismissals or _launches(facts, attempt, deadlines)
 
 
-def keep_spares(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """While the gang runs, see that as many hosts as are wanted stand ready beside it, and no more."""
+def keep_spares(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Keep exactly the wanted number of spares ready while the gang runs."""
     if facts.pool is None:
         return []
     idle = [node for node in facts.nodes.values() if not node.ranks]
     ready = [node for node in idle if _is_ready(node)]
     surplus = [*ready[facts.pool.spares :], *(node for node in idle if node.excluded)]
-    dismissals = _dismissals(attempt, surplus, "the job does without it", watch)
-    return dismissals or _launches(facts, attempt, watch)
+    dismissals = _dismissals(attempt, surplus, "the job does without it", deadlines)
+    return dismissals or _launches(facts, attempt, deadlines)
 
 
 def is_queued(facts: Facts) -> bool:
@@ -75,12 +75,12 @@ def is_queued(facts: Facts) -> bool:
     return bool(facts.ahead) or (_is_busy_anywhere(facts) and free < facts.pool.nodes)
 
 
-def is_short(facts: Facts, watch: Deadlines) -> bool:
+def is_short(facts: Facts, deadlines: Deadlines) -> bool:
     """Tell whether, for now, there cannot be enough hosts, because others use them."""
     assert facts.pool is not None
-    if not _is_busy_anywhere(facts) or _hopes(facts, watch) >= facts.pool.nodes:
+    if not _is_busy_anywhere(facts) or _hopes(facts, deadlines) >= facts.pool.nodes:
         return False
-    return not watch.passed(asked_again_s(facts))
+    return not deadlines.passed(asked_again_s(facts))
 
 
 def has_another(facts: Facts) -> bool:
@@ -89,7 +89,7 @@ def has_another(facts: Facts) -> bool:
     return facts.pool is not None and len(usable) > facts.pool.nodes
 
 
-def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
+def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
     """Return why the attempt can never be placed, or None while it may be."""
     pool = facts.pool
     if pool is None or attempt.placed_at is not None or facts.ahead:
@@ -104,44 +104,44 @@ def verdict(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | 
     missing = [
         node for node in facts.nodes.values() if node.missing and node.agent_state is not AgentState.UP
     ]
-    if missing and usable >= pool.nodes and _hopes(facts, watch) >= pool.nodes:
+    if missing and usable >= pool.nodes and _hopes(facts, deadlines) >= pool.nodes:
         return None  # others may take the place of the lost ones
     if missing:
-        return _lost_for_good(facts, attempt, missing, ready, watch)
+        return _lost_for_good(facts, attempt, missing, ready, deadlines)
     launching = [
         node.launched_at for node in facts.nodes.values() if node.agent_state is AgentState.LAUNCHING
     ]
-    if usable >= pool.nodes or (launching and not watch.passed(max(launching) + LAUNCH_S_MAX)):
-        return None  # whoever has to mend this wants to know of all hosts at once
+    if usable >= pool.nodes or (launching and not deadlines.passed(max(launching) + LAUNCH_S_MAX)):
+        return None  # the user wants to know of all faulty hosts at once
     reasons = _reasons(facts.nodes.values())
     needed = "1 host is" if pool.nodes == 1 else f"{pool.nodes} hosts are"
     summary = f"{needed} needed, and {usable} of {len(facts.nodes)} can be used; {reasons[0]}"
     return _verdict(facts, attempt, Kind.LAUNCH, summary, reasons)
 
 
-def queued_too_long(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> Verdict | None:
-    """Return the end of a job that has waited for hosts, or for earlier jobs, for as long as its user lets it."""
+def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict on a job that has waited for hosts, or for earlier jobs, for as long as its user allows."""
     limit_s = facts.limits.queue_s_max if facts.limits is not None else None
-    if limit_s is None or not is_queued(facts) or not watch.passed(attempt.began_at + limit_s):
+    if limit_s is None or not is_queued(facts) or not deadlines.passed(attempt.began_at + limit_s):
         return None
     free = sum(_is_ready(node) for node in facts.nodes.values())
-    busy = tuple(f"{node.name}: {node.busy}" for node in facts.nodes.values() if node.busy)
+    busy = tuple(f"{node.name}: {node.busy.reason}" for node in facts.nodes.values() if node.busy)
     ahead = (f"before it: {', '.join(facts.ahead)}",) if facts.ahead else ()
     needed = facts.pool.nodes if facts.pool is not None else 0
     summary = (
-        f"queued for {watch.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
+        f"queued for {deadlines.now_s - attempt.began_at:.0f} s, longer than monitor.queue_timeout: "
         f"{needed} hosts are needed, {free} were free"
     )
     return _verdict(facts, attempt, Kind.START_TIMEOUT, summary, (*ahead, *busy))
 
 
 def _lost_for_good(
-    facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, watch: Deadlines
+    facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
-    """A lost host may come back for as long as a node may be silent; then there is no job without it."""
+    """Return the verdict on lost hosts without a substitute, once they had as long to come back as a node may be silent."""
     assert facts.pool is not None and facts.limits is not None
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
-    if not watch.passed(since_s + facts.limits.node_silent_s_max):
+    if not deadlines.passed(since_s + facts.limits.node_silent_s_max):
         return None
     node = missing[0]
     summary = (
@@ -155,33 +155,39 @@ def _lost_for_good(
 def _verdict(
     facts: Facts, attempt: AttemptFacts, kind: Kind, summary: str, reasons: tuple[str, ...], node: str = ""
 ) -> Verdict:
-    since_s, elsewhere = attempt.began_at, facts.queue is not None  # a queue has other nodes
-    signature = f"{kind.value}{PLACEMENT}"
-    return Verdict(kind, (), node, summary, reasons, signature, facts.step, since_s, elsewhere)
+    return verdict_on(
+        facts, kind, summary, node=node, evidence=reasons, signature=f"{kind.value}{PLACEMENT}",
+        since_s=attempt.began_at, retry=facts.queue is not None,  # a queue has other nodes
+    )  # fmt: skip
 
 
 def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
     """Return why each host that is not there is not there."""
-    told = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
-    return tuple(told[:REASONS_SHOWN]) or ("no host says why",)
+    reasons = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
+    return tuple(reasons[:REASONS_SHOWN]) or ("no host says why",)
 
 
 def note(node: NodeFacts) -> str:
-    """Say in one line why a host is not used; empty when there is nothing to say."""
+    """Return in one line why a host is not used; empty if there is no reason."""
     if node.agent_state is AgentState.UP:
         return node.excluded
-    return node.excluded or node.missing or (f"busy: {node.busy}" if node.busy else "") or node.launch_reason
+    return (
+        node.excluded
+        or node.missing
+        or (f"busy: {node.busy.reason}" if node.busy else "")
+        or node.launch_reason
+    )
 
 
 # Who could be had
 
 
 def _is_ready(node: NodeFacts) -> bool:
-    return node.agent_state is AgentState.UP and not node.ordered_leave and not node.excluded
+    return node.agent_state is AgentState.UP and not node.ordered.leave and not node.excluded
 
 
 def _may_come(node: NodeFacts) -> bool:
-    """Tell whether the host is there, or may soon be if nobody else uses it; of one that was lost nobody knows."""
+    """Tell whether the host is up, or may soon be if no other job uses it; a lost host is not relied on."""
     if node.agent_state is AgentState.UP:
         return not node.excluded
     if node.agent_state is AgentState.LAUNCHING:
@@ -189,14 +195,15 @@ def _may_come(node: NodeFacts) -> bool:
     return not (node.excluded or node.missing or node.launch_failures >= LAUNCH_FAILURES_MAX)
 
 
-def _hopes(facts: Facts, watch: Deadlines) -> int:
-    return sum(_may_come(node) and not _said_busy(facts, node, watch) for node in facts.nodes.values())
+def _hopes(facts: Facts, deadlines: Deadlines) -> int:
+    return sum(_may_come(node) and not _said_busy(facts, node, deadlines) for node in facts.nodes.values())
 
 
-def _said_busy(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
+def _said_busy(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Tell whether the host was asked in the present round, and others use it."""
-    asked = node.agent_state is not AgentState.LAUNCHING and node.busy_at >= facts.round_at
-    return bool(node.busy) and asked and not watch.passed(asked_again_s(facts))
+    if node.busy is None or node.agent_state is AgentState.LAUNCHING or node.busy.at < facts.round_at:
+        return False
+    return not deadlines.passed(asked_again_s(facts))
 
 
 def _is_busy_anywhere(facts: Facts) -> bool:
@@ -206,7 +213,7 @@ def _is_busy_anywhere(facts: Facts) -> bool:
 def asked_again_s(facts: Facts) -> float:
     """Return when (job clock) busy hosts are asked again: all in one round, or they could never be had together."""
     assert facts.pool is not None and facts.attempt is not None
-    latest_s = max((node.busy_at for node in facts.nodes.values() if node.busy), default=0.0)
+    latest_s = max((node.busy.at for node in facts.nodes.values() if node.busy), default=0.0)
     pause_s = min(BUSY_PAUSE_SHARE * (latest_s - facts.attempt.began_at), BUSY_PAUSE_S_MAX)
     return latest_s + max(pause_s, BUSY_PAUSE_S) + facts.pool.seed % 1000 / 1000
 
@@ -214,7 +221,7 @@ def asked_again_s(facts: Facts) -> float:
 # What to do about it
 
 
-def _places(facts: Facts, watch: Deadlines) -> tuple[e.NodePlan, ...]:
+def _places(facts: Facts, deadlines: Deadlines) -> tuple[e.NodePlan, ...]:
     """Return the nodes of the ranks, or nothing while there are too few or better ones are about to come up."""
     pool = facts.pool
     assert pool is not None
@@ -225,7 +232,7 @@ def _places(facts: Facts, watch: Deadlines) -> tuple[e.NodePlan, ...]:
     others = iter([name for name in ready if name not in before])
     chosen = [name if name in ready else next(others) for name in before]
     chosen += [next(others) for _ in range(pool.nodes - len(chosen))]
-    if not before and _comes_one_before(facts, chosen[-1], watch):
+    if not before and _comes_one_before(facts, chosen[-1], deadlines):
         return ()
     each = pool.ranks_each
     return tuple(
@@ -233,12 +240,12 @@ def _places(facts: Facts, watch: Deadlines) -> tuple[e.NodePlan, ...]:
     )
 
 
-def _comes_one_before(facts: Facts, last: str, watch: Deadlines) -> bool:
+def _comes_one_before(facts: Facts, last: str, deadlines: Deadlines) -> bool:
     """Tell whether a host that the user named earlier is still coming up, and not too slowly."""
     for node in facts.nodes.values():
         if node.name == last:
             return False
-        if node.agent_state is AgentState.LAUNCHING and not watch.passed(node.launched_at + PATIENCE_S):
+        if node.agent_state is AgentState.LAUNCHING and not deadlines.passed(node.launched_at + PATIENCE_S):
             return True
     return False
 
@@ -251,29 +258,29 @@ def _why(facts: Facts, places: tuple[e.NodePlan, ...]) -> str:
     return f"{', '.join(new)} in place of {', '.join(gone)}"
 
 
-def _launches(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """Launch the next hosts in order until as many as are wanted are up or coming up, beside those with ranks.
+def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Launch the next hosts in order until as many as are wanted, apart from those with ranks, are up or coming up.
 
-    Before the attempt is placed, those that were lost are tried as well, but nobody relies on them.
+    Before the attempt is placed, lost hosts are tried as well, but not relied on.
     """
     assert facts.pool is not None
     wanted = facts.pool.spares + (facts.pool.nodes if attempt.placed_at is None else 0)
     free = [node for node in facts.nodes.values() if not node.ranks]
-    coming = [node for node in free if _is_coming(facts, node, watch)]
+    coming = [node for node in free if _is_coming(facts, node, deadlines)]
     if attempt.placed_at is not None and len(coming) >= wanted:
         return []
-    asked = [node for node in free if node not in coming and is_due(facts, node, watch)]
-    lost = [node for node in asked if node.missing and attempt.placed_at is None]
-    others = [node for node in asked if node not in lost]
+    due = [node for node in free if node not in coming and is_due(facts, node, deadlines)]
+    lost = [node for node in due if node.missing and attempt.placed_at is None]
+    others = [node for node in due if node not in lost]
     why = f"attempt {attempt.number} needs {facts.pool.nodes} hosts"
     spare = f" and {facts.pool.spares} to spare" if facts.pool.spares else ""
     return [
-        d.Launch(watch.now_s, why + spare, attempt.number, node.name)
+        d.Launch(deadlines.now_s, why + spare, attempt.number, node.name)
         for node in [*lost, *others[: max(0, wanted - len(coming))]]
     ]
 
 
-def _is_coming(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
+def _is_coming(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Tell whether the host is there, or its agent has just been launched, or may dial again; a gang that runs can
     wait longer for that than one that has no hosts."""
     assert facts.limits is not None and facts.attempt is not None
@@ -282,28 +289,28 @@ def _is_coming(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
     patience_s = PATIENCE_S if facts.attempt.placed_at is None else facts.limits.node_silent_s_max
     match node.agent_state:
         case AgentState.UP:
-            return not node.ordered_leave
+            return not node.ordered.leave
         case AgentState.LAUNCHING:
             slow_s = min(patience_s, LAUNCH_S_MAX)
-            return not watch.passed(node.launched_at + slow_s)
+            return not deadlines.passed(node.launched_at + slow_s)
         case AgentState.SILENT:
-            return not watch.passed(node.contact_at + patience_s)
+            return not deadlines.passed(node.contact_at + patience_s)
         case AgentState.ABSENT:
             return False
 
 
-def is_due(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
+def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
     """Tell whether an agent of this node is to be launched now, if one is wanted there."""
     assert facts.limits is not None
-    if node.excluded or (facts.pool is not None and _said_busy(facts, node, watch)):
+    if node.excluded or (facts.pool is not None and _said_busy(facts, node, deadlines)):
         return False
     match node.agent_state:
         case AgentState.UP:
             return False
         case AgentState.LAUNCHING:
-            return watch.passed(node.launched_at + LAUNCH_S_MAX)
+            return deadlines.passed(node.launched_at + LAUNCH_S_MAX)
         case AgentState.SILENT:
-            return watch.passed(node.contact_at + facts.limits.node_silent_s_max)
+            return deadlines.passed(node.contact_at + facts.limits.node_silent_s_max)
         case AgentState.ABSENT:
             if node.hopeless:
                 return False
@@ -311,20 +318,20 @@ def is_due(facts: Facts, node: NodeFacts, watch: Deadlines) -> bool:
             pause_s = (
                 min(LAUNCH_PAUSE_S * 2.0**doublings, LAUNCH_PAUSE_S_MAX) if node.launch_failures else 0.0
             )
-            return watch.passed(node.launched_at + pause_s)
+            return deadlines.passed(node.launched_at + pause_s)
 
 
-def _release(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
+def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
     """Let go of the hosts that are there: others may need them while this job waits."""
     why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
-    return _dismissals(attempt, facts.nodes.values(), why, watch)
+    return _dismissals(attempt, facts.nodes.values(), why, deadlines)
 
 
 def _dismissals(
-    attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, watch: Deadlines
+    attempt: AttemptFacts, nodes: Iterable[NodeFacts], why: str, deadlines: Deadlines
 ) -> list[Decision]:
     return [
-        d.Dismiss(watch.now_s, why, attempt.number, node.name)
+        d.Dismiss(deadlines.now_s, why, attempt.number, node.name)
         for node in nodes
-        if node.agent_state is AgentState.UP and not node.ordered_leave
+        if node.agent_state is AgentState.UP and not node.ordered.leave
     ]

@@ -1,7 +1,7 @@
-"""Where do the ranks meet? Pure: what each node said of its addresses and of those of the first, in; an address out.
+"""The rendezvous of the ranks: which addresses are probed, where they meet, and the verdict when they cannot.
 
-Rules: only an address that every other node has reached is taken, by a handshake with the first node's agent on the
-very port; each node uses the interface that led there.
+The point is an address of the first node that every other node has reached, by a handshake with the first node's agent
+on the very port; each node uses the interface that led there.
 """
 
 from __future__ import annotations
@@ -10,13 +10,22 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
-from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts
+from orchestrator.brain.model.decisions import Decision, Kind, Verdict
+from orchestrator.brain.model.facts import (
+    APART,
+    AgentState,
+    AttemptFacts,
+    Facts,
+    NodeFacts,
+    Phase,
+    RendezvousFacts,
+)
+from orchestrator.brain.model.verdicts import verdict_on
 
 
 @dataclass(frozen=True, slots=True)
 class RendezvousPoint:
-    """The address of the first node, its port, and the interface of each node (empty: whichever)."""
+    """The address of the first node, its port, and the interface of each node (empty: the system's choice)."""
 
     address: str
     port: int
@@ -25,47 +34,81 @@ class RendezvousPoint:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A node that reaches the first one nowhere, or where the others do not; what it tried."""
+    """A node that reaches no address of the first one, or only such as others do not reach; and what it tried."""
 
     node: NodeFacts
     first: NodeFacts
     tried: tuple[str, ...]
 
 
-def probes(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> list[Decision]:
-    """Let the other nodes try the first one's addresses, where it offers any."""
+def probes(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
+    """Return the orders to probe the first node's addresses, where it offers any."""
     first, *others = facts.gang
-    if first.ready < attempt.number or not first.addresses:
+    if first.ready < attempt.number or not first.rendezvous.addresses:
         return []
-    addresses = tuple(address.ip for address in first.addresses)
+    addresses = tuple(address.ip for address in first.rendezvous.addresses)
     return [
         d.Probe(
-            watch.now_s, f"does {node.name} reach {first.name}?", attempt.number, node.name, addresses, first.port
+            deadlines.now_s, f"does {node.name} reach {first.name}?", attempt.number, node.name, addresses, first.rendezvous.port
         )
         for node in others
-        if node.agent_state is AgentState.UP and max(node.ordered_probe, node.probed) < attempt.number
+        if node.agent_state is AgentState.UP and max(node.ordered.probe, node.rendezvous.probed) < attempt.number
     ]  # fmt: skip
 
 
 def are_probed(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether every node that has to try has tried."""
+    """Tell whether every node that has to probe has reported."""
     first, *others = facts.gang
-    return not first.addresses or all(node.probed == attempt.number for node in others)
+    return not first.rendezvous.addresses or all(node.rendezvous.probed == attempt.number for node in others)
 
 
 def rendezvous_point(facts: Facts) -> RendezvousPoint | Unreachable:
-    """Return where the gang meets, best address of the first node first, or who cannot come. All have probed."""
+    """Return where the gang meets, by the first node's preference, or which node cannot come. All must have probed."""
     first, *others = facts.gang
-    if not first.addresses:
-        return RendezvousPoint(first.address, first.port, {})
-    for address in first.addresses:
-        routes = {node.name: _interface(node, address.ip) for node in others}
+    offer = first.rendezvous
+    if not offer.addresses:
+        return RendezvousPoint(offer.address, offer.port, {})
+    for address in offer.addresses:
+        routes = {node.name: _interface(node.rendezvous, address.ip) for node in others}
         if all(interface is not None for interface in routes.values()):
-            found = {name: interface or "" for name, interface in routes.items()}
-            return RendezvousPoint(address.ip, first.port, {first.name: address.interface, **found})
-    worst = min(others, key=lambda node: len(node.reached))
-    return Unreachable(worst, first, worst.missed)
+            interfaces = {name: interface or "" for name, interface in routes.items()}
+            return RendezvousPoint(address.ip, offer.port, {first.name: address.interface, **interfaces})
+    worst = min(others, key=lambda node: len(node.rendezvous.reached))
+    return Unreachable(worst, first, worst.rendezvous.missed)
 
 
-def _interface(node: NodeFacts, address: str) -> str | None:
-    return next((one.interface for one in node.reached if one.address == address), None)
+def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict on nodes that cannot reach each other, or None while they may."""
+    if attempt.placed_at is None or attempt.phase is not Phase.PREPARE:
+        return None
+    if not facts.gang[0].rendezvous.addresses or not are_probed(facts, attempt):
+        return None
+    place = rendezvous_point(facts)
+    if isinstance(place, RendezvousPoint):
+        return None
+    node, first = place.node, place.first
+    tried = "; ".join(place.tried) or "it reaches other addresses of it than the rest of the nodes do"
+    summary = f"{node.name} cannot reach {first.name}, where the ranks meet: {tried}"
+    culprit = first if _is_alone(facts, first) else node
+    return verdict_on(
+        facts, Kind.RENDEZVOUS, summary, node=culprit.name, signature=f"{APART}{node.name} {first.name}",
+        evidence=tuple(_reach(other) for other in facts.gang[1:]), since_s=node.contact_at,
+    )  # fmt: skip
+
+
+def _is_alone(facts: Facts, first: NodeFacts) -> bool:
+    """Tell whether the first node itself is cut off: none of several nodes reaches it, or one after the other did not."""
+    others = facts.gang[1:]
+    before = [past.verdict for past in facts.past if past.verdict and past.number > facts.resumed_after]
+    again = any(v.signature.startswith(APART) and v.signature.endswith(f" {first.name}") for v in before)
+    return not any(node.rendezvous.reached for node in others) and (len(others) > 1 or again)
+
+
+def _reach(node: NodeFacts) -> str:
+    probe = node.rendezvous
+    routes = ", ".join(f"{route.address} over {route.interface}" for route in probe.reached) or "nothing"
+    return f"{node.name} reaches {routes}" + (f"; not {'; '.join(probe.missed)}" if probe.missed else "")
+
+
+def _interface(probe: RendezvousFacts, address: str) -> str | None:
+    return next((route.interface for route in probe.reached if route.address == address), None)

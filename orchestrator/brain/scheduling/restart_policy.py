@@ -1,4 +1,4 @@
-"""What follows from a verdict? Another attempt, after how long and from where, or the end of the job."""
+"""The restart policy: another attempt, after what pause and from which checkpoint, a requeue, or the end of the job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RESTART_ASKED = "a restart that the user asked for"
 """Why an attempt ends, and the next begins."""
 
 CARRY_S_MAX = 600.0
-"""How long a stopped attempt waits for a checkpoint that is on its way home."""
+"""How long a stopped attempt waits for a checkpoint that is being fetched."""
 
 CARRY_CANCELLED_S_MAX = 30.0
 """The same when the user wants the job to stop; `orch collect` brings what is left on the hosts."""
@@ -45,27 +45,27 @@ class GiveUp:
     why: str
 
 
-def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, watch: Deadlines) -> bool:
-    """Tell whether what follows may depend on a checkpoint that is still on its way home."""
+def waits_for_checkpoint(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
+    """Tell whether what follows may depend on a checkpoint that is still being fetched."""
     limit_s = CARRY_CANCELLED_S_MAX if facts.goal is JobGoal.CANCEL else CARRY_S_MAX
     since_s = max(attempt.stop_at or 0.0, attempt.watched_at)
-    sending = [name for name in facts.fetching.values() if _may_send(facts, name, watch)]
-    return bool(sending) and not watch.passed(since_s + limit_s)
+    sending = [name for name in facts.fetching.values() if _may_send(facts, name, deadlines)]
+    return bool(sending) and not deadlines.passed(since_s + limit_s)
 
 
-def _may_send(facts: Facts, name: str, watch: Deadlines) -> bool:
-    """Tell whether the node is heard; for what lies on a lost one nobody waits."""
+def _may_send(facts: Facts, name: str, deadlines: Deadlines) -> bool:
+    """Tell whether the node can still send; a checkpoint on a lost node is not waited for."""
     assert facts.limits is not None
     node = facts.node(name)
     if node is None:
         return False
-    return node.agent_state is AgentState.UP or not watch.passed(
+    return node.agent_state is AgentState.UP or not deadlines.passed(
         node.contact_at + facts.limits.node_silent_s_max
     )
 
 
 def after(facts: Facts) -> RestartAttempt | RequeueJob | GiveUp:
-    """Say what follows on the current attempt, whose ranks are all gone, or will be with their allocation."""
+    """Return what follows the current attempt, whose ranks have all ended, or will with their allocation."""
     attempt = facts.attempt
     assert attempt is not None
     follows = _anywhere(facts, attempt)
@@ -80,7 +80,7 @@ def after(facts: Facts) -> RestartAttempt | RequeueJob | GiveUp:
 
 
 def _anywhere(facts: Facts, attempt: AttemptFacts) -> RestartAttempt | GiveUp:
-    """Say what follows wherever the next attempt may run."""
+    """Return what follows, wherever the next attempt may run."""
     assert facts.limits is not None
     verdict = attempt.verdict
     if attempt.number <= facts.resumed_after and facts.goal is JobGoal.RUN:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.core.limits import Limits
 from orchestrator.core.text import counted
 
 
@@ -65,34 +66,6 @@ class PlannedSlurm:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedLimits:
-    """Every limit of the job, in seconds unless named otherwise; None is no limit."""
-
-    start_s: float
-    # 0: it follows from the job's own step times, within `hang_floor_s` and `hang_ceiling_s`
-    hang_s: float | None
-    node_silent_s: float
-    # None on this machine, where locks tell which agents live
-    fence_s: float | None
-    stop_grace_s: float
-    break_grace_s: float
-    restarts: int
-    backoff_s: float
-    backoff_s_max: float
-    never_on_exit_codes: tuple[int, ...]
-    time_s: float | None
-    on_hang: str
-    on_desync: str = "fail"
-    rendezvous_s: float | None = None
-    first_step_s: float | None = None
-    hang_floor_s: float = 5.0
-    hang_ceiling_s: float = 600.0
-    queue_s: float | None = None
-    # 0: the default
-    patience_s: float | None = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class PlannedNotify:
     """Who is notified of which events, see `supervisor.notifications`."""
 
@@ -122,7 +95,7 @@ class Plan:
     secrets: tuple[str, ...]
     rendezvous_port: int | None
     heartbeat_s: float
-    limits: PlannedLimits
+    limits: Limits
     checkpoint_glob: str
     checkpoint_keep: int | None
     total_steps: int | None

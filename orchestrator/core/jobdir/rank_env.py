@@ -82,7 +82,7 @@ def rank_env(
         "MASTER_PORT": str(meet[1]),
         "TORCHELASTIC_RUN_ID": plan.id,
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
-        "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts_max),
         "TORCHELASTIC_ERROR_FILE": str(error_file),
         "ORCH_JOB_ID": plan.id,
         "ORCH_JOB_NAME": plan.name,

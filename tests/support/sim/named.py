@@ -46,7 +46,7 @@ NAMED = {
     "hang-again-at-the-same-place": _auto(*(Fault(Harm.STUCK, at_s, rank=3) for at_s in range(5, 120)), save_steps=99),
     "hang-that-only-patience-sees-again": _auto(
         *(Fault(Harm.HANG, at_s, rank=3) for at_s in range(8, 400, 8)), start_s=(10.0, 12.0),
-        limits=limits_of(hang_s_max=0.0, hang_s_ceiling=60.0),
+        limits=limits_of(hang_s_max=0.0, hang_ceiling_s=60.0),
     ),
     "hang-noticed-and-taken-back": _auto(
         Fault(Harm.CUT_GANG, node=1, step=14, lasts_s=100.0), limits=limits_of(hang_s_max=0.0, on_hang="notify", patience_s=20.0)

@@ -7,7 +7,8 @@ import enum
 import random
 from dataclasses import dataclass, field
 
-from orchestrator.brain.model.events import Limits, NodePlan, Pool, QueueTerms
+from orchestrator.brain.model.events import NodePlan, Pool, QueueTerms
+from orchestrator.core.limits import Limits
 
 from .lease import Lease, random_lease
 from .pool import Hosts, random_hosts
@@ -272,7 +273,7 @@ def _judged_by_looks(night: Night) -> Night:
         Fault(rng.choice(INNOCENT), rng.uniform(5.0, 100.0), 0, rng.randrange(size), rng.uniform(1.0, 50.0))
         for _ in range(rng.choice((0, 1, 2, 3)))
     ]
-    limits = dataclasses.replace(night.limits, hang_s_max=0.0, hang_s_ceiling=rng.choice((120.0, 600.0)))
+    limits = dataclasses.replace(night.limits, hang_s_max=0.0, hang_ceiling_s=rng.choice((120.0, 600.0)))
     return dataclasses.replace(
         night, limits=limits, faults=(*night.faults, *still, *pauses), calm_s=max(night.calm_s, 180.0),
         stays_rank=rng.choice((-1, -1, -1, rng.randrange(size))),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.brain.diagnosis import stack_groups
+from orchestrator.brain.diagnosis import hang_report
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import News
@@ -206,14 +206,14 @@ def test_stacks_of_many_ranks_are_folded_as_they_were_looked_at() -> None:
 def test_the_users_frame_comes_first_even_where_the_stack_was_cut_off_before_it() -> None:
     deep = tuple(f"lazy.py:{number} load" for number in range(40))
     look = _look(0, observations.Activity.PROGRESSING, where="train.py:3 <module>", stack=deep)
-    assert stack_groups.frames(look) == ("train.py:3 <module>", *deep)
+    assert hang_report.frames(look) == ("train.py:3 <module>", *deep)
     text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(look, "gpu00")]}))
     assert "\n  train.py:3 <module>\n  inside: lazy.py:0 load < lazy.py:1 load" in text
 
 
 def test_a_remark_on_the_users_frame_does_not_show_it_twice() -> None:
     where = f"{READS[1]} (DataLoader of the main thread)"
-    assert stack_groups.frames(_look(0, observations.Activity.PROGRESSING, where=where, stack=READS)) == (
+    assert hang_report.frames(_look(0, observations.Activity.PROGRESSING, where=where, stack=READS)) == (
         where,
         READS[0],
         READS[2],

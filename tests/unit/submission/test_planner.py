@@ -141,7 +141,7 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
     plan = jobs.plan(backend="slurm", spares=1, time_limit="2h", procs_per_node=None, gpus_per_node=4)
     assert plan.nodes == () and plan.pool == PlannedPool(nodes=2, ranks_each=4, gpus_each=4, spares=1)
     assert (plan.world_size, plan.size) == (8, "8 ranks on 2 nodes and 1 to spare, on 8 GPUs")
-    assert plan.limits.time_s is None, "Slurm keeps that limit"
+    assert plan.limits.time_s_max is None, "Slurm keeps that limit"
     assert codec.loads(Plan, codec.dumps(plan)) == plan
     assert jobs.plan(backend="slurm").size == "4 ranks on 2 nodes, on CPUs"
 

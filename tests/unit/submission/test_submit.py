@@ -138,14 +138,14 @@ def test_a_resume_with_set_plans_anew_over_what_the_submit_had_set(tmp_path: Pat
     job.overrides.write_text(json.dumps(["entrypoint=train.py --lr 7", "restart.max=9"]))
     _replan(job, ("nodes=1",), {"PATH": ""})
     plan = json.loads(job.plan.read_text())
-    assert (plan["argv"][1:], plan["limits"]["restarts"], len(plan["nodes"])) == (
+    assert (plan["argv"][1:], plan["limits"]["restarts_max"], len(plan["nodes"])) == (
         ["train.py", "--lr", "7"],
         9,
         1,
     )
     assert json.loads(job.overrides.read_text()) == ["entrypoint=train.py --lr 7", "restart.max=9", "nodes=1"]
     _replan(job, ("restart.max=1",), {"PATH": ""})
-    assert json.loads(job.plan.read_text())["limits"]["restarts"] == 1
+    assert json.loads(job.plan.read_text())["limits"]["restarts_max"] == 1
     assert len(json.loads(job.plan.read_text())["nodes"]) == 1
     assert [path.name for path in sorted(job.root.glob("plan.*.json"))] == ["plan.1.json", "plan.2.json"]
 

@@ -24,7 +24,7 @@ def test_a_victim_waits_a_moment_for_its_culprit() -> None:
     story = _running()
     assert not story.hear(story.exited(0, failure=VICTIM))
     verdict = only(story.hear(story.exited(1)), d.Judge).verdict
-    assert verdict.ranks == (1,) and "after it ended badly: ranks 0" in verdict.evidence
+    assert verdict.ranks == (1,) and "after it ended badly: rank 0" in verdict.evidence
 
 
 def test_a_victim_without_a_culprit_is_judged_after_the_moment() -> None:

@@ -300,7 +300,7 @@ def test_before_the_first_step_patience_lasts_up_to_the_ceiling() -> None:
 
 def test_processor_time_alone_does_not_hide_a_hang_before_the_first_step_for_ever() -> None:
     for waits, is_judged in ((WAITS, True), (SPINS, False)):
-        story = gang_of(2, steps=0, hang_s_ceiling=100.0)
+        story = gang_of(2, steps=0, hang_ceiling_s=100.0)
         found = [look(0, waits), look(1, SPINS, phase="train", where="train.py:2 build")]
         for second in range(1, 300):
             story.hear(beat(1, 0, cpu_s=second * 0.9), beat(0, 0, cpu_s=0.0))
@@ -332,16 +332,16 @@ def test_log_lines_stay_the_verdict_without_a_proof_and_not_one_with_it() -> Non
 def test_who_works_is_never_judged_however_long_others_wait_for_it() -> None:
     works = entered(2, 6, activity=WORKS, where="train.py:60 loop")
     found = [entered(0, 7), entered(1, 7), works, entered(3, 7)]
-    assert none_of(silence(gang_of(hang_s_ceiling=100.0), *found, for_s=2000.0), d.Judge)
+    assert none_of(silence(gang_of(hang_ceiling_s=100.0), *found, for_s=2000.0), d.Judge)
 
 
 def test_a_whole_gang_that_works_in_silence_is_never_judged() -> None:
-    story = gang_of(hang_s_ceiling=100.0)
+    story = gang_of(hang_ceiling_s=100.0)
     assert none_of(silence(story, *(entered(rank, 6, activity=WORKS) for rank in ALL), for_s=2000.0), d.Judge)
 
 
 def test_what_cannot_be_seen_has_the_ceiling() -> None:
-    story = gang_of(hang_s_ceiling=100.0)
+    story = gang_of(hang_ceiling_s=100.0)
     for _ in range(190):
         if any(isinstance(one, d.Inspect) for one in story.wait(0.5)):
             story.hear(*story.looked(*(look(rank) for rank in ALL)))
@@ -390,4 +390,4 @@ def test_a_hang_is_not_judged_by_a_node_that_was_not_heard_since() -> None:
     story.wait(7.0)
     story.hear(*story.looked(look(0)))
     judged = story.hear(beat(1, 4)) + story.wait(7.0)
-    assert "no answer to the last look from n1" in only(judged, d.Judge).verdict.evidence
+    assert "no answer to the last inspection from n1" in only(judged, d.Judge).verdict.evidence

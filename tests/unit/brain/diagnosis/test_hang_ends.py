@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.brain.diagnosis import stack_groups
+from orchestrator.brain.diagnosis import hang_report
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations, text
@@ -308,7 +308,7 @@ def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> No
     odd = look(
         7, BLOCKED, why="in read()", where="t.py:3 load", stack=("t.py:3 load", "t.py:9 step"), state="D"
     )
-    assert stack_groups.lines([*alike, odd]) == (
+    assert hang_report.stack_lines([*alike, odd]) == (
         "rank 7 (state D; blocked, in read()): t.py:3 load < t.py:9 step",
         "ranks 0-6 (state S; waiting for ranks): t.py:9 step < c10d.py:5 all_reduce",
     )
@@ -316,8 +316,8 @@ def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> No
 
 def test_many_different_stacks_are_cut() -> None:
     many = [look(rank, BLOCKED, stack=(f"t.py:{rank} f",)) for rank in range(100)]
-    lines = stack_groups.lines(many)
-    assert len(lines) == stack_groups.LINES_MAX + 1 and lines[-1] == "88 more ranks, each elsewhere"
+    lines = hang_report.stack_lines(many)
+    assert len(lines) == hang_report.STACKS_SHOWN + 1 and lines[-1] == "88 more ranks, each elsewhere"
 
 
 def test_what_could_not_be_looked_at_is_said() -> None:

@@ -31,7 +31,7 @@ def test_a_rank_that_is_slow_for_long_is_remarked_once_with_factor_and_host() ->
     remark = only(said, d.Remark)
     assert remark.rank == 2
     assert remark.why == "slow: rank 2 on n2, 1.8 x its peers (180 ms a step) since step 100"
-    assert [rank.rank for rank in stragglers.found(story.brain.facts)] == [2]
+    assert [rank.rank for rank in stragglers.slow_ranks(story.brain.facts)] == [2]
 
 
 def test_a_rank_that_is_slow_once_is_not() -> None:
@@ -39,7 +39,7 @@ def test_a_rank_that_is_slow_once_is_not() -> None:
     for count in range(100, 800, 100):
         said += report(story, [0.1, 0.1, 0.5 if count == 300 else 0.1, 0.1], count)
     assert not said
-    assert not stragglers.found(story.brain.facts)
+    assert not stragglers.slow_ranks(story.brain.facts)
 
 
 def test_a_difference_of_a_few_milliseconds_is_chance() -> None:
@@ -53,6 +53,6 @@ def test_a_rank_that_recovers_is_no_straggler_any_more() -> None:
     story = running()
     for count in range(100, 600, 100):
         report(story, [0.1, 0.1, 0.2, 0.1], count)
-    assert stragglers.found(story.brain.facts)
+    assert stragglers.slow_ranks(story.brain.facts)
     report(story, [0.1, 0.1, 0.1, 0.1], 600)
-    assert not stragglers.found(story.brain.facts)
+    assert not stragglers.slow_ranks(story.brain.facts)

@@ -59,10 +59,10 @@ def test_three_usual_steps_of_silence_are_suspicious_within_floor_and_ceiling(
 
 
 def test_the_user_sets_floor_and_ceiling() -> None:
-    story = _auto(hang_s_floor=20.0)
+    story = _auto(hang_floor_s=20.0)
     _step(story, 9)
     assert _first_look_s(story) == pytest.approx(20.0, abs=0.5)
-    story = _auto(hang_s_ceiling=9.0)
+    story = _auto(hang_ceiling_s=9.0)
     _step(story, 9, median_step_s=60.0)
     assert _first_look_s(story) == pytest.approx(9.0, abs=0.5)
 
@@ -165,7 +165,7 @@ def test_a_step_voids_what_was_found_before() -> None:
     story = _auto()
     _step(story, 9)
     story.wait(8.0)
-    assert len(_looks(story.said)) == 2 and "look 2" not in _looks(story.said)[0].why
+    assert len(_looks(story.said)) == 2 and "inspection 2" not in _looks(story.said)[0].why
     story.said.clear()
     _step(story, 10)
     story.wait(4.0)
@@ -244,7 +244,7 @@ def test_what_is_suspected_is_said_in_one_line() -> None:
 
 
 def test_what_two_looks_found_unmoved_is_told_once_for_each_place_and_nothing_is_done_about_it() -> None:
-    story = _auto(hang_s_ceiling=5000.0, patience_s=5000.0)
+    story = _auto(hang_ceiling_s=5000.0, patience_s=5000.0)
     told = []
     # A place that was named is named again only when the silence is longer than any before it.
     for count, (where, looks_taken) in enumerate(

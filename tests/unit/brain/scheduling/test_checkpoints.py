@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.brain.diagnosis.repeated_failure import ALIKE_MAX
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.brain.scheduling.repeated_failure import ALIKE_MAX
 from tests.support.brain_story import Story, none_of, only
 
 TEN = ("step-000010.pt", 10)

@@ -152,7 +152,7 @@ def test_resume_arguments_come_only_with_a_checkpoint_and_quoted_where_a_shell_r
 
 def test_the_fence_falls_before_the_supervisor_gives_a_node_up() -> None:
     limits = jobs.plan(backend="slurm", monitor={"node_timeout": "50s"}).limits
-    assert limits.fence_s is not None and limits.fence_s < limits.node_silent_s == 50.0
+    assert limits.fence_s is not None and limits.fence_s < limits.node_silent_s_max == 50.0
     assert jobs.plan().limits.fence_s is None, "on this machine locks tell of agents"
     assert limits.break_grace_s <= planner.BREAK_GRACE_S_MAX
 

@@ -1,4 +1,4 @@
-"""Has this failure been seen before, so that another attempt would only end likewise?"""
+"""Repeated failures: an attempt that fails as the one before did makes no progress, and another one would fail likewise."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from orchestrator.brain.scheduling import placement
 from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, ignores_checkpoint
 
 ALIKE_MAX = 4
-"""So many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
+"""How many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
 overwrites one checkpoint does not show whether it begins from it; that it comes equally far each time does."""
 
 _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
@@ -18,7 +18,7 @@ _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
 
 
 def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
-    """Return the verdict with what is known of the script, as no progress when the same has happened before."""
+    """Return the verdict, as `no_progress` when the same has happened before, with evidence of an ignored checkpoint."""
     anew = ignores_checkpoint(attempt)
     if anew:
         verdict = dataclasses.replace(verdict, evidence=(anew, *verdict.evidence))

@@ -1,0 +1,69 @@
+"""Lost nodes: the verdict `node_lost`, on an agent that died with its ranks or that has been silent for too long.
+
+The end of a connection alone proves nothing. A node is lost when its agent is known to have died, when it stopped its ranks
+by itself, or when it has sent nothing for the time of `fence.silent_s` while the gang has made no step: a step of any rank
+proves that all ranks live. Before its ranks were started, a placed host of a pool is lost after
+`node_silent_s_max`.
+"""
+
+from __future__ import annotations
+
+from orchestrator.brain.model.deadlines import Deadlines
+from orchestrator.brain.model.decisions import Kind, Verdict
+from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts, Phase
+from orchestrator.brain.model.verdicts import verdict_on
+from orchestrator.brain.scheduling import allocation, fence
+from orchestrator.core.text import named
+
+
+def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """Return the verdict on a node that is lost, or None; deadlines still ahead are left in `deadlines`."""
+    if attempt.phase is not Phase.RUN:
+        return _lost_before_start(facts, attempt, deadlines)
+    for node in facts.nodes.values():
+        if node.lost is not None and not allocation.may_be_taken(facts, node.lost.at, deadlines):
+            return verdict(facts, node, node.lost.how)
+    for node in facts.nodes.values():
+        if (
+            node.agent_state in (AgentState.UP, AgentState.SILENT)
+            and facts.unfinished(node)
+            and _is_silent_too_long(facts, node, deadlines)
+        ):
+            silent_s = deadlines.now_s - node.contact_at
+            return verdict(facts, node, f"no word for {silent_s:.0f} s, and no progress of the gang")
+    return None
+
+
+def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
+    """A placed node of a pool that is lost before its ranks were started: others may take its place."""
+    assert facts.limits is not None
+    if facts.pool is None or attempt.placed_at is None:
+        return None
+    for node in facts.gang:
+        if node.agent_state is AgentState.ABSENT:
+            reason = f": {node.launch_reason}" if node.launch_reason else ""
+            return verdict(facts, node, f"its agent was lost before its ranks were started{reason}")
+        if node.agent_state is AgentState.SILENT and deadlines.passed(
+            node.contact_at + facts.limits.node_silent_s_max
+        ):
+            silent_s = deadlines.now_s - node.contact_at
+            return verdict(facts, node, f"no word for {silent_s:.0f} s before its ranks started")
+    return None
+
+
+def _is_silent_too_long(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
+    assert facts.limits is not None
+    return deadlines.passed(max(node.contact_at, facts.stepped_at) + fence.silent_s(facts, node))
+
+
+def verdict(facts: Facts, node: NodeFacts, how: str) -> Verdict:
+    """Return the verdict that a node is lost; ranks of others that ended badly are its victims."""
+    victims = [rank.rank for rank in facts.ranks.values() if rank.failed]
+    evidence = [f"{node.name}: {how}"]
+    if victims:
+        evidence.append(f"its victims: {named(victims)}")
+    return verdict_on(
+        facts, Kind.NODE_LOST, f"{node.name} ({named(node.ranks)}): {how}", ranks=node.ranks,
+        node=node.name, evidence=tuple(evidence), signature=f"node_lost {node.name}",
+        since_s=max(facts.stepped_at, node.contact_at),
+    )  # fmt: skip
