@@ -70,24 +70,24 @@ class Agent:
     def __init__(self, config: m.AgentConfig, environ: Mapping[str, str]) -> None:
         self._config = config
         self._job = JobDir.at(config.root)
-        self._notes = NodeLog(self._job, config.node)
-        self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
-        launcher, self._orphan = "", None
+        self._node_log = NodeLog(self._job, config.node)
+        self._incarnation = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
+        launcher, self._lost_supervisor = "", None
         if config.allocated:
             launcher = environ.get(step_env.LAUNCHER_ADDRESS, "")
-            successor = NewerAllocation(self._job.allocation, environ)
+            newer = NewerAllocation(self._job.allocation, environ)
             assert config.fence_s is not None, "a node of Slurm is not the supervisor's own machine"
-            self._orphan = LostSupervisor(environ, successor, config.fence_s, self._note)
+            self._lost_supervisor = LostSupervisor(environ, newer, config.fence_s, self._note)
             environ = step_env.of_the_job(environ)
-        self._contact = SupervisorLink(config, self._hello, self._obey, launcher)
+        self._link = SupervisorLink(config, self._hello, self._obey, launcher)
         self._hasher = Hasher(self._job.checkpoints)
-        self._preparation = Preparation(config, self._boot, environ, self._hasher, self._contact.report)
-        self._finder = CheckpointScanner(config, self._hasher, self._contact.report, self._note)
-        self._shipper = LogShipper(self._job, config.node, self._contact.chunk, self._note)
+        self._preparation = Preparation(config, self._incarnation, environ, self._hasher, self._link.report)
+        self._scanner = CheckpointScanner(config, self._hasher, self._link.report, self._note)
+        self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
         self._waiting: m.Prepare | m.Stop | None = None  # until an older attempt is gone
-        self._eyes: inspector.Inspector | None = None
+        self._inspector: inspector.Inspector | None = None
         self._latest = 0  # the highest attempt that any order named
         self._beat_due = 0.0
         self._fence = Fence(config.fence_s)
@@ -104,8 +104,8 @@ class Agent:
         if self._config.allocated:
             loop.add_signal_handler(signal.SIGTERM, self._be_warned)
         install_hook(self._job.node(self._config.node))
-        self._finder.tell_torn()
-        dialing = asyncio.create_task(self._contact.keep())
+        self._scanner.report_torn()
+        dialing = asyncio.create_task(self._link.keep())
         while not (self._leaving and self._ranks is None and self._has_shipped(time.monotonic())):
             assert not dialing.done(), f"dialling ended: {dialing}"
             self._wake.clear()
@@ -116,8 +116,8 @@ class Agent:
         self._preparation.let_go()
         self._hasher.close()
         if self._dismissed_at is not None:
-            self._contact.take_leave()
-        self._contact.close()
+            self._link.take_leave()
+        self._link.close()
         await asyncio.sleep(0)
         return 0
 
@@ -125,8 +125,8 @@ class Agent:
         ranks = self._ranks
         if ranks is None:
             return IDLE_TICK_S
-        orphans_left = ranks.want is RanksGoal.STOP and not ranks.alive and not self._finder.is_finishing
-        return STOP_TICK_S if orphans_left or (self._eyes and self._eyes.is_looking) else TICK_S
+        orphans_left = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
+        return STOP_TICK_S if orphans_left or (self._inspector and self._inspector.is_looking) else TICK_S
 
     def _be_ended(self, signum: int) -> None:
         """Somebody ends this agent, or its keeper died: take the ranks along and go."""
@@ -136,7 +136,7 @@ class Agent:
     def _be_warned(self) -> None:
         """Slurm signals all of the job's processes, and it is the supervisor that stops the ranks in good order."""
         self._note("Slurm has told this node's processes to end")
-        self._contact.warn()
+        self._link.warn()
 
     def _leave(self, grace_s: float = EXIT_GRACE_S) -> None:
         self._leaving = True
@@ -158,7 +158,7 @@ class Agent:
         self._shipper.hold()
         return m.Hello(
             protocol=m.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
-            incarnation=self._boot, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
+            incarnation=self._incarnation, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
             ready=ready.attempt, address=ready.address, port=ready.port, ranks=seen, pending=pending,
             root=self._config.root, ships=self._config.ships, gpus=self._config.gpus,
         )  # fmt: skip
@@ -174,7 +174,7 @@ class Agent:
                 if self._config.ships:
                     self._shipper.begin(order)
             case m.ChunkAck():
-                self._shipper.got(order)
+                self._shipper.acknowledge(order)
             case _:
                 self._obey_for_attempt(order)
 
@@ -195,8 +195,8 @@ class Agent:
                 self._stop(order)
             case m.Fence():
                 self._fence.take(order)
-            case m.Inspect() if self._eyes is not None:
-                self._eyes.begin(order.inspection)
+            case m.Inspect() if self._inspector is not None:
+                self._inspector.begin(order.inspection)
 
     def _prepare(self, order: m.Prepare) -> None:
         """Make ready for an attempt; what an older one left running goes first."""
@@ -213,7 +213,7 @@ class Agent:
         )
         ways = ", ".join(f"{one.address} over {one.interface or '?'}" for one in reached)
         self._note(f"the first node is reached at {ways or 'none of its addresses'}; {'; '.join(missed)}")
-        self._contact.report(m.Probed(order.attempt, reached, missed))
+        self._link.report(m.Probed(order.attempt, reached, missed))
 
     def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
         """An order names a later attempt than the one that still runs: end that first."""
@@ -230,8 +230,8 @@ class Agent:
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
         ranks.begin()
         self._fence.begin()
-        self._eyes = inspector.Inspector(ranks, order.ranks[0].env)
-        self._finder.begin(order.finds)
+        self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
+        self._scanner.begin(order.finds)
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
         rest = tuple(rank for rank in order.ranks if rank.rank != 0)
         if not self._spawn(ranks, order, first):
@@ -254,21 +254,21 @@ class Agent:
             ranks.start(order, some, env)
         except OSError as err:
             reason = f"{err.filename or order.argv[0]} cannot be started: {err.strerror}"
-            self._contact.report(m.PrepareFailed(order.attempt, reason, ""))
+            self._link.report(m.PrepareFailed(order.attempt, reason, ""))
             ranks.stop(0.0, "asked")
             return False
         return True
 
     def _started(self, ranks: NodeRanks) -> None:
         self._note(", ".join(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes))
-        self._contact.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
+        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _stop(self, order: m.Stop) -> None:
         ranks = self._ranks
         if ranks is None:
             self._preparation.let_go()
-            self._contact.report(m.Stopped(order.attempt, "asked"))
+            self._link.report(m.Stopped(order.attempt, "asked"))
             return
         if ranks.attempt != order.attempt:
             self._supersede(ranks, order)
@@ -307,35 +307,41 @@ class Agent:
         how = f"signal {report.signal}" if report.signal else f"code {report.code}"
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
         if not self._is_taking_along(ranks):
-            self._contact.report(report)
+            self._link.report(report)
 
     def _tick(self, now_s: float) -> None:
         ranks = self._ranks
         if ranks is None:
-            patience_s = ALONE_OWING_S_MAX if self._contact.owes else ALONE_S_MAX
-            alone = now_s - self._contact.proved_at > patience_s
-            over = not self._contact.connected and self._job.ended.exists()
+            patience_s = ALONE_OWING_S_MAX if self._link.owes else ALONE_S_MAX
+            alone = now_s - self._link.proved_at > patience_s
+            over = not self._link.connected and self._job.ended.exists()
             self._leaving = self._leaving or alone or over
         else:
             self._tick_ranks(ranks, now_s)
-        if self._orphan and not self._leaving and self._orphan.look(now_s - self._contact.proved_at):
+        if (
+            self._lost_supervisor
+            and not self._leaving
+            and self._lost_supervisor.check(now_s - self._link.proved_at)
+        ):
             self._leave(0.0)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
             beats = ranks.look() if ranks else ()
-            self._contact.beat(ranks.attempt if ranks else self._latest, beats, self._finder.scanned)
-        if self._contact.connected:
-            self._shipper.look(self._attempts)
+            self._link.beat(
+                ranks.attempt if ranks else self._latest, beats, self._scanner.reported_through_step
+            )
+        if self._link.connected:
+            self._shipper.poll(self._attempts)
 
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
         if ranks.makes_first_step():
             self._beat_due = 0.0
-        if self._eyes is not None and (looked := self._eyes.gather()) is not None:
-            self._contact.report(looked)
+        if self._inspector is not None and (looked := self._inspector.gather()) is not None:
+            self._link.report(looked)
         if ranks.want is RanksGoal.RUN:
-            self._finder.look(ranks, now_s)
-            quiet_s = self._fence.over_s(ranks, self._contact.proved_at, now_s)
+            self._scanner.scan(ranks, now_s)
+            quiet_s = self._fence.over_s(ranks, self._link.proved_at, now_s)
             if quiet_s is not None:
                 self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
                 ranks.stop(0.0, "fenced" if ranks.alive else "ended")
@@ -344,21 +350,21 @@ class Agent:
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
         """Drive a stop on; tell whether nothing of the attempt is left and all of its checkpoints are told of."""
-        if not self._finder.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
+        if not self._scanner.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
             return False
         # By a signal: then there is no time to read checkpoints.
         is_ended = self._leaving and self._dismissed_at is None
-        return self._finder.finish(ranks, now_s) or is_ended
+        return self._scanner.finish(ranks, now_s) or is_ended
 
     def _stopped(self, ranks: NodeRanks) -> None:
         """Nothing of the attempt is left: its last lines go first, then the word that it is over."""
         ranks.close()
         self._shipper.push(self._attempts)
-        if self._eyes is not None:
-            self._eyes.close()
-        self._ranks = self._eyes = None
+        if self._inspector is not None:
+            self._inspector.close()
+        self._ranks = self._inspector = None
         if not self._is_taking_along(ranks):
-            self._contact.report(m.Stopped(ranks.attempt, ranks.how))
+            self._link.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
             self._obey(waiting)
@@ -371,15 +377,15 @@ class Agent:
 
     def _has_shipped(self, now_s: float) -> bool:
         """Tell whether a dismissed agent may go: its logs are at home, or they do not get there."""
-        if not self._config.ships or self._dismissed_at is None or self._shipper.is_home(self._attempts):
+        if not self._config.ships or self._dismissed_at is None or self._shipper.has_arrived(self._attempts):
             return True
         stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
-        return stuck or self._contact.disconnected_s > SHIP_ALONE_S_MAX
+        return stuck or self._link.disconnected_s > SHIP_ALONE_S_MAX
 
     def _note(self, text: str) -> None:
         """Write a line to the node's log of the latest attempt, unless the job was deleted: it must not come back."""
         if self._latest and self._job.root.exists():
-            self._notes.add(self._latest, text)
+            self._node_log.add(self._latest, text)
 
 
 def run_agent(config: m.AgentConfig) -> int:

@@ -45,7 +45,7 @@ DEATHS_MAX = 10
 TAG = "ORCH_TAG"
 """The environment variable that marks every process of a job on a node, whatever became of its parents."""
 
-SWEEP_S_MAX = 20.0
+CLEANUP_S_MAX = 20.0
 """How long processes may take to vanish after SIGKILL."""
 
 CONFIG_BYTES_MAX = 1 << 20
@@ -62,16 +62,16 @@ LOOK_S = 60.0
 """How often a keeper whose agent lives looks around; whatever happens wakes it at once."""
 
 
-def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) -> int:
+def main(run_agent: Callable[[AgentConfig], int], *, is_launched: bool = False) -> int:
     """Read an AgentConfig from the first line of standard input, keep an agent running, and return the exit code.
 
-    `is_landed`: words go to standard output, and the agent starts when the line `GO` has come.
+    `is_launched`: words go to standard output, and the agent starts when the line `GO` has come.
     """
     full_disk.print_patiently()
     config = _here(codec.loads(AgentConfig, sys.stdin.buffer.readline(CONFIG_BYTES_MAX)))
     folder = JobDir(Path(config.root)).node(config.node)
     folder.mkdir(parents=True, exist_ok=True)
-    tell = _say if is_landed else _note
+    tell = _say if is_launched else _note
     if not is_token(config.token):
         tell(
             w.Failed(
@@ -91,7 +91,7 @@ def main(run_agent: Callable[[AgentConfig], int], *, is_landed: bool = False) ->
     except LeaseError as err:
         tell(w.Failed("lease", err.reason, err.fix, "busy" if err.is_busy else "permanent"))
         return 1
-    if is_landed and not _may_go(held):
+    if is_launched and not _may_go(held):
         return 1
     if config.allocated:
         _leave_srun(folder, config.node)
@@ -203,7 +203,7 @@ def _keep(config: AgentConfig, run_agent: Callable[[AgentConfig], int], held: Le
 
 def _clean_up(config: AgentConfig) -> None:
     """Let nothing remain of what an earlier agent started, and nothing that its ranks said unmasked."""
-    sweep(config.job, config.node)
+    clean_up_processes(config.job, config.node)
     forget_errors(JobDir.at(config.root).node(config.node))
 
 
@@ -302,11 +302,11 @@ def _how(status: int) -> str:
     )
 
 
-def sweep(job: str, node: str) -> list[int]:
+def clean_up_processes(job: str, node: str) -> list[int]:
     """Kill every process that an earlier agent of this job and node left, within a limit; return those that live on."""
-    deadline_s = time.monotonic() + SWEEP_S_MAX
+    deadline_s = time.monotonic() + CLEANUP_S_MAX
     while True:
-        left = _leftovers(job, node)
+        left = _processes_of(job, node)
         for pid in left:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -318,7 +318,7 @@ def sweep(job: str, node: str) -> list[int]:
         time.sleep(0.02)
 
 
-def _leftovers(job: str, node: str) -> list[int]:
+def _processes_of(job: str, node: str) -> list[int]:
     ours = procfs.descendants(os.getpid())
     marked = [proc.pid for proc in procfs.with_env(f"{TAG}={job}/{node}".encode())]
     living = [pid for pid in dict.fromkeys(ours + marked) if pid != os.getpid()]

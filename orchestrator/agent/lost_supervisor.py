@@ -26,7 +26,7 @@ TURN_S = 5.0
 
 AGAIN_S = 10.0
 
-LOOK_S = 1.0
+CHECK_S = 1.0
 """How often an agent without contact looks which allocation its job is in."""
 
 NAME_CHARS_MAX = 100
@@ -44,12 +44,12 @@ class NewerAllocation:
         self._said = ""
         self._thread: threading.Thread | None = None
 
-    def look(self) -> str:
+    def check(self) -> str:
         """Return the other allocation, as far as the looks before this one know; empty for none. This does not block."""
         now_s, is_reading = time.monotonic(), self._thread is not None and self._thread.is_alive()
         if self._own and now_s >= self._due_s and not is_reading:
-            self._due_s = now_s + LOOK_S
-            self._thread = threading.Thread(target=self._read, name="successor", daemon=True)
+            self._due_s = now_s + CHECK_S
+            self._thread = threading.Thread(target=self._read, name="newer_allocation", daemon=True)
             self._thread.start()
         return self._said if self._said != self._own else ""
 
@@ -68,7 +68,7 @@ class LostSupervisor:
     def __init__(
         self,
         environ: Mapping[str, str],
-        successor: NewerAllocation,
+        newer_allocation: NewerAllocation,
         fence_s: float,
         note: Callable[[str], None],
     ) -> None:
@@ -78,31 +78,31 @@ class LostSupervisor:
         turn = environ.get("SLURM_NODEID", "")
         self._first_s = ALONE_S + TURN_S * (int(turn) if turn.isdigit() else 0)
         self._due_s = self._first_s
-        self._successor, self._fence_s = successor, fence_s
+        self._newer_allocation, self._fence_s = newer_allocation, fence_s
         self._note = note
         self._thread: threading.Thread | None = None
 
-    def look(self, unheard_s: float) -> bool:
+    def check(self, unheard_s: float) -> bool:
         """See what is to be done after so long without contact; tell whether the agent must go at once.
 
         That is when the job is elsewhere: the next attempt there begins as soon as this one must have seen it.
         """
-        self._look_for_batch_script(unheard_s)
-        other = self._successor.look() if unheard_s > self._fence_s else ""
+        self._check_batch_host(unheard_s)
+        other = self._newer_allocation.check() if unheard_s > self._fence_s else ""
         if other:
             self._note(
                 f"no contact for {unheard_s:.0f} s, and the job goes on in allocation {other}: leaving"
             )
         return bool(other)
 
-    def _look_for_batch_script(self, unheard_s: float) -> None:
+    def _check_batch_host(self, unheard_s: float) -> None:
         if unheard_s < self._first_s:
             self._due_s = self._first_s
         is_asking = self._thread is not None and self._thread.is_alive()
         if unheard_s < self._due_s or not self._job_id or is_asking:
             return
         self._due_s = unheard_s + AGAIN_S
-        self._thread = threading.Thread(target=self._find_out, name="orphan", daemon=True)
+        self._thread = threading.Thread(target=self._find_out, name="lost-supervisor", daemon=True)
         self._thread.start()
 
     def _find_out(self) -> None:

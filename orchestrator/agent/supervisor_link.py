@@ -52,7 +52,7 @@ class SupervisorLink:
         self._endpoints = (job.node(config.node) / NODE_ENDPOINT, job.endpoint)
         self._greet = greet
         self._obey = obey
-        self._spool = Outbox()
+        self._outbox = Outbox()
         self._line: connection.Line | None = None
         self._redial_s = REDIAL_S_MIN
         self._connected_at = 0.0
@@ -75,7 +75,7 @@ class SupervisorLink:
     @property
     def owes(self) -> bool:
         """Tell whether something that must arrive has not been acknowledged yet."""
-        return bool(self._spool.pending())
+        return bool(self._outbox.pending())
 
     async def keep(self) -> None:
         """Dial until cancelled."""
@@ -120,7 +120,7 @@ class SupervisorLink:
         return list(dict.fromkeys(found))
 
     async def _listen(self, source: connection.Line) -> None:
-        pending = self._spool.pending()
+        pending = self._outbox.pending()
         source.send(self._greet(len(pending)))
         for seq, report in pending:
             source.send(report, seq)
@@ -135,19 +135,19 @@ class SupervisorLink:
                 self._obey(order)
 
     def _acknowledged(self, ack: m.Ack) -> None:
-        self._spool.acknowledge(ack.seq)
+        self._outbox.acknowledge(ack.seq)
         while self._beats_sent and self._beats_sent[0][0] <= ack.beat:
             self.proved_at = self._beats_sent.popleft()[1]
 
     def report(self, report: m.ReliableReport) -> None:
         """Say something that must arrive: now if it can be, and again after every break until it is acknowledged."""
-        self._send(report, self._spool.keep(report))
+        self._send(report, self._outbox.keep(report))
 
     def chunk(self, chunk: m.Chunk, raw: bytes) -> bool:
         """Send bytes of a file, if there is a connection; tell whether they are on their way."""
         return self._send(chunk, raw=raw)
 
-    def beat(self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], scanned: int) -> None:
+    def beat(self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], reported_through_step: int) -> None:
         """Say the regular word, if there is a connection; give up one that only seems to be."""
         if self._line is None:
             return
@@ -157,7 +157,7 @@ class SupervisorLink:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(m.Heartbeat(self._beats, attempt, ranks, scanned))
+        self._send(m.Heartbeat(self._beats, attempt, ranks, reported_through_step))
 
     def warn(self) -> None:
         """Say that Slurm has told this node's processes to end, if there is a connection."""

@@ -40,7 +40,7 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
     job_folder.require_own(job)
     nodes = _nodes(job)
     killed = sum(_end(job, node) for node in nodes)
-    left = [pid for node in nodes for pid in keeper.sweep(job.id, node)]
+    left = [pid for node in nodes for pid in keeper.clean_up_processes(job.id, node)]
     if not job.root.is_dir():
         return w.CleanedUp(killed, "")
     if job.secrets.exists() or job.journal.exists():

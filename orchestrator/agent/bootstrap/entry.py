@@ -41,34 +41,34 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
 
     This code comes from `bundle`, which is open as `bundle_fd`.
     """
-    talk = Replies(mark, sys.stdin.buffer)
+    replies = Replies(mark, sys.stdin.buffer)
     ownership.close_to_others()
     try:
         match codec.loads_kind(_REQUESTS, line):
             case w.Launch() as request:
-                _launch(request, bundle, bundle_fd, talk)
+                _launch(request, bundle, bundle_fd, replies)
             case w.Reach() as request:
-                talk.say(_reach(request))
+                replies.say(_reach(request))
             case w.CleanUp() as request:
                 from orchestrator.agent.bootstrap import cleanup
 
-                talk.say(cleanup.clean_up(request))
+                replies.say(cleanup.clean_up(request))
             case w.SurveyHost() as request:
                 from orchestrator.agent.bootstrap import survey
 
-                talk.say(survey.survey(request))
+                replies.say(survey.survey(request))
     except Fault as found:
-        talk.say(found.word)
+        replies.say(found.word)
         return 1
     except (BrokenPipeError, EOFError):
         return 1  # nobody is there any more to be told
     except OSError as err:
-        talk.say(fault("folder", err, "").word)
+        replies.say(fault("folder", err, "").word)
         return 1
     return 0
 
 
-def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, talk: Replies) -> None:
+def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, replies: Replies) -> None:
     job = job_folder.resolved(request.root)
     job_folder.check_space(job, request)
     job_folder.open_at(job, request)
@@ -82,14 +82,14 @@ def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, talk: Replies) -> 
         job_folder.notes(job, request, own),
     )
     if own:
-        talk.say(placed)
+        replies.say(placed)
     else:
-        job_folder.fill(job, request, bundle, talk, placed)
-    talk.say(w.CopiedHere())
-    _bring_up(job, config, bundle_fd, talk)
+        job_folder.fill(job, request, bundle, replies, placed)
+    replies.say(w.CopiedHere())
+    _bring_up(job, config, bundle_fd, replies)
 
 
-def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, talk: Replies) -> None:
+def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies) -> None:
     """Start a keeper, pass its words on, and leave it when it was told to go; without that leave it ends itself."""
     log = job.node(config.node) / "agent.log"
     with log.open("ab") as file:
@@ -98,10 +98,10 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, talk: Replies) -
     try:
         keeper.tell(codec.dumps(config))
         word = _word(keeper, LEASE_S_MAX, while_heard=True)
-        talk.say(word)
-        if isinstance(word, w.Leased) and _heard_go(talk, keeper):
+        replies.say(word)
+        if isinstance(word, w.Leased) and _heard_go(replies, keeper):
             keeper.tell(w.GO.decode())
-            talk.say(_word(keeper, UP_S_MAX, while_heard=False))
+            replies.say(_word(keeper, UP_S_MAX, while_heard=False))
     except fork.EndedError as err:
         words = _last_words(log, begin_bytes) or "it left no word"
         reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {words}"
@@ -126,13 +126,13 @@ def _word(keeper: fork.Keeper, wait_s: float, *, while_heard: bool) -> w.Word:
     return word
 
 
-def _heard_go(talk: Replies, keeper: fork.Keeper) -> bool:
+def _heard_go(replies: Replies, keeper: fork.Keeper) -> bool:
     """Wait for the leave to start, as long as the keeper does. Raises EndedError when that ends before."""
     words_fd = keeper.words.fileno()
     ready = select.select([0, words_fd], [], [], w.GO_S_MAX)[0]
     if words_fd in ready:
         raise fork.EndedError
-    return bool(ready) and talk.heard_go()
+    return bool(ready) and replies.heard_go()
 
 
 def _last_words(log: Path, begin_bytes: int) -> str:

@@ -89,7 +89,7 @@ def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
 
         gc.freeze()
         gc.enable()
-        code = keeper.main(agent.run_agent, is_landed=True)
+        code = keeper.main(agent.run_agent, is_launched=True)
     except BaseException:
         sys.excepthook = sys.__excepthook__
         sys.excepthook(*sys.exc_info())
@@ -115,4 +115,4 @@ def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -
     os.chdir(job.root)
     for name in [name for name in os.environ if name.startswith("SSH_")]:
         del os.environ[name]
-    spawn.show_argv((sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "landed"))
+    spawn.show_argv((sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "launched"))

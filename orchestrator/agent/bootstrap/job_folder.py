@@ -1,6 +1,6 @@
 """Is the job's folder on this host, with bundle and code in it, whole? It is made so, or it is said why not.
 
-Rules: several hosts may share the disk, and land at once: one at a time works in the folder (`landing.lock`); what is
+Rules: several hosts may share the disk, and land at once: one at a time works in the folder (`launch.lock`); what is
 written gets its name when it is whole, so a name that is there is right. Where hosts share the submitter's disk the
 folder is the job's own, known by its token, and nothing is copied.
 """
@@ -116,15 +116,15 @@ def notes(job: JobDir, request: w.Launch, is_own_folder: bool) -> tuple[str, ...
     return tuple(found)
 
 
-def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Replies, placed: w.Placed) -> None:
+def fill(job: JobDir, request: w.Launch, bundle: bytes, replies: Replies, placed: w.Placed) -> None:
     """Bring bundle and code into the folder, as far as they are not there. Raises Fault, EOFError."""
     try:
-        with _locked(job, talk):
-            talk.say(placed)
+        with _locked(job, replies):
+            replies.say(placed)
             if _sha256(job.bundle) != request.bundle.sha256:
                 replace_bytes(job.bundle, bundle)
             if not job.code.is_dir():
-                _bring_code(job, request.code, talk)
+                _bring_code(job, request.code, replies)
     except BrokenPipeError:
         raise
     except OSError as err:
@@ -132,11 +132,11 @@ def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Replies, placed: w
 
 
 @contextlib.contextmanager
-def _locked(job: JobDir, talk: Replies) -> Iterator[None]:
+def _locked(job: JobDir, replies: Replies) -> Iterator[None]:
     """Be the only one that works in the folder, on whichever host. Raises Fault when another one does not end."""
     deadline_s = time.monotonic() + LOCK_S_MAX
-    beat = _Beat(talk, "waiting for another launch in the same folder")
-    lock = job.root / "landing.lock"
+    beat = _Beat(replies, "waiting for another launch in the same folder")
+    lock = job.root / "launch.lock"
     fd = locks.open_file(lock)
     try:
         while not locks.take(fd, LOCK_POLL_S, LOCK_POLL_S):
@@ -153,8 +153,8 @@ def _locked(job: JobDir, talk: Replies) -> Iterator[None]:
 class _Beat:
     """Says now and then that something goes on."""
 
-    def __init__(self, talk: Replies, what: str) -> None:
-        self._talk = talk
+    def __init__(self, replies: Replies, what: str) -> None:
+        self._talk = replies
         self._what = what
         self._due_s = time.monotonic() + WORKING_S
 
@@ -181,7 +181,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _bring_code(job: JobDir, code: w.Blob, talk: Replies) -> None:
+def _bring_code(job: JobDir, code: w.Blob, replies: Replies) -> None:
     """Have the code archive here, and unpack it. A launch that failed leaves no parts; one that was killed may have."""
     archive, part = job.archive, job.root / ".code.tar.gz.part"
     unpacked = job.root / ".code.part"
@@ -190,9 +190,9 @@ def _bring_code(job: JobDir, code: w.Blob, talk: Replies) -> None:
         shutil.rmtree(unpacked, ignore_errors=True)
         if _sha256(archive) != code.sha256:
             if not _link_sibling(job, code, part):
-                _take(code, part, talk)
+                _take(code, part, replies)
             part.replace(archive)
-        _unpack(archive, unpacked, _Beat(talk, "unpacking the code"))
+        _unpack(archive, unpacked, _Beat(replies, "unpacking the code"))
         unpacked.rename(job.code)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -200,10 +200,10 @@ def _bring_code(job: JobDir, code: w.Blob, talk: Replies) -> None:
         raise
 
 
-def _take(code: w.Blob, part: Path, talk: Replies) -> None:
-    talk.say(w.SendBlob("code"))
+def _take(code: w.Blob, part: Path, replies: Replies) -> None:
+    replies.say(w.SendBlob("code"))
     with part.open("wb") as file:
-        if talk.take(code.size_bytes, file) != code.sha256:
+        if replies.take(code.size_bytes, file) != code.sha256:
             raise Fault("copy", "the code archive did not arrive as it was sent", "", "transient")
 
 

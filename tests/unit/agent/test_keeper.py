@@ -37,7 +37,7 @@ def agent(config):
     time.sleep(600)
 
 
-sys.exit(keeper.main(agent, is_landed=True))
+sys.exit(keeper.main(agent, is_launched=True))
 """
 
 
