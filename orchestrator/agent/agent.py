@@ -1,8 +1,8 @@
-"""What does a node do for a job? Its agent starts ranks when ordered, stops them when ordered, and tells what it sees.
+"""Agent of one node: starts and stops ranks as ordered, and reports on them.
 
-Rules: an order of a stale attempt is ignored; without contact and without progress the agent stops its ranks (the
-fence), and so it does without contact when the job is in another allocation: a next attempt elsewhere never runs beside
-this one. One process, one loop; ranks are its children, and their end wakes it. What may take long has its own thread.
+Rules: an order of a stale attempt is ignored. Without contact the agent stops its ranks when they make no progress (the
+fence), and when the job runs in another allocation: so two attempts never run at once. One process, one event loop; ranks
+are its children, and their end wakes it. What may take long has its own thread.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
 TICK_S = 0.2
-"""How often logs are looked at; the end of a rank does not wait for it."""
+"""How often logs are polled; the end of a rank does not wait for it."""
 
 STOP_TICK_S = 0.02
-"""How often a stop is driven on, when only processes that are not our children are left to wait for."""
+"""How often a stop is driven on when it waits only for processes that are not our children."""
 
 IDLE_TICK_S = 1.0
 
 HEAD_START_S = 0.15
-"""How long before the others rank 0 is started: it serves the store, and a rank that comes too early is refused and
-waits up to 0.6 s before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
+"""How much earlier rank 0 starts: it serves the store, and a rank that comes too early is refused and waits up to 0.6 s
+before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
 
 ALONE_S_MAX = 900.0
-"""An agent without ranks that has not heard of its supervisor for so long leaves: another is started when it is wanted."""
+"""An agent without ranks leaves after this time without contact: another is started when it is needed."""
 
-ALONE_OWING_S_MAX = 7 * 86_400.0
-"""The same for one that has news to tell, such as the end of its ranks: a laptop may stay closed for days."""
+ALONE_PENDING_S_MAX = 7 * 86_400.0
+"""The same for an agent with unacknowledged reports, such as the end of its ranks: a laptop may stay closed for days."""
 
 EXIT_GRACE_S = 2.0
-"""TERM to KILL for the ranks of an agent that is itself being ended."""
+"""TERM to KILL for the ranks of an agent that is ended by a signal."""
 
 SHIP_LAST_S_MAX = 60.0
-"""A dismissed agent stays until its logs are at home, unless none of them has arrived for so long."""
+"""A dismissed agent stays until its logs have arrived, unless nothing has arrived for this time."""
 
 SHIP_ALONE_S_MAX = 10.0
-"""Nor does it stay when there has been no line for so long: what is left here is collected later."""
+"""Nor does it stay after this time without a connection: `orch collect` fetches the rest later."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -86,9 +86,11 @@ class Agent:
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
-        self._waiting: m.Prepare | m.Stop | None = None  # until an older attempt is gone
+        # An order that waits for the end of an older attempt.
+        self._waiting: m.Prepare | m.Stop | None = None
         self._inspector: inspector.Inspector | None = None
-        self._latest = 0  # the highest attempt that any order named
+        # The highest attempt named in any order.
+        self._latest = 0
         self._beat_due = 0.0
         self._fence = Fence(config.fence_s)
         self._leaving = False
@@ -100,9 +102,9 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for signum in _ENDING:
-            loop.add_signal_handler(signum, self._be_ended, signum)
+            loop.add_signal_handler(signum, self._end_by_signal, signum)
         if self._config.allocated:
-            loop.add_signal_handler(signal.SIGTERM, self._be_warned)
+            loop.add_signal_handler(signal.SIGTERM, self._forward_term)
         install_hook(self._job.node(self._config.node))
         self._scanner.report_torn()
         dialing = asyncio.create_task(self._link.keep())
@@ -116,7 +118,7 @@ class Agent:
         self._preparation.let_go()
         self._hasher.close()
         if self._dismissed_at is not None:
-            self._link.take_leave()
+            self._link.say_goodbye()
         self._link.close()
         await asyncio.sleep(0)
         return 0
@@ -125,18 +127,22 @@ class Agent:
         ranks = self._ranks
         if ranks is None:
             return IDLE_TICK_S
-        orphans_left = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
-        return STOP_TICK_S if orphans_left or (self._inspector and self._inspector.is_looking) else TICK_S
+        waits_for_orphans = (
+            ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
+        )
+        return (
+            STOP_TICK_S if waits_for_orphans or (self._inspector and self._inspector.is_looking) else TICK_S
+        )
 
-    def _be_ended(self, signum: int) -> None:
-        """Somebody ends this agent, or its keeper died: take the ranks along and go."""
+    def _end_by_signal(self, signum: int) -> None:
+        """Stop the ranks and leave: a signal ends this agent, or its keeper died."""
         self._note(f"ended by signal {signum}")
         self._leave()
 
-    def _be_warned(self) -> None:
-        """Slurm signals all of the job's processes, and it is the supervisor that stops the ranks in good order."""
+    def _forward_term(self) -> None:
+        """Report the TERM that Slurm sends to all of the job's processes: the supervisor stops the ranks in good order."""
         self._note("Slurm has told this node's processes to end")
-        self._link.warn()
+        self._link.report_signal()
 
     def _leave(self, grace_s: float = EXIT_GRACE_S) -> None:
         self._leaving = True
@@ -144,11 +150,11 @@ class Agent:
             self._ranks.stop(grace_s, "ended")
         self._wake.set()
 
-    def _is_taking_along(self, ranks: NodeRanks) -> bool:
-        """Tell whether this agent ends, unasked, and its ranks with it: then the news is that it is no more."""
+    def _ends_with_agent(self, ranks: NodeRanks) -> bool:
+        """Tell whether these ranks end because the agent was ended: then its own end is the news, not theirs."""
         return self._leaving and ranks.how == "ended"
 
-    # What the supervisor says
+    # Orders
 
     def _hello(self, pending: int) -> m.Hello:
         ranks, ready = self._ranks, self._preparation.ready
@@ -164,7 +170,7 @@ class Agent:
         )  # fmt: skip
 
     def _obey(self, order: m.Order) -> None:
-        assert not isinstance(order, m.Ack), "acknowledgements end in Contact"
+        assert not isinstance(order, m.Ack), "SupervisorLink takes acknowledgements"
         self._wake.set()
         match order:
             case m.Dismiss():
@@ -199,7 +205,7 @@ class Agent:
                 self._inspector.begin(order.inspection)
 
     def _prepare(self, order: m.Prepare) -> None:
-        """Make ready for an attempt; what an older one left running goes first."""
+        """Prepare an attempt; ranks of an older one are stopped first."""
         if self._ranks is not None:
             self._supersede(self._ranks, order)
             return
@@ -207,16 +213,18 @@ class Agent:
         self._preparation.begin(order)
 
     async def _probe(self, order: m.Probe) -> None:
-        """Say at which of these addresses this node reaches the first one."""
+        """Report at which of these addresses this node reaches the first node."""
         reached, missed = await rendezvous_probe.probe(
             order.addresses, order.port, self._config.token, order.attempt
         )
-        ways = ", ".join(f"{one.address} over {one.interface or '?'}" for one in reached)
-        self._note(f"the first node is reached at {ways or 'none of its addresses'}; {'; '.join(missed)}")
+        addresses = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
+        self._note(
+            f"the first node is reached at {addresses or 'none of its addresses'}; {'; '.join(missed)}"
+        )
         self._link.report(m.Probed(order.attempt, reached, missed))
 
     def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
-        """An order names a later attempt than the one that still runs: end that first."""
+        """Stop the ranks of an older attempt, and keep the order until they are gone."""
         if ranks.attempt < order.attempt:
             self._waiting = order
             ranks.stop(0.0, "asked")
@@ -245,13 +253,13 @@ class Agent:
         if self._ranks is ranks and ranks.want is RanksGoal.RUN and self._spawn(ranks, order, rest):
             self._started(ranks)
 
-    def _spawn(self, ranks: NodeRanks, order: m.Start, some: tuple[m.RankStart, ...]) -> bool:
-        """Start some ranks; when that cannot be, report it, end the others, and return False."""
+    def _spawn(self, ranks: NodeRanks, order: m.Start, starts: tuple[m.RankStart, ...]) -> bool:
+        """Start some ranks; on failure report it, stop the others, and return False."""
         env = self._preparation.env
         if self._config.allocated:
             env = {**env, **step_env.share(env, len(order.ranks))}
         try:
-            ranks.start(order, some, env)
+            ranks.start(order, starts, env)
         except OSError as err:
             reason = f"{err.filename or order.argv[0]} cannot be started: {err.strerror}"
             self._link.report(m.PrepareFailed(order.attempt, reason, ""))
@@ -276,10 +284,10 @@ class Agent:
         self._note(f"stopping attempt {order.attempt}: {order.signal}, after {order.grace_s:g} s KILL")
         ranks.stop(order.grace_s, "asked", signal.Signals[f"SIG{order.signal}"])
 
-    # What happens on the node
+    # Events on the node
 
     def _reap(self) -> None:
-        """A child changed its state: it ended, was stopped, or goes on."""
+        """Reap the children that ended, and note those that were stopped or continued."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -288,7 +296,7 @@ class Agent:
             if pid == 0:
                 break
             if os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP:
-                continue  # halted by `tracer`, for a moment that no beat need show
+                continue  # halted by `ptrace` for a moment that no heartbeat need show
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._beat_due = 0.0
             else:
@@ -306,16 +314,16 @@ class Agent:
         report = ranks.ended(process, status)
         how = f"signal {report.signal}" if report.signal else f"code {report.code}"
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
-        if not self._is_taking_along(ranks):
+        if not self._ends_with_agent(ranks):
             self._link.report(report)
 
     def _tick(self, now_s: float) -> None:
         ranks = self._ranks
         if ranks is None:
-            patience_s = ALONE_OWING_S_MAX if self._link.owes else ALONE_S_MAX
-            alone = now_s - self._link.proved_at > patience_s
-            over = not self._link.connected and self._job.ended.exists()
-            self._leaving = self._leaving or alone or over
+            patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
+            is_alone = now_s - self._link.proved_at > patience_s
+            is_over = not self._link.connected and self._job.ended.exists()
+            self._leaving = self._leaving or is_alone or is_over
         else:
             self._tick_ranks(ranks, now_s)
         if (
@@ -337,8 +345,8 @@ class Agent:
         ranks.note_logs(time.time_ns())
         if ranks.makes_first_step():
             self._beat_due = 0.0
-        if self._inspector is not None and (looked := self._inspector.gather()) is not None:
-            self._link.report(looked)
+        if self._inspector is not None and (report := self._inspector.gather()) is not None:
+            self._link.report(report)
         if ranks.want is RanksGoal.RUN:
             self._scanner.scan(ranks, now_s)
             quiet_s = self._fence.over_s(ranks, self._link.proved_at, now_s)
@@ -349,21 +357,21 @@ class Agent:
             self._stopped(ranks)
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
-        """Drive a stop on; tell whether nothing of the attempt is left and all of its checkpoints are told of."""
+        """Drive a stop on; tell whether all processes are gone and all checkpoints are reported."""
         if not self._scanner.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
             return False
-        # By a signal: then there is no time to read checkpoints.
-        is_ended = self._leaving and self._dismissed_at is None
-        return self._scanner.finish(ranks, now_s) or is_ended
+        # An agent ended by a signal has no time to hash checkpoints.
+        is_signalled = self._leaving and self._dismissed_at is None
+        return self._scanner.finish(ranks, now_s) or is_signalled
 
     def _stopped(self, ranks: NodeRanks) -> None:
-        """Nothing of the attempt is left: its last lines go first, then the word that it is over."""
+        """Report an attempt without processes as stopped, after its last log lines; then obey the waiting order."""
         ranks.close()
         self._shipper.push(self._attempts)
         if self._inspector is not None:
             self._inspector.close()
         self._ranks = self._inspector = None
-        if not self._is_taking_along(ranks):
+        if not self._ends_with_agent(ranks):
             self._link.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
@@ -371,25 +379,25 @@ class Agent:
 
     @property
     def _attempts(self) -> tuple[int, ...]:
-        """The attempts whose files still grow here."""
+        """The attempts whose files still grow on this node."""
         running = self._ranks.attempt if self._ranks is not None else self._latest
         return tuple(dict.fromkeys((running, self._latest)))
 
     def _has_shipped(self, now_s: float) -> bool:
-        """Tell whether a dismissed agent may go: its logs are at home, or they do not get there."""
+        """Tell whether a dismissed agent may leave: its logs have arrived, or do not get through."""
         if not self._config.ships or self._dismissed_at is None or self._shipper.has_arrived(self._attempts):
             return True
-        stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
-        return stuck or self._link.disconnected_s > SHIP_ALONE_S_MAX
+        is_stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
+        return is_stuck or self._link.disconnected_s > SHIP_ALONE_S_MAX
 
     def _note(self, text: str) -> None:
-        """Write a line to the node's log of the latest attempt, unless the job was deleted: it must not come back."""
+        """Write a line to the node's log of the latest attempt; a deleted job folder must not come back."""
         if self._latest and self._job.root.exists():
             self._node_log.add(self._latest, text)
 
 
 def run_agent(config: m.AgentConfig) -> int:
-    """Be the agent that `config` describes, until dismissed; return the exit code."""
+    """Run the agent that `config` describes until it is dismissed; return the exit code."""
     spawn.name_process("orch-agent")
     spawn.adopt_orphans()
     os.chdir(config.root)
@@ -398,7 +406,7 @@ def run_agent(config: m.AgentConfig) -> int:
 
 async def _serve(config: m.AgentConfig, environ: Mapping[str, str]) -> int:
     code = await Agent(config, environ).run()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # one that comes while the loop closes leaves a complaint
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a signal while the loop closes prints a warning
     for signum in _ENDING:
         signal.signal(signum, signal.SIG_IGN)
     return code

@@ -23,7 +23,7 @@ MUTATIONS = (
         "tests/unit/agent/test_agent.py::test_a_look_is_taken_and_answered_by_its_number"),
     Mutation("evidence is not written", "orchestrator/agent/evidence/inspector.py", "self._append(asking, _page_of(look, found, threads))", "pass",
         "tests/unit/agent/evidence/test_inspector.py::test_each_look_adds_a_line_of_torchs_words_or_that_they_are_the_same"),
-    Mutation("an attempt is over before its last checkpoint is told", "orchestrator/agent/agent.py", "return self._scanner.finish(ranks, now_s) or is_ended", "return True",
+    Mutation("an attempt is over before its last checkpoint is told", "orchestrator/agent/agent.py", "return self._scanner.finish(ranks, now_s) or is_signalled", "return True",
         "tests/unit/agent/test_agent.py::test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over"),
     Mutation("the last lines do not go before the word that it is over", "orchestrator/agent/agent.py", "self._shipper.push(self._attempts)", "pass",
         "tests/unit/agent/test_agent.py::test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over"),

@@ -1,5 +1,5 @@
-"""Does a job whose batch script is lost with its node go back into the queue, and no other? And does an agent whose job
-goes on elsewhere go?"""
+"""Loss of the supervisor on Slurm: only a job whose batch host is lost is requeued, and an agent whose job has a newer
+allocation leaves."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _seen(newer_allocation: NewerAllocation, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _readers() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "newer_allocation"]
+    return [one for one in threading.enumerate() if one.name == "newer-allocation"]
 
 
 @pytest.fixture(autouse=True)

@@ -230,9 +230,7 @@ def test_a_checkpoint_of_too_many_files_for_one_message_is_named_and_left(
             bench.steps(count)
             await bench.scan()
         assert bench.names == []
-        assert bench.notes == [
-            "step-1 has 20 files, too many to fetch: it is not a checkpoint to start from"
-        ]
+        assert bench.notes == ["step-1 has 20 files, too many to fetch: it is not a checkpoint to start from"]
         assert bench.doubts == ["step-1"]
         assert bench.scanner.reported_through_step == 2
 
