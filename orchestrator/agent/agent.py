@@ -1,7 +1,7 @@
 """Agent of one node: starts and stops ranks as ordered, and reports on them.
 
 Rules: an order of a stale attempt is ignored. Without contact the agent stops its ranks when they make no progress (the
-fence), and when the job runs in another allocation: so two attempts never run at once. One process, one event loop; ranks
+fence), and when the job runs in another allocation: so two attempts never run at once. One process, one event loop. Ranks
 are its children, and their end wakes it. What may take long has its own thread.
 """
 
@@ -50,7 +50,7 @@ ALONE_S_MAX = 900.0
 """An agent without ranks leaves after this time without contact: another is started when it is needed."""
 
 ALONE_PENDING_S_MAX = 7 * 86_400.0
-"""The same for an agent with unacknowledged reports, such as the end of its ranks: a laptop may stay closed for days."""
+"""The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
 
 EXIT_GRACE_S = 2.0
 """TERM to KILL for the ranks of an agent that is ended by a signal."""
@@ -86,11 +86,9 @@ class Agent:
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
-        # An order that waits for the end of an older attempt.
-        self._waiting: m.Prepare | m.Stop | None = None
+        self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
         self._inspector: inspector.Inspector | None = None
-        # The highest attempt named in any order.
-        self._latest = 0
+        self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
         self._fence = Fence(config.fence_s)
         self._leaving = False
@@ -127,12 +125,9 @@ class Agent:
         ranks = self._ranks
         if ranks is None:
             return IDLE_TICK_S
-        waits_for_orphans = (
-            ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
-        )
-        return (
-            STOP_TICK_S if waits_for_orphans or (self._inspector and self._inspector.is_looking) else TICK_S
-        )
+        is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
+        is_inspecting = self._inspector is not None and self._inspector.is_looking
+        return STOP_TICK_S if is_stopping or is_inspecting else TICK_S
 
     def _end_by_signal(self, signum: int) -> None:
         """Stop the ranks and leave: a signal ends this agent, or its keeper died."""
@@ -140,7 +135,7 @@ class Agent:
         self._leave()
 
     def _forward_term(self) -> None:
-        """Report the TERM that Slurm sends to all of the job's processes: the supervisor stops the ranks in good order."""
+        """Report the TERM that Slurm sends to all processes of the job: the supervisor stops the ranks in order."""
         self._note("Slurm has told this node's processes to end")
         self._link.report_signal()
 
@@ -217,10 +212,8 @@ class Agent:
         reached, missed = await rendezvous_probe.probe(
             order.addresses, order.port, self._config.token, order.attempt
         )
-        addresses = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
-        self._note(
-            f"the first node is reached at {addresses or 'none of its addresses'}; {'; '.join(missed)}"
-        )
+        hits = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
+        self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
         self._link.report(m.Probed(order.attempt, reached, missed))
 
     def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
@@ -318,26 +311,21 @@ class Agent:
             self._link.report(report)
 
     def _tick(self, now_s: float) -> None:
-        ranks = self._ranks
+        ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
         if ranks is None:
             patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
-            is_alone = now_s - self._link.proved_at > patience_s
+            is_alone = no_contact_s > patience_s
             is_over = not self._link.connected and self._job.ended.exists()
             self._leaving = self._leaving or is_alone or is_over
         else:
             self._tick_ranks(ranks, now_s)
-        if (
-            self._lost_supervisor
-            and not self._leaving
-            and self._lost_supervisor.check(now_s - self._link.proved_at)
-        ):
+        lost = self._lost_supervisor
+        if lost and not self._leaving and lost.check(no_contact_s):
             self._leave(0.0)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
-            beats = ranks.look() if ranks else ()
-            self._link.beat(
-                ranks.attempt if ranks else self._latest, beats, self._scanner.reported_through_step
-            )
+            beats, attempt = (ranks.look(), ranks.attempt) if ranks else ((), self._latest)
+            self._link.beat(attempt, beats, self._scanner.reported_through_step)
         if self._link.connected:
             self._shipper.poll(self._attempts)
 

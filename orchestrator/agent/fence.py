@@ -11,7 +11,7 @@ from orchestrator.core.wire import messages as m
 
 
 class Fence:
-    """The times (s) that hold for this agent now: `base_s` until the supervisor sends others, None for no fence at all."""
+    """The times (s) that hold for this agent: `base_s` until the supervisor sends others, None for no fence at all."""
 
     def __init__(self, base_s: float | None) -> None:
         self._quiet_s = base_s

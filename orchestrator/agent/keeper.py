@@ -1,4 +1,4 @@
-"""Keeper of an agent: the parent process that starts the agent, restarts it when it dies, and kills its stray processes.
+"""Keeper of an agent: its parent process, which restarts it when it dies and kills its stray processes.
 
 The keeper is the agent's parent and the nearest subreaper above it. When the agent is killed, its processes become
 children of the keeper, which kills them and starts a new agent. When the keeper is killed, the kernel signals the agent
@@ -13,6 +13,7 @@ node away; there, TERM ends neither process: the agent reports it, and gets HUP 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -263,7 +264,7 @@ class _Watch:
                 return status
 
     def _wait_event(self) -> None:
-        """Wait for a signal or a question about a lease, and answer it; continue an agent that was stopped for too long."""
+        """Wait for a signal or a question about a lease; continue an agent that was stopped for too long."""
         wait_s = WAIT_S
         if self.stopped_at is not None:
             wait_s = max(self.stopped_at + STOPPED_S_MAX - time.monotonic(), 0.0)
@@ -297,15 +298,13 @@ def _how(status: int) -> str:
 
 
 def clean_up_processes(job: str, node: str) -> list[int]:
-    """Kill every process of an earlier agent of this job and node, within `CLEANUP_S_MAX`; return the pids that live on."""
+    """Kill all processes of earlier agents of a job's node; return the pids that live on after `CLEANUP_S_MAX`."""
     deadline_s = time.monotonic() + CLEANUP_S_MAX
     while True:
         pids = _processes_of(job, node)
         for pid in pids:
-            try:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                continue
         _reap()
         if not pids or time.monotonic() > deadline_s:
             return pids
@@ -320,8 +319,6 @@ def _processes_of(job: str, node: str) -> list[int]:
 
 
 def _reap() -> None:
-    try:
+    with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-    except ChildProcessError:
-        pass

@@ -49,7 +49,7 @@ class Holder:
     pid: int
 
     def __str__(self) -> str:
-        job = f"job {self.job}" if self.job else "somebody who does not answer"
+        job = f"job {self.job}" if self.job else "a process that does not answer"
         return f"{job} of {self.user or 'an unknown user'}, pid {self.pid or 'unknown'}"
 
 

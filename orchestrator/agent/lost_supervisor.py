@@ -68,11 +68,7 @@ class LostSupervisor:
     """Checks on the job while the agent has no contact."""
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        newer_allocation: NewerAllocation,
-        fence_s: float,
-        note: Callable[[str], None],
+        self, environ: Mapping[str, str], newer: NewerAllocation, fence_s: float, note: Callable[[str], None]
     ) -> None:
         """`environ` is that of a Slurm step; `note` is called from another thread, too."""
         self._job_id = environ.get("SLURM_JOB_ID", "")
@@ -80,22 +76,20 @@ class LostSupervisor:
         node_id = environ.get("SLURM_NODEID", "")
         self._first_s = ALONE_S + TURN_S * (int(node_id) if node_id.isdigit() else 0)
         self._due_s = self._first_s
-        self._newer_allocation, self._fence_s = newer_allocation, fence_s
+        self._newer_allocation, self._fence_s = newer, fence_s
         self._note = note
         self._thread: threading.Thread | None = None
 
     def check(self, no_contact_s: float) -> bool:
         """Check on the job after this time without contact; tell whether the agent must leave at once.
 
-        It must when the job is in another allocation: the next attempt there begins as soon as this agent must have seen
-        that.
+        It must when the job is in another allocation: the next attempt there starts as soon as this one must have ended.
         """
         self._check_batch_host(no_contact_s)
         other = self._newer_allocation.check() if no_contact_s > self._fence_s else ""
         if other:
-            self._note(
-                f"no contact for {no_contact_s:.0f} s, and the job goes on in allocation {other}: leaving"
-            )
+            what = f"no contact for {no_contact_s:.0f} s, and the job goes on in allocation {other}"
+            self._note(f"{what}: leaving")
         return bool(other)
 
     def _check_batch_host(self, no_contact_s: float) -> None:

@@ -89,7 +89,7 @@ class Preparation:
             self._verifying = None
 
     def _env(self, order: m.Prepare) -> dict[str, str]:
-        """Return the environment that setup lines and ranks start from, with the leased GPUs unless the user chose some."""
+        """Return the environment of setup lines and ranks, with the leased GPUs unless the user chose some."""
         env = {**self._environ, **order.env} if order.own_env else dict(order.env)
         if self._config.gpus and _GPUS not in order.env:
             env[_GPUS] = ",".join(self._config.gpus)

@@ -75,7 +75,7 @@ class Listener:
         prober.close()  # a task that was cancelled before it began has not closed it
 
     async def _answer(self, prober: socket.socket) -> None:
-        """Prove to one prober that this is its node; the prober closes first, so that no TIME_WAIT stays on this port."""
+        """Prove to one prober that this is its node; it closes first, so that no TIME_WAIT stays on this port."""
         with prober, contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._prove(prober), ANSWER_S_MAX)
 

@@ -98,7 +98,7 @@ def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) 
 
 
 def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:
-    """Return a socket that listens on the fixed port, or else on a free one of `ports`. Raises SetupError when none is free.
+    """Return a socket that listens on the fixed port, or on a free one of `ports`. Raises SetupError when none is free.
 
     The caller closes it right before another process takes the port.
     """

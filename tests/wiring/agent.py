@@ -17,7 +17,7 @@ MUTATIONS = (
         "tests/unit/agent/test_agent.py::test_an_order_of_a_stale_attempt_is_not_obeyed"),
     Mutation("ranks start where nothing was prepared", "orchestrator/agent/agent.py", "or self._preparation.ready.attempt != order.attempt", "or False",
         "tests/unit/agent/test_agent.py::test_ranks_are_started_only_in_the_attempt_that_was_prepared"),
-    Mutation("an agent stays though its job is elsewhere", "orchestrator/agent/agent.py", "if self._lost_supervisor and not self._leaving and self._lost_supervisor.check(now_s - self._link.proved_at):", "if False:",
+    Mutation("an agent stays though its job is elsewhere", "orchestrator/agent/agent.py", "if lost and not self._leaving and lost.check(no_contact_s):", "if False:",
         "tests/unit/agent/test_agent.py::test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks"),
     Mutation("an order to look is not obeyed", "orchestrator/agent/agent.py", "self._inspector.begin(order.inspection)", "pass",
         "tests/unit/agent/test_agent.py::test_a_look_is_taken_and_answered_by_its_number"),

@@ -5,6 +5,7 @@ Never deleted: the folder that the job was submitted from, and a folder in which
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -106,14 +107,10 @@ def _keeper(folder: Path) -> procfs.Proc | None:
 
 
 def _signal(pid: int, signum: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _remove_if_empty(folder: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it holds other jobs
         folder.rmdir()
-    except OSError:
-        pass  # it holds other jobs

@@ -76,13 +76,8 @@ def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, replies: Replies) 
     config = dataclasses.replace(
         request.config, root=str(job.root), ships=request.config.ships and not is_own
     )
-    placed = w.Placed(
-        str(job.root),
-        config.ships,
-        shutil.which("rsync") is not None,
-        procfs.boot_id(),
-        job_folder.notes(job, request, is_own),
-    )
+    has_rsync, notes = shutil.which("rsync") is not None, job_folder.notes(job, request, is_own)
+    placed = w.Placed(str(job.root), config.ships, has_rsync, procfs.boot_id(), notes)
     if is_own:
         replies.send(placed)
     else:

@@ -182,7 +182,7 @@ def _sha256(path: Path) -> str:
 
 
 def _install_code(job: JobDir, code: w.Blob, replies: Replies) -> None:
-    """Get the code archive and unpack it. A failed launch leaves no parts; a killed one may, so they are deleted first."""
+    """Get the code archive and unpack it. Parts that a killed launch left are deleted first; a failed one leaves none."""
     archive, part = job.archive, job.root / ".code.tar.gz.part"
     unpacked = job.root / ".code.part"
     try:

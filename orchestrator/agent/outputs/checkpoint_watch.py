@@ -189,11 +189,8 @@ class CheckpointWatch:
             full += "/*"
         links = [path for path in entries if path.is_symlink()]
         targets = {path.resolve() for path in entries if path not in links} if links else set()
-        return {
-            path: shape
-            for path, shape in entries.items()
-            if path not in links or path.resolve() not in targets
-        }
+        doubles = {path for path in links if path.resolve() in targets}
+        return {path: shape for path, shape in entries.items() if path not in doubles}
 
 
 def _matching(pattern: str) -> list[Path]:

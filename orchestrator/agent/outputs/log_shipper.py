@@ -174,7 +174,7 @@ class LogShipper:
         self._files.pop(file.path, None)
 
     def _pump(self, room_bytes: int) -> None:
-        """Send up to `room_bytes`, one chunk of each file in turn: one rank's flood never delays another's last line."""
+        """Send up to `room_bytes`, one chunk of each file in turn: one rank's flood never delays another's lines."""
         now_s = time.monotonic()
         due = deque(file for file in self._files.values() if self._is_due(file, now_s))
         while due and room_bytes > 0:

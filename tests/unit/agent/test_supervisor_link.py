@@ -85,7 +85,7 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
         link = pair.link
         await pair.greeted()
         before_s = link.proved_at
-        contact.beat(1, (), -1)
+        link.beat(1, (), -1)
         sent_s = time.monotonic()
         assert isinstance(await pair.hear(), Envelope)
         assert link.proved_at == before_s, "that it arrived is not known yet"
