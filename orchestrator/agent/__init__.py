@@ -1,1 +1,1 @@
-"""The agent of a node: starts ranks, watches them, reports to the supervisor. Standard library only."""
+"""Agent of a node: starts ranks, watches them, reports to the supervisor. Standard library only."""

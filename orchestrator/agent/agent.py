@@ -1,8 +1,8 @@
-"""What does a node do for a job? Its agent starts ranks when ordered, stops them when ordered, and tells what it sees.
+"""Agent of one node: starts and stops ranks as ordered, and reports on them.
 
-Rules: an order of a stale attempt is ignored; without contact and without progress the agent stops its ranks (the
-fence), and so it does without contact when the job is in another allocation: a next attempt elsewhere never runs beside
-this one. One process, one loop; ranks are its children, and their end wakes it. What may take long has its own thread.
+Rules: an order of a stale attempt is ignored. Without contact the agent stops its ranks when they make no progress (the
+fence), and when the job runs in another allocation: so two attempts never run at once. One process, one event loop. Ranks
+are its children, and their end wakes it. What may take long has its own thread.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
 TICK_S = 0.2
-"""How often logs are looked at; the end of a rank does not wait for it."""
+"""How often logs are polled; the end of a rank does not wait for it."""
 
 STOP_TICK_S = 0.02
-"""How often a stop is driven on, when only processes that are not our children are left to wait for."""
+"""How often a stop is driven on when it waits only for processes that are not our children."""
 
 IDLE_TICK_S = 1.0
 
 HEAD_START_S = 0.15
-"""How long before the others rank 0 is started: it serves the store, and a rank that comes too early is refused and
-waits up to 0.6 s before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
+"""How much earlier rank 0 starts: it serves the store, and a rank that comes too early is refused and waits up to 0.6 s
+before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
 
 ALONE_S_MAX = 900.0
-"""An agent without ranks that has not heard of its supervisor for so long leaves: another is started when it is wanted."""
+"""An agent without ranks leaves after this time without contact: another is started when it is needed."""
 
-ALONE_OWING_S_MAX = 7 * 86_400.0
-"""The same for one that has news to tell, such as the end of its ranks: a laptop may stay closed for days."""
+ALONE_PENDING_S_MAX = 7 * 86_400.0
+"""The same for an agent with unacknowledged reports, such as the end of ranks: a laptop may stay closed for days."""
 
 EXIT_GRACE_S = 2.0
-"""TERM to KILL for the ranks of an agent that is itself being ended."""
+"""TERM to KILL for the ranks of an agent that is ended by a signal."""
 
 SHIP_LAST_S_MAX = 60.0
-"""A dismissed agent stays until its logs are at home, unless none of them has arrived for so long."""
+"""A dismissed agent stays until its logs have arrived, unless nothing has arrived for this time."""
 
 SHIP_ALONE_S_MAX = 10.0
-"""Nor does it stay when there has been no line for so long: what is left here is collected later."""
+"""Nor does it stay after this time without a connection: `orch collect` fetches the rest later."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -70,25 +70,25 @@ class Agent:
     def __init__(self, config: m.AgentConfig, environ: Mapping[str, str]) -> None:
         self._config = config
         self._job = JobDir.at(config.root)
-        self._notes = NodeLog(self._job, config.node)
-        self._boot = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
-        launcher, self._orphan = "", None
+        self._node_log = NodeLog(self._job, config.node)
+        self._incarnation = f"{procfs.boot_id()[:8]}-{os.getpid()}-{time.monotonic_ns()}"
+        launcher, self._lost_supervisor = "", None
         if config.allocated:
             launcher = environ.get(step_env.LAUNCHER_ADDRESS, "")
-            successor = NewerAllocation(self._job.allocation, environ)
+            newer = NewerAllocation(self._job.allocation, environ)
             assert config.fence_s is not None, "a node of Slurm is not the supervisor's own machine"
-            self._orphan = LostSupervisor(environ, successor, config.fence_s, self._note)
+            self._lost_supervisor = LostSupervisor(environ, newer, config.fence_s, self._note)
             environ = step_env.of_the_job(environ)
-        self._contact = SupervisorLink(config, self._hello, self._obey, launcher)
+        self._link = SupervisorLink(config, self._hello, self._obey, launcher)
         self._hasher = Hasher(self._job.checkpoints)
-        self._preparation = Preparation(config, self._boot, environ, self._hasher, self._contact.report)
-        self._finder = CheckpointScanner(config, self._hasher, self._contact.report, self._note)
-        self._shipper = LogShipper(self._job, config.node, self._contact.chunk, self._note)
+        self._preparation = Preparation(config, self._incarnation, environ, self._hasher, self._link.report)
+        self._scanner = CheckpointScanner(config, self._hasher, self._link.report, self._note)
+        self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
-        self._waiting: m.Prepare | m.Stop | None = None  # until an older attempt is gone
-        self._eyes: inspector.Inspector | None = None
-        self._latest = 0  # the highest attempt that any order named
+        self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
+        self._inspector: inspector.Inspector | None = None
+        self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
         self._fence = Fence(config.fence_s)
         self._leaving = False
@@ -100,12 +100,12 @@ class Agent:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for signum in _ENDING:
-            loop.add_signal_handler(signum, self._be_ended, signum)
+            loop.add_signal_handler(signum, self._end_by_signal, signum)
         if self._config.allocated:
-            loop.add_signal_handler(signal.SIGTERM, self._be_warned)
+            loop.add_signal_handler(signal.SIGTERM, self._forward_term)
         install_hook(self._job.node(self._config.node))
-        self._finder.tell_torn()
-        dialing = asyncio.create_task(self._contact.keep())
+        self._scanner.report_torn()
+        dialing = asyncio.create_task(self._link.keep())
         while not (self._leaving and self._ranks is None and self._has_shipped(time.monotonic())):
             assert not dialing.done(), f"dialling ended: {dialing}"
             self._wake.clear()
@@ -116,8 +116,8 @@ class Agent:
         self._preparation.let_go()
         self._hasher.close()
         if self._dismissed_at is not None:
-            self._contact.take_leave()
-        self._contact.close()
+            self._link.say_goodbye()
+        self._link.close()
         await asyncio.sleep(0)
         return 0
 
@@ -125,18 +125,19 @@ class Agent:
         ranks = self._ranks
         if ranks is None:
             return IDLE_TICK_S
-        orphans_left = ranks.want is RanksGoal.STOP and not ranks.alive and not self._finder.is_finishing
-        return STOP_TICK_S if orphans_left or (self._eyes and self._eyes.is_inspecting) else TICK_S
+        is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
+        is_inspecting = self._inspector is not None and self._inspector.is_inspecting
+        return STOP_TICK_S if is_stopping or is_inspecting else TICK_S
 
-    def _be_ended(self, signum: int) -> None:
-        """Somebody ends this agent, or its keeper died: take the ranks along and go."""
+    def _end_by_signal(self, signum: int) -> None:
+        """Stop the ranks and leave: a signal ends this agent, or its keeper died."""
         self._note(f"ended by signal {signum}")
         self._leave()
 
-    def _be_warned(self) -> None:
-        """Slurm signals all of the job's processes, and it is the supervisor that stops the ranks in good order."""
+    def _forward_term(self) -> None:
+        """Report the TERM that Slurm sends to all processes of the job: the supervisor stops the ranks in order."""
         self._note("Slurm has told this node's processes to end")
-        self._contact.warn()
+        self._link.report_signal()
 
     def _leave(self, grace_s: float = EXIT_GRACE_S) -> None:
         self._leaving = True
@@ -144,11 +145,11 @@ class Agent:
             self._ranks.stop(grace_s, "ended")
         self._wake.set()
 
-    def _is_taking_along(self, ranks: NodeRanks) -> bool:
-        """Tell whether this agent ends, unasked, and its ranks with it: then the news is that it is no more."""
+    def _ends_with_agent(self, ranks: NodeRanks) -> bool:
+        """Tell whether these ranks end because the agent was ended: then its own end is the news, not theirs."""
         return self._leaving and ranks.how == "ended"
 
-    # What the supervisor says
+    # Orders
 
     def _hello(self, pending: int) -> m.Hello:
         ranks, ready = self._ranks, self._preparation.ready
@@ -158,13 +159,13 @@ class Agent:
         self._shipper.hold()
         return m.Hello(
             protocol=m.PROTOCOL, job=self._config.job, token=self._config.token, node=self._config.node,
-            incarnation=self._boot, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
+            incarnation=self._incarnation, host=socket.gethostname(), pid=os.getpid(), running=ranks.attempt if ranks else 0,
             ready=ready.attempt, address=ready.address, port=ready.port, ranks=seen, pending=pending,
             root=self._config.root, ships=self._config.ships, gpus=self._config.gpus,
         )  # fmt: skip
 
     def _obey(self, order: m.Order) -> None:
-        assert not isinstance(order, m.Ack), "acknowledgements end in Contact"
+        assert not isinstance(order, m.Ack), "SupervisorLink takes acknowledgements"
         self._wake.set()
         match order:
             case m.Dismiss():
@@ -174,7 +175,7 @@ class Agent:
                 if self._config.ships:
                     self._shipper.begin(order)
             case m.ChunkAck():
-                self._shipper.got(order)
+                self._shipper.acknowledge(order)
             case _:
                 self._obey_for_attempt(order)
 
@@ -195,11 +196,11 @@ class Agent:
                 self._stop(order)
             case m.Fence():
                 self._fence.take(order)
-            case m.Inspect() if self._eyes is not None:
-                self._eyes.begin(order.inspection)
+            case m.Inspect() if self._inspector is not None:
+                self._inspector.begin(order.inspection)
 
     def _prepare(self, order: m.Prepare) -> None:
-        """Make ready for an attempt; what an older one left running goes first."""
+        """Prepare an attempt; ranks of an older one are stopped first."""
         if self._ranks is not None:
             self._supersede(self._ranks, order)
             return
@@ -207,16 +208,16 @@ class Agent:
         self._preparation.begin(order)
 
     async def _probe(self, order: m.Probe) -> None:
-        """Say at which of these addresses this node reaches the first one."""
+        """Report at which of these addresses this node reaches the first node."""
         reached, missed = await rendezvous_probe.probe(
             order.addresses, order.port, self._config.token, order.attempt
         )
-        ways = ", ".join(f"{one.address} over {one.interface or '?'}" for one in reached)
-        self._note(f"the first node is reached at {ways or 'none of its addresses'}; {'; '.join(missed)}")
-        self._contact.report(m.Probed(order.attempt, reached, missed))
+        hits = ", ".join(f"{hit.address} over {hit.interface or '?'}" for hit in reached)
+        self._note(f"the first node is reached at {hits or 'none of its addresses'}; {'; '.join(missed)}")
+        self._link.report(m.Probed(order.attempt, reached, missed))
 
     def _supersede(self, ranks: NodeRanks, order: m.Prepare | m.Stop) -> None:
-        """An order names a later attempt than the one that still runs: end that first."""
+        """Stop the ranks of an older attempt, and keep the order until they are gone."""
         if ranks.attempt < order.attempt:
             self._waiting = order
             ranks.stop(0.0, "asked")
@@ -230,8 +231,8 @@ class Agent:
         ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
         ranks.begin()
         self._fence.begin()
-        self._eyes = inspector.Inspector(ranks, order.ranks[0].env)
-        self._finder.begin(order.finds)
+        self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
+        self._scanner.begin(order.finds)
         first = tuple(rank for rank in order.ranks if rank.rank == 0)
         rest = tuple(rank for rank in order.ranks if rank.rank != 0)
         if not self._spawn(ranks, order, first):
@@ -245,30 +246,30 @@ class Agent:
         if self._ranks is ranks and ranks.want is RanksGoal.RUN and self._spawn(ranks, order, rest):
             self._started(ranks)
 
-    def _spawn(self, ranks: NodeRanks, order: m.Start, some: tuple[m.RankStart, ...]) -> bool:
-        """Start some ranks; when that cannot be, report it, end the others, and return False."""
+    def _spawn(self, ranks: NodeRanks, order: m.Start, starts: tuple[m.RankStart, ...]) -> bool:
+        """Start some ranks; on failure report it, stop the others, and return False."""
         env = self._preparation.env
         if self._config.allocated:
             env = {**env, **step_env.share(env, len(order.ranks))}
         try:
-            ranks.start(order, some, env)
+            ranks.start(order, starts, env)
         except OSError as err:
             reason = f"{err.filename or order.argv[0]} cannot be started: {err.strerror}"
-            self._contact.report(m.PrepareFailed(order.attempt, reason, ""))
+            self._link.report(m.PrepareFailed(order.attempt, reason, ""))
             ranks.stop(0.0, "asked")
             return False
         return True
 
     def _started(self, ranks: NodeRanks) -> None:
         self._note(", ".join(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes))
-        self._contact.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
+        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _stop(self, order: m.Stop) -> None:
         ranks = self._ranks
         if ranks is None:
             self._preparation.let_go()
-            self._contact.report(m.Stopped(order.attempt, "asked"))
+            self._link.report(m.Stopped(order.attempt, "asked"))
             return
         if ranks.attempt != order.attempt:
             self._supersede(ranks, order)
@@ -276,10 +277,10 @@ class Agent:
         self._note(f"stopping attempt {order.attempt}: {order.signal}, after {order.grace_s:g} s KILL")
         ranks.stop(order.grace_s, "asked", signal.Signals[f"SIG{order.signal}"])
 
-    # What happens on the node
+    # Events on the node
 
     def _reap(self) -> None:
-        """A child changed its state: it ended, was stopped, or goes on."""
+        """Reap the children that ended, and note those that were stopped or continued."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
@@ -288,7 +289,7 @@ class Agent:
             if pid == 0:
                 break
             if os.WIFSTOPPED(status) and os.WSTOPSIG(status) == signal.SIGTRAP:
-                continue  # halted by `tracer`, for a moment that no beat need show
+                continue  # halted by `ptrace` for a moment that no heartbeat need show
             if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
                 self._beat_due = 0.0
             else:
@@ -306,36 +307,37 @@ class Agent:
         report = ranks.ended(process, status)
         how = f"signal {report.signal}" if report.signal else f"code {report.code}"
         self._note(f"rank {report.rank} (pid {pid}) ended with {how}")
-        if not self._is_taking_along(ranks):
-            self._contact.report(report)
+        if not self._ends_with_agent(ranks):
+            self._link.report(report)
 
     def _tick(self, now_s: float) -> None:
-        ranks = self._ranks
+        ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
         if ranks is None:
-            patience_s = ALONE_OWING_S_MAX if self._contact.owes else ALONE_S_MAX
-            alone = now_s - self._contact.proved_at > patience_s
-            over = not self._contact.connected and self._job.ended.exists()
-            self._leaving = self._leaving or alone or over
+            patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
+            is_alone = no_contact_s > patience_s
+            is_over = not self._link.connected and self._job.ended.exists()
+            self._leaving = self._leaving or is_alone or is_over
         else:
             self._tick_ranks(ranks, now_s)
-        if self._orphan and not self._leaving and self._orphan.look(now_s - self._contact.proved_at):
+        lost = self._lost_supervisor
+        if lost and not self._leaving and lost.check(no_contact_s):
             self._leave(0.0)
         if now_s >= self._beat_due:
             self._beat_due = now_s + self._config.heartbeat_s
-            beats = ranks.heartbeats() if ranks else ()
-            self._contact.beat(ranks.attempt if ranks else self._latest, beats, self._finder.scanned)
-        if self._contact.connected:
-            self._shipper.look(self._attempts)
+            beats, attempt = (ranks.heartbeats(), ranks.attempt) if ranks else ((), self._latest)
+            self._link.beat(attempt, beats, self._scanner.reported_through_step)
+        if self._link.connected:
+            self._shipper.poll(self._attempts)
 
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
         if ranks.makes_first_step():
             self._beat_due = 0.0
-        if self._eyes is not None and (looked := self._eyes.gather()) is not None:
-            self._contact.report(looked)
+        if self._inspector is not None and (report := self._inspector.gather()) is not None:
+            self._link.report(report)
         if ranks.want is RanksGoal.RUN:
-            self._finder.look(ranks, now_s)
-            quiet_s = self._fence.over_s(ranks, self._contact.proved_at, now_s)
+            self._scanner.scan(ranks, now_s)
+            quiet_s = self._fence.over_s(ranks, self._link.proved_at, now_s)
             if quiet_s is not None:
                 self._note(f"no contact and no step for {quiet_s:.0f} s: stopping attempt {ranks.attempt}")
                 ranks.stop(0.0, "fenced" if ranks.alive else "ended")
@@ -343,47 +345,47 @@ class Agent:
             self._stopped(ranks)
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
-        """Drive a stop on; tell whether nothing of the attempt is left and all of its checkpoints are told of."""
-        if not self._finder.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
+        """Drive a stop on; tell whether all processes are gone and all checkpoints are reported."""
+        if not self._scanner.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
             return False
-        # By a signal: then there is no time to read checkpoints.
-        is_ended = self._leaving and self._dismissed_at is None
-        return self._finder.finish(ranks, now_s) or is_ended
+        # An agent ended by a signal has no time to hash checkpoints.
+        is_signalled = self._leaving and self._dismissed_at is None
+        return self._scanner.finish(ranks, now_s) or is_signalled
 
     def _stopped(self, ranks: NodeRanks) -> None:
-        """Nothing of the attempt is left: its last lines go first, then the word that it is over."""
+        """Report an attempt without processes as stopped, after its last log lines; then obey the waiting order."""
         ranks.close()
         self._shipper.push(self._attempts)
-        if self._eyes is not None:
-            self._eyes.close()
-        self._ranks = self._eyes = None
-        if not self._is_taking_along(ranks):
-            self._contact.report(m.Stopped(ranks.attempt, ranks.how))
+        if self._inspector is not None:
+            self._inspector.close()
+        self._ranks = self._inspector = None
+        if not self._ends_with_agent(ranks):
+            self._link.report(m.Stopped(ranks.attempt, ranks.how))
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
             self._obey(waiting)
 
     @property
     def _attempts(self) -> tuple[int, ...]:
-        """The attempts whose files still grow here."""
+        """The attempts whose files still grow on this node."""
         running = self._ranks.attempt if self._ranks is not None else self._latest
         return tuple(dict.fromkeys((running, self._latest)))
 
     def _has_shipped(self, now_s: float) -> bool:
-        """Tell whether a dismissed agent may go: its logs are at home, or they do not get there."""
-        if not self._config.ships or self._dismissed_at is None or self._shipper.is_home(self._attempts):
+        """Tell whether a dismissed agent may leave: its logs have arrived, or do not get through."""
+        if not self._config.ships or self._dismissed_at is None or self._shipper.has_arrived(self._attempts):
             return True
-        stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
-        return stuck or self._contact.disconnected_s > SHIP_ALONE_S_MAX
+        is_stuck = now_s - max(self._dismissed_at, self._shipper.progress_at) > SHIP_LAST_S_MAX
+        return is_stuck or self._link.disconnected_s > SHIP_ALONE_S_MAX
 
     def _note(self, text: str) -> None:
-        """Write a line to the node's log of the latest attempt, unless the job was deleted: it must not come back."""
+        """Write a line to the node's log of the latest attempt; a deleted job folder must not come back."""
         if self._latest and self._job.root.exists():
-            self._notes.add(self._latest, text)
+            self._node_log.add(self._latest, text)
 
 
 def run_agent(config: m.AgentConfig) -> int:
-    """Be the agent that `config` describes, until dismissed; return the exit code."""
+    """Run the agent that `config` describes until it is dismissed; return the exit code."""
     spawn.name_process("orch-agent")
     spawn.adopt_orphans()
     os.chdir(config.root)
@@ -392,7 +394,7 @@ def run_agent(config: m.AgentConfig) -> int:
 
 async def _serve(config: m.AgentConfig, environ: Mapping[str, str]) -> int:
     code = await Agent(config, environ).run()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # one that comes while the loop closes leaves a complaint
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a signal while the loop closes prints a warning
     for signum in _ENDING:
         signal.signal(signum, signal.SIG_IGN)
     return code

@@ -1,7 +1,7 @@
-"""The fence of an agent: for how long its ranks go on when neither the supervisor is heard nor a step is made.
+"""Fence of an agent: the time for which its ranks go on without contact to the supervisor and without a step.
 
-Rules: only steps prove that the gang is whole, for a rank that is cut off may write logs for ever; ranks that have made
-none in their attempt may go on for as long as was told for such. The times are the supervisor's, which waits longer.
+Rules: only steps prove that the gang is whole, since a cut-off rank may write logs for ever. Ranks without a step in
+their attempt have a limit of their own. The supervisor sets both times, and itself waits longer.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from orchestrator.core.wire import messages as m
 
 
 class Fence:
-    """The times that hold for this agent now; `base_s` as long as none was told, None for no fence at all."""
+    """The times (s) that hold for this agent: `base_s` until the supervisor sends others, None for no fence at all."""
 
     def __init__(self, base_s: float | None) -> None:
         self._quiet_s = base_s
         self._alone_s = 0.0
 
     def begin(self) -> None:
-        """Another attempt starts here: what was told of ranks without steps was told of others."""
+        """Begin an attempt: the time for ranks without steps belonged to earlier ranks."""
         self._alone_s = 0.0
 
     def take(self, order: m.Fence) -> None:
-        """Go by what the supervisor says now."""
+        """Take the times that the supervisor orders."""
         self._quiet_s, self._alone_s = order.quiet_s, order.alone_s
 
-    def over_s(self, ranks: NodeRanks, heard_at: float, now_s: float) -> float | None:
-        """Return for how long all was quiet if that is too long, else None."""
-        if self._quiet_s is None or now_s - max(heard_at, ranks.progress_at) <= self._quiet_s:
+    def over_s(self, ranks: NodeRanks, proved_at: float, now_s: float) -> float | None:
+        """Return the time (s) without contact and step if it is over the limit, else None."""
+        if self._quiet_s is None or now_s - max(proved_at, ranks.progress_at) <= self._quiet_s:
             return None
-        ranks.heartbeats()  # this process may have been stopped for a while, and its ranks not
-        quiet_s = now_s - max(heard_at, ranks.progress_at)
+        ranks.heartbeats()  # this process may have been stopped while its ranks went on
+        quiet_s = now_s - max(proved_at, ranks.progress_at)
         limit_s = self._quiet_s if ranks.last_step_ns() else max(self._quiet_s, self._alone_s)
         return quiet_s if quiet_s > limit_s else None

@@ -1,8 +1,8 @@
-"""Who may use this host's GPUs and slots? Whoever holds their sockets; the kernel takes them back when he is gone.
+"""Leases of a host's GPUs and slots: sockets that one process holds, and the kernel frees when it ends.
 
-Each GPU and each slot is a unix socket in the abstract namespace: only one process can bind its name, whoever its
-user, no file is left behind, and no daemon is needed. Who finds a name taken connects to it and is told who has it.
-The namespace is that of the network: jobs in containers with a network of their own do not see each other's leases.
+Each GPU and each slot is a unix socket in the abstract namespace. Only one process of any user can bind its name, no file
+stays behind, and no daemon is needed. A process that finds a name taken connects to it and reads who holds it. The
+namespace belongs to the network: jobs in containers with networks of their own do not see each other's leases.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from orchestrator.core.wire.messages import Needs
 PREFIX = "orch-lease"
 
 ASK_S_MAX = 1.0
-"""How long a holder may take to say who it is; its process may be stopped."""
+"""How long a holder may take to answer; its process may be stopped."""
 
-TURN_S_MAX = 5.0
-"""How long another one may take to choose: two who chose at once could each get half, and neither enough."""
+CHOOSE_S_MAX = 5.0
+"""How long another process may take to choose: two that chose at once could each get half, and neither enough."""
 
-TURN_POLL_S = 0.02
+CHOOSE_POLL_S = 0.02
 ANSWER_BYTES_MAX = 4096
 ASKERS_MAX = 128
 EXHAUSTED_S = 0.1
-"""How long a holder rests when no asker can be taken now, since it is waked for him again at once."""
+"""How long a holder pauses when it cannot accept an asker now, since the asker wakes it again at once."""
 
 _NAME_BYTES_MAX = 107  # sun_path, less the leading NUL
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who has a lease; fields of somebody who does not answer are empty."""
+    """Holder of a lease; the fields of a process that does not answer are empty or 0."""
 
     job: str
     node: str
@@ -49,12 +49,12 @@ class Holder:
     pid: int
 
     def __str__(self) -> str:
-        job = f"job {self.job}" if self.job else "somebody who does not answer"
+        job = f"job {self.job}" if self.job else "a process that does not answer"
         return f"{job} of {self.user or 'an unknown user'}, pid {self.pid or 'unknown'}"
 
 
 class LeaseError(Exception):
-    """The host cannot give what is needed: for good, or, when it is busy, now."""
+    """The host lacks what is needed: for now if `is_busy`, else permanently."""
 
     def __init__(self, reason: str, fix: str, *, is_busy: bool) -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ class LeaseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stock:
-    """What this host has to give."""
+    """What this host can lease."""
 
     gpus: Callable[[], Sequence[Gpu]]
     cores: int
@@ -73,20 +73,20 @@ class Stock:
 
 
 class Leases:
-    """What one agent has leased, for as long as these sockets are open in any process."""
+    """Leases of one agent, held while these sockets are open in any process."""
 
     def __init__(self, me: Holder, gpus: tuple[str, ...], sockets: Sequence[socket.socket]) -> None:
         self.gpus = gpus
         self._answer = codec.dumps(me).encode()
-        self._listeners = {one.fileno(): one for one in sockets}
+        self._listeners = {listener.fileno(): listener for listener in sockets}
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """File descriptors that become readable when somebody asks."""
+        """File descriptors that become readable when another process asks."""
         return tuple(self._listeners)
 
     def answer(self, fd: int) -> None:
-        """Tell one who asks at `fd` who has it."""
+        """Answer a process that asks at `fd` who holds the lease."""
         try:
             asker, _ = self._listeners[fd].accept()
             with asker:
@@ -97,7 +97,7 @@ class Leases:
                 time.sleep(EXHAUSTED_S)
 
     def close(self) -> None:
-        """Give all leases back, unless another process has them too."""
+        """Free all leases, unless another process holds them too."""
         _close(self._listeners.values())
 
 
@@ -107,7 +107,7 @@ def me(job: str, node: str) -> Holder:
 
 
 def take(needs: Needs, who: Holder, stock: Stock) -> Leases:
-    """Lease what is needed, all or nothing. Raises LeaseError, which says who has what is missing."""
+    """Lease what is needed, all or nothing. Raises LeaseError, which names the holders of what is missing."""
     if not needs.gpus and not needs.slots:
         return Leases(who, (), ())
     return _take_gpus(needs.gpus, who, stock) if needs.gpus else _take_slots(needs, who, stock)
@@ -115,17 +115,16 @@ def take(needs: Needs, who: Holder, stock: Stock) -> Leases:
 
 def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     try:
-        there = stock.gpus()
+        gpus = stock.gpus()
     except GpuError as err:
         reason = f"{_many(count, 'GPU')} wanted, none can be had: {err}"
-        raise LeaseError(
-            reason, "install the NVIDIA driver there, or take the host off the list", is_busy=False
-        ) from err
-    if len(there) < count:
-        reason = f"{_many(count, 'GPU')} wanted, the host has {len(there)}"
+        fix = "install the NVIDIA driver there, or take the host off the list"
+        raise LeaseError(reason, fix, is_busy=False) from err
+    if len(gpus) < count:
+        reason = f"{_many(count, 'GPU')} wanted, the host has {len(gpus)}"
         raise LeaseError(reason, "lower gpus_per_node, or take the host off the list", is_busy=False)
-    names = {f"gpu-{gpu.uuid}": gpu for gpu in there}
-    with _turn(stock.prefix):
+    names = {f"gpu-{gpu.uuid}": gpu for gpu in gpus}
+    with _choosing_alone(stock.prefix):
         bound, taken = _bind(list(names), count, stock.prefix)
         free = len(bound)
         if free < count:
@@ -133,57 +132,60 @@ def _take_gpus(count: int, who: Holder, stock: Stock) -> Leases:
     if free < count:
         things = [f"GPU {names[name].id}" for name in taken]
         holders = dict(zip(things, _holders(taken, stock.prefix), strict=True))
-        raise _busy(f"{_many(count, 'GPU')} wanted, {free} of {len(there)} free", holders, who)
+        raise _busy(f"{_many(count, 'GPU')} wanted, {free} of {len(gpus)} free", holders, who)
     return Leases(who, tuple(names[name].id for name in bound), tuple(bound.values()))
 
 
 def _take_slots(needs: Needs, who: Holder, stock: Stock) -> Leases:
-    """Lease slots; those that this very job has already taken, as another of its hosts on this machine, do not count
-    against it. More than the machine's cores are as many as it has: then the job has it to itself."""
-    there = needs.slots_there or stock.cores
-    count = needs.slots if needs.slots_there else min(needs.slots, there)
-    if count > there:
-        reason = f"{_many(count, 'slot')} wanted, the host has {there}"
+    """Lease slots.
+
+    Slots that the same job holds, under another host name of this machine, do not count as missing. Without a number of
+    slots in the list of hosts, a job that wants more than the machine's cores leases all of them.
+    """
+    total = needs.slots_there or stock.cores
+    count = needs.slots if needs.slots_there else min(needs.slots, total)
+    if count > total:
+        reason = f"{_many(count, 'slot')} wanted, the host has {total}"
         raise LeaseError(reason, "lower procs_per_node, or raise the host's slots", is_busy=False)
-    with _turn(stock.prefix):
-        bound, taken = _bind([f"slot-{number}" for number in range(there)], count, stock.prefix)
+    with _choosing_alone(stock.prefix):
+        bound, taken = _bind([f"slot-{number}" for number in range(total)], count, stock.prefix)
     if len(bound) < count:
         things = [name.replace("-", " ") for name in taken]
         holders = dict(zip(things, _holders(taken, stock.prefix), strict=True))
         ours = sum(holder is not None and holder.job == who.job for holder in holders.values())
         if len(bound) + ours < count:
             _close(bound.values())
-            raise _busy(f"{_many(count, 'slot')} wanted, {len(bound)} of {there} free", holders, who)
+            raise _busy(f"{_many(count, 'slot')} wanted, {len(bound)} of {total} free", holders, who)
     return Leases(who, (), tuple(bound.values()))
 
 
 def _bind(names: Sequence[str], count: int, prefix: str) -> tuple[dict[str, socket.socket], list[str]]:
-    """Bind up to `count` of `names` in order; return those, and the ones that were found taken."""
+    """Bind up to `count` of `names` in order; return the bound and the taken ones."""
     bound: dict[str, socket.socket] = {}
     taken: list[str] = []
     for name in names:
         if len(bound) == count:
             break
-        one = _try_bind(name, prefix)
-        if one is None:
+        listener = _try_bind(name, prefix)
+        if listener is None:
             taken.append(name)
         else:
-            bound[name] = one
+            bound[name] = listener
     return bound, taken
 
 
 def _try_bind(name: str, prefix: str) -> socket.socket | None:
-    one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        one.bind(_address(name, prefix))
+        listener.bind(_address(name, prefix))
     except OSError as err:
-        one.close()
+        listener.close()
         if err.errno == errno.EADDRINUSE:
             return None
         raise
-    one.setblocking(False)
-    one.listen(ASKERS_MAX)
-    return one
+    listener.setblocking(False)
+    listener.listen(ASKERS_MAX)
+    return listener
 
 
 def _address(name: str, prefix: str) -> bytes:
@@ -191,60 +193,64 @@ def _address(name: str, prefix: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _turn(prefix: str) -> Iterator[None]:
-    """Be the only one on this host who chooses. Raises LeaseError when another one does not get done."""
-    deadline_s = time.monotonic() + TURN_S_MAX
-    while (turn := _try_bind("turn", prefix)) is None:
+def _choosing_alone(prefix: str) -> Iterator[None]:
+    """Hold this host's lock for choosing. Raises LeaseError when another launch holds it for `CHOOSE_S_MAX`."""
+    deadline_s = time.monotonic() + CHOOSE_S_MAX
+    while (lock := _try_bind("turn", prefix)) is None:
         if time.monotonic() > deadline_s:
             [holder] = _holders(["turn"], prefix)
-            reason = f"another launch on this host has been choosing for {TURN_S_MAX:.0f} s: {holder}"
+            reason = f"another launch on this host has been choosing for {CHOOSE_S_MAX:.0f} s: {holder}"
             raise LeaseError(reason, "it is tried again", is_busy=True)
-        time.sleep(TURN_POLL_S)
-    with turn:
+        time.sleep(CHOOSE_POLL_S)
+    with lock:
         yield
 
 
 def _holders(names: Iterable[str], prefix: str) -> list[Holder | None]:
-    """Ask who has each of these names; None for one that has just become free. Each process is asked once."""
-    known: dict[int, Holder] = {}
-    return [_ask(name, prefix, known) for name in names]
+    """Ask for the holder of each name, None for a name that has just become free. Each process is asked once."""
+    by_pid: dict[int, Holder] = {}
+    return [_ask(name, prefix, by_pid) for name in names]
 
 
-def _ask(name: str, prefix: str, known: dict[int, Holder]) -> Holder | None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
-        one.settimeout(ASK_S_MAX)
+def _ask(name: str, prefix: str, by_pid: dict[int, Holder]) -> Holder | None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asker:
+        asker.settimeout(ASK_S_MAX)
         try:
-            one.connect(_address(name, prefix))
+            asker.connect(_address(name, prefix))
         except ConnectionRefusedError:
             return None
-        except OSError:  # too many have asked before, and were not answered
+        except OSError:  # its queue is full of askers without an answer
             return Holder("", "", "", 0)
-        credentials = one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, uid, _ = struct.unpack("3i", credentials)
-        if pid not in known or not pid:  # no pid: it is in a container, as others may be
-            known[pid] = Holder("", "", _user(uid), pid)
+        if pid not in by_pid or not pid:  # pid 0 is in a container, and so may others be
+            by_pid[pid] = Holder("", "", _user(uid), pid)
             with contextlib.suppress(OSError, codec.CodecError):
-                known[pid] = codec.loads(Holder, one.recv(ANSWER_BYTES_MAX))
-        return known[pid]
+                by_pid[pid] = codec.loads(Holder, asker.recv(ANSWER_BYTES_MAX))
+        return by_pid[pid]
 
 
 def _busy(what: str, holders: dict[str, Holder | None], who: Holder) -> LeaseError:
-    """Say who has what, one after the other, each holder once."""
+    """Return the error that names what each holder has, each holder once."""
     things: dict[Holder, list[str]] = {}
     for thing, holder in holders.items():
         if holder is not None:
             things.setdefault(holder, []).append(thing)
-    words = [f"{_folded(names)} held by {holder}" for holder, names in things.items()]
+    reasons = [f"{_grouped(names)} held by {holder}" for holder, names in things.items()]
     own = next((holder for holder in things if holder.job == who.job), None)
-    if own is not None:  # waiting is no remedy
-        words.append(f"this very job has them as {own.node}: name each machine once in the list of hosts")
-    return LeaseError("; ".join([what, *words]), "it is tried again when they are free", is_busy=True)
+    if own is not None:  # waiting does not help
+        reasons.append(f"this very job has them as {own.node}: name each machine once in the list of hosts")
+    return LeaseError("; ".join([what, *reasons]), "it is tried again when they are free", is_busy=True)
 
 
-def _folded(names: Sequence[str]) -> str:
-    """Return `slot 3` of one name, `slots 0-3` of several in a row, and a list of what is not in a row."""
+def _grouped(names: Sequence[str]) -> str:
+    """Return `slot 3` for one name, `slots 0-3` for three or more in a row, else a list."""
     kind, ids = names[0].partition(" ")[0], [name.partition(" ")[2] for name in names]
-    in_row = len(ids) > 2 and all(one.isdigit() for one in ids) and int(ids[-1]) - int(ids[0]) == len(ids) - 1
+    in_row = (
+        len(ids) > 2
+        and all(number.isdigit() for number in ids)
+        and int(ids[-1]) - int(ids[0]) == len(ids) - 1
+    )
     return f"{kind}{'s' if len(ids) > 1 else ''} {f'{ids[0]}-{ids[-1]}' if in_row else ', '.join(ids)}"
 
 
@@ -256,8 +262,8 @@ def _user(uid: int) -> str:
 
 
 def _close(sockets: Iterable[socket.socket]) -> None:
-    for one in sockets:
-        one.close()
+    for listener in sockets:
+        listener.close()
 
 
 def _many(count: int, what: str) -> str:

@@ -1,11 +1,11 @@
-"""What if the first node of an allocation is lost, and the supervisor with it? Its job goes back into the queue.
+"""Loss of the supervisor on Slurm: the agent requeues the job, or leaves when the job has a newer allocation.
 
-With --no-kill Slurm lets such a job run on without its batch script, until the time limit. So an agent that has long
-had no contact asks whether the host of the batch script is still among the job's nodes; if not, nobody will ever
-supervise here again, and it asks for the requeue.
+With --no-kill a job whose first node is lost runs on without its batch script, until the time limit. So an agent without
+contact asks Slurm whether the host of the batch script is still among the job's nodes. If not, no supervisor ever
+returns to this allocation, and the agent requeues the job.
 
-Where Slurm has requeued the job by itself, since it reaches none of its nodes, a gang that is whole makes steps and is
-not fenced. What its agents still reach is the job folder, which says where the job is now.
+When Slurm reaches none of a job's nodes it requeues the job by itself, but a whole gang still makes steps and is not
+fenced. Its agents still reach the job folder, which names the job's present allocation.
 """
 
 from __future__ import annotations
@@ -19,96 +19,95 @@ from orchestrator.core.slurm import scontrol, step_env
 from orchestrator.core.slurm.scontrol import is_orphaned
 
 ALONE_S = 15.0
-"""For how long there must be no contact."""
+"""How long contact must be missing."""
 
 TURN_S = 5.0
-"""So much later asks each next node of a step: the first one that finds out spares the others."""
+"""How much later each next node of a step asks: the first one to requeue spares the others."""
 
 AGAIN_S = 10.0
 
-LOOK_S = 1.0
-"""How often an agent without contact looks which allocation its job is in."""
+CHECK_S = 1.0
+"""How often an agent without contact reads the job's allocation."""
 
 NAME_CHARS_MAX = 100
 
 
 class NewerAllocation:
-    """Looks whether the job goes on in another allocation than this agent's. Reading has a thread of its own: a folder
-    on NFS that is not there makes whoever touches it wait, for as long as it likes."""
+    """Reader of the job's present allocation, which is compared with this agent's.
+
+    Reading has a thread of its own: an unreachable NFS folder blocks its readers without limit.
+    """
 
     def __init__(self, file: Path, environ: Mapping[str, str]) -> None:
-        """`file` names the job's present allocation; `environ` is that of a step."""
+        """`file` names the job's present allocation; `environ` is that of a Slurm step."""
         self._file = file
         self._own = step_env.allocation(environ)
         self._due_s = float("-inf")
-        self._said = ""
+        self._current = ""
         self._thread: threading.Thread | None = None
 
-    def look(self) -> str:
-        """Return the other allocation, as far as the looks before this one know; empty for none. This does not block."""
+    def check(self) -> str:
+        """Return the other allocation as last read, empty for none; start the next reading. This does not block."""
         now_s, is_reading = time.monotonic(), self._thread is not None and self._thread.is_alive()
         if self._own and now_s >= self._due_s and not is_reading:
-            self._due_s = now_s + LOOK_S
-            self._thread = threading.Thread(target=self._read, name="successor", daemon=True)
+            self._due_s = now_s + CHECK_S
+            self._thread = threading.Thread(target=self._read, name="newer-allocation", daemon=True)
             self._thread.start()
-        return self._said if self._said != self._own else ""
+        return self._current if self._current != self._own else ""
 
     def _read(self) -> None:
-        """Read the file; one that cannot be read says nothing."""
+        """Read the file; an unreadable one changes nothing."""
         try:
             with self._file.open(encoding="ascii") as file:
-                self._said = file.read(NAME_CHARS_MAX).strip()
+                self._current = file.read(NAME_CHARS_MAX).strip()
         except (OSError, ValueError):
             return
 
 
 class LostSupervisor:
-    """Looks what has become of the job of an agent that has no contact."""
+    """Checks on the job while the agent has no contact."""
 
     def __init__(
-        self,
-        environ: Mapping[str, str],
-        successor: NewerAllocation,
-        fence_s: float,
-        note: Callable[[str], None],
+        self, environ: Mapping[str, str], newer: NewerAllocation, fence_s: float, note: Callable[[str], None]
     ) -> None:
-        """`environ` is that of a step; `note` is called from another thread, too."""
+        """`environ` is that of a Slurm step; `note` is called from another thread, too."""
         self._job_id = environ.get("SLURM_JOB_ID", "")
         self._restarts = environ.get("SLURM_RESTART_COUNT") or "0"
-        turn = environ.get("SLURM_NODEID", "")
-        self._first_s = ALONE_S + TURN_S * (int(turn) if turn.isdigit() else 0)
+        node_id = environ.get("SLURM_NODEID", "")
+        self._first_s = ALONE_S + TURN_S * (int(node_id) if node_id.isdigit() else 0)
         self._due_s = self._first_s
-        self._successor, self._fence_s = successor, fence_s
+        self._newer_allocation, self._fence_s = newer, fence_s
         self._note = note
         self._thread: threading.Thread | None = None
 
-    def look(self, unheard_s: float) -> bool:
-        """See what is to be done after so long without contact; tell whether the agent must go at once.
+    def check(self, no_contact_s: float) -> bool:
+        """Check on the job after this time without contact; tell whether the agent must leave at once.
 
-        That is when the job is elsewhere: the next attempt there begins as soon as this one must have seen it.
+        It must when the job is in another allocation: the next attempt there starts as soon as this one must have ended.
         """
-        self._look_for_batch_script(unheard_s)
-        other = self._successor.look() if unheard_s > self._fence_s else ""
+        self._check_batch_host(no_contact_s)
+        other = self._newer_allocation.check() if no_contact_s > self._fence_s else ""
         if other:
-            self._note(
-                f"no contact for {unheard_s:.0f} s, and the job goes on in allocation {other}: leaving"
-            )
+            what = f"no contact for {no_contact_s:.0f} s, and the job goes on in allocation {other}"
+            self._note(f"{what}: leaving")
         return bool(other)
 
-    def _look_for_batch_script(self, unheard_s: float) -> None:
-        if unheard_s < self._first_s:
+    def _check_batch_host(self, no_contact_s: float) -> None:
+        if no_contact_s < self._first_s:
             self._due_s = self._first_s
         is_asking = self._thread is not None and self._thread.is_alive()
-        if unheard_s < self._due_s or not self._job_id or is_asking:
+        if no_contact_s < self._due_s or not self._job_id or is_asking:
             return
-        self._due_s = unheard_s + AGAIN_S
-        self._thread = threading.Thread(target=self._find_out, name="orphan", daemon=True)
+        self._due_s = no_contact_s + AGAIN_S
+        self._thread = threading.Thread(target=self._requeue_if_lost, name="lost-supervisor", daemon=True)
         self._thread.start()
 
-    def _find_out(self) -> None:
+    def _requeue_if_lost(self) -> None:
         job = scontrol.show_job(self._job_id)
         if not is_orphaned(job, self._restarts):
             return
         refusal = scontrol.ask("requeue", self._job_id)[1]
-        what = f"cannot be requeued: {refusal}" if refusal else "is requeued"
-        self._note(f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {what}")
+        outcome = f"cannot be requeued: {refusal}" if refusal else "is requeued"
+        self._note(
+            f"{job['BatchHost']} is lost, and the supervisor with it: Slurm job {self._job_id} {outcome}"
+        )

@@ -1,6 +1,6 @@
-"""What does an agent write into the node's log of an attempt? A line for each thing it does, see `Notes.add`.
+"""Node log of an attempt: one line for each thing that the agent does.
 
-A line that a full disk has no room for waits, within a limit, and is written before the next.
+A line for which a full disk has no room waits, within a limit, and is written before the next one.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import deque
 from orchestrator.core.jobdir.layout import JobDir
 
 WAITING_MAX = 1000
-"""How many lines wait for room on the disk; past it the newest are lost, since the cause was said first."""
+"""How many lines wait for room on the disk; past it the newest are dropped, since the first ones name the cause."""
 
 
 class NodeLog:
-    """The notes of one agent."""
+    """Writer of one node's logs."""
 
     def __init__(self, job: JobDir, node: str) -> None:
         self._job = job
@@ -25,7 +25,7 @@ class NodeLog:
         self._lock = threading.Lock()
 
     def add(self, attempt: int, text: str) -> None:
-        """Write a line into the log of an attempt, now or when that can be. Any thread may call this."""
+        """Write a line to the log of an attempt, now or when the disk has room. Any thread may call this."""
         line = f"{time.strftime('%H:%M:%S')} agent: {text}\n".encode(errors="replace")
         with self._lock:
             if len(self._waiting) < WAITING_MAX:
@@ -41,7 +41,7 @@ class NodeLog:
             self._job.attempt_logs(attempt).mkdir(parents=True, exist_ok=True)
             with self._job.node_log(attempt, self._node).open("ab", buffering=0) as file:
                 written_bytes = file.write(line)
-            if written_bytes < len(line):  # the rest of it, some day
+            if written_bytes < len(line):  # the rest waits for room
                 self._waiting[0] = (attempt, line[written_bytes:])
             else:
                 self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""Which reports has the supervisor not acknowledged yet? Kept in order and said again on every new connection."""
+"""Outbox of an agent: reports that the supervisor has not acknowledged, sent again on every new connection."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from orchestrator.core.wire.messages import ReliableReport
 
 REPORTS_MAX = 10_000
-"""More than a job of any length produces between two contacts; past it the oldest go."""
+"""More than any job produces between two contacts; past it the oldest are dropped."""
 
 
 class Outbox:
@@ -26,10 +26,10 @@ class Outbox:
         return self._last_seq
 
     def acknowledge(self, seq: int) -> None:
-        """Forget everything up to `seq`."""
+        """Drop all reports up to `seq`."""
         while self._reports and self._reports[0][0] <= seq:
             self._reports.popleft()
 
     def pending(self) -> tuple[tuple[int, ReliableReport], ...]:
-        """Return what is not acknowledged, in order."""
+        """Return the unacknowledged reports with their numbers, in order."""
         return tuple(self._reports)

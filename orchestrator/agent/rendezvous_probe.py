@@ -1,7 +1,7 @@
-"""Where can nodes meet? This host's addresses, a listener on the port that ranks will use, and tries to reach one.
+"""Rendezvous probe: a listener on the port that ranks will use, and connections to it from the other nodes.
 
-That a connection comes about proves little: every host has a docker bridge of the same address. So the listener answers
-a nonce with HMAC-SHA256 (RFC 2104) of it and the attempt, keyed by the job's token, which only the node meant can do.
+A connection alone proves little: every host has a docker bridge of the same address. So the listener answers a nonce with
+HMAC-SHA256 (RFC 2104) of the nonce and the attempt, keyed by the job's token. Only the intended node can do that.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from orchestrator.core.observations import Reached
 from orchestrator.core.wire.accepting import Acceptor, Crowd
 
 PROBE_S_MAX = 3.0
-"""How long one address may take to answer; all are tried at once."""
+"""How long one address may take to answer; all are probed at once."""
 
 PROBERS_MAX = 256
-"""How many may be at the listener at once; each of a job's nodes is there for an instant."""
+"""How many probers the listener serves at once; each of a job's nodes stays for an instant."""
 
 BACKLOG = 1024
 
@@ -45,10 +45,10 @@ def listen(port: int) -> socket.socket:
 
 
 class Listener:
-    """Holds the port of the rendezvous until the ranks start, and answers whoever probes it."""
+    """Listener that holds the rendezvous port until the ranks start, and answers probes."""
 
     def __init__(self, sock: socket.socket, token: str, attempt: int) -> None:
-        """`sock` comes from `listen`; there must be a running loop."""
+        """`sock` comes from `listen`; an event loop must be running."""
         self._key = token
         self._attempt = attempt
         self._probers: Crowd[asyncio.Task[None]] = Crowd(PROBERS_MAX)
@@ -56,26 +56,26 @@ class Listener:
         self._acceptor = Acceptor(sock, self._take)
 
     def close(self) -> None:
-        """Give the port up, at once: a server may take it before this returns to the loop."""
+        """Release the port at once: a server may bind it before this returns to the loop."""
         self._acceptor.close()
         for task in self._probers.everyone():
             task.cancel()
 
     def _take(self, prober: socket.socket, address: str) -> None:
         task = self._loop.create_task(self._answer(prober))
-        out = self._probers.add(task, address)
-        task.add_done_callback(lambda _: self._gone(task, prober))
-        if out is not None:
-            self._probers.remove(out)
-            out.cancel()
+        evicted = self._probers.add(task, address)
+        task.add_done_callback(lambda _: self._forget(task, prober))
+        if evicted is not None:
+            self._probers.remove(evicted)
+            evicted.cancel()
 
-    def _gone(self, task: asyncio.Task[None], prober: socket.socket) -> None:
+    def _forget(self, task: asyncio.Task[None], prober: socket.socket) -> None:
         if task in self._probers:
             self._probers.remove(task)
-        prober.close()  # one that is cancelled before it has begun has not done so
+        prober.close()  # a task that was cancelled before it began has not closed it
 
     async def _answer(self, prober: socket.socket) -> None:
-        """Prove to one prober who this is; it closes first, so that no connection of this port lingers here."""
+        """Prove to one prober that this is its node; it closes first, so that no TIME_WAIT stays on this port."""
         with prober, contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._prove(prober), ANSWER_S_MAX)
 
@@ -94,11 +94,11 @@ def proof(token: str, nonce: bytes, attempt: int) -> bytes:
 async def probe(
     targets: tuple[str, ...], port: int, token: str, attempt: int
 ) -> tuple[tuple[Reached, ...], tuple[str, ...]]:
-    """Try all addresses at once; return those that reach the node meant, in the given order, and how others failed."""
-    own = {one.ip: one.interface for one in addresses()}
-    found = await asyncio.gather(*(_try(target, port, token, attempt, own) for target in targets))
-    reached = tuple(one for one in found if isinstance(one, Reached))
-    return reached, tuple(one for one in found if isinstance(one, str))
+    """Probe all addresses at once; return those that reach the intended node, in the given order, and the failures."""
+    own = {address.ip: address.interface for address in addresses()}
+    results = await asyncio.gather(*(_try(target, port, token, attempt, own) for target in targets))
+    reached = tuple(result for result in results if isinstance(result, Reached))
+    return reached, tuple(result for result in results if isinstance(result, str))
 
 
 async def _try(target: str, port: int, token: str, attempt: int, own: dict[str, str]) -> Reached | str:
@@ -126,7 +126,7 @@ async def _try(target: str, port: int, token: str, attempt: int, own: dict[str, 
 
 
 def _own_address(sock: socket.socket, own: dict[str, str]) -> str:
-    """Return the address that the kernel chose for the way there; where it knows no way, all that this host has."""
+    """Return the source address that the kernel chose; without a route, all addresses of this host."""
     chosen = str(sock.getsockname()[0])
     return chosen if chosen != "0.0.0.0" else ", ".join(own) or "a host without an address"
 
@@ -147,7 +147,7 @@ def _why(err: Exception, connected: bool) -> str:
 
 
 async def _receive(loop: asyncio.AbstractEventLoop, sock: socket.socket, wanted_bytes: int) -> bytes:
-    """Return so many bytes, fewer when the other side closes before."""
+    """Return `wanted_bytes` bytes, fewer when the other side closes before."""
     data = b""
     while len(data) < wanted_bytes:
         more = await loop.sock_recv(sock, wanted_bytes - len(data))

@@ -1,7 +1,7 @@
-"""How is a node made ready for an attempt? The user's setup lines run once, and their environment is kept for the ranks.
+"""Setup script of a node: runs the user's setup lines once, and keeps their environment for the ranks.
 
-The lines run as one bash script that stops at the first failing one; what it exported, loaded or activated (modules,
-conda, variables) is read back at its exit, so that ranks see it.
+The lines run as one bash script that stops at the first failing line. At its exit the environment is read back, so that
+ranks see what it exported, loaded or activated (variables, modules, conda). Also the search for programs and free ports.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from orchestrator.core.host import interfaces
 
 PORT_TRIES_MAX = 200
 PORT_RANGE = range(20_000, 30_000)
-"""Below the ports that Linux hands to outgoing connections (32,768 and up), so that none of those takes ours."""
+"""Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes ours."""
 
 TAIL_BYTES = 4_000
 
 
 class SetupError(Exception):
-    """The node cannot be made ready; `tail` is the end of what the setup lines printed."""
+    """The node cannot be prepared; `tail` is the end of what the setup lines printed."""
 
     def __init__(self, reason: str, tail: str = "") -> None:
         super().__init__(reason)
@@ -56,7 +56,7 @@ class Setup:
             raise SetupError(f"the setup lines cannot run: {err.strerror}: {err.filename}") from err
 
     def result(self, status: int) -> dict[str, str]:
-        """Return the environment that the lines left. Raises SetupError when they failed."""
+        """Return the environment at the end of the lines. Raises SetupError when they failed."""
         with os.fdopen(self._env_fd, "rb") as file:
             file.seek(0)
             raw = file.read()
@@ -79,12 +79,12 @@ class Setup:
 
 
 def find_program(program: str, env: Mapping[str, str], cwd: Path) -> str:
-    """Return where `program` is on this node, seen from `cwd`. Raises SetupError when it is nowhere."""
+    """Return the path of `program` on this node, relative to `cwd`. Raises SetupError when it does not exist."""
     path = env.get("PATH", os.defpath)
-    found = shutil.which(str(cwd / program) if os.sep in program else program, path=path)
-    if found is None:
+    file = shutil.which(str(cwd / program) if os.sep in program else program, path=path)
+    if file is None:
         raise SetupError(f"there is no {program} on this node (PATH is {path})")
-    return found
+    return file
 
 
 def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
@@ -98,9 +98,9 @@ def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) 
 
 
 def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:
-    """Return a socket that listens on the fixed port, or else on a free one of these. Raises SetupError when that cannot be.
+    """Return a socket that listens on the fixed port, or on a free one of `ports`. Raises SetupError when none is free.
 
-    Whoever wants the port for another process closes it right before.
+    The caller closes it right before another process takes the port.
     """
     if fixed is not None:
         return _held(fixed)
@@ -112,7 +112,7 @@ def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket
 
 
 def free_port(seed: str) -> int:
-    """Return a TCP port that nothing listens on now. Raises SetupError when none of the tries was free."""
+    """Return a TCP port that is free now. Raises SetupError after `PORT_TRIES_MAX` tries."""
     with held_port(seed, None) as held:
         return int(held.getsockname()[1])
 

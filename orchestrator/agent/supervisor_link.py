@@ -1,7 +1,7 @@
-"""How does an agent stay in touch? It dials, greets, hears orders, keeps what was not acknowledged, and dials again.
+"""Connection of an agent to its supervisor: dials, greets, receives orders, resends unacknowledged reports, redials.
 
-Contact is proved by acknowledgements of fresh beats, counted from when the beat was sent: so this side always thinks
-itself forgotten before the other side does.
+Acknowledgements of fresh heartbeats prove contact, counted from when the heartbeat was sent: so the agent counts itself
+as lost before the supervisor does.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ BEATS_UNACKNOWLEDGED_MAX = 1000
 
 MUTE_S_MIN = 10.0
 MUTE_BEATS = 5
-"""A connection whose beats are not acknowledged for so long, and for so many heartbeats, is taken for dead."""
+"""A connection without an acknowledgement for this time, and for this number of heartbeats, counts as dead."""
 
 NODE_ENDPOINT = "endpoint"
-"""The file in the node's own folder that says where to dial, `host:port`; whoever forwards a port to it writes it."""
+"""The file in the node's own folder with the address to dial, `host:port`; the side that forwards a port writes it."""
 
 _ORDERS = codec.by_kind(m.Order)
 
 
 class SupervisorLink:
-    """One agent's line to its supervisor, whichever connection carries it now."""
+    """Link of one agent to its supervisor, over one connection after the other."""
 
     def __init__(
         self,
@@ -44,15 +44,15 @@ class SupervisorLink:
         obey: Callable[[m.Order], None],
         launcher: str = "",
     ) -> None:
-        """`greet` makes the first message of a connection from the number of pending reports; `obey` gets orders;
-        `launcher` is the address of a host on which the supervisor may be."""
+        """`greet` makes the first message of a connection from the number of pending reports; `obey` receives orders;
+        `launcher` is the address of a host on which the supervisor may run."""
         self._config = config
         self._launcher = launcher
         job = JobDir.at(config.root)
         self._endpoints = (job.node(config.node) / NODE_ENDPOINT, job.endpoint)
         self._greet = greet
         self._obey = obey
-        self._spool = Outbox()
+        self._outbox = Outbox()
         self._line: connection.Line | None = None
         self._redial_s = REDIAL_S_MIN
         self._connected_at = 0.0
@@ -64,18 +64,18 @@ class SupervisorLink:
 
     @property
     def connected(self) -> bool:
-        """Tell whether a connection is open, which proves nothing about what is at its other end."""
+        """Tell whether a connection is open, which proves nothing about its other end."""
         return self._line is not None
 
     @property
     def disconnected_s(self) -> float:
-        """For how long there has been no connection; 0 while there is one."""
+        """The time (s) since the last connection ended; 0 while one is open."""
         return 0.0 if self._line is not None else time.monotonic() - self._disconnected_at
 
     @property
-    def owes(self) -> bool:
-        """Tell whether something that must arrive has not been acknowledged yet."""
-        return bool(self._spool.pending())
+    def has_pending(self) -> bool:
+        """Tell whether a report that must arrive is not acknowledged yet."""
+        return bool(self._outbox.pending())
 
     async def keep(self) -> None:
         """Dial until cancelled."""
@@ -92,63 +92,63 @@ class SupervisorLink:
             self._redial_s = min(self._redial_s * 2, REDIAL_S_MAX)
 
     def close(self) -> None:
-        """Drop the connection, if there is one; what was sent is still delivered."""
+        """Close the connection, if one is open; what was sent is still delivered."""
         if self._line is not None:
             self._line.writer.close()
             self._line = None
             self._disconnected_at = time.monotonic()
 
     def _complain(self, text: str) -> None:
-        """Print why there is no line, once for each reason: a night without one must not fill the disk."""
+        """Print why no connection comes about, once for each reason: a night without one must not fill the disk."""
         if text != self._complaint:
             self._complaint = text
             print(f"{time.strftime('%H:%M:%S')} line: {text}", file=sys.stderr, flush=True)
 
     def _addresses(self) -> list[tuple[str, int]]:
-        """Return where the supervisor may be now, likely ones first: a file says so when it came back elsewhere.
+        """Return the addresses to dial, likely ones first: a file names the new one when the supervisor has moved.
 
-        The node's own file comes first: over SSH the way leads through a port of this host. Raises ValueError.
+        The node's own file comes first: over SSH the connection goes through a port of this host. Raises ValueError.
         """
         text = self._config.address
         for path in self._endpoints:
             with contextlib.suppress(OSError, UnicodeDecodeError):
                 text = path.read_text()
                 break
-        found = [connection.address(one) for one in text.split()]
-        if self._launcher and found:
-            found.insert(0, (self._launcher, found[0][1]))
-        return list(dict.fromkeys(found))
+        addresses = [connection.address(word) for word in text.split()]
+        if self._launcher and addresses:
+            addresses.insert(0, (self._launcher, addresses[0][1]))
+        return list(dict.fromkeys(addresses))
 
     async def _listen(self, source: connection.Line) -> None:
-        pending = self._spool.pending()
+        pending = self._outbox.pending()
         source.send(self._greet(len(pending)))
         for seq, report in pending:
             source.send(report, seq)
         while True:
             data, _ = await source.receive()
             order, _ = connection.take_message(data, _ORDERS)
-            self._redial_s = REDIAL_S_MIN  # only a line that carried something was worth dialling
+            self._redial_s = REDIAL_S_MIN  # only a connection that carried a message resets the pause
             self._complaint = ""
             if isinstance(order, m.Ack):
-                self._acknowledged(order)
+                self._acknowledge(order)
             else:
                 self._obey(order)
 
-    def _acknowledged(self, ack: m.Ack) -> None:
-        self._spool.acknowledge(ack.seq)
+    def _acknowledge(self, ack: m.Ack) -> None:
+        self._outbox.acknowledge(ack.seq)
         while self._beats_sent and self._beats_sent[0][0] <= ack.beat:
             self.proved_at = self._beats_sent.popleft()[1]
 
     def report(self, report: m.ReliableReport) -> None:
-        """Say something that must arrive: now if it can be, and again after every break until it is acknowledged."""
-        self._send(report, self._spool.keep(report))
+        """Send a report that must arrive: now if possible, and on every new connection until it is acknowledged."""
+        self._send(report, self._outbox.keep(report))
 
     def chunk(self, chunk: m.Chunk, raw: bytes) -> bool:
-        """Send bytes of a file, if there is a connection; tell whether they are on their way."""
+        """Send bytes of a file, if a connection is open; tell whether they were sent."""
         return self._send(chunk, raw=raw)
 
-    def beat(self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], scanned: int) -> None:
-        """Say the regular word, if there is a connection; give up one that only seems to be."""
+    def beat(self, attempt: int, ranks: tuple[m.RankHeartbeat, ...], reported_through_step: int) -> None:
+        """Send a heartbeat, if a connection is open; abort one that seems dead."""
         if self._line is None:
             return
         mute_s = time.monotonic() - max(self.proved_at, self._connected_at)
@@ -157,14 +157,14 @@ class SupervisorLink:
             return
         self._beats += 1
         self._beats_sent.append((self._beats, time.monotonic()))
-        self._send(m.Heartbeat(self._beats, attempt, ranks, scanned))
+        self._send(m.Heartbeat(self._beats, attempt, ranks, reported_through_step))
 
-    def warn(self) -> None:
-        """Say that Slurm has told this node's processes to end, if there is a connection."""
+    def report_signal(self) -> None:
+        """Report that Slurm has signalled this node's processes to end, if a connection is open."""
         self._send(m.NodeSignalled())
 
-    def take_leave(self) -> None:
-        """Say the last word, and go."""
+    def say_goodbye(self) -> None:
+        """Say goodbye and close the connection."""
         self._send(m.Goodbye())
         self.close()
 

@@ -48,7 +48,7 @@ def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Accoun
 
 def _untidied(job_id: str, run: Path) -> remote_files.Account | None:
     """End what a job left running here and remove its run files; return what is left and why, None for nothing."""
-    living = [pid for node in sorted(run.iterdir()) for pid in keeper.sweep(job_id, node.name)]
+    living = [pid for node in sorted(run.iterdir()) for pid in keeper.clean_up_processes(job_id, node.name)]
     if living:
         return _left(
             f"cannot be ended: process {', '.join(map(str, living))}", "see with ps what holds it up"

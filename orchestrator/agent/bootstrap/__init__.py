@@ -1,1 +1,1 @@
-"""How a job comes to a host, and leaves it."""
+"""Bootstrap of a job on a host: survey, launch, cleanup."""

@@ -1,10 +1,11 @@
-"""What is left of a job on this host? Its processes are ended, then its folder goes: nothing of ours stays.
+"""Cleanup of a job on this host: ends its processes, then deletes its folder.
 
-Never touched: the folder that the job was submitted from, and one in which an agent on another host still lives.
+Never deleted: the folder that the job was submitted from, and a folder in which an agent on another host still lives.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -22,25 +23,25 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
 
 LEAVE_S_MAX = 10.0
-"""How long a keeper that was sent TERM may take with its agent; then both are killed."""
+"""How long a keeper and its agent may take after TERM; then both are killed."""
 
 POLL_S = 0.05
 KEEPERS_MAX = 10_000
 
 DELETES_MAX = 5
 DELETE_AGAIN_S = 0.2
-"""So often, and so long after one another, a folder is deleted into which somebody still writes."""
+"""How often, and how long after one another, deleting a folder is tried while a process still writes to it."""
 
 
 def clean_up(request: w.CleanUp) -> w.CleanedUp:
-    """End what the job left running here and remove its folder. Raises Fault when it cannot be removed."""
+    """End the job's processes on this host and delete its folder. Raises Fault when it cannot be deleted."""
     job = job_folder.resolved(request.root)
     if job.id != request.job or not job.id:
         raise Fault("folder", f"{job.root} is not the folder of job {request.job}")
     job_folder.require_own(job)
     nodes = _nodes(job)
     killed = sum(_end(job, node) for node in nodes)
-    left = [pid for node in nodes for pid in keeper.sweep(job.id, node)]
+    surviving = [pid for node in nodes for pid in keeper.clean_up_processes(job.id, node)]
     if not job.root.is_dir():
         return w.CleanedUp(killed, "")
     if job.secrets.exists() or job.journal.exists():
@@ -48,8 +49,8 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
     living = [node for node in nodes if locks.is_held(job.node(node) / "agent.lock")]
     if living:
         return w.CleanedUp(killed, f"an agent still lives in it, on another host: {', '.join(living)}")
-    if left:
-        return w.CleanedUp(killed, f"processes that cannot be ended: {', '.join(map(str, left))}")
+    if surviving:
+        return w.CleanedUp(killed, f"processes that cannot be ended: {', '.join(map(str, surviving))}")
     try:
         _delete(job.root)
     except OSError as err:
@@ -59,15 +60,15 @@ def clean_up(request: w.CleanUp) -> w.CleanedUp:
 
 
 def _delete(folder: Path) -> None:
-    """Delete a folder with all in it. What is dying there may still write a last line: then once more. Raises OSError."""
-    for left in reversed(range(DELETES_MAX)):
+    """Delete a folder; try again while a dying process still writes a last line to it. Raises OSError."""
+    for tries_left in reversed(range(DELETES_MAX)):
         try:
             shutil.rmtree(folder)
             return
         except FileNotFoundError:
-            return  # another host that shares the disk was quicker
+            return  # another host that shares the disk was faster
         except OSError as err:
-            if err.errno != errno.ENOTEMPTY or not left:
+            if err.errno != errno.ENOTEMPTY or not tries_left:
                 raise
         time.sleep(DELETE_AGAIN_S)
 
@@ -80,41 +81,36 @@ def _nodes(job: JobDir) -> list[str]:
 
 
 def _end(job: JobDir, node: str) -> int:
-    """End the node's keeper with its agent, if they are on this host; return how many processes they were."""
-    found = _keeper(job.node(node))
-    if found is None:
-        killed = 0
-    else:
-        killed = 1 + len(procfs.descendants(found.pid))
-        _signal(found.pid, signal.SIGTERM)
-        deadline_s = time.monotonic() + LEAVE_S_MAX
-        while procfs.alive(found) and time.monotonic() < deadline_s:
-            time.sleep(POLL_S)
-        if procfs.alive(found):
-            for pid in (found.pid, *procfs.descendants(found.pid)):
-                _signal(pid, signal.SIGKILL)
+    """End the node's keeper with its agent, if they are on this host; return the number of their processes."""
+    proc = _keeper(job.node(node))
+    if proc is None:
+        return 0
+    killed = 1 + len(procfs.descendants(proc.pid))
+    _signal(proc.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + LEAVE_S_MAX
+    while procfs.alive(proc) and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    if procfs.alive(proc):
+        for pid in (proc.pid, *procfs.descendants(proc.pid)):
+            _signal(pid, signal.SIGKILL)
     return killed
 
 
 def _keeper(folder: Path) -> procfs.Proc | None:
-    """Return the keeper that left its record here, if it lives, and on this very host."""
+    """Return the keeper whose record is in `folder`, if it lives on this host."""
     try:
         record = codec.loads_plain((folder / "agent.json").read_bytes())
-        found = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))
+        proc = procfs.Proc(int(record["pid"]), int(record["start_ticks"]))
     except (OSError, codec.CodecError, KeyError, TypeError, ValueError):
         return None
-    return found if record.get("boot_id") == procfs.boot_id() and procfs.alive(found) else None
+    return proc if record.get("boot_id") == procfs.boot_id() and procfs.alive(proc) else None
 
 
 def _signal(pid: int, signum: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _remove_if_empty(folder: Path) -> None:
-    try:
+    with contextlib.suppress(OSError):  # it holds other jobs
         folder.rmdir()
-    except OSError:
-        pass  # other jobs are there

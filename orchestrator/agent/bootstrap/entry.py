@@ -1,8 +1,8 @@
-"""What happens on a host when a job comes to it? One request is heard and answered; an agent may be left behind.
+"""Entry point of the bootstrap on a host: reads one request, answers it, and leaves a keeper running after a launch.
 
-Run by the launch script with the bundle in memory: nothing of ours is on the host yet. Stages of a launch: the folder,
-the copy, the lease, the agent; what fails is said in a word with its stage, and ends it. A keeper is only left behind
-when the other end has heard that it holds what it needs, and has answered.
+The launch script runs it with the bundle in memory, before any file of ours is on the host. Stages of a launch: folder,
+copy, lease, agent. A failure is answered with its stage and ends the launch. A keeper stays only when the launcher has
+received its leases and has answered `GO`.
 """
 
 from __future__ import annotations
@@ -25,135 +25,132 @@ from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.messages import AgentConfig
 
 LEASE_S_MAX = 25.0
-"""How long a keeper may take to lease: the GPUs are listed, another launch may choose before it."""
+"""How long a keeper may take to lease: it lists the GPUs, and another launch may choose before it."""
 
 UP_S_MAX = 10.0
 
-LAST_WORDS_BYTES = 4096
-LAST_WORDS_LINES = 5
+LOG_TAIL_BYTES = 4096
+LOG_TAIL_LINES = 5
 
 _REQUESTS = codec.by_kind(w.Request)
-_WORDS = codec.by_kind(w.Word)
+_REPLIES = codec.by_kind(w.Word)
 
 
 def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
-    """Do what the request in `line` asks for, answer in words that begin with `mark`, and return 0, or 1 for a failure.
+    """Serve the request in `line`, send replies that begin with `mark`, and return 0, or 1 for a failure.
 
     This code comes from `bundle`, which is open as `bundle_fd`.
     """
-    talk = Replies(mark, sys.stdin.buffer)
+    replies = Replies(mark, sys.stdin.buffer)
     ownership.close_to_others()
     try:
         match codec.loads_kind(_REQUESTS, line):
             case w.Launch() as request:
-                _launch(request, bundle, bundle_fd, talk)
+                _launch(request, bundle, bundle_fd, replies)
             case w.Reach() as request:
-                talk.say(_reach(request))
+                replies.send(_reach(request))
             case w.CleanUp() as request:
                 from orchestrator.agent.bootstrap import cleanup
 
-                talk.say(cleanup.clean_up(request))
+                replies.send(cleanup.clean_up(request))
             case w.SurveyHost() as request:
                 from orchestrator.agent.bootstrap import survey
 
-                talk.say(survey.survey(request))
-    except Fault as found:
-        talk.say(found.word)
+                replies.send(survey.survey(request))
+    except Fault as failure:
+        replies.send(failure.reply)
         return 1
     except (BrokenPipeError, EOFError):
-        return 1  # nobody is there any more to be told
+        return 1  # the launcher is gone
     except OSError as err:
-        talk.say(fault("folder", err, "").word)
+        replies.send(fault("folder", err, "").reply)
         return 1
     return 0
 
 
-def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, talk: Replies) -> None:
+def _launch(request: w.Launch, bundle: bytes, bundle_fd: int, replies: Replies) -> None:
     job = job_folder.resolved(request.root)
     job_folder.check_space(job, request)
     job_folder.open_at(job, request)
-    own = job_folder.is_own(job, request.config.token)
-    config = dataclasses.replace(request.config, root=str(job.root), ships=request.config.ships and not own)
-    placed = w.Placed(
-        str(job.root),
-        config.ships,
-        shutil.which("rsync") is not None,
-        procfs.boot_id(),
-        job_folder.notes(job, request, own),
+    is_own = job_folder.is_own(job, request.config.token)
+    config = dataclasses.replace(
+        request.config, root=str(job.root), ships=request.config.ships and not is_own
     )
-    if own:
-        talk.say(placed)
+    has_rsync, notes = shutil.which("rsync") is not None, job_folder.notes(job, request, is_own)
+    placed = w.Placed(str(job.root), config.ships, has_rsync, procfs.boot_id(), notes)
+    if is_own:
+        replies.send(placed)
     else:
-        job_folder.fill(job, request, bundle, talk, placed)
-    talk.say(w.CopiedHere())
-    _bring_up(job, config, bundle_fd, talk)
+        job_folder.fill(job, request, bundle, replies, placed)
+    replies.send(w.CopiedHere())
+    _bring_up(job, config, bundle_fd, replies)
 
 
-def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, talk: Replies) -> None:
-    """Start a keeper, pass its words on, and leave it when it was told to go; without that leave it ends itself."""
+def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies) -> None:
+    """Start a keeper, forward its replies, and detach from it after `GO`; without `GO` it ends by itself."""
     log = job.node(config.node) / "agent.log"
     with log.open("ab") as file:
         begin_bytes = file.tell()
         keeper = fork.fork_keeper(job, file.fileno(), bundle_fd)
     try:
-        keeper.tell(codec.dumps(config))
-        word = _word(keeper, LEASE_S_MAX, while_heard=True)
-        talk.say(word)
-        if isinstance(word, w.Leased) and _heard_go(talk, keeper):
-            keeper.tell(w.GO.decode())
-            talk.say(_word(keeper, UP_S_MAX, while_heard=False))
+        keeper.send(codec.dumps(config))
+        reply = _next_reply(keeper, LEASE_S_MAX, while_connected=True)
+        replies.send(reply)
+        if isinstance(reply, w.Leased) and _received_go(replies, keeper):
+            keeper.send(w.GO.decode())
+            replies.send(_next_reply(keeper, UP_S_MAX, while_connected=False))
     except fork.EndedError as err:
-        words = _last_words(log, begin_bytes) or "it left no word"
-        reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {words}"
+        output = _log_tail(log, begin_bytes) or "it printed nothing"
+        reason = f"the agent's keeper ended with code {keeper.wait(UP_S_MAX)}: {output}"
         raise Fault("agent", reason, f"its log is {log} there", "transient") from err
     finally:
-        keeper.leave()
+        keeper.detach()
 
 
-def _word(keeper: fork.Keeper, wait_s: float, *, while_heard: bool) -> w.Word:
-    """Return the keeper's next word, or that there is none in time. Raises EndedError.
+def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) -> w.Word:
+    """Return the keeper's next reply, or a failure when none comes in time. Raises EndedError.
 
-    `while_heard`: raises BrokenPipeError when whoever launched us goes meanwhile; it has nothing to say now.
+    `while_connected`: raises BrokenPipeError when the launcher's end closes meanwhile; it sends nothing at this stage.
     """
-    words_fd = keeper.words.fileno()
-    ready = select.select([words_fd, 0] if while_heard else [words_fd], [], [], wait_s)[0]
+    replies_fd = keeper.replies.fileno()
+    ready = select.select([replies_fd, 0] if while_connected else [replies_fd], [], [], wait_s)[0]
     if not ready:
         keeper.kill()
         return w.Failed("agent", f"the agent's keeper has said nothing for {wait_s:.0f} s", "", "transient")
-    if words_fd not in ready:
-        raise BrokenPipeError("whoever launched this has gone")
-    word: w.Word = codec.loads_kind(_WORDS, keeper.hear())
-    return word
+    if replies_fd not in ready:
+        raise BrokenPipeError("the launcher has gone")
+    reply: w.Word = codec.loads_kind(_REPLIES, keeper.receive())
+    return reply
 
 
-def _heard_go(talk: Replies, keeper: fork.Keeper) -> bool:
-    """Wait for the leave to start, as long as the keeper does. Raises EndedError when that ends before."""
-    words_fd = keeper.words.fileno()
-    ready = select.select([0, words_fd], [], [], w.GO_S_MAX)[0]
-    if words_fd in ready:
+def _received_go(replies: Replies, keeper: fork.Keeper) -> bool:
+    """Wait for `GO`, as long as the keeper does. Raises EndedError when the keeper ends before."""
+    replies_fd = keeper.replies.fileno()
+    ready = select.select([0, replies_fd], [], [], w.GO_S_MAX)[0]
+    if replies_fd in ready:
         raise fork.EndedError
-    return bool(ready) and talk.heard_go()
+    return bool(ready) and replies.received_go()
 
 
-def _last_words(log: Path, begin_bytes: int) -> str:
-    """Return the last lines that were written to `log` since it was so long."""
+def _log_tail(log: Path, begin_bytes: int) -> str:
+    """Return the last lines written to `log` after its first `begin_bytes` bytes."""
     with log.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
-        file.seek(max(begin_bytes, end - LAST_WORDS_BYTES))
-        lines = file.read(LAST_WORDS_BYTES).decode(errors="replace").split("\n")
-    return " | ".join([line.strip() for line in lines if line.strip()][-LAST_WORDS_LINES:])
+        file.seek(max(begin_bytes, end - LOG_TAIL_BYTES))
+        lines = file.read(LOG_TAIL_BYTES).decode(errors="replace").split("\n")
+    return " | ".join([line.strip() for line in lines if line.strip()][-LOG_TAIL_LINES:])
 
 
 def _reach(request: w.Reach) -> w.AgentSeen:
-    """Tell an agent where to dial from now on, and say whether it is there."""
+    """Write the address that an agent is to dial, and return whether the agent lives."""
     job = job_folder.resolved(request.root)
     job_folder.require_own(job)
     node = job.node(request.node)
-    alive = locks.is_held(node / "agent.lock")
+    is_alive = locks.is_held(node / "agent.lock")
     if request.endpoint and node.is_dir():
         try:
             replace_text(node / "endpoint", f"{request.endpoint}\n", durable=False)
         except OSError as err:
             raise Fault("folder", f"{node}: {err.strerror}", "", "transient") from err
     log = node / "agent.log"
-    return w.AgentSeen(alive, procfs.boot_id(), _last_words(log, 0) if log.is_file() else "")
+    return w.AgentSeen(is_alive, procfs.boot_id(), _log_tail(log, 0) if log.is_file() else "")

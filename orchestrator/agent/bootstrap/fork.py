@@ -1,8 +1,8 @@
-"""How does a keeper come to be on a host that was just landed on? As a fork of what landed, which goes its way.
+"""Fork of the bootstrap process into the keeper that stays on the host.
 
-A fresh interpreter would import the same code a second time, which is most of what a launch costs a host. The child
-cuts all that ties it to the line: session, standard streams, open files, variables, name. Its code stays open as the
-bundle's descriptor, from which it still imports. No garbage is collected before, since importing makes none.
+A new interpreter would import the same code a second time, which is most of what a launch costs a host. The child drops
+all that ties it to the connection: session, standard streams, open files, variables, name. It keeps the bundle's
+descriptor, from which it still imports. Until here the garbage collector is off, since importing makes no garbage.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ WAIT_POLL_S = 0.02
 
 
 class EndedError(Exception):
-    """The keeper is no more."""
+    """The keeper has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keeper:
-    """A keeper that was just started: what it is told, and where its words come out."""
+    """A keeper that was just started, with the pipes to and from it."""
 
     pid: int
     orders: IO[bytes]
-    words: IO[bytes]
+    replies: IO[bytes]
 
-    def tell(self, line: str) -> None:
-        """Send it a line. Raises EndedError."""
+    def send(self, line: str) -> None:
+        """Send a line. Raises EndedError."""
         try:
             self.orders.write(line.encode() + b"\n")
             self.orders.flush()
         except BrokenPipeError as err:
             raise EndedError from err
 
-    def hear(self) -> bytes:
+    def receive(self) -> bytes:
         """Wait for its next line. Raises EndedError."""
-        line = self.words.readline(w.WORD_BYTES_MAX)
+        line = self.replies.readline(w.WORD_BYTES_MAX)
         if not line:
             raise EndedError
         return line
 
     def wait(self, wait_s: float) -> int:
-        """Return the code that it ended with, negative for a signal; kill it if it does not end in time."""
+        """Return its exit code, negative for a signal; kill it if it does not end in time."""
         deadline_s = time.monotonic() + wait_s
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline_s:
@@ -63,33 +63,33 @@ class Keeper:
         return os.waitstatus_to_exitcode(ended[1])
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill it."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
-    def leave(self) -> None:
-        """Let go of it, whatever it does now."""
+    def detach(self) -> None:
+        """Close the pipe to it, and let it run on by itself."""
         with contextlib.suppress(BrokenPipeError):
             self.orders.close()
 
 
 def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
-    """Fork a keeper that is told a configuration and speaks over pipes, and leaves the rest in its log."""
+    """Fork a keeper that reads its configuration and replies over pipes, and writes the rest to its log."""
     orders_read, orders_write = os.pipe()
-    words_read, words_write = os.pipe()
+    replies_read, replies_write = os.pipe()
     pid = os.fork()
     if pid:
         os.close(orders_read)
-        os.close(words_write)
-        return Keeper(pid, os.fdopen(orders_write, "wb"), os.fdopen(words_read, "rb"))
+        os.close(replies_write)
+        return Keeper(pid, os.fdopen(orders_write, "wb"), os.fdopen(replies_read, "rb"))
     code = 1
     try:
-        _become_keeper(job, (orders_read, words_write, log_fd), bundle_fd)
-        from orchestrator.agent import agent, keeper  # what is landed for something else needs neither
+        _become_keeper(job, (orders_read, replies_write, log_fd), bundle_fd)
+        from orchestrator.agent import agent, keeper  # other requests need neither
 
         gc.freeze()
         gc.enable()
-        code = keeper.main(agent.run_agent, is_landed=True)
+        code = keeper.main(agent.run_agent, is_launched=True)
     except BaseException:
         sys.excepthook = sys.__excepthook__
         sys.excepthook(*sys.exc_info())
@@ -102,8 +102,8 @@ def fork_keeper(job: JobDir, log_fd: int, bundle_fd: int) -> Keeper:
 
 def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -> None:
     os.setsid()
-    for goal, fd in enumerate(streams):
-        os.dup2(fd, goal)
+    for stream_fd, fd in enumerate(streams):
+        os.dup2(fd, stream_fd)
     for fd in [int(path.name) for path in Path("/proc/self/fd").iterdir()]:
         if fd > 2 and fd != bundle_fd:
             with contextlib.suppress(OSError):
@@ -115,4 +115,4 @@ def _become_keeper(job: JobDir, streams: tuple[int, int, int], bundle_fd: int) -
     os.chdir(job.root)
     for name in [name for name in os.environ if name.startswith("SSH_")]:
         del os.environ[name]
-    spawn.show_argv((sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "landed"))
+    spawn.show_argv((sys.executable, "-I", "-S", "-X", "utf8", str(job.bundle), "agent", "launched"))

@@ -1,8 +1,8 @@
-"""Is the job's folder on this host, with bundle and code in it, whole? It is made so, or it is said why not.
+"""Job folder on a host: created, checked, and filled with bundle and code during a launch.
 
-Rules: several hosts may share the disk, and land at once: one at a time works in the folder (`landing.lock`); what is
-written gets its name when it is whole, so a name that is there is right. Where hosts share the submitter's disk the
-folder is the job's own, known by its token, and nothing is copied.
+Rules: several hosts may share the disk and launch at once, so one at a time works in the folder (`launch.lock`). A file
+gets its name when it is whole, so a name that exists is right. Where hosts share the submitter's disk the folder is the
+job's own, known by its token, and nothing is copied.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.tokens import is_token
 
 SPARE_BYTES = 16 << 20
-"""What must be free beyond what is copied: logs and an agent's own files begin at once."""
+"""Free space needed beyond the copied files: logs and the agent's own files grow at once."""
 
 SIBLINGS_MAX = 50
-"""How many other jobs' folders are looked at for the same code."""
+"""How many other jobs' folders are searched for the same code."""
 
 LOCK_S_MAX = 600.0
 LOCK_POLL_S = 0.1
 WORKING_S = 2.0
-"""How often it is said that something that takes long goes on."""
+"""How often a long step reports that it goes on."""
 
 WRITE_TEST_BYTES = 4096
 
@@ -55,15 +55,15 @@ def is_own(job: JobDir, token: str) -> bool:
 
 
 def require_own(job: JobDir) -> None:
-    """Raise Fault unless the job's folder, if there is one, and all that is used in it are this user's alone."""
+    """Raise Fault unless the job's folder, if it exists, and all that is used in it belong to this user alone."""
     if job.root.is_symlink() or job.root.exists():
-        found = ownership.fault_within(job.root)
-        if found is not None:
-            raise Fault("folder", f"{found.where}: {found.what}", found.fix)
+        error = ownership.fault_within(job.root)
+        if error is not None:
+            raise Fault("folder", f"{error.where}: {error.what}", error.fix)
 
 
 def check_space(job: JobDir, request: w.Launch) -> None:
-    """Look whether what is missing will fit, before anything is written. Raises Fault."""
+    """Check that the disk has room for what is missing, before anything is written. Raises Fault."""
     try:
         disk = os.statvfs(nearest(job.root))
         needed_bytes = _missing_bytes(job, request) + SPARE_BYTES
@@ -84,18 +84,18 @@ def _missing_bytes(job: JobDir, request: w.Launch) -> int:
 
 
 def nearest(path: Path) -> Path:
-    """Return what is there of `path`, which is no folder when none can be made."""
-    places = (path, *path.parents)
-    return next(one for one in places if os.path.exists(one) or one == one.parent)  # noqa: PTH110 -- never raises
+    """Return the longest existing part of `path`, which may be a file."""
+    parts = (path, *path.parents)
+    return next(part for part in parts if os.path.exists(part) or part == part.parent)  # noqa: PTH110 -- never raises
 
 
 def open_at(job: JobDir, request: w.Launch) -> None:
-    """Make the folder and the node's own in it, and try whether they can be written. Raises Fault."""
+    """Create the job folder and the node's own in it, and check that they are writable. Raises Fault."""
     config = request.config
     node = job.node(config.node)
     try:
         job.root.parent.mkdir(parents=True, exist_ok=True)
-        job.root.mkdir(mode=0o700, exist_ok=True)  # what is copied into it by others' programs has any mode
+        job.root.mkdir(mode=0o700, exist_ok=True)  # files that other programs copy into it have any mode
         require_own(job)
         for folder in (node, job.checkpoints, job.logs):
             folder.mkdir(parents=True, exist_ok=True)
@@ -107,24 +107,24 @@ def open_at(job: JobDir, request: w.Launch) -> None:
 
 
 def notes(job: JobDir, request: w.Launch, is_own_folder: bool) -> tuple[str, ...]:
-    """Return what may matter later."""
-    found = []
+    """Return remarks on the folder that may matter later."""
+    remarks = []
     if is_own_folder:
-        found.append(f"{job.root} is the job's own folder there too: nothing is copied")
+        remarks.append(f"{job.root} is the job's own folder there too: nothing is copied")
     if request.executes and os.statvfs(job.root).f_flag & os.ST_NOEXEC:
-        found.append(f"{job.root} is mounted noexec: programs of the code snapshot cannot be run there")
-    return tuple(found)
+        remarks.append(f"{job.root} is mounted noexec: programs of the code snapshot cannot be run there")
+    return tuple(remarks)
 
 
-def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Replies, placed: w.Placed) -> None:
-    """Bring bundle and code into the folder, as far as they are not there. Raises Fault, EOFError."""
+def fill(job: JobDir, request: w.Launch, bundle: bytes, replies: Replies, placed: w.Placed) -> None:
+    """Copy bundle and code into the folder, unless they are there. Raises Fault, EOFError."""
     try:
-        with _locked(job, talk):
-            talk.say(placed)
+        with _locked(job, replies):
+            replies.send(placed)
             if _sha256(job.bundle) != request.bundle.sha256:
                 replace_bytes(job.bundle, bundle)
             if not job.code.is_dir():
-                _bring_code(job, request.code, talk)
+                _install_code(job, request.code, replies)
     except BrokenPipeError:
         raise
     except OSError as err:
@@ -132,36 +132,36 @@ def fill(job: JobDir, request: w.Launch, bundle: bytes, talk: Replies, placed: w
 
 
 @contextlib.contextmanager
-def _locked(job: JobDir, talk: Replies) -> Iterator[None]:
-    """Be the only one that works in the folder, on whichever host. Raises Fault when another one does not end."""
+def _locked(job: JobDir, replies: Replies) -> Iterator[None]:
+    """Hold the lock for work in the folder, on any host. Raises Fault when another launch holds it for `LOCK_S_MAX`."""
     deadline_s = time.monotonic() + LOCK_S_MAX
-    beat = _Beat(talk, "waiting for another launch in the same folder")
-    lock = job.root / "landing.lock"
+    progress = _Progress(replies, "waiting for another launch in the same folder")
+    lock = job.root / "launch.lock"
     fd = locks.open_file(lock)
     try:
         while not locks.take(fd, LOCK_POLL_S, LOCK_POLL_S):
             if time.monotonic() > deadline_s:
-                why = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
-                raise Fault("folder", why, "", "transient")
-            beat.go_on()
+                reason = f"another launch{locks.by_whom(lock)} has held {lock} for {LOCK_S_MAX:.0f} s"
+                raise Fault("folder", reason, "", "transient")
+            progress.report()
         locks.sign(fd)
         yield
     finally:
         os.close(fd)
 
 
-class _Beat:
-    """Says now and then that something goes on."""
+class _Progress:
+    """Reporter of a long step: sends `Working` every `WORKING_S`."""
 
-    def __init__(self, talk: Replies, what: str) -> None:
-        self._talk = talk
+    def __init__(self, replies: Replies, what: str) -> None:
+        self._replies = replies
         self._what = what
         self._due_s = time.monotonic() + WORKING_S
 
-    def go_on(self) -> None:
+    def report(self) -> None:
         if time.monotonic() >= self._due_s:
             self._due_s = time.monotonic() + WORKING_S
-            self._talk.say(w.Working(self._what))
+            self._replies.send(w.Working(self._what))
 
 
 def megabytes(size_bytes: int) -> str:
@@ -181,8 +181,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _bring_code(job: JobDir, code: w.Blob, talk: Replies) -> None:
-    """Have the code archive here, and unpack it. A launch that failed leaves no parts; one that was killed may have."""
+def _install_code(job: JobDir, code: w.Blob, replies: Replies) -> None:
+    """Get the code archive and unpack it. Parts that a killed launch left are deleted first; a failed one leaves none."""
     archive, part = job.archive, job.root / ".code.tar.gz.part"
     unpacked = job.root / ".code.part"
     try:
@@ -190,9 +190,9 @@ def _bring_code(job: JobDir, code: w.Blob, talk: Replies) -> None:
         shutil.rmtree(unpacked, ignore_errors=True)
         if _sha256(archive) != code.sha256:
             if not _link_sibling(job, code, part):
-                _take(code, part, talk)
+                _receive_code(code, part, replies)
             part.replace(archive)
-        _unpack(archive, unpacked, _Beat(talk, "unpacking the code"))
+        _unpack(archive, unpacked, _Progress(replies, "unpacking the code"))
         unpacked.rename(job.code)
     except BaseException:
         part.unlink(missing_ok=True)
@@ -200,26 +200,30 @@ def _bring_code(job: JobDir, code: w.Blob, talk: Replies) -> None:
         raise
 
 
-def _take(code: w.Blob, part: Path, talk: Replies) -> None:
-    talk.say(w.SendBlob("code"))
+def _receive_code(code: w.Blob, part: Path, replies: Replies) -> None:
+    replies.send(w.SendBlob("code"))
     with part.open("wb") as file:
-        if talk.take(code.size_bytes, file) != code.sha256:
+        if replies.receive(code.size_bytes, file) != code.sha256:
             raise Fault("copy", "the code archive did not arrive as it was sent", "", "transient")
 
 
 def _link_sibling(job: JobDir, code: w.Blob, part: Path) -> bool:
-    """Look for the same archive in other jobs' folders; a second name costs nothing."""
+    """Hard-link the same archive from another job's folder, which costs no space; tell whether one was found."""
     for name in sorted(os.listdir(job.root.parent))[-SIBLINGS_MAX:]:  # noqa: PTH208 -- names, to be sorted
         other = job.root.parent / name / "code.tar.gz"
         with contextlib.suppress(OSError):
-            is_own = ownership.is_own(other)  # another user could still change it
-            if is_own and other.stat().st_size == code.size_bytes and _sha256(other) == code.sha256:
+            # Another user can still change an archive that is not ours.
+            if (
+                ownership.is_own(other)
+                and other.stat().st_size == code.size_bytes
+                and _sha256(other) == code.sha256
+            ):
                 part.hardlink_to(other)
                 return True
     return False
 
 
-def _unpack(archive: Path, to: Path, beat: _Beat) -> None:
+def _unpack(archive: Path, to: Path, progress: _Progress) -> None:
     import tarfile
     import zlib
 
@@ -227,13 +231,13 @@ def _unpack(archive: Path, to: Path, beat: _Beat) -> None:
 
     def members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
         for member in tar:
-            beat.go_on()
+            progress.report()
             yield member
 
     try:
         with tarfile.open(archive, "r:gz") as tar:
-            # The archive is what the submitter sent, by its hash: links that lead out of the snapshot are meant.
+            # Its hash proves that the submitter sent the archive: links that lead out of the snapshot are intended.
             tar.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)
             tar.extractall(to, members(tar))
     except (tarfile.TarError, EOFError, zlib.error) as err:
-        raise Fault("copy", f"the code archive cannot be unpacked: {err}", "submit the job anew") from err
+        raise Fault("copy", f"the code archive cannot be unpacked: {err}", "submit the job again") from err

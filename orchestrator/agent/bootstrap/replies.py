@@ -1,6 +1,6 @@
-"""How does a host answer while there is no agent yet? Words on standard output, each marked, amid a shell's noise.
+"""Replies of a host before its agent runs: marked lines on standard output, among other output of the shell.
 
-The other end may vanish without a sign, so every silence has a limit: the alarm ends this process.
+The other end may vanish without a sign, so every silence has a limit: an alarm ends this process.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from orchestrator.core import codec
 from orchestrator.core.wire import bootstrap as w
 
 SILENT_S_MAX = 120
-"""How long the other end may say nothing, and this one too; set first by the few lines that start us."""
+"""How long either end may be silent; the launch script sets the first alarm."""
 
 PIECE_BYTES = 256 * 1024
 
 
 class Fault(Exception):
-    """Why it ends here, in the words that go to the other end."""
+    """Failure of a request, with the reply to send."""
 
     def __init__(self, stage: str, reason: str, fix: str = "", trouble: str = "permanent") -> None:
         super().__init__(reason)
-        self.word = w.Failed(stage, reason, fix, trouble)
+        self.reply = w.Failed(stage, reason, fix, trouble)
 
 
 class Replies:
-    """The line to whoever launched us."""
+    """Connection to the launcher."""
 
     def __init__(self, mark: str, source: BinaryIO) -> None:
         self._mark = mark
         self._source = source
 
-    def say(self, word: w.Word) -> None:
-        """Say a word. Raises BrokenPipeError when nobody listens any more."""
+    def send(self, reply: w.Word) -> None:
+        """Send a reply. Raises BrokenPipeError when the launcher is gone."""
         signal.alarm(SILENT_S_MAX)
-        data = f"\n{self._mark} {codec.dumps_kind(word)}\n".encode("utf-8", "surrogateescape")
+        data = f"\n{self._mark} {codec.dumps_kind(reply)}\n".encode("utf-8", "surrogateescape")
         while data:
             data = data[os.write(1, data) :]
 
-    def take(self, size_bytes: int, goal: BinaryIO) -> str:
-        """Put the next `size_bytes` that come into `goal`, and return their sha256. Raises EOFError."""
+    def receive(self, size_bytes: int, target: BinaryIO) -> str:
+        """Write the next `size_bytes` received bytes to `target`, and return their sha256. Raises EOFError."""
         digest = hashlib.sha256()
         left_bytes = size_bytes
         while left_bytes:
@@ -53,17 +53,17 @@ class Replies:
                 raise EOFError
             signal.alarm(SILENT_S_MAX)
             digest.update(piece)
-            goal.write(piece)
+            target.write(piece)
             left_bytes -= len(piece)
         return digest.hexdigest()
 
-    def heard_go(self) -> bool:
-        """Read the next line; tell whether it is the leave to start."""
+    def received_go(self) -> bool:
+        """Read the next line; tell whether it is `GO`."""
         return self._source.readline(len(w.GO) + 1).strip() == w.GO
 
 
 def fault(stage: str, err: OSError, place: object) -> Fault:
-    """Return what the system refused as a fault with its remedy."""
+    """Return an error of the system as a fault with its remedy."""
     where = err.filename or place
     reason = f"{where}: {(err.strerror or str(err)).lower()}"
     match err.errno:

@@ -1,4 +1,4 @@
-"""What has this host for a job? Looked at before anything is started, and nothing is left behind."""
+"""Survey of a host before a launch: folder, disk, GPUs, interfaces, program and torch. It leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from orchestrator.core.host import gpus
 from orchestrator.core.wire import bootstrap as w
 
 TORCH_S_MAX = 60.0
-"""How long `import torch` may take; from a cold network disk it does take long."""
+"""How long `import torch` may take; from a cold network disk it takes long."""
 
 _ASK_TORCH = "import torch; print('torch', torch.__version__)"
 
 
 def survey(request: w.SurveyHost) -> w.HostSurveyed:
-    """Return what there is."""
-    root, why_not, fix = _try_folder(request.root)
+    """Return what this host has for a job."""
+    root, reason, fix = _try_folder(request.root)
     nearest = job_folder.nearest(Path(root)) if root else Path("/")
     disk = os.statvfs(nearest)
     program, torch = _ranks_program(request.programs)
     return w.HostSurveyed(
         root=root,
-        fault=why_not,
+        fault=reason,
         fix=fix,
         free_bytes=disk.f_bavail * disk.f_frsize,
         noexec=bool(disk.f_flag & os.ST_NOEXEC),
@@ -45,15 +45,15 @@ def _try_folder(written: str) -> tuple[str, str, str]:
     """Return the folder's resolved path, and why it cannot be made, with the remedy; empty texts for no fault."""
     try:
         root = job_folder.resolved(written).root
-    except Fault as found:
-        return "", found.word.reason, found.word.fix
+    except Fault as failure:
+        return "", failure.reply.reason, failure.reply.fix
     nearest = job_folder.nearest(root)
     try:
         with tempfile.TemporaryFile(dir=nearest) as file:
             file.write(bytes(job_folder.WRITE_TEST_BYTES))
     except OSError as err:
-        word = fault("folder", err, nearest).word
-        return str(root), f"{nearest}: {(err.strerror or str(err)).lower()}", word.fix
+        fix = fault("folder", err, nearest).reply.fix
+        return str(root), f"{nearest}: {(err.strerror or str(err)).lower()}", fix
     return str(root), "", ""
 
 
@@ -65,22 +65,22 @@ def _gpus() -> tuple[str, ...]:
 
 
 def _ranks_program(programs: tuple[str, ...]) -> tuple[str, str]:
-    """Return which program would run the ranks, and the torch that it finds, or how that failed.
+    """Return the program that would run the ranks, and its version of torch, or the reason why that is unknown.
 
-    One that lies in the code snapshot is not there yet, and is not looked for.
+    A program in the code snapshot is not on the host yet, and is not checked.
     """
     for program in programs:
         if "/" in program and not program.startswith(("/", "~")):
             return program, "it lies in the code snapshot, so it is not looked at"
-        found = shutil.which(str(Path(program).expanduser()))
-        if found is not None:
-            return found, _torch(found)
+        file = shutil.which(str(Path(program).expanduser()))
+        if file is not None:
+            return file, _torch(file)
     return "", ""
 
 
 def _torch(program: str) -> str:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [program, "-c", _ASK_TORCH],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -93,10 +93,8 @@ def _torch(program: str) -> str:
         return f"`import torch` takes longer than {TORCH_S_MAX:.0f} s"
     except OSError as err:
         return f"it cannot be run: {err.strerror}"
-    for line in done.stdout.splitlines():
+    for line in result.stdout.splitlines():
         if line.startswith("torch "):
             return line.removeprefix("torch ")
-    words = (
-        done.stderr.strip() or done.stdout.strip() or f"it ended with code {done.returncode}"
-    ).splitlines()
-    return words[-1][:300]
+    output = result.stderr.strip() or result.stdout.strip() or f"it ended with code {result.returncode}"
+    return output.splitlines()[-1][:300]

@@ -1,1 +1,1 @@
-"""What ranks write: checkpoints found and hashed, logs shipped."""
+"""Outputs of ranks: checkpoints found and hashed, logs shipped."""

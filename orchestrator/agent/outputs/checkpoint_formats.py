@@ -1,11 +1,11 @@
-"""What the files of a checkpoint tell of it: whole, cut off, or not all there. By their formats alone.
+"""Completeness of a checkpoint by its file formats alone: whole, cut off, or with files missing.
 
 - A zip (what `torch.save` writes) ends with its directory; a safetensors file is as long as its header says.
 - A folder of `torch.distributed.checkpoint` has pieces and `.metadata`, which is written last and names them all. It is a
-  pickle, from whoever wrote there: its texts are read as bytes, and it is never unpickled.
+  pickle from an untrusted writer: its texts are read as bytes, and it is never unpickled.
 - A `….index.json` (weights of Transformers in several files) names its pieces.
-- A name for what is not done yet, or `checkpoint-is-incomplete.txt` of the HF Trainer, says that its folder is not.
-- A file of another format tells nothing.
+- A temporary name, or `checkpoint-is-incomplete.txt` of the HF Trainer, marks its folder as unfinished.
+- A file of another format proves nothing.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 FILES_MAX = 10_000
-"""Files looked at in one folder-shaped checkpoint."""
+"""Files read in one checkpoint folder."""
 
 MANIFEST_BYTES_MAX = 64 << 20
-"""How much of a `.metadata` or an index is read; 100,000 tensors take 4 MB."""
+"""How much of a `.metadata` or an index file is read; 100,000 tensors take 4 MB."""
 
 SUFFIXES = frozenset(
     {".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pkl", ".npz", ".tar", ".distcp", ".model"}
@@ -30,23 +30,24 @@ SUFFIXES = frozenset(
 METADATA = ".metadata"
 PIECE = ".distcp"
 LIGHTNING_LAST = "meta.pt"
-"""What Lightning adds to a folder of torch.distributed.checkpoint, after all else."""
+"""The file that Lightning adds last to a folder of torch.distributed.checkpoint."""
 
 _TEMPORARY = re.compile(
     r"^tmp|[._-](tmp|temp|incomplete|lock)([._-]|\d|$)|\.(part|partial)$|~$", re.IGNORECASE
 )
 _MARKERS = ("checkpoint-is-incomplete.txt",)
 _PIECE_NAME = re.compile(rb"\x8c(.)([\x20-\x7e]{1,255}?\.distcp)", re.DOTALL)
-"""A short text as pickle's protocols from 4 on write it: an opcode, its length in one byte, the text."""
+"""A short text as pickle protocols 4 and later write it: an opcode, its length in one byte, the text."""
 _PICKLE_START = b"\x80"
 _ZIP_START = b"PK\x03\x04"
 _ZIP_END = b"PK\x05\x06"
 _ZIP_END_BYTES = 22
-_ZIP_TAIL_BYTES = 66_000  # the end record of a zip and the longest comment behind it
+# The end record of a zip and the longest comment after it.
+_ZIP_TAIL_BYTES = 66_000
 
 
 class Wholeness(enum.Enum):
-    """What is known of a checkpoint by its formats; most formats tell nothing."""
+    """What a checkpoint's formats prove; most formats prove nothing."""
 
     WHOLE = "whole"
     TORN = "torn"  # cut off, or marked as not done
@@ -56,8 +57,9 @@ class Wholeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What an entry looks like on disk: its files with sizes and times. Equal shapes: nothing was written between."""
+    """The files of an entry. Equal shapes at two times mean that nothing was written between."""
 
+    # (path in the entry, size in bytes, mtime in ns); "." for an entry that is a file
     files: tuple[tuple[str, int, int], ...]
 
     @property
@@ -70,43 +72,43 @@ class Shape:
 
 
 def inspect_shape(path: Path) -> Shape:
-    """Return the shape of an entry; what vanishes meanwhile is left out."""
+    """Return the shape of an entry, without files that vanish meanwhile."""
     files: list[tuple[str, int, int]] = []
     todo = [path]
     while todo and len(files) < FILES_MAX:
-        one = todo.pop()
+        file = todo.pop()
         try:
-            if one.is_dir():
-                todo.extend(sorted(one.iterdir(), reverse=True))
+            if file.is_dir():
+                todo.extend(sorted(file.iterdir(), reverse=True))
                 continue
-            stat = one.stat()
+            stat = file.stat()
         except OSError:
             continue
-        files.append((str(one.relative_to(path)), stat.st_size, stat.st_mtime_ns))
+        files.append((str(file.relative_to(path)), stat.st_size, stat.st_mtime_ns))
     return Shape(tuple(files))
 
 
 def is_temporary(name: str) -> bool:
-    """Tell whether a file's name says that it is not done yet."""
+    """Tell whether a name marks a file as unfinished."""
     return _TEMPORARY.search(name) is not None
 
 
 def wholeness(path: Path, shape: Shape) -> Wholeness:
-    """Tell whether the entry is whole, as far as the formats of its files let one know."""
+    """Return how complete the entry is, as far as the formats of its files prove it."""
     names = [PurePosixPath(name) for name, _, _ in shape.files]
     if any(name.name in _MARKERS or is_temporary(name.name) for name in names):
         return Wholeness.TORN
-    known = {_file_wholeness(path / name, size) for name, size, _ in shape.files}
-    if Wholeness.TORN in known:
+    of_files = {_file_wholeness(path / name, size) for name, size, _ in shape.files}
+    if Wholeness.TORN in of_files:
         return Wholeness.TORN
     if not _has_all_pieces(path, names):
         return Wholeness.UNFINISHED
-    return Wholeness.UNKNOWN if Wholeness.UNKNOWN in known else Wholeness.WHOLE
+    return Wholeness.UNKNOWN if Wholeness.UNKNOWN in of_files else Wholeness.WHOLE
 
 
 def proves_itself(path: Path, shape: Shape) -> bool:
-    """Tell whether an entry is whole by its formats and can lack nothing: it is one file, or a folder of
-    torch.distributed.checkpoint with what its `.metadata` names and no more."""
+    """Tell whether an entry is whole by its formats and cannot lack a file: it is one file, or a folder of
+    torch.distributed.checkpoint with exactly the files that its `.metadata` names."""
     if wholeness(path, shape) is not Wholeness.WHOLE:
         return False
     names = {name for name, _, _ in shape.files}
@@ -117,7 +119,7 @@ def proves_itself(path: Path, shape: Shape) -> bool:
 
 
 def is_half_rewritten(before: Shape | None, now: Shape) -> bool:
-    """Tell whether pieces were written again since `before`, and the `.metadata` that comes last was not."""
+    """Tell whether pieces were rewritten since `before`, and the `.metadata` that is written last was not."""
     old = {name: (size, mtime_ns) for name, size, mtime_ns in before.files} if before else {}
     new = {name: (size, mtime_ns) for name, size, mtime_ns in now.files}
     changed = {name for name in new if name.endswith(PIECE) and old.get(name, new[name]) != new[name]}
@@ -147,7 +149,7 @@ def _file_wholeness(path: Path, size_bytes: int) -> Wholeness:
 
 
 def _ends_with_directory(tail: bytes) -> bool:
-    """Tell whether a zip's end record is the last thing in it: 22 bytes and a comment as long as it says."""
+    """Tell whether a zip ends with its end record: 22 bytes and a comment of the length named in it."""
     start = tail.rfind(_ZIP_END)
     if start < 0 or start + _ZIP_END_BYTES > len(tail):
         return False
@@ -167,7 +169,7 @@ def _safetensors_is_whole(head: bytes, more: bytes, size_bytes: int) -> bool:
 
 
 def _has_all_pieces(path: Path, names: Iterable[PurePosixPath]) -> bool:
-    """Tell whether every piece that is named is there, and pieces have what names them.
+    """Tell whether every named piece exists, and every folder of pieces has its metadata.
 
     Ranks that save without `use_collectives` have a `__RANK.metadata` each.
     """
@@ -187,23 +189,23 @@ def _has_all_pieces(path: Path, names: Iterable[PurePosixPath]) -> bool:
 
 
 def _pieces_named(metadata: Path) -> set[str]:
-    """Return the pieces that a `.metadata` names: the texts in it that end as they do."""
-    found = _PIECE_NAME.finditer(_start_of(metadata))
-    return {one[2].decode() for one in found if one[1][0] == len(one[2])}
+    """Return the pieces that a `.metadata` names: the texts in it that end in `.distcp`."""
+    matches = _PIECE_NAME.finditer(_start_of(metadata))
+    return {match[2].decode() for match in matches if match[1][0] == len(match[2])}
 
 
 def _pieces_indexed(index: Path) -> set[str]:
-    """Return the files that an index of weights names; for one that was cut off, what no file is called."""
+    """Return the files that an index of weights names; for a cut-off index the empty name, which no file has."""
     try:
-        known = json.loads(_start_of(index))
+        data = json.loads(_start_of(index))
     except (ValueError, RecursionError):
         return {""}
-    weights = known.get("weight_map") if isinstance(known, dict) else None
+    weights = data.get("weight_map") if isinstance(data, dict) else None
     return set(map(str, weights.values())) if isinstance(weights, dict) else set()
 
 
 def _start_of(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would never answer
+    if not path.is_file():  # reading a pipe never returns
         return b""
     try:
         with path.open("rb") as file:

@@ -1,13 +1,12 @@
-"""Which checkpoints are complete? The simplest honest rule, applied to whatever matches the job's glob.
+"""Checkpoint watch: which entries that match the job's glob are complete checkpoints.
 
-An entry (a file or a folder) counts as complete when it is not being written any more, no file in it is torn and no
-piece of it is missing. That it is not being written is known when every rank here has made an optimizer step after its
-last byte (so the call that saved it has returned, whoever made it), or when all ranks ended with code 0. What neither
-is known of when the ranks are gone must prove itself by its format. A script without steps has only the clock: its
-entry must have stood unchanged for `SETTLE_S`.
+An entry (a file or a folder) is complete when its writing is over, no file in it is torn and no piece of it is missing.
+Its writing is over when every rank here has made an optimizer step after its last byte (so the call that saved it has
+returned, in any rank), or when all ranks ended with code 0. When the ranks are gone and neither holds, its format must
+prove that it is whole. A script without steps has only the clock: its entry must not have changed for `SETTLE_S`.
 
 Temporary names never count, nor does a link to another entry. Under the default glob `*` one series counts, see
-`series`, so that a metrics file or the weights at the end are never resumed from.
+`checkpoint_series`, so that a job never resumes from a metrics file or from final weights.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ from orchestrator.agent.outputs.checkpoint_formats import (
 
 SETTLE_S = 2.0
 ENTRIES_MAX = 10_000
-"""Entries looked at in one scan."""
+"""Entries read in one scan."""
 
 DEPTH_MAX = 4
-"""How deep checkpoints are looked for by default: `lightning_logs/version_0/checkpoints/epoch=0-step=10.ckpt`."""
+"""How deep the default glob searches: `lightning_logs/version_0/checkpoints/epoch=0-step=10.ckpt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,54 +45,53 @@ class FoundCheckpoint:
 
 
 Stamp = tuple[int, int, int]
-"""What tells that a checkpoint was not written again: time of its last byte, size, number of files."""
+"""Identity of a checkpoint that was not rewritten: time of its last byte (ns), size in bytes, number of files."""
 
 
 @dataclass(slots=True)
 class CheckpointWatch:
-    """Looks again and again at one folder; every checkpoint is reported once, and once more when rewritten.
-
-    `in_parts`: hosts that share no disk have the other pieces of a folder, so that here some may be missing.
-    `whole`: all that was reported, by its path, of earlier attempts and agents too.
-    """
+    """Watch over one folder; every checkpoint is reported once, and once more when rewritten."""
 
     folder: Path
     pattern: str
+    # Hosts that share no disk have other pieces of the same folder: here some may be missing.
     in_parts: bool = False
     reported: dict[Path, Shape] = field(default_factory=dict)
+    # All entries of the last scan.
     seen: dict[Path, Shape] = field(default_factory=dict)
+    # All that was ever reported, by path, also by earlier attempts and agents.
     whole: dict[str, Stamp] = field(default_factory=dict)
 
     def begin(self) -> None:
-        """Take what is there now as known: it belongs to attempts before."""
+        """Ignore the entries present now: they belong to earlier attempts."""
         self.reported = self._entries()
         self.seen = dict(self.reported)
 
     def listed(self) -> dict[Path, Shape]:
-        """Return what counts of what is there now, complete or not."""
+        """Return the entries that count now, complete or not."""
         return self._counted(self._entries())
 
     def scan(self, stepped_ns: int, now_ns: int) -> list[FoundCheckpoint]:
-        """Return what became complete, oldest first.
+        """Return the checkpoints that became complete, oldest first.
 
         `stepped_ns`: when every rank that makes steps had made one, 0 if there was none; wall clock of this node.
         """
-        found: list[FoundCheckpoint] = []
+        complete: list[FoundCheckpoint] = []
         for path, shape in self.listed().items():
-            still = self.seen.get(path) == shape
+            is_unchanged = self.seen.get(path) == shape
             self.seen[path] = shape
-            if not still or self.reported.get(path) == shape:
+            if not is_unchanged or self.reported.get(path) == shape:
                 continue
             settled = shape.mtime_ns < stepped_ns or (
                 not stepped_ns and shape.mtime_ns + SETTLE_S * 1e9 < now_ns
             )
             if settled and self._may_be_whole(path, shape):
-                found.append(self._found(path, shape))
-        return sorted(found, key=lambda one: one.mtime_ns)
+                complete.append(self._mark_reported(path, shape))
+        return sorted(complete, key=_mtime_ns)
 
     def last_scan(self, stepped_ns: int, all_ended_well: bool) -> tuple[list[FoundCheckpoint], list[Path]]:
-        """Return what is complete now that all ranks are gone, and what was reported before but is spoiled."""
-        found: list[FoundCheckpoint] = []
+        """Return the checkpoints that are complete after the end of all ranks, and reported ones that are spoiled."""
+        complete: list[FoundCheckpoint] = []
         entries = self._entries()
         counted = self._counted(entries)
         spoiled = [path for path in self.reported if path not in entries]
@@ -103,15 +101,15 @@ class CheckpointWatch:
                 continue
             proven = shape.mtime_ns < stepped_ns or all_ended_well or proves_itself(path, shape)
             if path in counted and proven and self._may_be_whole(path, shape):
-                found.append(self._found(path, shape))
+                complete.append(self._mark_reported(path, shape))
             elif before is not None:
                 spoiled.append(path)
         for path in spoiled:
             self.whole.pop(str(path), None)
-        return sorted(found, key=lambda one: one.mtime_ns), spoiled
+        return sorted(complete, key=_mtime_ns), spoiled
 
     def doubtful(self) -> list[FoundCheckpoint]:
-        """Return the folders that were written to and are not known to be whole, after the last scan."""
+        """Return the folders that were written and are not known to be whole, after the last scan."""
         return [
             FoundCheckpoint(path, shape.mtime_ns)
             for path, shape in self.listed().items()
@@ -119,8 +117,8 @@ class CheckpointWatch:
         ]
 
     def torn(self) -> list[Path]:
-        """Return the entries that were cut off while they were written, now that no rank is there: by their formats,
-        or since they were known to be whole and have changed."""
+        """Return the entries that were cut off in writing, when no rank runs: by their formats, or because they were whole
+        and have changed."""
         entries, cut_off = self._entries(), (Wholeness.TORN, Wholeness.UNFINISHED)
         changed = [
             path
@@ -134,10 +132,10 @@ class CheckpointWatch:
         ]
 
     def prune(self, keep: int, has_step_between: Callable[[int, int], bool]) -> list[Path]:
-        """Delete all but the newest `keep` of each series that counts; return what was deleted.
+        """Delete all but the newest `keep` of each series that counts; return the deleted paths.
 
-        Only what was found to be whole is deleted, or kept instead of it, and only what lies in the job's own checkpoint
-        folder. What a link beside it leads to stays.
+        Only checkpoints known to be whole are deleted, or count as kept, and only those in the job's own checkpoint
+        folder. The target of a link in the same folder stays.
         """
         own = self.folder.resolve()
         shapes = {
@@ -145,31 +143,29 @@ class CheckpointWatch:
             for path, shape in self.listed().items()
             if path.resolve().is_relative_to(own) and self.whole.get(str(path)) == _stamp(shape)
         }
-        beside = {one for path in shapes for one in path.parent.iterdir()}
-        linked = [path.resolve() for path in beside if path.is_symlink()]
-        gone = [
-            one.path
-            for one in checkpoint_series.old(checkpoint_series.members_of(shapes), keep, has_step_between)
-        ]
-        gone = [path for path in gone if not any(link.is_relative_to(path.resolve()) for link in linked)]
-        for path in gone:
+        siblings = {sibling for path in shapes for sibling in path.parent.iterdir()}
+        targets = [path.resolve() for path in siblings if path.is_symlink()]
+        members = checkpoint_series.members_of(shapes)
+        old = [member.path for member in checkpoint_series.old(members, keep, has_step_between)]
+        deleted = [path for path in old if not any(to.is_relative_to(path.resolve()) for to in targets)]
+        for path in deleted:
             _delete(path)
             self.reported.pop(path, None)
             self.seen.pop(path, None)
             self.whole.pop(str(path), None)
-        return gone
+        return deleted
 
-    def _found(self, path: Path, shape: Shape) -> FoundCheckpoint:
+    def _mark_reported(self, path: Path, shape: Shape) -> FoundCheckpoint:
         self.reported[path] = shape
         self.whole[str(path)] = _stamp(shape)
         return FoundCheckpoint(path, shape.mtime_ns)
 
     def _may_be_whole(self, path: Path, shape: Shape) -> bool:
-        """Tell whether nothing speaks against an entry that is not written any more."""
-        known = wholeness(path, shape)
-        if known is Wholeness.TORN or is_half_rewritten(self.reported.get(path), shape):
+        """Tell whether a finished entry shows no fault."""
+        proof = wholeness(path, shape)
+        if proof is Wholeness.TORN or is_half_rewritten(self.reported.get(path), shape):
             return False
-        return self.in_parts or known is not Wholeness.UNFINISHED
+        return self.in_parts or proof is not Wholeness.UNFINISHED
 
     def _counted(self, entries: dict[Path, Shape]) -> dict[Path, Shape]:
         if self.pattern != "*":
@@ -193,16 +189,17 @@ class CheckpointWatch:
             full += "/*"
         links = [path for path in entries if path.is_symlink()]
         targets = {path.resolve() for path in entries if path not in links} if links else set()
-        return {
-            path: shape
-            for path, shape in entries.items()
-            if path not in links or path.resolve() not in targets
-        }
+        doubles = {path for path in links if path.resolve() in targets}
+        return {path: shape for path, shape in entries.items() if path not in doubles}
 
 
 def _matching(pattern: str) -> list[Path]:
     paths = map(Path, sorted(glob.glob(pattern))[:ENTRIES_MAX])  # noqa: PTH207 -- Path.glob takes no absolute pattern
     return [path for path in paths if not path.name.startswith(".") and not is_temporary(path.name)]
+
+
+def _mtime_ns(checkpoint: FoundCheckpoint) -> int:
+    return checkpoint.mtime_ns
 
 
 def _stamp(shape: Shape) -> Stamp:

@@ -1,7 +1,6 @@
-"""What does a checkpoint consist of, and is what lies here the same? Its files with sizes and sha256.
+"""Checkpoint manifests: hashes the files of a checkpoint, and verifies files against a manifest.
 
-Reading gigabytes takes long, so it is done in one thread of its own, of low priority: neither heartbeats nor ranks
-wait for it.
+Reading gigabytes takes long, so one thread of low priority does it: neither heartbeats nor ranks wait for it.
 """
 
 from __future__ import annotations
@@ -26,28 +25,28 @@ NICENESS = 10
 
 
 class GivenUp(Exception):
-    """The reading was given up, since the agent leaves."""
+    """Hashing was cancelled because the agent leaves."""
 
 
 class Hasher:
-    """Reads checkpoints, one after the other."""
+    """Thread that hashes checkpoints, one after the other."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is `checkpoints/` of the job, below which pieces have their names."""
+        """`folder` is `checkpoints/` of the job; names in a manifest are relative to it."""
         self._folder = folder
         self._given_up = threading.Event()
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
 
     async def manifest(self, path: Path, shape: Shape) -> tuple[ManifestEntry, ...] | None:
-        """Return the pieces of the checkpoint at `path`; None when it has not, or does not keep, this shape."""
+        """Return the manifest of the checkpoint at `path`; None when it has not, or does not keep, this shape."""
         return await self._in_thread(lambda: self._manifest(path, shape))
 
-    async def fault(self, pieces: tuple[ManifestEntry, ...]) -> str:
-        """Return what is wrong with the first piece that is not here as it should be, empty when all are."""
-        return await self._in_thread(lambda: self._fault(pieces))
+    async def fault(self, manifest: tuple[ManifestEntry, ...]) -> str:
+        """Return the fault of the first file that differs from the manifest, empty when all match."""
+        return await self._in_thread(lambda: self._fault(manifest))
 
     def close(self) -> None:
-        """Give up what is being read."""
+        """Cancel all hashing."""
         self._given_up.set()
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -60,38 +59,37 @@ class Hasher:
     def _manifest(self, path: Path, shape: Shape) -> tuple[ManifestEntry, ...] | None:
         if inspect_shape(path) != shape:
             return None
-        pieces = []
-        for name, size_bytes, mtime_ns in shape.files:
-            file = path / name
+        entries = []
+        for part, size_bytes, mtime_ns in shape.files:
+            file = path / part
             try:
                 digest = self._sha256(file)
             except OSError:
                 return None
-            pieces.append(
-                ManifestEntry(file.relative_to(self._folder).as_posix(), size_bytes, mtime_ns, digest)
-            )
-        return tuple(pieces) if inspect_shape(path) == shape else None
+            name = file.relative_to(self._folder).as_posix()
+            entries.append(ManifestEntry(name, size_bytes, mtime_ns, digest))
+        return tuple(entries) if inspect_shape(path) == shape else None
 
-    def _fault(self, pieces: tuple[ManifestEntry, ...]) -> str:
-        for piece in pieces:
-            file = self._folder / piece.name
+    def _fault(self, manifest: tuple[ManifestEntry, ...]) -> str:
+        for entry in manifest:
+            file = self._folder / entry.name
             try:
                 size_bytes = file.stat().st_size
-                if size_bytes != piece.size_bytes:
-                    return f"{piece.name} has {size_bytes} bytes instead of {piece.size_bytes}"
-                if self._sha256(file) != piece.sha256:
-                    return f"{piece.name} has another sha256 than when it was saved"
+                if size_bytes != entry.size_bytes:
+                    return f"{entry.name} has {size_bytes} bytes instead of {entry.size_bytes}"
+                if self._sha256(file) != entry.sha256:
+                    return f"{entry.name} has another sha256 than when it was saved"
             except OSError as err:
-                return f"{piece.name}: {err.strerror}"
+                return f"{entry.name}: {err.strerror}"
         return ""
 
     def _sha256(self, file: Path) -> str:
         digest, block = hashlib.sha256(), bytearray(BLOCK_BYTES)
         with file.open("rb", buffering=0) as source:
-            while count := source.readinto(block):
+            while read_bytes := source.readinto(block):
                 if self._given_up.is_set():
                     raise GivenUp
-                digest.update(memoryview(block)[:count])
+                digest.update(memoryview(block)[:read_bytes])
         return digest.hexdigest()
 
 

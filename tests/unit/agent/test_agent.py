@@ -55,7 +55,7 @@ def _running(agent: Agent, folder: Path) -> NodeRanks:
 
 
 def _reports(agent: Agent) -> list[m.ReliableReport]:
-    return [report for _, report in agent._contact._spool.pending()]
+    return [report for _, report in agent._link._outbox.pending()]
 
 
 def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_without_a_step(
@@ -64,7 +64,7 @@ def test_ranks_are_stopped_after_the_time_of_the_fence_without_contact_and_witho
     agent = _agent(tmp_path)
     ranks, now_s = _running(agent, tmp_path), time.monotonic()
     agent._tick(now_s + FENCE_S - 1.0)
-    agent._contact.proved_at = now_s + 20.0
+    agent._link.proved_at = now_s + 20.0
     agent._tick(now_s + FENCE_S + 19.0)
     ranks.progress_at = now_s + 40.0
     agent._tick(now_s + FENCE_S + 39.0)
@@ -130,7 +130,7 @@ def test_a_stop_leaves_ranks_the_grace_that_it_names(tmp_path: Path) -> None:
 def test_a_look_is_taken_and_answered_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")  # GPUs are not asked for
     agent = _agent(tmp_path)
-    agent._eyes = inspector.Inspector(_running(agent, tmp_path), {})
+    agent._inspector = inspector.Inspector(_running(agent, tmp_path), {})
     agent._obey(m.Inspect(2, 5))
     agent._tick(time.monotonic())
     assert _reports(agent) == [m.Inspected(2, 5, ())]
@@ -145,7 +145,7 @@ def test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over(tm
     run.mkdir(parents=True)
     (run / "error-4711.json").write_text('{"message": "no access with hf_0123456789abcdef"}')
     _running(agent, tmp_path)
-    agent._finder.begin()
+    agent._scanner.begin()
     (job.checkpoints / "last.pt").write_bytes(b"weights")
     agent._obey(m.Stop(2, 0.0))
     agent._tick(time.monotonic())
@@ -159,7 +159,7 @@ def test_the_last_lines_of_a_log_go_before_the_word_that_the_attempt_is_over(tmp
     job = JobDir(tmp_path)
     for folder in (job.rank_run("node-0", 2, 0), job.attempt_logs(2), job.checkpoints):
         folder.mkdir(parents=True)
-    agent._contact._line = line  # type: ignore[assignment]
+    agent._link._line = line  # type: ignore[assignment]
     _running(agent, tmp_path)
     agent._obey(m.ResumeOffsets({}))
     job.rank_log(2, 0).write_text("last words\n")
@@ -175,8 +175,8 @@ def test_an_agent_whose_job_goes_on_in_another_allocation_leaves_with_its_ranks(
     ranks.progress_at = unheard_s
     allocation_claim.claim(JobDir(tmp_path), "8.2")
     agent._tick(unheard_s)
-    assert agent._orphan is not None
-    fake_host.wait_for(agent._orphan._successor.look, "the name of the other allocation")
+    assert agent._lost_supervisor is not None
+    fake_host.wait_for(agent._lost_supervisor._newer_allocation.check, "the name of the other allocation")
     agent._tick(unheard_s)
     assert agent._leaving and ranks.want is RanksGoal.STOP
 

@@ -1,4 +1,4 @@
-"""Does a keeper lease before it starts anything, and start nothing that nobody waits for? Real processes."""
+"""A keeper leases before it starts anything, and starts nothing without `GO`. Real processes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def agent(config):
     time.sleep(600)
 
 
-sys.exit(keeper.main(agent, is_landed=True))
+sys.exit(keeper.main(agent, is_launched=True))
 """
 
 
 class Keeper:
-    """A landed keeper, whose agent only sleeps."""
+    """A launched keeper, whose agent only sleeps."""
 
     def __init__(self, folder: Path, go_s_max: float = WAIT_S_MAX, *, without_reader: bool = False) -> None:
         self.log = folder / "log"

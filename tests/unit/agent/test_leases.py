@@ -121,7 +121,7 @@ def test_a_holder_that_does_not_answer_is_known_by_user_and_pid(
     began_s = time.monotonic()
     reason = _refusal(Needs(1, 0, 0), here).reason
     assert time.monotonic() - began_s < 200 * leases.ASK_S_MAX, "it is asked once, not for each thing it has"
-    assert f"somebody who does not answer of {ME.user}, pid {os.getpid()}" in reason
+    assert f"a process that does not answer of {ME.user}, pid {os.getpid()}" in reason
 
 
 @pytest.mark.slow

@@ -1,5 +1,5 @@
-"""Does a job whose batch script is lost with its node go back into the queue, and no other? And does an agent whose job
-goes on elsewhere go?"""
+"""Loss of the supervisor on Slurm: only a job whose batch host is lost is requeued, and an agent whose job has a newer
+allocation leaves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent import lost_supervisor as orphans
 from orchestrator.agent.lost_supervisor import AGAIN_S, ALONE_S, TURN_S, LostSupervisor, NewerAllocation
 from orchestrator.backends.api import NotOursError
 from orchestrator.backends.slurm.allocation import Grant
@@ -49,12 +48,12 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path) -> None:
     notes: list[str] = []
-    orphan = LostSupervisor(ENVIRON, NewerAllocation(asked, ENVIRON), 1e9, notes.append)
-    orphan.look(ALONE_S + TURN_S - 0.1)
-    orphan.look(0.0)
-    orphan.look(ALONE_S + TURN_S)
+    lost_supervisor = LostSupervisor(ENVIRON, NewerAllocation(asked, ENVIRON), 1e9, notes.append)
+    lost_supervisor.check(ALONE_S + TURN_S - 0.1)
+    lost_supervisor.check(0.0)
+    lost_supervisor.check(ALONE_S + TURN_S)
     fake_host.wait_for(lambda: notes, "the note")
-    orphan.look(ALONE_S + TURN_S + AGAIN_S - 0.1)
+    lost_supervisor.check(ALONE_S + TURN_S + AGAIN_S - 0.1)
     assert asked.read_text().splitlines() == ["--oneliner show job 8", "requeue 8"]
     assert notes == ["node1 is lost, and the supervisor with it: Slurm job 8 is requeued"]
 
@@ -62,16 +61,16 @@ def test_an_agent_without_contact_asks_in_its_turn_and_requeues_once(asked: Path
 # The job goes on in another allocation
 
 
-def _seen(successor: NewerAllocation, monkeypatch: pytest.MonkeyPatch) -> str:
+def _seen(newer_allocation: NewerAllocation, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what two looks bring: the first one reads."""
-    monkeypatch.setattr(orphans, "LOOK_S", 0.0)
-    successor.look()
+    monkeypatch.setattr("orchestrator.agent.lost_supervisor.CHECK_S", 0.0)
+    newer_allocation.check()
     fake_host.wait_for(lambda: not _readers(), "the end of reading")
-    return successor.look()
+    return newer_allocation.check()
 
 
 def _readers() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "successor"]
+    return [one for one in threading.enumerate() if one.name == "newer-allocation"]
 
 
 @pytest.fixture(autouse=True)
@@ -110,12 +109,14 @@ def test_an_agent_goes_only_after_the_time_of_the_fence_and_says_where_its_job_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job, notes = JobDir(tmp_path), list[str]()
-    successor = NewerAllocation(job.allocation, ENVIRON)
-    orphan = LostSupervisor({**ENVIRON, "SLURM_NODEID": "999"}, successor, FENCE_S, notes.append)
+    newer_allocation = NewerAllocation(job.allocation, ENVIRON)
+    lost_supervisor = LostSupervisor(
+        {**ENVIRON, "SLURM_NODEID": "999"}, newer_allocation, FENCE_S, notes.append
+    )
     allocation_claim.claim(job, "8.2")
-    assert _seen(successor, monkeypatch) == "8.2"
-    assert not orphan.look(FENCE_S) and notes == []
-    assert orphan.look(FENCE_S + 1.0)
+    assert _seen(newer_allocation, monkeypatch) == "8.2"
+    assert not lost_supervisor.check(FENCE_S) and notes == []
+    assert lost_supervisor.check(FENCE_S + 1.0)
     assert notes == ["no contact for 37 s, and the job goes on in allocation 8.2: leaving"]
 
 
@@ -124,13 +125,13 @@ def test_a_job_folder_that_does_not_answer_stops_nobody(
 ) -> None:
     file = JobDir(tmp_path).allocation
     os.mkfifo(file)  # reading waits, as on a folder whose server is gone
-    monkeypatch.setattr(orphans, "LOOK_S", 0.0)
-    successor = NewerAllocation(file, ENVIRON)
-    assert [successor.look() for _ in range(3)] == ["", "", ""]
+    monkeypatch.setattr("orchestrator.agent.lost_supervisor.CHECK_S", 0.0)
+    newer_allocation = NewerAllocation(file, ENVIRON)
+    assert [newer_allocation.check() for _ in range(3)] == ["", "", ""]
     assert len(_readers()) == 1, "one reader at a time"
     with file.open("w") as writer:
         writer.write("8.2\n")
-    fake_host.wait_for(lambda: successor.look() == "8.2", "the answer")
+    fake_host.wait_for(lambda: newer_allocation.check() == "8.2", "the answer")
     fake_host.wait_for(lambda: _is_let_go(file), "the end of the last reader")
 
 

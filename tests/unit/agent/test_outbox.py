@@ -1,4 +1,4 @@
-"""Does the spool keep what was not acknowledged, in order, and not without bound?"""
+"""The outbox: unacknowledged reports stay, in order and within a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent's line to its supervisor: what proves contact, and what is said again. Real lines, and no process."""
+"""The supervisor link of an agent: what proves contact, and what is sent again. Real connections, no processes."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ TOKEN = "right token"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A contact, and the links that it dials."""
+    """A link, and the connections that it dials."""
 
-    contact: SupervisorLink
+    link: SupervisorLink
     links: AgentConnections
 
     async def hear(self) -> LinkEvent:
@@ -47,7 +47,7 @@ class Pair:
 
 
 def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
-    """Let `act` meet a contact that keeps dialling, by the endpoint in its node's own folder."""
+    """Let `act` meet a link that keeps dialling, by the endpoint in its node's own folder."""
     certificate, key = new_certificate()
     (folder / "certificate.pem").write_bytes(certificate)
     (folder / "key.pem").write_bytes(key)
@@ -66,15 +66,15 @@ def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
         own.mkdir(parents=True)
         (own / "endpoint").write_text(f"127.0.0.1:{port}\n")
         JobDir(folder).endpoint.write_text("127.0.0.1:9")  # as the submit machine has it
-        contact = SupervisorLink(config, hello, lambda order: None)
-        keeping = asyncio.create_task(contact.keep())
+        link = SupervisorLink(config, hello, lambda order: None)
+        keeping = asyncio.create_task(link.keep())
         try:
-            await act(Pair(contact, links))
+            await act(Pair(link, links))
         finally:
             keeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await keeping
-            contact.close()
+            link.close()
             await links.close()
 
     asyncio.run(play())
@@ -82,16 +82,16 @@ def _play(folder: Path, act: Callable[[Pair], Awaitable[None]]) -> None:
 
 def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_path: Path) -> None:
     async def act(pair: Pair) -> None:
-        contact = pair.contact
+        link = pair.link
         await pair.greeted()
-        before_s = contact.proved_at
-        contact.beat(1, (), -1)
+        before_s = link.proved_at
+        link.beat(1, (), -1)
         sent_s = time.monotonic()
         assert isinstance(await pair.hear(), Envelope)
-        assert contact.proved_at == before_s, "that it arrived is not known yet"
+        assert link.proved_at == before_s, "that it arrived is not known yet"
         pair.links.send("node-0", m.Ack(0, 1))
-        await pair.until(lambda: contact.proved_at > before_s)
-        assert contact.proved_at <= sent_s
+        await pair.until(lambda: link.proved_at > before_s)
+        assert link.proved_at <= sent_s
 
     _play(tmp_path, act)
 
@@ -99,14 +99,14 @@ def test_contact_is_proved_by_an_acknowledged_beat_from_when_that_was_sent(tmp_p
 def test_a_report_is_said_on_each_new_line_until_it_is_acknowledged(tmp_path: Path) -> None:
     async def act(pair: Pair) -> None:
         await pair.greeted()
-        pair.contact.report(m.Stopped(1, "asked"))
+        pair.link.report(m.Stopped(1, "asked"))
         assert isinstance(await pair.hear(), Envelope)
         for _ in range(2):
             pair.links.drop("node-0")
             assert await pair.hear() == AgentDropped("node-0")
             assert await pair.greeted() == [1]
         pair.links.send("node-0", m.Ack(1, 0))
-        await pair.until(lambda: not pair.contact.owes)
+        await pair.until(lambda: not pair.link.has_pending)
         pair.links.drop("node-0")
         assert await pair.hear() == AgentDropped("node-0")
         assert await pair.greeted() == []

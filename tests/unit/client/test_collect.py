@@ -161,7 +161,7 @@ def test_a_process_that_cannot_be_ended_keeps_its_run_files(
 ) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
-    monkeypatch.setattr(keeper, "sweep", lambda job, node: [4711])
+    monkeypatch.setattr(keeper, "clean_up_processes", lambda job, node: [4711])
     said, left = cleanup.clean_local([Job(job)])
     assert said == "" and "process 4711" in left[job.id].lines()[0]
     assert (job.root / "nodes" / "node-0").exists()

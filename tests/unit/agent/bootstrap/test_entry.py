@@ -32,16 +32,16 @@ OLD_PYTHON = '#!/bin/sh\necho "Python 3.8.10"\n'
 
 
 def test_an_agent_comes_up_with_the_code_and_outlives_the_line(host: FakeHost, code: Code) -> None:
-    landed = launch_agent(host, fake_host.launch(code))
+    launched = launch_agent(host, fake_host.launch(code))
     assert host.processes[0].wait(fake_host.GONE_S_MAX) == 0
-    assert (landed.root, landed.ships, landed.was_up) == (str(host.job.root), True, False)
+    assert (launched.root, launched.ships, launched.was_up) == (str(host.job.root), True, False)
     assert {name: (host.job.code / name).read_bytes() for name in fake_host.FILES} == fake_host.FILES
     assert fake_host.sha256(host.job.bundle) == fake_host.launcher().blob.sha256
-    assert landed.pid in fake_host.keepers(host.home)
-    stat = procfs.stat(landed.pid)
-    assert stat is not None and stat.session == landed.pid
-    words = Path(f"/proc/{landed.pid}/cmdline").read_text().rstrip("\0").split("\0")
-    assert words[1:] == ["-I", "-S", "-X", "utf8", str(host.job.bundle), "agent", "landed"]
+    assert launched.pid in fake_host.keepers(host.home)
+    stat = procfs.stat(launched.pid)
+    assert stat is not None and stat.session == launched.pid
+    words = Path(f"/proc/{launched.pid}/cmdline").read_text().rstrip("\0").split("\0")
+    assert words[1:] == ["-I", "-S", "-X", "utf8", str(host.job.bundle), "agent", "launched"]
 
 
 def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
@@ -51,7 +51,7 @@ def test_only_its_own_folder_is_touched(host: FakeHost, code: Code) -> None:
     ]  # fmt: skip
     left = {path.name for path in host.job.root.iterdir()}
     assert left <= {
-        "orch.pyz", "code", "code.tar.gz", "landing.lock", "nodes", "logs", "checkpoints", "evidence", "checkpoints.lock",
+        "orch.pyz", "code", "code.tar.gz", "launch.lock", "nodes", "logs", "checkpoints", "evidence", "checkpoints.lock",
     }  # fmt: skip
 
 
@@ -110,8 +110,8 @@ def test_the_job_s_own_folder_is_known_and_nothing_is_copied_into_it(host: FakeH
     (host.job.secrets / "token").write_text(fake_host.config().token)
     host.job.bundle.write_bytes(fake_host.BUNDLE)
     host.job.code.mkdir()
-    landed = launch_agent(host, fake_host.launch(code))
-    assert not landed.ships and "nothing is copied" in landed.notes[0]
+    launched = launch_agent(host, fake_host.launch(code))
+    assert not launched.ships and "nothing is copied" in launched.notes[0]
     assert not (host.job.root / "code.tar.gz").exists() and list(host.job.code.iterdir()) == []
 
 
@@ -122,29 +122,29 @@ def test_a_folder_of_another_job_with_secrets_is_not_taken_for_its_own(host: Fak
 
 
 def test_two_hosts_with_one_home_land_at_once(host: FakeHost, code: Code) -> None:
-    landed = _at_once(
+    launched = _at_once(
         [partial(launch_agent, host, fake_host.launch(code, fake_host.config(f"host-{n}"))) for n in range(3)]
     )
-    assert len({one.pid for one in landed}) == 3 and not any(one.was_up for one in landed)
+    assert len({one.pid for one in launched}) == 3 and not any(one.was_up for one in launched)
     assert (host.job.code / "pkg/deep/mod.py").read_bytes() == fake_host.FILES["pkg/deep/mod.py"]
 
 
 def test_two_launches_of_one_node_at_once_leave_one_agent(host: FakeHost, code: Code) -> None:
-    landed = _at_once([lambda: launch_agent(host, fake_host.launch(code))] * 2)
-    assert sorted(one.was_up for one in landed) == [False, True]
-    alone = next(one for one in landed if not one.was_up)
+    launched = _at_once([lambda: launch_agent(host, fake_host.launch(code))] * 2)
+    assert sorted(one.was_up for one in launched) == [False, True]
+    alone = next(one for one in launched if not one.was_up)
     assert alone.pid in fake_host.keepers(host.home)
 
 
 def _at_once(deeds: list[Callable[[], LaunchedAgent]]) -> list[LaunchedAgent]:
-    landed: list[LaunchedAgent] = []
-    threads = [threading.Thread(target=lambda one: landed.append(one()), args=(deed,)) for deed in deeds]
+    launched: list[LaunchedAgent] = []
+    threads = [threading.Thread(target=lambda one: launched.append(one()), args=(deed,)) for deed in deeds]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(landed) == len(deeds)
-    return landed
+    assert len(launched) == len(deeds)
+    return launched
 
 
 # Shells and Pythons of all kinds
@@ -155,8 +155,8 @@ def _at_once(deeds: list[Callable[[], LaunchedAgent]]) -> list[LaunchedAgent]:
 )
 def test_a_noisy_shell_is_listened_through_and_noted(rc: str, host: FakeHost, code: Code) -> None:
     host.rc = rc
-    landed = launch_agent(host, fake_host.launch(code))
-    assert "its login shell prints on its own" in landed.notes[0]
+    launched = launch_agent(host, fake_host.launch(code))
+    assert "its login shell prints on its own" in launched.notes[0]
 
 
 def test_a_shell_that_ends_before_us_is_named_with_its_words(host: FakeHost, code: Code) -> None:
@@ -178,8 +178,8 @@ def test_the_submitter_s_python_is_the_first_that_is_tried(
 ) -> None:
     mine = tmp_path / 'it\'s "my" $(python)'
     mine.symlink_to(Path(sys.executable).resolve())
-    landed = launch_agent(host, fake_host.launch(code, of=fake_host.launcher(str(mine))))
-    assert landed.python == str(mine)
+    launched = launch_agent(host, fake_host.launch(code, of=fake_host.launcher(str(mine))))
+    assert launched.python == str(mine)
 
 
 def test_a_host_without_a_fitting_python_says_which_ones_it_has(
@@ -212,9 +212,9 @@ def _without_pythons(host: FakeHost, folder: Path, *more: Path) -> Launcher:
 
 def test_a_clock_that_is_far_off_is_noted(host: FakeHost, code: Code) -> None:
     clocks = Clocks(wall=lambda: time.time() - 3600)
-    landed = launch_agent(host, fake_host.launch(code), clocks=clocks)
-    assert landed.clock_s == pytest.approx(3600, abs=60)
-    assert "its clock is 3600 s ahead" in landed.notes
+    launched = launch_agent(host, fake_host.launch(code), clocks=clocks)
+    assert launched.clock_s == pytest.approx(3600, abs=60)
+    assert "its clock is 3600 s ahead" in launched.notes
 
 
 # Leases

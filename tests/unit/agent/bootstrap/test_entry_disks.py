@@ -73,8 +73,8 @@ def test_noexec_is_noted_where_a_program_of_the_snapshot_is_to_run(
 ) -> None:
     with fake_host.disk(tmp_path / "small", "size=60m,noexec") as small:
         told = fake_host.config(root=f"{small}/jobs/{jobs.ID}")
-        landed = launch_agent(host, replace(fake_host.launch(code, told), executes=True))
-        assert any("noexec" in note for note in landed.notes)
+        launched = launch_agent(host, replace(fake_host.launch(code, told), executes=True))
+        assert any("noexec" in note for note in launched.notes)
         fake_host.end_all(small)
         assert launch_agent(host, fake_host.launch(code, told)).notes == ()
 

@@ -1,4 +1,4 @@
-"""Does a node tell of every checkpoint once, and claim to have told all only when it has?"""
+"""The checkpoint scanner: every checkpoint is reported once, and `reported_through_step` claims no more than that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.outputs import checkpoint_scanner as finder_module
+from orchestrator.agent.outputs import checkpoint_scanner as scanner_module
 from orchestrator.agent.outputs.checkpoint_scanner import LOCK_FILE, NOT_KNOWN, SCAN_S, CheckpointScanner
 from orchestrator.agent.outputs.manifest import Hasher
 from orchestrator.agent.rank import step_counter
@@ -31,9 +31,9 @@ CONFIG = m.AgentConfig(
 
 @dataclass(slots=True)
 class Bench:
-    """A finder, the ranks it looks at, and what it has reported."""
+    """A scanner, its ranks, and what it has reported."""
 
-    finder: CheckpointScanner
+    scanner: CheckpointScanner
     ranks: NodeRanks
     beat: Path
     checkpoints: Path
@@ -61,14 +61,14 @@ class Bench:
         before_ns = time.time_ns() - 1_000_000_000
         os.utime(path, ns=(before_ns, before_ns))
 
-    async def look(self) -> None:
-        """Look once, and let what was begun to be read be read."""
+    async def scan(self) -> None:
+        """Scan once, and wait for all hashing."""
         self.now_s += SCAN_S
-        self.finder.look(self.ranks, self.now_s)
+        self.scanner.scan(self.ranks, self.now_s)
         await self.read()
 
     async def read(self) -> None:
-        while self.finder._reading:
+        while self.scanner._reading:
             await asyncio.sleep(0.005)
 
     @property
@@ -92,9 +92,9 @@ def _bench(folder: Path, **change: object) -> Bench:
     process = RankProcess(0, 0, 1, run, job.rank_log(1, 0), index, step_counter.StepCounter(run / "beat"))
     reports: list[m.ReliableReport] = []
     notes: list[str] = []
-    finder = CheckpointScanner(config, Hasher(job.checkpoints), reports.append, notes.append)
-    bench = Bench(finder, NodeRanks(1, job, "n0", [process]), run / "beat", job.checkpoints, reports, notes)
-    finder.begin()
+    scanner = CheckpointScanner(config, Hasher(job.checkpoints), reports.append, notes.append)
+    bench = Bench(scanner, NodeRanks(1, job, "n0", [process]), run / "beat", job.checkpoints, reports, notes)
+    scanner.begin()
     return bench
 
 
@@ -110,20 +110,20 @@ def _play(folder: Path, act: Callable[[Bench], Awaitable[None]], **change: objec
 
 def test_all_is_told_up_to_the_steps_of_the_look_before(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
-        await bench.look()
-        assert bench.finder.scanned == NOT_KNOWN
+        await bench.scan()
+        assert bench.scanner.reported_through_step == NOT_KNOWN
         bench.steps(5)
-        await bench.look()
+        await bench.scan()
         bench.save("five.pt")
         bench.steps(6)
-        await bench.look()
-        assert (bench.names, bench.finder.scanned) == ([], NOT_KNOWN)
+        await bench.scan()
+        assert (bench.names, bench.scanner.reported_through_step) == ([], NOT_KNOWN)
         bench.steps(9)
-        await bench.look()
+        await bench.scan()
         assert bench.names == ["five.pt"]
-        assert bench.finder.scanned == 6
-        await bench.look()
-        assert bench.finder.scanned == 9
+        assert bench.scanner.reported_through_step == 6
+        await bench.scan()
+        assert bench.scanner.reported_through_step == 9
         assert bench.names == ["five.pt"]
 
     _play(tmp_path, act)
@@ -133,17 +133,17 @@ def test_a_save_in_the_background_holds_the_claim_back(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         for count in range(1, 4):
             bench.steps(count)
-            await bench.look()
-        assert bench.finder.scanned == 2
+            await bench.scan()
+        assert bench.scanner.reported_through_step == 2
         for size in range(1, 5):
             bench.save("async/part.bin", size * 1000)
             bench.steps(3 + size)
-            await bench.look()
-        assert bench.finder.scanned == 2
+            await bench.scan()
+        assert bench.scanner.reported_through_step == 2
         bench.steps(9)
-        await bench.look()
+        await bench.scan()
         assert bench.names == ["async"]
-        assert bench.finder.scanned == 7
+        assert bench.scanner.reported_through_step == 7
 
     _play(tmp_path, act)
 
@@ -154,12 +154,12 @@ def test_what_never_becomes_a_checkpoint_holds_nothing_back_for_long(tmp_path: P
         bench.checkpoints.joinpath("renamed.pt").write_bytes(b"x")
         os.utime(bench.checkpoints / "torn.pt", (time.time() - 100, time.time() - 100))
         bench.steps(1)
-        await bench.look()
+        await bench.scan()
         bench.checkpoints.joinpath("renamed.pt").unlink()
         for count in range(2, 4):
             bench.steps(count)
-            await bench.look()
-        assert bench.finder.scanned == 2
+            await bench.scan()
+        assert bench.scanner.reported_through_step == 2
 
     _play(tmp_path, act)
 
@@ -167,15 +167,15 @@ def test_what_never_becomes_a_checkpoint_holds_nothing_back_for_long(tmp_path: P
 def test_what_is_still_being_read_does_not_count_as_told(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         bench.steps(1)
-        await bench.look()
+        await bench.scan()
         bench.save("one.pt", 1 << 20)
         for count in range(2, 4):
             bench.steps(count)
             bench.now_s += SCAN_S
-            bench.finder.look(bench.ranks, bench.now_s)
-        assert (bench.names, bench.finder.scanned) == ([], NOT_KNOWN)
+            bench.scanner.scan(bench.ranks, bench.now_s)
+        assert (bench.names, bench.scanner.reported_through_step) == ([], NOT_KNOWN)
         await bench.read()
-        assert (bench.names, bench.finder.scanned) == (["one.pt"], 2)
+        assert (bench.names, bench.scanner.reported_through_step) == (["one.pt"], 2)
 
     _play(tmp_path, act)
 
@@ -185,12 +185,12 @@ def test_an_end_waits_until_the_last_checkpoint_is_told(tmp_path: Path) -> None:
         bench.steps(3)
         bench.ranks.processes[0].exit_code = 0
         bench.save("last.pt", 1 << 20)
-        assert not bench.finder.finish(bench.ranks, bench.now_s)
-        assert bench.finder.is_finishing
+        assert not bench.scanner.finish(bench.ranks, bench.now_s)
+        assert bench.scanner.is_finishing
         await bench.read()
-        assert bench.finder.finish(bench.ranks, bench.now_s)
+        assert bench.scanner.finish(bench.ranks, bench.now_s)
         assert bench.names == ["last.pt"]
-        assert not bench.finder.is_finishing
+        assert not bench.scanner.is_finishing
 
     _play(tmp_path, act)
 
@@ -199,8 +199,8 @@ def test_an_end_does_not_wait_for_ever(tmp_path: Path) -> None:
     async def act(bench: Bench) -> None:
         bench.ranks.processes[0].exit_code = 0
         bench.save("last.pt", 64 << 20)
-        assert not bench.finder.finish(bench.ranks, bench.now_s)
-        assert bench.finder.finish(bench.ranks, bench.now_s + 1e6)
+        assert not bench.scanner.finish(bench.ranks, bench.now_s)
+        assert bench.scanner.finish(bench.ranks, bench.now_s + 1e6)
         await bench.read()
         assert bench.names == []
 
@@ -213,7 +213,7 @@ def test_a_link_to_a_checkpoint_does_not_travel_beside_it(tmp_path: Path) -> Non
         (bench.checkpoints / "last.pt").symlink_to("step-1.pt")
         for count in range(1, 4):
             bench.steps(count)
-            await bench.look()
+            await bench.scan()
         assert bench.names == ["step-1.pt"]
 
     _play(tmp_path, act)
@@ -222,20 +222,18 @@ def test_a_link_to_a_checkpoint_does_not_travel_beside_it(tmp_path: Path) -> Non
 def test_a_checkpoint_of_too_many_files_for_one_message_is_named_and_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finder_module, "MANIFEST_BYTES_MAX", 1000)
+    monkeypatch.setattr(scanner_module, "MANIFEST_BYTES_MAX", 1000)
 
     async def act(bench: Bench) -> None:
         for part in range(20):
             bench.save(f"step-1/{part}.bin")
         for count in range(1, 4):
             bench.steps(count)
-            await bench.look()
+            await bench.scan()
         assert bench.names == []
-        assert bench.notes == [
-            "step-1 has 20 files, too many to travel: it is not a checkpoint to start from"
-        ]
+        assert bench.notes == ["step-1 has 20 files, too many to fetch: it is not a checkpoint to start from"]
         assert bench.doubts == ["step-1"]
-        assert bench.finder.scanned == 2
+        assert bench.scanner.reported_through_step == 2
 
     _play(tmp_path, act)
 
@@ -245,7 +243,7 @@ def test_a_folder_that_a_dead_rank_was_writing_is_told_as_doubtful(tmp_path: Pat
         bench.save("step-1/0.bin")
         bench.save("step-9.pt")
         bench.ranks.processes[0].exit_code = -9
-        assert bench.finder.finish(bench.ranks, bench.now_s)
+        assert bench.scanner.finish(bench.ranks, bench.now_s)
         assert (bench.names, bench.doubts) == ([], ["step-1"])
 
     _play(tmp_path, act, checkpoint_glob="step-*")
@@ -256,11 +254,11 @@ def test_where_nothing_travels_paths_are_told_and_nothing_is_claimed(tmp_path: P
         bench.save("one.pt")
         for count in range(1, 4):
             bench.steps(count)
-            await bench.look()
+            await bench.scan()
         told = [one.path for one in bench.reports if isinstance(one, m.CheckpointFound)]
         assert told == [str(bench.checkpoints / "one.pt")]
         assert len(bench.reports) == 1
-        assert bench.finder.scanned == NOT_KNOWN
+        assert bench.scanner.reported_through_step == NOT_KNOWN
 
     _play(tmp_path, act, ships=False, finds_checkpoints=True)
 
@@ -270,18 +268,18 @@ def test_of_two_that_share_a_folder_one_looks_until_its_attempt_is_over(tmp_path
 
     async def act(bench: Bench) -> None:
         bench.steps(1)
-        await bench.look()
+        await bench.scan()
         assert (tmp_path / LOCK_FILE).exists()
         bench.save("one.pt")
         for count in range(2, 4):
             bench.steps(count)
-            await bench.look()
-            await other.look()
+            await bench.scan()
+            await other.scan()
         assert (bench.names, other.names) == (["one.pt"], [])
-        assert other.finder.scanned == 2  # the one that looks tells of all there is
-        assert bench.finder.finish(bench.ranks, bench.now_s)
+        assert other.scanner.reported_through_step == 2  # the one that looks tells of all there is
+        assert bench.scanner.finish(bench.ranks, bench.now_s)
         for _ in range(2):
-            await other.look()
+            await other.scan()
         assert other.names == ["one.pt"]
 
     _play(tmp_path, act)
@@ -294,13 +292,13 @@ def test_what_an_agent_knew_to_be_whole_the_next_one_knows_too(tmp_path: Path) -
             os.utime(bench.checkpoints / name[:6] / name, (1e9, 1e9 + int(name[5])))
         for count in range(1, 4):
             bench.steps(count)
-            await bench.look()
+            await bench.scan()
         bench.save("step-2/step-2.pkl", 500)
-        bench.finder._release()  # as the kernel does when it dies
+        bench.scanner._release()  # as the kernel does when it dies
 
     _play(tmp_path, act, ships=False, finds_checkpoints=True)
     later = _bench(tmp_path, ships=False, finds_checkpoints=True, checkpoint_keep=1)
-    later.finder.tell_torn()
+    later.scanner.report_torn()
     assert later.reports == [m.CheckpointInvalidated(0, str(later.checkpoints / "step-2"))]
 
     async def go_on() -> None:
@@ -308,7 +306,7 @@ def test_what_an_agent_knew_to_be_whole_the_next_one_knows_too(tmp_path: Path) -
         later.times_ns = dict.fromkeys((1, 2), 15 * 10**17)
         for count in range(1, 4):
             later.steps(count)
-            await later.look()
+            await later.scan()
 
     asyncio.run(go_on())
     assert sorted(path.name for path in later.checkpoints.iterdir()) == ["step-2", "step-4"]
@@ -321,7 +319,7 @@ def test_old_checkpoints_stay_a_while_where_they_have_to_travel(tmp_path: Path) 
             os.utime(bench.checkpoints / f"{number}.pt", (1e9 + number, 1e9 + number))
             for _ in range(2):
                 bench.steps(number + 1)
-                await bench.look()
+                await bench.scan()
             bench.times_ns[number + 1] = int(1e9 + number + 0.5) * 10**9
         assert bench.names == [f"{number}.pt" for number in range(5)]
         assert sorted(path.name for path in bench.checkpoints.iterdir()) == ["2.pt", "3.pt", "4.pt"]

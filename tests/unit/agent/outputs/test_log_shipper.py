@@ -1,4 +1,4 @@
-"""Does every byte of a node's files go home once, in bounded portions, and none before it is asked for?"""
+"""The log shipper: every byte of a node's files arrives once, in bounded chunks, and none before the sizes are known."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def _shipper(ship: Ship) -> LogShipper:
 def test_nothing_goes_before_it_is_known_what_is_at_home(ship: Ship) -> None:
     ship.write("00000.log", b"line\n")
     shipper = _shipper(ship)
-    shipper.look((1,))
+    shipper.poll((1,))
     shipper.push((1,))
     assert not ship.sent
-    assert not shipper.is_home((1,))
+    assert not shipper.has_arrived((1,))
     shipper.begin(m.ResumeOffsets({"logs/attempt-001/rank-00000.log": 2}))
     assert ship.sent == [(m.Chunk("logs/attempt-001/rank-00000.log", 2), b"ne\n")]
     shipper.hold()  # there is a new line
     ship.write("00000.log", b"more\n")
     ship.now_s += 10.0
-    shipper.look((1,))
+    shipper.poll((1,))
     assert len(ship.sent) == 1
 
 
@@ -124,15 +124,15 @@ def test_what_is_on_its_way_stays_within_the_window(ship: Ship) -> None:
     shipper.begin(m.ResumeOffsets({}))
     assert ship.sent_bytes == SHIP_WINDOW_BYTES
     assert all(len(raw) <= RAW_BYTES_MAX for _, raw in ship.sent)
-    shipper.look((1,))
+    shipper.poll((1,))
     assert ship.sent_bytes == SHIP_WINDOW_BYTES
-    shipper.got(m.ChunkAck(100_000))
+    shipper.acknowledge(m.ChunkAck(100_000))
     assert ship.sent_bytes == SHIP_WINDOW_BYTES + 100_000
     while ship.sent_bytes < 3 << 20:
-        shipper.got(m.ChunkAck(ship.sent_bytes))
-    assert not shipper.is_home((1,))
-    shipper.got(m.ChunkAck(ship.sent_bytes))
-    assert shipper.is_home((1,))
+        shipper.acknowledge(m.ChunkAck(ship.sent_bytes))
+    assert not shipper.has_arrived((1,))
+    shipper.acknowledge(m.ChunkAck(ship.sent_bytes))
+    assert shipper.has_arrived((1,))
     assert b"".join(raw for _, raw in ship.sent) == (ship.job.rank_log(1, 0)).read_bytes()
 
 
@@ -144,8 +144,8 @@ def test_a_flood_of_one_rank_does_not_hold_up_the_lines_of_another(ship: Ship) -
     assert b"last words\n" in [raw for _, raw in ship.sent]
     ship.write("00007.log", b"more\n")
     ship.now_s += 1.0
-    shipper.look((1,))
-    shipper.got(m.ChunkAck(ship.sent_bytes))
+    shipper.poll((1,))
+    shipper.acknowledge(m.ChunkAck(ship.sent_bytes))
     assert b"more\n" in [raw for _, raw in ship.sent]
 
 
@@ -154,7 +154,7 @@ def test_a_slow_log_goes_once_a_second_and_its_first_line_at_once(ship: Ship) ->
     shipper.begin(m.ResumeOffsets({}))
     for _ in range(11):
         ship.write("00000.log", b"x\n")
-        shipper.look((1,))
+        shipper.poll((1,))
         ship.now_s += 0.2
     assert [len(raw) for _, raw in ship.sent] == [2, 10, 10]
 
@@ -163,9 +163,9 @@ def test_the_last_lines_go_at_once_and_some_windows_of_them(ship: Ship) -> None:
     shipper = _shipper(ship)
     shipper.begin(m.ResumeOffsets({}))
     ship.write("00000.log", b"x\n")
-    shipper.look((1,))
+    shipper.poll((1,))
     ship.write("00000.log", b"y\n")
-    shipper.look((1,))
+    shipper.poll((1,))
     assert ship.sent_bytes == 2
     shipper.push((1,))
     assert ship.sent_bytes == 4
@@ -182,14 +182,14 @@ def test_a_slow_line_is_given_less_so_that_heartbeats_get_through(ship: Ship) ->
     for _ in range(8):
         ship.now_s += 2.0
         got = ship.sent_bytes
-        shipper.got(m.ChunkAck(got))
+        shipper.acknowledge(m.ChunkAck(got))
         on_way.append(ship.sent_bytes - got)
     assert on_way[0] == SHIP_WINDOW_BYTES // 2
     assert on_way[-1] == WINDOW_BYTES_MIN
     for _ in range(8):
         ship.now_s += 0.01
         got = ship.sent_bytes
-        shipper.got(m.ChunkAck(got))
+        shipper.acknowledge(m.ChunkAck(got))
     assert ship.sent_bytes - got == SHIP_WINDOW_BYTES
 
 
@@ -206,7 +206,7 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
             ship.write("00001.log", b"line\n")
             ship.now_s += 0.3
             ship.is_connected = turn < 4
-            shipper.look((1,))
+            shipper.poll((1,))
             arrived, ship.sent = ship.sent, []
             for chunk, raw in arrived[
                 : len(arrived) - round_ % 3
@@ -215,17 +215,17 @@ def test_nothing_is_sent_twice_or_left_out_over_breaks(ship: Ship, tmp_path: Pat
             if len(arrived) - round_ % 3 < len(arrived):
                 break
             for _, got in intake.owed():
-                shipper.got(got)
+                shipper.acknowledge(got)
     shipper.begin(intake.have(NODE))
     for _ in range(ROUNDS_MAX):
-        if shipper.is_home((1,)):
+        if shipper.has_arrived((1,)):
             break
         arrived, ship.sent = ship.sent, []
         for chunk, raw in arrived:
             intake.take(NODE, chunk, raw)
         for _, got in intake.owed():
-            shipper.got(got)
-    assert shipper.is_home((1,))
+            shipper.acknowledge(got)
+    assert shipper.has_arrived((1,))
     for rank in (0, 1):
         assert home.rank_log(1, rank).read_bytes() == ship.job.rank_log(1, rank).read_bytes()
 
@@ -238,17 +238,17 @@ def test_a_file_that_shrank_or_vanished_is_dropped_with_a_note(ship: Ship) -> No
     os.truncate(ship.job.rank_log(1, 0), 3)
     ship.job.rank_log(1, 1).unlink()
     ship.now_s += 5
-    shipper.look((1,))
+    shipper.poll((1,))
     ship.write("00000.log", b"another content")
     ship.now_s += 5
-    shipper.look((1,))
+    shipper.poll((1,))
     assert ship.sent_bytes == 20
     assert ship.notes == [
-        "logs/attempt-001/rank-00000.log has 3 bytes, and 10 of it are at home: no more of it is sent",
+        "logs/attempt-001/rank-00000.log has 3 bytes, and 10 of it were sent: no more of it is sent",
         "logs/attempt-001/rank-00001.log is gone: no more of it is sent",
     ]
-    shipper.got(m.ChunkAck(20))
-    assert shipper.is_home((1,))
+    shipper.acknowledge(m.ChunkAck(20))
+    assert shipper.has_arrived((1,))
 
 
 def test_older_attempts_are_not_looked_at_again_once_they_are_home(ship: Ship) -> None:
@@ -257,12 +257,12 @@ def test_older_attempts_are_not_looked_at_again_once_they_are_home(ship: Ship) -
     shipper = _shipper(ship)
     shipper.begin(m.ResumeOffsets({}))
     assert ship.sent_bytes == 10
-    shipper.look((5,))
+    shipper.poll((5,))
     ship.job.rank_log(1, 0).unlink()
-    shipper.look((5,))
+    shipper.poll((5,))
     assert ship.notes == []  # whoever looks, sees that it is gone
     # An order may name an older attempt's files again: they go on where they were.
     ship.write("00000.log", b"y\n", 4)
     ship.now_s += 5
-    shipper.look((4, 5))
+    shipper.poll((4, 5))
     assert ship.sent[-1] == (m.Chunk("logs/attempt-004/rank-00000.log", 2), b"y\n")
