@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.client.remote_files import Account
+    from orchestrator.core.jobdir.status_file import Status
 
 JOB_FAILED = 1
 CLUSTER_CANNOT = 3
@@ -76,7 +77,7 @@ def own_jobs() -> list[Job]:
     return found
 
 
-def all_statuses() -> list[dict[str, Any]]:
+def all_statuses() -> list[Status]:
     """Return the statuses of all jobs, and tell of each whose folder is damaged."""
     left = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
     if left:
@@ -92,7 +93,7 @@ def all_statuses() -> list[dict[str, Any]]:
     return statuses
 
 
-def status_now(job: Job) -> dict[str, Any]:
+def status_now(job: Job) -> Status:
     """Return a job's status after Slurm's word on it was heeded; what fails of that is told, and is no reason for none."""
     apply_slurm_end(job)
     return job.last_status()

@@ -18,13 +18,13 @@ from orchestrator.cli import terminal
 from orchestrator.client.job import Job
 from orchestrator.client.log_reader import Follower, LogQuery
 from orchestrator.core.jobdir import status_file
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.views import cells
 from orchestrator.views import status as status_view
 from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, Deduplicator, LogStyle, LogView
 
-Json: TypeAlias = dict[str, Any]
 Print: TypeAlias = Callable[[str], None]
-Refresh: TypeAlias = Callable[[Json], None]
+Refresh: TypeAlias = Callable[[Status], None]
 
 POLL_S = 0.15
 STATUS_S = 0.5
@@ -34,12 +34,12 @@ REASON_LINES_MAX = 2
 """How many lines of the terminal the reason of a state may take below the logs."""
 
 
-def logs(job: Job, query: LogQuery, style: LogStyle) -> Json:
+def logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
     """Print log lines until the job has ended; return its last status."""
     return _follow(job, query, style, print_line, lambda status: None)
 
 
-def everything(job: Job, style: LogStyle) -> Json:
+def everything(job: Job, style: LogStyle) -> Status:
     """Print log lines and the job's state until it has ended; return its last status."""
     if terminal.has_colour():
         with _live() as (out, refresh):
@@ -47,7 +47,7 @@ def everything(job: Job, style: LogStyle) -> Json:
     return _follow(job, LogQuery(), style, print_line, _changes(with_end=False))
 
 
-def watch(job: Job) -> Json:
+def watch(job: Job) -> Status:
     """Show the job's status again and again until it has ended; return the last one."""
     if not terminal.has_colour():
         return _until_ended(job, _changes(with_end=True))
@@ -56,19 +56,19 @@ def watch(job: Job) -> Json:
 
     with Live(console=terminal.console(), auto_refresh=False, vertical_overflow="crop") as live:
 
-        def refresh(status: Json) -> None:
+        def refresh(status: Status) -> None:
             lines = [terminal.rich_text(one) for one in status_view.job(status)]
             live.update(Text("\n").join(lines), refresh=True)
 
         return _until_ended(job, refresh)
 
 
-def changes(job: Job) -> Json:
+def changes(job: Job) -> Status:
     """Print the status, a JSON object in a line, whenever state, attempt, reason or suspicion change; return the
     last one."""
     last: list[object] = []
 
-    def refresh(status: Json) -> None:
+    def refresh(status: Status) -> None:
         now = [status["state"], status["attempt"], status["reason"], _suspected(status)]
         if now != last:
             last[:] = now
@@ -77,12 +77,12 @@ def changes(job: Job) -> Json:
     return _until_ended(job, refresh)
 
 
-def _suspected(status: Json) -> str:
+def _suspected(status: Status) -> str:
     """Return what the job is suspected of; that the same suspicion grows older is no change."""
-    return re.sub(r"[0-9]+[.0-9]* s\b", "", status.get("suspicion") or "")
+    return re.sub(r"[0-9]+[.0-9]* s\b", "", status["suspicion"] or "")
 
 
-def _until_ended(job: Job, refresh: Refresh) -> Json:
+def _until_ended(job: Job, refresh: Refresh) -> Status:
     while True:
         status = job.status()
         refresh(status)
@@ -97,7 +97,7 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Json:
+def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Status:
     mask = job.mask()
     view = LogView(style, mask)
     follower = Follower(job.folder, query, mask)
@@ -139,12 +139,12 @@ def _changes(*, with_end: bool) -> Refresh:
     """
     last: list[object] = []
 
-    def refresh(status: Json) -> None:
+    def refresh(status: Status) -> None:
         queued = status["reason"] if status["state"] == "QUEUED" else ""
         now = [status["state"], status["attempt"], queued, _suspected(status)]
         if now != last and (with_end or status["state"] not in status_file.ENDED):
             goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
-            said = "it goes on" if goes_on else status.get("suspicion") or status_view.reason(status)
+            said = "it goes on" if goes_on else status["suspicion"] or status_view.reason(status)
             last[:] = now
             why = f"  {said}" if said else ""
             print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
@@ -164,14 +164,14 @@ def _live() -> Iterator[tuple[Print, Refresh]]:
         def out(text: str) -> None:
             screen.print(Text.from_ansi(text), soft_wrap=True)
 
-        def refresh(status: Json) -> None:
+        def refresh(status: Status) -> None:
             lines = [terminal.rich_text(one) for one in _footer(status, screen.width * REASON_LINES_MAX)]
             live.update(Text("\n").join(lines), refresh=True)
 
         yield out, refresh
 
 
-def _footer(status: Json, reason_chars: int) -> list[cells.Line]:
+def _footer(status: Status, reason_chars: int) -> list[cells.Line]:
     checkpoint = status["checkpoint"]
     step = checkpoint["step"] if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""
@@ -180,8 +180,8 @@ def _footer(status: Json, reason_chars: int) -> list[cells.Line]:
         lines.append(cells.line(cells.Cell(cells.cut(status_view.reason(status), reason_chars), "dim")))
     if status["state"] not in ("STARTING", "RUNNING", "RESTARTING") or status.get("queue", {}).get("silent"):
         lines += status_view.queue(status)
-    if status.get("suspicion"):
-        lines.append(cells.line(cells.Cell(cells.cut(status["suspicion"], reason_chars), "yellow")))
+    if suspicion := status["suspicion"]:
+        lines.append(cells.line(cells.Cell(cells.cut(suspicion, reason_chars), "yellow")))
     if "supervisor" in status:
         lines.append(cells.line(cells.Cell(status_view.unheard(status), "bold red")))
     lines.append(cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim")))

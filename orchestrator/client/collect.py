@@ -9,16 +9,14 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from orchestrator.agent.outputs.checkpoint_formats import Wholeness, inspect_shape, wholeness
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from orchestrator.brain.model.facts import Facts
 from orchestrator.client.job import POLL_S, Job
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership, status_file
-
-Json: TypeAlias = dict[str, Any]
 
 
 def checkpoints(job: Job, *, verify: bool) -> list[Json]:

@@ -13,11 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import full_disk, home, locks, ownership, status_file
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.submission import supervisor_process
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
     from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
     from orchestrator.supervisor.journal.lost_journal import Traces
-
-Json: TypeAlias = dict[str, Any]
 
 POLL_S = 0.1
 STATE_POLL_S = 0.02
@@ -56,7 +56,7 @@ class Job:
         """The name that the spec gives it."""
         return home.name_of(self.folder.id)
 
-    def status(self) -> Json:
+    def status(self) -> Status:
         """Return one object of `orch status --json`. A supervisor that died is started again by the way, and a job
         that Slurm has ended is closed.
 
@@ -95,7 +95,7 @@ class Job:
 
         return log_reader.nodes(self.folder) if self.is_slurm else [node.name for node in self.plan().nodes]
 
-    def last_status(self) -> Json:
+    def last_status(self) -> Status:
         """Return what the supervisor last said, and Slurm of a job in its queue; start nothing. Raises ClusterError."""
         if not self.folder.ended.exists() and self.is_slurm:
             from orchestrator.client import slurm_status
@@ -114,7 +114,7 @@ class Job:
                     raise _no_status(self.folder) from None
                 time.sleep(STATE_POLL_S)
 
-    def _last_words(self) -> Json:
+    def _last_words(self) -> Status:
         """Return what the supervisor last said, and who that was if it was long ago. Raises FileNotFoundError when
         there is nothing."""
         known = status_file.read(self.folder, time.time())
@@ -124,7 +124,7 @@ class Job:
                 known["full_disk"] = str(self.folder.root)
         return known
 
-    def wait(self, timeout_s: float | None = None) -> Json:
+    def wait(self, timeout_s: float | None = None) -> Status:
         """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""
         deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else float("inf"))
         while True:
@@ -179,7 +179,7 @@ class Job:
             lost_journal.rewrite(self.folder, plan, traces, is_over=False)
         return True
 
-    def restart(self) -> Json:
+    def restart(self) -> Status:
         """Ask that the present attempt ends and the next one begins from the newest checkpoint, and return the status before
         that. Raises UserError when no attempt is there to end."""
         from orchestrator.core.jobdir import requests
@@ -260,16 +260,16 @@ class Job:
             lost_journal.rewrite(self.folder, plan, traces, is_over=True)
         resume.resume(self.folder, plan, checkpoint, overrides, environ)
         if self.is_slurm:
-            self._queue_again(slurm_status.from_plan(plan, "FAILED", ""))
+            self._queue_again(status_file.unknown(plan, "FAILED", "", time.time()))
 
-    def _queue_again(self, before: Json) -> None:
+    def _queue_again(self, before: Status) -> None:
         from orchestrator.client import slurm_status
 
         plan = self.plan()  # the new one, where there were overrides
-        sizes = {"world_size": plan.world_size, "total_steps": plan.total_steps}
-        slurm_status.begin_again(self.folder, {**before, **sizes})
+        sized: Status = {**before, "world_size": plan.world_size, "total_steps": plan.total_steps}
+        slurm_status.begin_again(self.folder, sized)
 
-    def _await_news(self, before: Json) -> None:
+    def _await_news(self, before: Status) -> None:
         """Wait until the status tells of the resume, or whoever waits for the job's end next would see the last end."""
         deadline_s = time.monotonic() + RESUME_S_MAX
         while _is_same_end(before, self.last_status()):
@@ -358,7 +358,7 @@ class Job:
             raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err
 
 
-def _is_same_end(before: Json, now: Json) -> bool:
+def _is_same_end(before: Status, now: Status) -> bool:
     """Tell whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
     begun = before["started_at"] is None and now["started_at"] is not None
     return now["state"] in status_file.ENDED and now["attempt"] == before["attempt"] and not begun

@@ -5,15 +5,12 @@ Pure: a record in, the JSON object of the contract out. Times of day are UTC in 
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from orchestrator.brain.model.facts import Phase
+from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import iso
 from orchestrator.supervisor import status
 from orchestrator.supervisor.journal.job_record import AttemptHistory, Record, Told
-
-Json: TypeAlias = dict[str, Any]
 
 
 def why(plan: Plan, told: Record) -> Json:

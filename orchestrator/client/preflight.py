@@ -13,13 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from orchestrator.agent import setup_script
 from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, megabytes
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
 from orchestrator.client import remote_files
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
@@ -30,8 +31,6 @@ from orchestrator.submission import bundle, refusals, render, sbatch, snapshot, 
 if TYPE_CHECKING:
     from orchestrator.backends.ssh import launch
     from orchestrator.backends.ssh.connect.connection import Connection
-
-Json: TypeAlias = dict[str, Any]
 
 IMPORT_S_MAX = 120.0
 WORDS_CHARS_MAX = 300

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import PurePath
-from typing import Any, TypeAlias
 
 from orchestrator.client import secret_mask, slurm_close
 from orchestrator.core import codec
@@ -25,12 +24,11 @@ from orchestrator.core.jobdir import home, ownership, requests, status_file
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.status_file import QueueStatus, Status
 from orchestrator.core.slurm import command_output
 from orchestrator.core.slurm.command_output import QueueJob
 from orchestrator.core.slurm.job_states import Stage
 from orchestrator.core.slurm.queue import SlurmQueue, is_over
-
-Json: TypeAlias = dict[str, Any]
 
 QUEUE = SlurmQueue()
 """What this process knows of Slurm's queue: all its jobs share the looks."""
@@ -52,9 +50,6 @@ ORPHANED_S = 60.0
 
 WORDS_CHARS_MAX = 300
 WORDS_BYTES_MAX = 64 << 10
-
-RESTS: Json = {"steps_per_s": None, "stragglers": [], "nodes": [], "ranks": []}
-"""What is known of the nodes of a job that has none."""
 
 
 def present(job: JobDir) -> str | None:
@@ -87,13 +82,13 @@ def look_ahead(jobs: Iterable[JobDir]) -> None:
 # The status
 
 
-def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
+def join(job: JobDir, known: Status | None, plan: Callable[[], Plan]) -> Status:
     """Return a job's status with what Slurm says of it. `known`: what its supervisor has said, if any. Raises
     ClusterError when its folder is damaged."""
     told = _told(job)
     if told is None:
-        return known or from_plan(plan(), "QUEUED", "it is being handed to Slurm")
-    shown = {
+        return known or status_file.unknown(plan(), "QUEUED", "it is being handed to Slurm", time.time())
+    shown: QueueStatus = {
         "id": told.id,
         "state": told.state,
         "reason": told.reason,
@@ -107,7 +102,7 @@ def join(job: JobDir, known: Json | None, plan: Callable[[], Plan]) -> Json:
     return {**_joined(job, known, told, plan), "queue": shown}
 
 
-def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], Plan]) -> Json:
+def _joined(job: JobDir, known: Status | None, told: QueueJob, plan: Callable[[], Plan]) -> Status:
     stage = told.stage
     if known is not None and told.unanswered and known.get("written_s", 0.0) <= told.age_s:
         return known  # its word is the later one
@@ -116,13 +111,12 @@ def _joined(job: JobDir, known: Json | None, told: QueueJob, plan: Callable[[], 
     cancelled = _cancel_age_s(job) is not None
     if known is not None:
         is_told = known["state"] == "QUEUED" and known["reason"]
-        bare = {key: value for key, value in known.items() if key not in status_file.OF_SILENCE}
         reason = known["reason"] if is_told else _say(job, told)
         state = "STOPPING" if cancelled else "QUEUED"
-        return {**bare, "state": state, "reason": reason, **RESTS}
+        return {**status_file.without_nodes(known), "state": state, "reason": reason}
     begins = stage in (Stage.RUNNING, Stage.LEAVING, Stage.UNKNOWN)
     state = "STOPPING" if cancelled else "STARTING" if begins else "QUEUED"
-    return from_plan(plan(), state, _beginning(job, told))
+    return status_file.unknown(plan(), state, _beginning(job, told), time.time())
 
 
 def _beginning(job: JobDir, told: QueueJob) -> str:
@@ -143,33 +137,6 @@ def _say(job: JobDir, told: QueueJob) -> str:
     """Say what Slurm does with a job; of one that is cancelled not what would let it go on."""
     said = command_output.say(told, job.id)
     return said if _cancel_age_s(job) is None else said.partition("; fix: ")[0]
-
-
-def from_plan(plan: Plan, state: str, reason: str) -> Json:
-    """Return the status of a job that no supervisor has told of."""
-    return {
-        "id": plan.id,
-        "name": plan.name,
-        "backend": plan.backend,
-        "state": state,
-        "attempt": 1,
-        "restarts": 0,
-        "step": None,
-        "steps_per_s": None,
-        "total_steps": plan.total_steps,
-        "world_size": plan.world_size,
-        "reason": reason,
-        "suspicion": None,
-        "stragglers": [],
-        "created_at": status_file.iso(plan.created_at),
-        "started_at": None,
-        "ended_at": None,
-        "checkpoint": None,
-        "nodes": [],
-        "ranks": [],
-        "travels": [],
-        "written_at": status_file.iso(time.time()),
-    }
 
 
 def _told(job: JobDir) -> QueueJob | None:
@@ -299,15 +266,11 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     return ClusterError(what, err.where, f"make room in {job.root}, then see with orch status {job.id}")
 
 
-def begin_again(job: JobDir, before: Json) -> None:
+def begin_again(job: JobDir, before: Status) -> None:
     """Write that a resumed job waits: until it has nodes nobody else does, and its last end must not show any more."""
-    kept = {
-        key: value for key, value in before.items() if key not in ("queue", "dir", *status_file.OF_SILENCE)
-    }
-    now: Json = {"state": "QUEUED", "reason": "", "ended_at": None, **RESTS}
-    replace_text(
-        job.state, json.dumps({**kept, **now, "written_at": status_file.iso(time.time())}), durable=False
-    )
+    bare, now = status_file.without_nodes(before), status_file.iso(time.time())
+    status: Status = {**bare, "state": "QUEUED", "reason": "", "ended_at": None, "written_at": now}
+    replace_text(job.state, json.dumps(status), durable=False)
     QUEUE.expect_news()
 
 

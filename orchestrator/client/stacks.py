@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.status_file import ENDED
+from orchestrator.core.jobdir.status_file import ENDED, Status
 from orchestrator.supervisor.journal import journal_file
-
-Json: TypeAlias = dict[str, Any]
 
 ANSWER_S_MAX = 15.0
 """How long the answers to one look are waited for."""
@@ -47,7 +45,7 @@ class Answers:
         return tuple(node for node in self.asked if node not in {one.node for one in self.looked})
 
 
-def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Json:
+def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> Json:
     """Return what `orch stacks --json` prints. Raises UserError when no rank of the job runs, and ClusterError when
     nobody answers."""
     _refuse_if_nothing_runs(status)
@@ -76,7 +74,7 @@ def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Jso
     }
 
 
-def _refuse_if_nothing_runs(status: Json) -> None:
+def _refuse_if_nothing_runs(status: Status) -> None:
     state = status["state"]
     if state in ENDED:
         fix = f"orch why {status['id']} tells how it ended, with the stacks of a hang"

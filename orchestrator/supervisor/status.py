@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
 
 from orchestrator.brain.diagnosis import stragglers, suspects
 from orchestrator.brain.model import decisions as d
@@ -24,12 +23,21 @@ from orchestrator.brain.model.facts import (
     RankState,
 )
 from orchestrator.brain.scheduling import fence, placement
+from orchestrator.core.codec import Json
+from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.status_file import ENDED, iso
+from orchestrator.core.jobdir.status_file import (
+    ENDED,
+    CheckpointStatus,
+    IsoTime,
+    NodeStatus,
+    RankStatus,
+    Status,
+    StragglerStatus,
+    iso,
+)
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
-
-Json: TypeAlias = dict[str, Any]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -46,7 +54,7 @@ class Now:
     job_s: float
     wall_s: float
 
-    def iso(self, at_s: float | None) -> str | None:
+    def iso(self, at_s: float | None) -> IsoTime | None:
         """Return the time of day of a job clock reading."""
         return None if at_s is None else iso(self.wall_s - (self.job_s - at_s))
 
@@ -78,7 +86,7 @@ def state(facts: Facts) -> str:
 
 def status(
     plan: Plan, facts: Facts, now: Now, rates: Mapping[int, float], reasons: Mapping[str, str] = NOTHING
-) -> Json:
+) -> Status:
     """Return the job as `orch status --json` shows it.
 
     `rates`: steps a second of each rank that has any; `reasons`: why there is no way to a node.
@@ -88,27 +96,18 @@ def status(
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
     pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
     return {
-        "id": plan.id,
-        "name": plan.name,
-        "backend": plan.backend,
-        "state": state(facts),
+        **status_file.unknown(plan, state(facts), reason(facts), now.wall_s),
         "attempt": max(number, 1),
         "restarts": max(0, number - 1),
         "step": facts.step,
         "steps_per_s": round(min(pace), 3) if pace else None,
-        "total_steps": plan.total_steps,
-        "world_size": plan.world_size,
-        "reason": reason(facts),
         "suspicion": (suspects.text(facts, now.job_s) if facts.end is None else "") or None,
         "stragglers": _stragglers(facts),
-        "created_at": iso(plan.created_at),
         "started_at": now.iso(facts.run_began_at),
         "ended_at": now.iso(facts.ended_at),
         "checkpoint": _checkpoint(facts.checkpoint),
         "nodes": [_node(plan, facts, node, now, reasons) for node in facts.nodes.values()],
         "ranks": [_rank(facts, rank, now, rates) for rank in facts.ranks.values()],
-        "travels": [],
-        "written_at": iso(now.wall_s),
     }
 
 
@@ -187,7 +186,7 @@ def _queue(facts: Facts) -> str:
     return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
 
 
-def _stragglers(facts: Facts) -> list[Json]:
+def _stragglers(facts: Facts) -> list[StragglerStatus]:
     """Return the ranks of a running attempt whose own work holds up their peers, the slowest first."""
     attempt = facts.attempt
     if facts.end is not None or attempt is None or attempt.phase is not Phase.RUN:
@@ -206,11 +205,11 @@ def _stragglers(facts: Facts) -> list[Json]:
     ]
 
 
-def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:
+def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
 
 
-def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> Json:
+def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> NodeStatus:
     host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
     # A supervisor gives every node a fresh start; what an agent never said is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
@@ -236,7 +235,7 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
     return "busy" if node.busy and node.agent_state is AgentState.ABSENT else link
 
 
-def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -> Json:
+def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -> RankStatus:
     base = facts.attempt.base_step if facts.attempt else 0
     local = next((node.ranks.index(rank.rank) for node in facts.gang if rank.rank in node.ranks), 0)
     alive = rank.rank_state is RankState.ALIVE

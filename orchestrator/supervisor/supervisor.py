@@ -385,8 +385,8 @@ class Supervisor:
         now, facts = status_object.Now(self._memory.now_s(), time.time()), self._memory.facts
         status = status_object.status(self._plan, facts, now, self._rates, self._deeds.reasons(facts))
         with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
-            text = json.dumps({**status, "travels": self._ferry.travels()})
-            replace_text(self._job.state, text, durable=durable)
+            status["travels"] = self._ferry.travels()
+            replace_text(self._job.state, json.dumps(status), durable=durable)
 
 
 def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:

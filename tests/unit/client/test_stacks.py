@@ -21,6 +21,7 @@ from orchestrator.client.job import Job
 from orchestrator.core import observations
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.supervisor.journal.journal_file import Journal, read, tail
 from orchestrator.supervisor.request_inbox import RequestInbox
 from orchestrator.views import cells
@@ -89,7 +90,7 @@ def _supervised(job: JobDir, answer: Answer) -> Iterator[list[int]]:
         thread.join(WAIT_S_MAX)
 
 
-def _status(job: JobDir) -> dict[str, Any]:
+def _status(job: JobDir) -> Status:
     return Job(job).last_status()
 
 
