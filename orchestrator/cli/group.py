@@ -156,7 +156,9 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
         )
         return INTERRUPTED
     if not as_json:
-        terminal.write([status_view.headline(status), *status_view.reason_lines(status)])
+        terminal.write(
+            [status_view.headline(status), *status_view.reason_lines(status["reason"], status.get("dir", ""))]
+        )
     if status["state"] == "SUCCEEDED":
         return 0
     terminal.say(f"see why: orch why {job.id}", err=True)

@@ -17,9 +17,10 @@ from typing import Any, TypeAlias
 from orchestrator.cli import terminal
 from orchestrator.client.job import Job
 from orchestrator.client.log_reader import Follower, LogQuery
+from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.status_file import Status
-from orchestrator.views import cells
+from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
 from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, Deduplicator, LogStyle, LogView
 
@@ -99,7 +100,7 @@ def print_line(text: str) -> None:
 
 def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Status:
     mask = job.mask()
-    view = LogView(style, mask)
+    view = LogView(style, mask, lambda attempt: _transition(job, attempt))
     follower = Follower(job.folder, query, mask)
     status = job.status()
     folding = Deduplicator(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
@@ -117,6 +118,13 @@ def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Ref
         _print_folded(view, out, folded)
     refresh(status)
     return status
+
+
+def _transition(job: Job, attempt: int) -> str:
+    try:
+        return post_mortem.transition(job.why(), attempt)
+    except OrchError:
+        return ""  # its logs are still worth reading
 
 
 def _print(view: LogView, out: Print, folding: Deduplicator, lines: Any) -> None:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from orchestrator.core.invisible_characters import harmless
-
-Json: TypeAlias = Mapping[str, Any]
-
 
 STYLES = {
     "QUEUED": "yellow",
@@ -91,17 +88,6 @@ def named(names: Sequence[str]) -> str:
     """Return names as people list them: the first few, and how many more."""
     more = len(names) - NAMES_SHOWN_MAX
     return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Return whole numbers with those in a row as `0-3`; a dash for none."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
 
 
 def or_dash(value: object) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from orchestrator.client.log_reader import LogLine, LogQuery
-from orchestrator.core.invisible_characters import visible
+from orchestrator.core.invisible_characters import harmless, visible
 from orchestrator.core.mask import Mask
+from orchestrator.core.text import ranks_text
 
 FOLD_WINDOW_NS = 500_000_000
 FAR_WINDOW_NS = 2_500_000_000
@@ -148,11 +149,17 @@ def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> 
 
 
 class LogView:
-    """Turns folded lines into text, in order; it remembers the attempt to draw a divider when that changes."""
+    """Deduplicated log lines as text, in order, with a divider where an attempt begins.
 
-    def __init__(self, style: LogStyle, mask: Mask) -> None:
+    `transition` returns for an attempt what the divider says of the step from the one before.
+    """
+
+    def __init__(
+        self, style: LogStyle, mask: Mask, transition: Callable[[int], str] = lambda attempt: ""
+    ) -> None:
         self._style = style
         self._mask = mask
+        self._transition = transition
         self._attempt: int | None = None
 
     def lines(self, folded: ShownLine) -> list[str]:
@@ -168,14 +175,15 @@ class LogView:
         before, self._attempt = self._attempt, line.attempt
         if before is None or before == line.attempt:
             return [text]
-        return [self._painted(f"── attempt {line.attempt} ──", _BOLD), text]
+        transition = harmless(self._mask.apply(self._transition(line.attempt)))
+        return [self._painted(f"── attempt {line.attempt} ── {transition}".rstrip(), _BOLD), text]
 
     def _prefix(self, folded: ShownLine) -> str:
         line, ranks = folded.line, folded.ranks
         if line.rank is None:
             return self._painted(f"[{clean(line.node or '', colour=False)}]", _DIM)
         if len(ranks) > 1:
-            return self._painted(f"[ranks {_few(rank_ranges(ranks))} ×{len(ranks)}]", _BOLD)
+            return self._painted(f"[ranks {_few(ranks_text(ranks))} ×{len(ranks)}]", _BOLD)
         return self._painted(f"[rank {line.rank}]", _RANK_COLOURS[line.rank % len(_RANK_COLOURS)])
 
     def _painted(self, text: str, code: int) -> str:
@@ -190,17 +198,6 @@ def clean(text: str, *, colour: bool) -> str:
         return _HARMFUL.sub("", text)
     kept = _HARMFUL_OR_COLOUR.sub(lambda found: found.group(1) or "", text)
     return kept + _RESET if "\x1b" in kept else kept
-
-
-def rank_ranges(ranks: Iterable[int]) -> str:
-    """Write ranks as ranges: `0-2,5` for 0, 1, 2 and 5."""
-    ranges: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _few(ranges: str) -> str:

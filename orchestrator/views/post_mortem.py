@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
+from orchestrator.core.codec import Json
 from orchestrator.core.text import with_fix
-from orchestrator.views.cells import STYLES, Cell, Json, Line, cut, duration, line, named, short, span
+from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
 from orchestrator.views.status import reason_lines
 
 EARLIER_MAX = 6
@@ -66,7 +67,7 @@ def post_mortem(why: Json) -> list[Line]:
     lines = [line(Cell(why["id"], "bold"), _PAD, state)]
     last_words = attempts[last]["verdict"]["summary"] if judged else None
     if why["reason"] and not (last_words and why["reason"].endswith(last_words)):
-        lines += reason_lines(why)
+        lines += reason_lines(why["reason"], why.get("dir", ""))
     body = [*_earlier(attempts[:last], folder)] if judged else []
     for attempt in attempts[last:]:
         body += ((), *_attempt(attempt, folder, why["state"]))
@@ -154,6 +155,18 @@ def _course(attempt: Json, state: str) -> str:
         return f"ended: {attempt['ended_why']}"
     asked = attempt.get("ended_why") == RESTART_ASKED
     return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
+
+
+def transition(why: Json, number: int) -> str:
+    """Return in a line from where an attempt begins and why the one before it ended; empty where that is unknown."""
+    attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
+    ended, begun = attempts.get(number - 1), attempts.get(number)
+    if ended is None or begun is None:
+        return ""
+    verdict = ended["verdict"]
+    end = f"ended: {verdict['kind']}: {_summary(verdict)}" if verdict else _course(ended, why["state"])
+    text = f"from {begun['resumed_from'] or 'the beginning'}; attempt {number - 1} {end}"
+    return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
 def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.brain.diagnosis import stack_groups
+from orchestrator.core.codec import Json
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.core.text import named as text_named
-from orchestrator.views.cells import STYLES, Cell, Json, Line, cut, line, named, span
+from orchestrator.views.cells import STYLES, Cell, Line, cut, line, named, span
 
 FRAMES_MAX = 12
 """How many frames of the user's code, and how many of what it called, are shown."""

@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.core.jobdir.status_file import ENDED, seconds
+from orchestrator.core.jobdir.status_file import (
+    ENDED,
+    NodeStatus,
+    RankStatus,
+    Status,
+    StragglerStatus,
+    TransferStatus,
+    seconds,
+)
 from orchestrator.core.slurm.hostlist import holds
-from orchestrator.core.text import with_fix
+from orchestrator.core.text import ranks_text, with_fix
 from orchestrator.views.cells import (
     STYLES,
     Cell,
-    Json,
     Line,
     columns,
     duration,
@@ -23,7 +30,6 @@ from orchestrator.views.cells import (
     or_dash,
     short,
     size,
-    spans,
 )
 
 _WORRYING = ("stopped", "zombie", "dead", "silent", "absent", "failed", "excluded", "lost")
@@ -36,12 +42,12 @@ TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
 # One job
 
 
-def headline(status: Json) -> Line:
+def headline(status: Status) -> Line:
     """Return a job in one line: what it is, how far, how fast, and how long it still takes."""
     state = status["state"]
     parts = [Cell(state, STYLES.get(state, "")), Cell(f"  attempt {status['attempt']}")]
     if status["step"] is not None:
-        total = f"/{status['total_steps']:,}" if status.get("total_steps") else ""
+        total = f"/{status['total_steps']:,}" if status["total_steps"] else ""
         parts.append(Cell(f"  step {status['step']:,}{total}"))
     if status["steps_per_s"]:
         parts.append(Cell(f"  {status['steps_per_s']:.2f} steps/s"))
@@ -55,9 +61,9 @@ def headline(status: Json) -> Line:
     return line(*parts)
 
 
-def elapsed_s(status: Json) -> float | None:
+def elapsed_s(status: Status) -> float | None:
     """Return for how many seconds the job has run, or ran; None when it has not begun."""
-    began, end = status["started_at"], status["ended_at"] or status.get("written_at")
+    began, end = status["started_at"], status["ended_at"] or status["written_at"]
     if not began or not end:
         return None
     return max(
@@ -65,15 +71,15 @@ def elapsed_s(status: Json) -> float | None:
     )
 
 
-def eta_s(status: Json) -> float | None:
+def eta_s(status: Status) -> float | None:
     """Return the seconds that are left, where the job's total of steps and its pace are known."""
-    total, step, pace = status.get("total_steps"), status["step"], status["steps_per_s"]
+    total, step, pace = status["total_steps"], status["step"], status["steps_per_s"]
     if not total or not pace or step is None or status["state"] != "RUNNING":
         return None
     return max(0.0, float(total - step) / float(pace))
 
 
-def job(status: Json) -> list[Line]:
+def job(status: Status) -> list[Line]:
     """Return one job in full: its head, its nodes and its ranks."""
     nodes, ranks = status["nodes"], [rank for rank in status["ranks"] if rank["node"]]
     has_pool, over = status["backend"] != "local", status["state"] in ENDED
@@ -82,20 +88,20 @@ def job(status: Json) -> list[Line]:
         line(Cell(status["id"], "bold"), f"  {ranks_there}{_count(nodes, has_pool)}, {status['backend']}"),
         headline(status),
     ]
-    if status["reason"] and not status.get("suspicion") and not _is_of_queue(status):
+    if status["reason"] and not status["suspicion"] and not _is_of_queue(status):
         why = without_notes(reason(status), nodes) if has_pool else reason(status)
         lines.append(line(Cell(why, "dim" if status["state"] == "SUCCEEDED" else "")))
     lines += queue(status)
-    if status.get("suspicion"):
+    if status["suspicion"]:
         lines.append(line("suspicion   ", Cell(status["suspicion"], "yellow")))
-    lines += _stragglers(status.get("stragglers", ()))
+    lines += _stragglers(status["stragglers"])
     if "supervisor" in status:
         lines.append(line(Cell(unheard(status), "bold red")))
     if status["checkpoint"]:
         step = status["checkpoint"]["step"]
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {status['checkpoint']['path']}{at}"))
-    lines += [] if over else _travels(status.get("travels", ()))
+    lines += [] if over else _travels(status["travels"])
     if nodes or not has_pool:
         lines += [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
     if ranks:
@@ -105,7 +111,7 @@ def job(status: Json) -> list[Line]:
     return lines
 
 
-def queue(status: Json) -> list[Line]:
+def queue(status: Status) -> list[Line]:
     """Return what Slurm says of a job that is in its hands, and how to mend what keeps it there."""
     if not (told := status.get("queue")):
         return []
@@ -119,23 +125,23 @@ def queue(status: Json) -> list[Line]:
     return [shown, *([line(f"            fix: {fix}")] if fix else [])]
 
 
-def _is_of_queue(status: Json) -> bool:
+def _is_of_queue(status: Status) -> bool:
     """Tell whether a job's reason is what the queue says of it, which has a line of its own."""
     return bool(status.get("queue")) and status["reason"] == status["queue"]["said"]
 
 
-def reason(status: Json) -> str:
+def reason(status: Status) -> str:
     """Return why the job is in its state, with paths in the job's own folder made short."""
     return short(status["reason"], status.get("dir", ""))
 
 
-def reason_lines(status: Json) -> list[Line]:
-    """Return the reason, and below it how to mend that, where the reason says so."""
-    what, fix = with_fix(reason(status))
+def reason_lines(reason: str, folder: str) -> list[Line]:
+    """Return the reason of a job's state, and below it how to mend that, where the reason says so."""
+    what, fix = with_fix(short(reason, folder))
     return [line(what), *([line(f"  fix: {fix}")] if fix else [])]
 
 
-def unheard(status: Json) -> str:
+def unheard(status: Status) -> str:
     """Say that nobody keeps this status up to date, and who last did."""
     holder, told = status["supervisor"], status.get("queue")
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
@@ -151,7 +157,7 @@ def unheard(status: Json) -> str:
 _RANK_HEADS = ("RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")
 
 
-def _count(nodes: Sequence[Json], has_pool: bool) -> str:
+def _count(nodes: Sequence[NodeStatus], has_pool: bool) -> str:
     """Return on how many nodes the ranks are; of a pool, which may wait for its hosts, on how many of them."""
     if not has_pool:
         return f" on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
@@ -161,7 +167,7 @@ def _count(nodes: Sequence[Json], has_pool: bool) -> str:
     return f" on {placed or 'none'} of {_hosts(len(nodes))}"
 
 
-def _travels(travels: Sequence[Json]) -> list[Line]:
+def _travels(travels: Sequence[TransferStatus]) -> list[Line]:
     """Return what is being copied to and from hosts, and how far it has come."""
     lines = []
     for one in travels[:TRAVELS_SHOWN_MAX]:
@@ -173,7 +179,7 @@ def _travels(travels: Sequence[Json]) -> list[Line]:
     return lines
 
 
-def _stragglers(stragglers: Sequence[Json]) -> list[Line]:
+def _stragglers(stragglers: Sequence[StragglerStatus]) -> list[Line]:
     """Return the ranks that hold up their peers: how much slower each is by itself, and since when."""
     lines: list[Line] = []
     for one in stragglers[:STRAGGLERS_SHOWN_MAX]:
@@ -185,7 +191,7 @@ def _stragglers(stragglers: Sequence[Json]) -> list[Line]:
     return lines
 
 
-def _pool(nodes: Sequence[Json], *, over: bool) -> list[Line]:
+def _pool(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
     """Return the hosts of a pool: those that are used, those that are not, how many are merely there, and why so."""
     idle = [node for node in nodes if _is_idle(node)]
     told = [node for node in nodes if not _is_idle(node)]
@@ -202,7 +208,7 @@ def _pool(nodes: Sequence[Json], *, over: bool) -> list[Line]:
     return [*lines, *_notes(nodes)]
 
 
-def _notes(nodes: Sequence[Json]) -> list[Line]:
+def _notes(nodes: Sequence[NodeStatus]) -> list[Line]:
     """Return what there is to say of hosts, whole, and once where it is the same of several."""
     hosts: dict[str, list[str]] = {}
     for node in nodes:
@@ -224,7 +230,7 @@ def _hosts(count: int) -> str:
     return f"{count} host{'s' if count != 1 else ''}"
 
 
-def without_notes(text: str, nodes: Sequence[Json]) -> str:
+def without_notes(text: str, nodes: Sequence[NodeStatus]) -> str:
     """Return a reason without what stands below it as the notes of hosts."""
     for node in nodes:
         if note := node["note"]:
@@ -234,7 +240,7 @@ def without_notes(text: str, nodes: Sequence[Json]) -> str:
     return text
 
 
-def _is_idle(node: Json) -> bool:
+def _is_idle(node: NodeStatus) -> bool:
     """Tell whether there is nothing to say of a host but that it is listed."""
     return node["role"] == "idle" and node["state"] in ("absent", "left") and not node["note"]
 
@@ -243,7 +249,7 @@ _POOL_WORDS = {"placed": "running", "spare": "spare", "idle": "idle"}
 """What a host whose agent is there is called for people: what it does."""
 
 
-def _host_state(node: Json, over: bool, chosen: bool) -> str:
+def _host_state(node: NodeStatus, over: bool, chosen: bool) -> str:
     """Return what a host is called for people; before any host is `chosen` none is a spare."""
     state, note = str(node["state"]), node["note"]
     if state == "up" and not over:
@@ -253,30 +259,30 @@ def _host_state(node: Json, over: bool, chosen: bool) -> str:
     return state
 
 
-def _host_row(node: Json, over: bool, chosen: bool) -> list[Cell]:
+def _host_row(node: NodeStatus, over: bool, chosen: bool) -> list[Cell]:
     state = _host_state(node, over, chosen)
     style = "red" if state in _WORRYING else "yellow" if state == "busy" else ""
-    return [Cell(node["name"]), Cell(state, style), Cell(spans(node["ranks"])), Cell(_seen(node))]
+    return [Cell(node["name"]), Cell(state, style), Cell(ranks_text(node["ranks"]) or "-"), Cell(_seen(node))]
 
 
-def _seen(node: Json) -> str:
+def _seen(node: NodeStatus) -> str:
     return f"{duration(node['seen_s'])} ago" if node["seen_s"] is not None else "-"
 
 
-def _nodes(nodes: Sequence[Json], *, over: bool) -> list[Line]:
+def _nodes(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
     """Return the nodes that a plan has fixed; when they were seen says nothing any more once the job is over."""
     heads = ("NODE", "HOST", "AGENT", "SEEN")[: 3 if over else 4]
     return columns([_node_row(node)[: len(heads)] for node in nodes], heads)
 
 
-def _node_row(node: Json) -> list[Cell]:
+def _node_row(node: NodeStatus) -> list[Cell]:
     style = "red" if node["state"] in _WORRYING else ""
     return [Cell(node["name"]), Cell(node["host"]), Cell(node["state"], style), Cell(_seen(node))]
 
 
-def _rank_row(rank: Json) -> list[Cell]:
+def _rank_row(rank: RankStatus) -> list[Cell]:
     bad = rank["state"] in _WORRYING or rank["exit"] not in (None, 0)
-    pace = rank.get("steps_per_s")
+    pace = rank["steps_per_s"]
     return [
         Cell(str(rank["rank"])),
         Cell(rank["node"]),

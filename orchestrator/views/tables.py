@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.views.cells import STYLES, Cell, Json, Line, columns, cut, line, named, or_dash, size
+from orchestrator.core.codec import Json
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.views.cells import STYLES, Cell, Line, columns, cut, line, named, or_dash, size
 from orchestrator.views.status import reason, without_notes
 
 REASON_CHARS_MIN = 20
 
 
-def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
+def jobs(statuses: Sequence[Status], chars_max: int | None = None) -> list[Line]:
     """Return a table of jobs, a line each; in lines of `chars_max` the reasons get what is left, else all they need.
 
     Where little is left there is no column for the time of the submit, which the id has as well.
@@ -28,7 +30,7 @@ def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
     return columns([[row[head] for head in keep] for row in rows], keep)
 
 
-def _job_row(one: Json, reason_chars: int | None) -> list[Cell]:
+def _job_row(one: Status, reason_chars: int | None) -> list[Cell]:
     return [
         Cell(one["id"]),
         Cell(one["state"], STYLES.get(one["state"], "")),

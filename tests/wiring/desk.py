@@ -33,7 +33,7 @@ MUTATIONS = (
         "tests/unit/client/test_slurm_status.py::test_what_the_batch_script_said_is_shown_where_no_rank_has_printed_anything"),
     Mutation("printed logs are not masked", "orchestrator/cli/observe.py", "LogView(style, job.mask())", "LogView(style, type(job.mask())(()))",
         "tests/unit/cli/test_app.py::test_secrets_are_in_nothing_that_is_shown"),
-    Mutation("followed logs are not masked", "orchestrator/cli/live.py", "LogView(style, mask)", "LogView(style, type(mask)(()))",
+    Mutation("followed logs are not masked", "orchestrator/cli/live.py", "LogView(style, mask,", "LogView(style, type(mask)(()),",
         "tests/unit/cli/test_app.py::test_secrets_are_in_nothing_that_is_shown"),
     Mutation("a failed job is exit code 0", "orchestrator/cli/group.py", "return JOB_FAILED", "return 0",
         "tests/unit/cli/test_app.py::test_following_a_job_ends_with_the_exit_code_of_its_end"),
