@@ -68,7 +68,7 @@ def present(job: JobDir) -> str | None:
 _IDS_FIX = 'write the list of its ids anew, the latest last: ["1234"]; squeue or sacct show them'
 
 
-def look_ahead(jobs: Iterable[JobDir]) -> None:
+def query_ahead(jobs: Iterable[JobDir]) -> None:
     """Ask Slurm for all these jobs at once, so that the statuses which follow ask for none."""
     ids = []
     for job in jobs:

@@ -39,6 +39,6 @@ MUTATIONS = (
         "tests/unit/cli/test_app.py::test_following_a_job_ends_with_the_exit_code_of_its_end"),
     Mutation("secrets are collected", "orchestrator/client/collect.py", "parts = (job.folder.logs, ", "parts = (job.folder.secrets, job.folder.logs, ",
         "tests/unit/client/test_collect.py::test_collect_copies_logs_checkpoints_and_the_post_mortem_but_no_secrets"),
-    Mutation("a job whose hosts were not cleaned is deleted", "orchestrator/cli/housekeeping.py", "old = [one for one in old if one.id not in left]", "pass",
+    Mutation("a job whose hosts were not cleaned is deleted", "orchestrator/cli/housekeeping.py", "old = [ended for ended in old if ended.id not in unclean]", "pass",
         "tests/unit/cli/test_app.py::test_a_job_whose_hosts_could_not_be_cleaned_is_kept"),
 )  # fmt: skip
