@@ -266,7 +266,7 @@ class Job:
 
         plan = self.plan()  # the new one, where there were overrides
         sized: Status = {**before, "world_size": plan.world_size, "total_steps": plan.total_steps}
-        slurm_status.begin_again(self.folder, sized)
+        slurm_status.requeue_status(self.folder, sized)
 
     def _await_resume(self, before: Status) -> None:
         """Wait until the status shows the resume: until then a wait for the job's end would see its last one."""

@@ -353,7 +353,7 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
     before = Job(folder).status()
     folder.slurm.write_text('["7", "9"]')
     folder.ended.unlink()
-    slurm_status.begin_again(folder, before)
+    slurm_status.requeue_status(folder, before)
     for line in (PENDING, RUNNING):
         slurm.queue(line.replace("7|", "9|", 1))
         slurm_status.QUEUE.expect_news()

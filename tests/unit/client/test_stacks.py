@@ -128,7 +128,7 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
     late = [e.Inspected(20.5, "node-0", 1, 1, ())]
     with (
         _supervised(job, lambda number, n: [*late, e.InspectRequested(20.0, number), *late]),
-        pytest.raises(ClusterError, match="no rank of it was left to look at"),
+        pytest.raises(ClusterError, match="no rank of it was left to inspect"),
     ):
         stacks.stacks(job, _status(job), 0.1)
 
@@ -144,7 +144,7 @@ def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_pa
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ([], "its supervisor did not hear the request within 0.1 s"),
+        ([], "its supervisor did not read the request within 0.1 s"),
         (_looked(1), "node-0, node-1 did not answer within 0.1 s"),
     ],
 )
