@@ -1,7 +1,7 @@
-"""What is a job doing right now? Its log lines as they come, and on a terminal its state below them, until it ends.
+"""Live view of a job until it ends: its log lines as they come, and on a terminal its state below them.
 
-On a pipe: the same lines, with a line of its own at each change of state. For programs: a line of JSON at each change.
-Leaving (Ctrl-C) leaves the job alone.
+On a pipe each change of state is a line among the log lines. For programs each change is a line of JSON. Ctrl-C ends
+the view, and the job goes on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Refresh: TypeAlias = Callable[[Status], None]
 
 POLL_S = 0.15
 STATUS_S = 0.5
-"""How often the status is read while following; a supervisor that died is started again by the way."""
+"""How often the status is read while following; a supervisor that died is started again then."""
 
 REASON_LINES_MAX = 2
 """How many lines of the terminal the reason of a state may take below the logs."""
@@ -79,7 +79,7 @@ def changes(job: Job) -> Status:
 
 
 def _suspected(status: Status) -> str:
-    """Return what the job is suspected of; that the same suspicion grows older is no change."""
+    """Return the job's suspicion without its ages: a suspicion that grows older is not a change."""
     return re.sub(r"[0-9]+[.0-9]* s\b", "", status["suspicion"] or "")
 
 
@@ -141,9 +141,9 @@ def _print_folded(view: LogView, out: Print, folded: Any) -> None:
 
 
 def _changes(*, with_end: bool) -> Refresh:
-    """Return what prints a line whenever the state or the attempt changes, or what a queued job waits for.
+    """Return the function that prints a line when the state, the attempt or a queued job's reason changes.
 
-    The end is left to whoever tells of it in full, unless `with_end`.
+    The end is left out unless `with_end`: the caller prints it in full.
     """
     last: list[object] = []
 
@@ -152,9 +152,9 @@ def _changes(*, with_end: bool) -> Refresh:
         now = [status["state"], status["attempt"], queued, _suspected(status)]
         if now != last and (with_end or status["state"] not in status_file.ENDED):
             goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
-            said = "it goes on" if goes_on else status["suspicion"] or status_view.reason(status)
+            news = "it goes on" if goes_on else status["suspicion"] or status_view.reason(status)
             last[:] = now
-            why = f"  {said}" if said else ""
+            why = f"  {news}" if news else ""
             print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
 
     return refresh
@@ -162,7 +162,7 @@ def _changes(*, with_end: bool) -> Refresh:
 
 @contextmanager
 def _live() -> Iterator[tuple[Print, Refresh]]:
-    """Yield what prints a line above, and what renews the job's state below."""
+    """Yield the functions that print a line above and renew the job's state below."""
     from rich.live import Live
     from rich.text import Text
 
@@ -191,6 +191,6 @@ def _footer(status: Status, reason_chars: int) -> list[cells.Line]:
     if suspicion := status["suspicion"]:
         lines.append(cells.line(cells.Cell(cells.cut(suspicion, reason_chars), "yellow")))
     if "supervisor" in status:
-        lines.append(cells.line(cells.Cell(status_view.unheard(status), "bold red")))
+        lines.append(cells.line(cells.Cell(status_view.outdated(status), "bold red")))
     lines.append(cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim")))
     return lines

@@ -1,7 +1,7 @@
-"""How is a job? Pure: the plan and the brain's facts in, one object of `orch status --json` out.
+"""Status of a job: one object of `orch status --json`, from the plan and the brain's facts. Pure.
 
-The supervisor writes it into the status file twice a second, and readers find it there (`statefile`). Times of day are
-UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
+The supervisor writes it into the status file twice a second (`core/jobdir/status_file.py` has its types). Times of day
+are UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 MISSING_SHOWN = 4
-"""How many of the nodes that are waited for are named."""
+"""The number of awaited nodes that a reason names."""
 
 _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """Now, on both clocks, so that job clock readings become times of day and ages."""
+    """The present on both clocks, to turn job clock readings into times of day and ages."""
 
     job_s: float
     wall_s: float
@@ -89,7 +89,7 @@ def status(
 ) -> Status:
     """Return the job as `orch status --json` shows it.
 
-    `rates`: steps a second of each rank that has any; `reasons`: why there is no way to a node.
+    `rates`: steps a second of each rank that has any; `reasons`: why a node has no connection.
     """
     attempt = facts.attempt
     number = attempt.number if attempt else 0
@@ -125,7 +125,7 @@ def reason(facts: Facts) -> str:
     if attempt.verdict is not None:
         return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}"
     if facts.fetching and attempt.phase is Phase.STOP:
-        return f"waiting for {', '.join(sorted(facts.fetching)[:MISSING_SHOWN])} to come home"
+        return f"waiting for {', '.join(sorted(facts.fetching)[:MISSING_SHOWN])} to be fetched"
     if placement.is_queued(facts):
         return _queue(facts)
     if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
@@ -145,7 +145,7 @@ def reason(facts: Facts) -> str:
 
 
 def _fence(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
+    """Return for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
     silent = [
         node.name
         for node in facts.every_node()
@@ -160,7 +160,7 @@ def _fence(facts: Facts, attempt: AttemptFacts) -> str:
 
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:
-    """Return a verdict as `orch why --json` and notifications tell it; `judged_at` is the job clock."""
+    """Return a verdict as in `orch why --json` and notifications; `judged_at` is the job clock."""
     return {
         "kind": given.kind.value,
         "ranks": list(given.ranks),
@@ -175,7 +175,7 @@ def verdict(given: d.Verdict, judged_at: float) -> Json:
 
 
 def _queue(facts: Facts) -> str:
-    """Say what a job that has no hosts waits for."""
+    """Return what a job without hosts waits for."""
     if facts.ahead:
         more = len(facts.ahead) - MISSING_SHOWN
         first = ", ".join(facts.ahead[:MISSING_SHOWN])

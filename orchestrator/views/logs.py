@@ -1,7 +1,7 @@
-"""How do log lines look? Identical lines of several ranks as one, each under its rank's name, and harmless.
+"""Log view: lines under their ranks' names, deduplicated over ranks, and harmless to a terminal.
 
-Nothing here prints or asks what the terminal is: the caller says so once, in `style_of`. A log is what a program on
-another machine wrote, so escape sequences in it are not obeyed, except colours where colours are shown.
+The caller says once, in `style_of`, what the output can take. A log was written by a program on another machine, so its
+escape sequences are dropped, except colours where colours are shown.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from orchestrator.core.text import ranks_text
 
 FOLD_WINDOW_NS = 500_000_000
 FAR_WINDOW_NS = 2_500_000_000
-"""How long a line waits for others like it; over SSH each host's come in lots, a second or two after they were written."""
+"""How long a line waits for others like it; over SSH lines come in batches, a second or two after they were written."""
 
 FOLD_LINES_MAX = 10_000
 FOLD_CHARS_MAX = 8 << 20
@@ -51,7 +51,7 @@ class ShownLine:
 
 
 class Deduplicator:
-    """Folds identical lines of several ranks into one while they stream by.
+    """Deduplicator of a stream of lines: identical lines of several ranks become one.
 
     A line joins the earliest waiting one of the same text and attempt that comes after everything its rank has said,
     so no rank's lines change places. What waits is bounded by `FOLD_LINES_MAX` and `FOLD_CHARS_MAX`.
@@ -131,7 +131,7 @@ def deduplicated(lines: Iterable[LogLine], window_ns: int = FOLD_WINDOW_NS) -> I
 
 @dataclass(frozen=True, slots=True)
 class LogStyle:
-    """What the output can take: colours, whether lines say whose they are, and whether a person looks at it as it is."""
+    """Capabilities of an output: whether it takes colours, lines have prefixes, and it is a terminal."""
 
     colour: bool
     prefix: bool

@@ -1,6 +1,6 @@
-"""How does a post-mortem look? On one screen: what failed before in a line each, the last failure in full, what to do.
+"""Post-mortem view on one screen: earlier failures in a line each, the last failure in full, and what to do.
 
-Pure: the object of `orch why --json` in, lines out. The end stands last, since that is what a terminal still shows.
+Pure: the object of `orch why --json` in, lines out. The job's end comes last, since a terminal still shows that.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ EARLIER_MAX = 6
 
 EVIDENCE_LINES_MAX = 16
 EVIDENCE_HEAD_LINES = 2
-"""Of longer evidence so many lines of its beginning are shown; a traceback's end matters most."""
+"""The number of first lines that are shown of longer evidence; a traceback's end matters most."""
 
 HINT_ATTEMPTS = 3
-"""So many attempts must end after the same steps of their own before the script is suspected to start anew."""
+"""The number of attempts that must end after equally many steps before the script is suspected not to resume."""
 
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 1000
@@ -146,7 +146,7 @@ def _when(began: str, ended: str | None) -> str:
 
 
 def _course(attempt: Json, state: str) -> str:
-    """Say what became of an attempt that has no verdict; a job that was cancelled may have gone on since."""
+    """Return how an attempt without a verdict ended; a job that was cancelled may have gone on since."""
     if attempt["ended_at"] is None:
         return "waits for nodes" if state == "QUEUED" else "goes on"
     if attempt.get("job_end") == "CANCELLED":
@@ -245,7 +245,7 @@ def _labelled(label: str, text: str, style: str = "") -> Line:
 
 
 def _summary(verdict: Json) -> str:
-    """Return what went wrong, less a piece of evidence at its end: that stands below."""
+    """Return the summary without a piece of evidence at its end, which is shown below."""
     text = str(verdict["summary"])
     return next(
         (

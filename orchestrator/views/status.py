@@ -1,4 +1,4 @@
-"""How does a job look? Statuses as lines of text, for a terminal, a pipe or a log.
+"""Status view of one job: its status as lines of text, for a terminal, a pipe or a log.
 
 Pure: JSON objects of the contract in, lines out. A style is a word or two, such as `bold red`, which `terminal` knows
 and `rich` knows too.
@@ -18,7 +18,7 @@ from orchestrator.core.jobdir.status_file import (
     seconds,
 )
 from orchestrator.core.slurm.hostlist import holds
-from orchestrator.core.text import ranks_text, with_fix
+from orchestrator.core.text import counted, ranks_text, with_fix
 from orchestrator.views.cells import (
     STYLES,
     Cell,
@@ -43,7 +43,7 @@ TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
 
 
 def headline(status: Status) -> Line:
-    """Return a job in one line: what it is, how far, how fast, and how long it still takes."""
+    """Return a job in one line: its state, attempt, step, pace, time left and time spent."""
     state = status["state"]
     parts = [Cell(state, STYLES.get(state, "")), Cell(f"  attempt {status['attempt']}")]
     if status["step"] is not None:
@@ -51,18 +51,18 @@ def headline(status: Status) -> Line:
         parts.append(Cell(f"  step {status['step']:,}{total}"))
     if status["steps_per_s"]:
         parts.append(Cell(f"  {status['steps_per_s']:.2f} steps/s"))
-    if (left := eta_s(status)) is not None:
-        parts.append(Cell(f"  {duration(left)} left"))
+    if (remaining_s := eta_s(status)) is not None:
+        parts.append(Cell(f"  {duration(remaining_s)} left"))
     if (spent_s := elapsed_s(status)) is not None:
         over = status["ended_at"] is not None
         parts.append(Cell(f"  in {duration(spent_s)}" if over else f"  {duration(spent_s)} so far"))
     if status["restarts"]:
-        parts.append(Cell(f"  {status['restarts']} restart{'s' if status['restarts'] > 1 else ''}", "yellow"))
+        parts.append(Cell(f"  {counted(status['restarts'], 'restart')}", "yellow"))
     return line(*parts)
 
 
 def elapsed_s(status: Status) -> float | None:
-    """Return for how many seconds the job has run, or ran; None when it has not begun."""
+    """Return for how many seconds the job has run; None when it has not begun."""
     began, end = status["started_at"], status["ended_at"] or status["written_at"]
     if not began or not end:
         return None
@@ -72,7 +72,7 @@ def elapsed_s(status: Status) -> float | None:
 
 
 def eta_s(status: Status) -> float | None:
-    """Return the seconds that are left, where the job's total of steps and its pace are known."""
+    """Return the seconds that are left; None where the total of steps or the pace is unknown."""
     total, step, pace = status["total_steps"], status["step"], status["steps_per_s"]
     if not total or not pace or step is None or status["state"] != "RUNNING":
         return None
@@ -83,9 +83,11 @@ def job(status: Status) -> list[Line]:
     """Return one job in full: its head, its nodes and its ranks."""
     nodes, ranks = status["nodes"], [rank for rank in status["ranks"] if rank["node"]]
     has_pool, over = status["backend"] != "local", status["state"] in ENDED
-    ranks_there = f"{status['world_size']} rank{'s' if status['world_size'] != 1 else ''}"
     lines = [
-        line(Cell(status["id"], "bold"), f"  {ranks_there}{_count(nodes, has_pool)}, {status['backend']}"),
+        line(
+            Cell(status["id"], "bold"),
+            f"  {counted(status['world_size'], 'rank')}{_count(nodes, has_pool)}, {status['backend']}",
+        ),
         headline(status),
     ]
     if status["reason"] and not status["suspicion"] and not _is_of_queue(status):
@@ -96,7 +98,7 @@ def job(status: Status) -> list[Line]:
         lines.append(line("suspicion   ", Cell(status["suspicion"], "yellow")))
     lines += _stragglers(status["stragglers"])
     if "supervisor" in status:
-        lines.append(line(Cell(unheard(status), "bold red")))
+        lines.append(line(Cell(outdated(status), "bold red")))
     if status["checkpoint"]:
         step = status["checkpoint"]["step"]
         at = f" (step {step:,})" if step is not None else ""
@@ -112,26 +114,26 @@ def job(status: Status) -> list[Line]:
 
 
 def queue(status: Status) -> list[Line]:
-    """Return what Slurm says of a job that is in its hands, and how to mend what keeps it there."""
-    if not (told := status.get("queue")):
+    """Return Slurm's state of a job, and how to mend what keeps it in the queue."""
+    if not (queued := status.get("queue")):
         return []
-    what, fix = with_fix(told["said"])
-    if told["expected_start"]:
-        what += f", expected to start at {told['expected_start'][:16].replace('T', ' ')} UTC"
-    if told["silent"]:
-        age = f", {duration(told['heard_s'])} ago" if told["heard_s"] else ""
-        what += f"{age}; no answer now: {told['silent']}"
-    shown = line("queue       ", Cell(what, "yellow" if told["silent"] or fix else ""))
+    what, fix = with_fix(queued["said"])
+    if queued["expected_start"]:
+        what += f", expected to start at {queued['expected_start'][:16].replace('T', ' ')} UTC"
+    if queued["silent"]:
+        age = f", {duration(queued['heard_s'])} ago" if queued["heard_s"] else ""
+        what += f"{age}; no answer now: {queued['silent']}"
+    shown = line("queue       ", Cell(what, "yellow" if queued["silent"] or fix else ""))
     return [shown, *([line(f"            fix: {fix}")] if fix else [])]
 
 
 def _is_of_queue(status: Status) -> bool:
-    """Tell whether a job's reason is what the queue says of it, which has a line of its own."""
+    """Tell whether a job's reason is that of the queue, which has a line of its own."""
     return bool(status.get("queue")) and status["reason"] == status["queue"]["said"]
 
 
 def reason(status: Status) -> str:
-    """Return why the job is in its state, with paths in the job's own folder made short."""
+    """Return why the job is in its state, with the paths of its own folder shortened."""
     return short(status["reason"], status.get("dir", ""))
 
 
@@ -141,15 +143,15 @@ def reason_lines(reason: str, folder: str) -> list[Line]:
     return [line(what), *([line(f"  fix: {fix}")] if fix else [])]
 
 
-def unheard(status: Status) -> str:
-    """Say that nobody keeps this status up to date, and who last did."""
-    holder, told = status["supervisor"], status.get("queue")
+def outdated(status: Status) -> str:
+    """Return that no supervisor keeps this status up to date, and which one last did."""
+    holder, queued = status["supervisor"], status.get("queue")
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
-    more = "its batch script starts it again" if told else "orch status there tells more"
-    more = "Slurm has suspended it" if told and told["state"] == "SUSPENDED" else more
+    more = "its batch script starts it again" if queued else "orch status there tells more"
+    more = "Slurm has suspended it" if queued and queued["state"] == "SUSPENDED" else more
     if full := status.get("full_disk"):
         more = f"the disk of {full} is full: the job goes on when there is room"
-    elif told and holder and not holds(told["nodes"], holder["host"]):
+    elif queued and holder and not holds(queued["nodes"], holder["host"]):
         more = "that node is lost, and Slurm is asked to put the job back into its queue"
     return f"this is {duration(status['written_s'])} old: no word from {who}; {more}"
 
@@ -158,33 +160,33 @@ _RANK_HEADS = ("RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT"
 
 
 def _count(nodes: Sequence[NodeStatus], has_pool: bool) -> str:
-    """Return on how many nodes the ranks are; of a pool, which may wait for its hosts, on how many of them."""
+    """Return on how many nodes the ranks are; for a pool, on how many of its hosts."""
     if not has_pool:
-        return f" on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+        return f" on {counted(len(nodes), 'node')}"
     if not nodes:
         return ""
     placed = sum(1 for node in nodes if node["role"] == "placed")
-    return f" on {placed or 'none'} of {_hosts(len(nodes))}"
+    return f" on {placed or 'none'} of {counted(len(nodes), 'host')}"
 
 
 def _travels(travels: Sequence[TransferStatus]) -> list[Line]:
-    """Return what is being copied to and from hosts, and how far it has come."""
+    """Return the checkpoints that are copied to and from hosts, with their progress."""
     lines = []
-    for one in travels[:TRAVELS_SHOWN_MAX]:
-        way = "from" if one["direction"] == "fetch" else "to"
-        done = "" if one["done_bytes"] is None else f"{size(one['done_bytes'])} of "
-        lines.append(line(f"copying     {one['name']} {way} {one['node']}, {done}{size(one['bytes'])}"))
+    for copy in travels[:TRAVELS_SHOWN_MAX]:
+        way = "from" if copy["direction"] == "fetch" else "to"
+        done = "" if copy["done_bytes"] is None else f"{size(copy['done_bytes'])} of "
+        lines.append(line(f"copying     {copy['name']} {way} {copy['node']}, {done}{size(copy['bytes'])}"))
     if len(travels) > TRAVELS_SHOWN_MAX:
         lines.append(line(f"            and {len(travels) - TRAVELS_SHOWN_MAX} more: --json shows all"))
     return lines
 
 
 def _stragglers(stragglers: Sequence[StragglerStatus]) -> list[Line]:
-    """Return the ranks that hold up their peers: how much slower each is by itself, and since when."""
+    """Return the ranks that hold up their peers: how much slower each is, and since which step."""
     lines: list[Line] = []
-    for one in stragglers[:STRAGGLERS_SHOWN_MAX]:
-        times = f"{one['factor']:.1f} x its peers"
-        text = f"rank {one['rank']} on {one['node']}, {times} since step {one['since_step']:,}"
+    for slow in stragglers[:STRAGGLERS_SHOWN_MAX]:
+        times = f"{slow['factor']:.1f} x its peers"
+        text = f"rank {slow['rank']} on {slow['node']}, {times} since step {slow['since_step']:,}"
         lines.append(line(f"{'' if lines else 'slow:':<12}", Cell(text, "yellow")))
     if len(stragglers) > STRAGGLERS_SHOWN_MAX:
         lines.append(line(f"            and {len(stragglers) - STRAGGLERS_SHOWN_MAX} more: --json shows all"))
@@ -192,24 +194,24 @@ def _stragglers(stragglers: Sequence[StragglerStatus]) -> list[Line]:
 
 
 def _pool(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
-    """Return the hosts of a pool: those that are used, those that are not, how many are merely there, and why so."""
+    """Return the hosts of a pool: a table of those with a part in the job, the number of idle ones, and notes."""
     idle = [node for node in nodes if _is_idle(node)]
-    told = [node for node in nodes if not _is_idle(node)]
+    listed = [node for node in nodes if not _is_idle(node)]
     chosen = over or any(node["role"] == "placed" for node in nodes)
     heads = ("HOST", "STATE", "RANKS", "SEEN")[: 3 if over else 4]
-    rows = [_host_row(node, over, chosen)[: len(heads)] for node in told[:HOSTS_SHOWN_MAX]]
+    rows = [_host_row(node, over, chosen)[: len(heads)] for node in listed[:HOSTS_SHOWN_MAX]]
     lines = columns(rows, heads) if rows else []
-    if len(told) > HOSTS_SHOWN_MAX:
-        lines.append(line(f"and {len(told) - HOSTS_SHOWN_MAX} more hosts: --json shows all"))
+    if len(listed) > HOSTS_SHOWN_MAX:
+        lines.append(line(f"and {len(listed) - HOSTS_SHOWN_MAX} more hosts: --json shows all"))
     if idle:
         names = named([node["name"] for node in idle])
-        text = f"{_hosts(len(idle))} {'not used' if chosen else 'to choose from'}: {names}"
+        text = f"{counted(len(idle), 'host')} {'not used' if chosen else 'to choose from'}: {names}"
         lines.append(line(Cell(text, "dim")))
     return [*lines, *_notes(nodes)]
 
 
 def _notes(nodes: Sequence[NodeStatus]) -> list[Line]:
-    """Return what there is to say of hosts, whole, and once where it is the same of several."""
+    """Return the notes of hosts in full; a note that several hosts share, once."""
     hosts: dict[str, list[str]] = {}
     for node in nodes:
         if node["note"]:
@@ -226,12 +228,8 @@ def _notes(nodes: Sequence[NodeStatus]) -> list[Line]:
     return lines
 
 
-def _hosts(count: int) -> str:
-    return f"{count} host{'s' if count != 1 else ''}"
-
-
 def without_notes(text: str, nodes: Sequence[NodeStatus]) -> str:
-    """Return a reason without what stands below it as the notes of hosts."""
+    """Return a reason without the notes of hosts, which have lines of their own."""
     for node in nodes:
         if note := node["note"]:
             name, bare = node["name"], note.removeprefix("busy: ")
@@ -241,16 +239,16 @@ def without_notes(text: str, nodes: Sequence[NodeStatus]) -> str:
 
 
 def _is_idle(node: NodeStatus) -> bool:
-    """Tell whether there is nothing to say of a host but that it is listed."""
+    """Tell whether a host has no part in the job and no note."""
     return node["role"] == "idle" and node["state"] in ("absent", "left") and not node["note"]
 
 
 _POOL_WORDS = {"placed": "running", "spare": "spare", "idle": "idle"}
-"""What a host whose agent is there is called for people: what it does."""
+"""How people call the role of a host whose agent is up."""
 
 
 def _host_state(node: NodeStatus, over: bool, chosen: bool) -> str:
-    """Return what a host is called for people; before any host is `chosen` none is a spare."""
+    """Return the state of a host for people; a host is a spare only once hosts are `chosen`."""
     state, note = str(node["state"]), node["note"]
     if state == "up" and not over:
         return _POOL_WORDS[node["role"]] if chosen else "ready"
@@ -270,7 +268,7 @@ def _seen(node: NodeStatus) -> str:
 
 
 def _nodes(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
-    """Return the nodes that a plan has fixed; when they were seen says nothing any more once the job is over."""
+    """Return the nodes of a fixed plan; without their ages once the job is over."""
     heads = ("NODE", "HOST", "AGENT", "SEEN")[: 3 if over else 4]
     return columns([_node_row(node)[: len(heads)] for node in nodes], heads)
 

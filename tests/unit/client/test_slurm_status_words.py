@@ -67,14 +67,14 @@ def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlu
         ("node1", "its batch script starts it again"),
         ("node3", "that node is lost, and Slurm"),
     ):
-        assert said in status_view.unheard({**known, "supervisor": {"pid": 8, "host": host}})
+        assert said in status_view.outdated({**known, "supervisor": {"pid": 8, "host": host}})
 
 
 def test_a_suspended_job_is_not_said_to_be_started_again(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING.replace("RUNNING", "SUSPENDED"))
     holder = {"pid": 8, "host": "node1"}
     known: Status = {**Job(job(tmp_path, "7")).status(), "written_s": 20.0, "supervisor": holder}
-    assert status_view.unheard(known).endswith("; Slurm has suspended it")
+    assert status_view.outdated(known).endswith("; Slurm has suspended it")
     assert cells.plain(status_view.queue(known)).splitlines() == [
         "queue       Slurm has suspended its job 7 on node[1-2]",
         "            fix: scontrol resume 7 lets it go on",
