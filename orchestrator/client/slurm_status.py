@@ -274,7 +274,7 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
     refusal = QUEUE.cancel(queued.id)
     if refusal:
         return ClusterError(f"{err.what}; scancel {queued.id}: {refusal}", err.where, err.fix)
-    what = f"{err.what}, so Slurm was queued to end the job: scancel {queued.id}"
+    what = f"{err.what}, so Slurm was told to end the job: scancel {queued.id}"
     return ClusterError(what, err.where, f"make room in {job.root}, then see with orch status {job.id}")
 
 
