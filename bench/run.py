@@ -261,6 +261,7 @@ def recovery(folder: Path) -> None:
         stamps(out, 2, 100)
         time.sleep(1.2)
         pid = job.status()["ranks"][1]["pid"]
+        assert pid is not None
         start_s = time.time()
         os.kill(pid, signal.SIGKILL)
         took_s = max(stamps(out, 2, 0, attempt=2)) - start_s

@@ -31,14 +31,16 @@ for _verb in VERBS:
 
 
 def _revive_all() -> None:
-    """Start the supervisors that died, and let stopped ones go on: whoever types anything finds his jobs looked after."""
+    """Start the supervisors that died, and let stopped ones go on: every verb does so for all of the user's jobs."""
     for folder in home.unended(home.home(os.environ)):
         try:
             if done := revive(folder):
                 terminal.say(f"the supervisor of {folder.id} {done}", err=True)
         except OrchError as err:
             terminal.complain(f"{folder.id}: its supervisor is dead and cannot be started: {err}")
-        except OSError as err:  # such as a disk without locks: whether it is dead cannot be seen
+        except (
+            OSError
+        ) as err:  # such as a disk without locks, where a dead supervisor cannot be told from a living one
             why = f"{err.filename or folder.root}: {err.strerror or err}"
             terminal.complain(f"{folder.id}: its supervisor cannot be looked after: {why}")
 

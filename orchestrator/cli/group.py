@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from orchestrator.client.remote_files import Account
+    from orchestrator.core.jobdir.status_file import Status
 
 JOB_FAILED = 1
 CLUSTER_CANNOT = 3
@@ -64,25 +65,25 @@ def all_jobs() -> list[Job]:
 
 
 def own_jobs() -> list[Job]:
-    """Return this user's jobs, and tell of each of them whose folder is not safe to work in."""
-    found = []
+    """Return this user's jobs, and complain of each whose folder is not safe to work in."""
+    own = []
     for job in all_jobs():
         if home.is_ours(job.folder):
             try:
                 home.require_ours(job.folder)
-                found.append(job)
+                own.append(job)
             except UserError as err:
                 terminal.complain(str(err))
-    return found
+    return own
 
 
-def all_statuses() -> list[dict[str, Any]]:
-    """Return the statuses of all jobs, and tell of each whose folder is damaged."""
-    left = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
-    if left:
+def all_statuses() -> list[Status]:
+    """Return the statuses of all jobs, and complain of each whose folder is damaged."""
+    queued = [folder for folder in home.unended(home.home(os.environ)) if home.is_slurm(folder)]
+    if queued:
         from orchestrator.client import slurm_status
 
-        slurm_status.look_ahead(left)
+        slurm_status.query_ahead(queued)
     statuses = []
     for job in all_jobs():
         try:
@@ -92,14 +93,14 @@ def all_statuses() -> list[dict[str, Any]]:
     return statuses
 
 
-def status_now(job: Job) -> dict[str, Any]:
-    """Return a job's status after Slurm's word on it was heeded; what fails of that is told, and is no reason for none."""
+def status_now(job: Job) -> Status:
+    """Return a job's status after a job that Slurm has ended was closed, even where closing it failed."""
     apply_slurm_end(job)
     return job.last_status()
 
 
 def apply_slurm_end(job: Job) -> None:
-    """Close a job that Slurm has ended: what asks for what came of a job must not find it half open."""
+    """Close a job that Slurm has ended, and complain where that fails."""
     if job.folder.ended.exists() or not job.is_slurm:
         return
     try:
@@ -108,17 +109,17 @@ def apply_slurm_end(job: Job) -> None:
         terminal.complain(str(err))
 
 
-def report_leftovers(left: Mapping[str, Account]) -> int:
-    """Tell what was left, and return the exit code that goes with it."""
+def report_unclean(accounts: Mapping[str, Account]) -> int:
+    """Print by job what was left on hosts, and return the exit code: 0 for nothing."""
     from orchestrator.views import cells
 
     jobs_of: dict[str, list[str]] = {}
-    for job_id, account in left.items():
+    for job_id, account in accounts.items():
         for text in account.lines():
             jobs_of.setdefault(text, []).append(job_id)
     for text, names in jobs_of.items():
         terminal.complain(f"{cells.named(names)}: {text}")
-    return 0 if all(account.is_whole for account in left.values()) else CLUSTER_CANNOT
+    return 0 if all(account.is_whole for account in accounts.values()) else CLUSTER_CANNOT
 
 
 def print_json(data: Any, in_one_line: bool = False) -> None:
@@ -155,7 +156,9 @@ def follow_job(job: Job, *, as_json: bool = False) -> int:
         )
         return INTERRUPTED
     if not as_json:
-        terminal.write([status_view.headline(status), *status_view.reason_lines(status)])
+        terminal.write(
+            [status_view.headline(status), *status_view.reason_lines(status["reason"], status.get("dir", ""))]
+        )
     if status["state"] == "SUCCEEDED":
         return 0
     terminal.say(f"see why: orch why {job.id}", err=True)

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +14,6 @@ from orchestrator.cli.group import AS_JSON, BACKEND, SET, SPEC, print_json
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import harmless
 from orchestrator.core.jobdir import home
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()

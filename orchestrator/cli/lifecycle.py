@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -24,11 +23,8 @@ from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.text import with_fix
 
-if TYPE_CHECKING:
-    pass
-
 CANCEL_S_MAX = 120.0
-"""How long `orch cancel` waits beside the grace that ranks have."""
+"""How long `orch cancel` waits in addition to the grace of the ranks."""
 
 
 @click.command()
@@ -60,9 +56,9 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
 
 
 def _print_queue(job: Job) -> None:
-    """Print Slurm's id of a new job, and what would keep it from ever starting, where Slurm knows that at once."""
-    told = job.last_status().get("queue") or {"said": ""}
-    what, fix = with_fix(told["said"])
+    """Print Slurm's id of a new job, and what will keep it from starting, where Slurm knows that at once."""
+    queued = job.last_status().get("queue") or {"said": ""}
+    what, fix = with_fix(queued["said"])
     terminal.say(f"  queue   {what if fix else f'Slurm job {job.slurm_id}'}")
     if fix:
         terminal.say(f"          fix: {fix}")

@@ -1,7 +1,7 @@
-"""What is a job doing right now? Its log lines as they come, and on a terminal its state below them, until it ends.
+"""Live view of a job until it ends: its log lines as they come, and on a terminal its state below them.
 
-On a pipe: the same lines, with a line of its own at each change of state. For programs: a line of JSON at each change.
-Leaving (Ctrl-C) leaves the job alone.
+On a pipe each change of state is a line among the log lines. For programs each change is a line of JSON. Ctrl-C ends
+the view, and the job goes on.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from typing import Any, TypeAlias
 from orchestrator.cli import terminal
 from orchestrator.client.job import Job
 from orchestrator.client.log_reader import Follower, LogQuery
+from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir import status_file
-from orchestrator.views import cells
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
 from orchestrator.views.logs import FAR_WINDOW_NS, FOLD_WINDOW_NS, Deduplicator, LogStyle, LogView
 
-Json: TypeAlias = dict[str, Any]
 Print: TypeAlias = Callable[[str], None]
-Refresh: TypeAlias = Callable[[Json], None]
+Refresh: TypeAlias = Callable[[Status], None]
 
 POLL_S = 0.15
 STATUS_S = 0.5
-"""How often the status is read while following; a supervisor that died is started again by the way."""
+"""How often the status is read while following; a supervisor that died is started again then."""
 
 REASON_LINES_MAX = 2
 """How many lines of the terminal the reason of a state may take below the logs."""
 
 
-def logs(job: Job, query: LogQuery, style: LogStyle) -> Json:
+def logs(job: Job, query: LogQuery, style: LogStyle) -> Status:
     """Print log lines until the job has ended; return its last status."""
     return _follow(job, query, style, print_line, lambda status: None)
 
 
-def everything(job: Job, style: LogStyle) -> Json:
+def everything(job: Job, style: LogStyle) -> Status:
     """Print log lines and the job's state until it has ended; return its last status."""
     if terminal.has_colour():
         with _live() as (out, refresh):
@@ -47,7 +48,7 @@ def everything(job: Job, style: LogStyle) -> Json:
     return _follow(job, LogQuery(), style, print_line, _changes(with_end=False))
 
 
-def watch(job: Job) -> Json:
+def watch(job: Job) -> Status:
     """Show the job's status again and again until it has ended; return the last one."""
     if not terminal.has_colour():
         return _until_ended(job, _changes(with_end=True))
@@ -56,19 +57,19 @@ def watch(job: Job) -> Json:
 
     with Live(console=terminal.console(), auto_refresh=False, vertical_overflow="crop") as live:
 
-        def refresh(status: Json) -> None:
+        def refresh(status: Status) -> None:
             lines = [terminal.rich_text(one) for one in status_view.job(status)]
             live.update(Text("\n").join(lines), refresh=True)
 
         return _until_ended(job, refresh)
 
 
-def changes(job: Job) -> Json:
+def changes(job: Job) -> Status:
     """Print the status, a JSON object in a line, whenever state, attempt, reason or suspicion change; return the
     last one."""
     last: list[object] = []
 
-    def refresh(status: Json) -> None:
+    def refresh(status: Status) -> None:
         now = [status["state"], status["attempt"], status["reason"], _suspected(status)]
         if now != last:
             last[:] = now
@@ -77,12 +78,12 @@ def changes(job: Job) -> Json:
     return _until_ended(job, refresh)
 
 
-def _suspected(status: Json) -> str:
-    """Return what the job is suspected of; that the same suspicion grows older is no change."""
-    return re.sub(r"[0-9]+[.0-9]* s\b", "", status.get("suspicion") or "")
+def _suspected(status: Status) -> str:
+    """Return the job's suspicion without its ages: a suspicion that grows older is not a change."""
+    return re.sub(r"[0-9]+[.0-9]* s\b", "", status["suspicion"] or "")
 
 
-def _until_ended(job: Job, refresh: Refresh) -> Json:
+def _until_ended(job: Job, refresh: Refresh) -> Status:
     while True:
         status = job.status()
         refresh(status)
@@ -97,9 +98,9 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Json:
+def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Refresh) -> Status:
     mask = job.mask()
-    view = LogView(style, mask)
+    view = LogView(style, mask, lambda attempt: _transition(job, attempt))
     follower = Follower(job.folder, query, mask)
     status = job.status()
     folding = Deduplicator(FAR_WINDOW_NS if status["backend"] != "local" else FOLD_WINDOW_NS)
@@ -119,6 +120,13 @@ def _follow(job: Job, query: LogQuery, style: LogStyle, out: Print, refresh: Ref
     return status
 
 
+def _transition(job: Job, attempt: int) -> str:
+    try:
+        return post_mortem.transition(job.why(), attempt)
+    except OrchError:
+        return ""  # its logs are still worth reading
+
+
 def _print(view: LogView, out: Print, folding: Deduplicator, lines: Any) -> None:
     for one in lines:
         for folded in folding.add(one):
@@ -133,20 +141,20 @@ def _print_folded(view: LogView, out: Print, folded: Any) -> None:
 
 
 def _changes(*, with_end: bool) -> Refresh:
-    """Return what prints a line whenever the state or the attempt changes, or what a queued job waits for.
+    """Return the function that prints a line when the state, the attempt or a queued job's reason changes.
 
-    The end is left to whoever tells of it in full, unless `with_end`.
+    The end is left out unless `with_end`: the caller prints it in full.
     """
     last: list[object] = []
 
-    def refresh(status: Json) -> None:
+    def refresh(status: Status) -> None:
         queued = status["reason"] if status["state"] == "QUEUED" else ""
         now = [status["state"], status["attempt"], queued, _suspected(status)]
         if now != last and (with_end or status["state"] not in status_file.ENDED):
             goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
-            said = "it goes on" if goes_on else status.get("suspicion") or status_view.reason(status)
+            news = "it goes on" if goes_on else status["suspicion"] or status_view.reason(status)
             last[:] = now
-            why = f"  {said}" if said else ""
+            why = f"  {news}" if news else ""
             print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
 
     return refresh
@@ -154,7 +162,7 @@ def _changes(*, with_end: bool) -> Refresh:
 
 @contextmanager
 def _live() -> Iterator[tuple[Print, Refresh]]:
-    """Yield what prints a line above, and what renews the job's state below."""
+    """Yield the functions that print a line above and renew the job's state below."""
     from rich.live import Live
     from rich.text import Text
 
@@ -164,14 +172,14 @@ def _live() -> Iterator[tuple[Print, Refresh]]:
         def out(text: str) -> None:
             screen.print(Text.from_ansi(text), soft_wrap=True)
 
-        def refresh(status: Json) -> None:
+        def refresh(status: Status) -> None:
             lines = [terminal.rich_text(one) for one in _footer(status, screen.width * REASON_LINES_MAX)]
             live.update(Text("\n").join(lines), refresh=True)
 
         yield out, refresh
 
 
-def _footer(status: Json, reason_chars: int) -> list[cells.Line]:
+def _footer(status: Status, reason_chars: int) -> list[cells.Line]:
     checkpoint = status["checkpoint"]
     step = checkpoint["step"] if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""
@@ -180,9 +188,9 @@ def _footer(status: Json, reason_chars: int) -> list[cells.Line]:
         lines.append(cells.line(cells.Cell(cells.cut(status_view.reason(status), reason_chars), "dim")))
     if status["state"] not in ("STARTING", "RUNNING", "RESTARTING") or status.get("queue", {}).get("silent"):
         lines += status_view.queue(status)
-    if status.get("suspicion"):
-        lines.append(cells.line(cells.Cell(cells.cut(status["suspicion"], reason_chars), "yellow")))
+    if suspicion := status["suspicion"]:
+        lines.append(cells.line(cells.Cell(cells.cut(suspicion, reason_chars), "yellow")))
     if "supervisor" in status:
-        lines.append(cells.line(cells.Cell(status_view.unheard(status), "bold red")))
+        lines.append(cells.line(cells.Cell(status_view.outdated(status), "bold red")))
     lines.append(cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim")))
     return lines

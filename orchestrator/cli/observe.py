@@ -99,9 +99,9 @@ def logs(
 
     found = find_job(job)
     ranks = _ranks_wanted(found, ranks, nodes, attempt)
-    there = reading.attempts(found.folder)
-    if attempt is not None and attempt not in there:
-        fix = f"it has {there[0]} to {there[-1]}" if there else "it has none yet"
+    attempts = reading.attempts(found.folder)
+    if attempt is not None and attempt not in attempts:
+        fix = f"it has {attempts[0]} to {attempts[-1]}" if attempts else "it has none yet"
         raise UserError(f"{found.id} has no logs of attempt {attempt}", "--attempt", fix)
     query = reading.LogQuery(ranks, nodes, attempt, tail, since, grep)
     style = log_view.style_of(query, terminal=terminal.is_terminal(), environ=os.environ)
@@ -118,25 +118,25 @@ def logs(
 
 
 def _print_nodes_logs(job: Job, query: LogQuery) -> None:
-    """Print what the nodes did in a job whose ranks have not printed anything."""
+    """Print the nodes' own logs of a job whose ranks have not printed anything."""
     from dataclasses import replace
 
-    there = iter(_printed(job, replace(query, nodes=tuple(job.node_names()))))
-    first = next(there, None)
+    lines = iter(_printed(job, replace(query, nodes=tuple(job.node_names()))))
+    first = next(lines, None)
     if first is None:
         if job.is_slurm and _print_batch_log(job):
             return
-        told = f"orch status {job.id}" if not job.folder.ended.exists() else f"orch why {job.id}"
-        terminal.say(f"no rank has printed anything, and no node has said what it did; see {told}", err=True)
+        verb = f"orch status {job.id}" if not job.folder.ended.exists() else f"orch why {job.id}"
+        terminal.say(f"no rank has printed anything, and no node has said what it did; see {verb}", err=True)
         return
     terminal.say("no rank has printed anything; this is what the nodes did:", err=True)
     click.echo(first)
-    for text in there:
+    for text in lines:
         click.echo(text)
 
 
 def _print_batch_log(job: Job) -> bool:
-    """Print what a job's batch script has said, if anything; a job whose supervisor never came up has told it there."""
+    """Print the output of a job's batch script, if any: where a supervisor never started, it says why."""
     from orchestrator.client import slurm_status
 
     lines = slurm_status.batch_lines(job.folder)
@@ -176,11 +176,11 @@ def why(job: str | None, as_json: bool) -> int:
 
     found = find_job(job)
     apply_slurm_end(found)
-    told = found.why()
+    report = found.why()
     if as_json:
-        print_json(told)
+        print_json(report)
     else:
-        terminal.write(post_mortem.post_mortem(told))
+        terminal.write(post_mortem.post_mortem(report))
     return 0
 
 
@@ -245,5 +245,5 @@ def _ranks_wanted(
                 f"{job.id} has no rank {rank}", "--rank", f"its ranks are 0 to {plan.world_size - 1}"
             )
     return tuple(ranks) or tuple(
-        rank for name, there in job.ranks_of(attempt).items() if name in nodes for rank in there
+        rank for name, placed in job.ranks_of(attempt).items() if name in nodes for rank in placed
     )

@@ -1,4 +1,4 @@
-"""Kinds of verbs and values that the command line takes, beside click's own."""
+"""Types of verbs and values of the command line, in addition to click's own."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 COUNT_MAX = 10_000_000
-"""The largest number that an option takes: more ranks, attempts or lines than that are a slip of the finger."""
+"""The largest number that an option takes: more ranks, attempts or lines are a typing error."""
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Verbs(click.Group):
-    """Verbs in the order in which they are written down, which is that of a job's life."""
+    """A group of verbs that lists them in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return their names."""

@@ -1,7 +1,7 @@
-"""Where does text go? To a terminal in colour, to a pipe plain; asked once, here.
+"""Output of text: to a terminal in colour, to a pipe plain.
 
 `NO_COLOR` (no-color.org) and `TERM=dumb` mean no colours. `rich` takes longer to load than a status to write, so only
-the live view, which needs it, loads it; `show` is loaded by what shows something.
+the live view loads it; `views` are loaded by the verbs that need them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SGR = {
     "bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "magenta": 35, "cyan": 36,
 }  # fmt: skip
-"""The styles of `show` as terminals know them (ECMA-48, Select Graphic Rendition)."""
+"""The styles of `views` as terminals know them (ECMA-48, Select Graphic Rendition)."""
 
 
 def is_terminal(stream: TextIO | None = None) -> bool:
@@ -39,7 +39,7 @@ def has_colour(stream: TextIO | None = None) -> bool:
 
 
 def width() -> int | None:
-    """Return how many characters fit into a line of standard output, None where it is no terminal."""
+    """Return how many characters fit into a line of standard output; None without a terminal."""
     try:
         return os.get_terminal_size(sys.stdout.fileno()).columns or None
     except (OSError, ValueError):
@@ -81,11 +81,11 @@ def rich_text(one: cells.Line) -> Text:
 
 
 class ReaderGone(Exception):
-    """What reads standard output has enough, as `head` has."""
+    """The reader of standard output has closed it, as `head` does."""
 
 
 class _Output(io.FileIO):
-    """Standard output, whose errors are told from those of other files, and from what click makes of them."""
+    """Standard output with errors of its own, which click does not turn into others."""
 
     def write(self, data: Any) -> int:
         try:
@@ -98,10 +98,13 @@ class _Output(io.FileIO):
 
 
 def open_streams() -> None:
-    """Make the standard streams safe: one that is closed gives and takes nothing, and no file that is opened later takes
-    its number; a character that a terminal does not know becomes a question mark."""
+    """Make the standard streams safe.
+
+    A closed one becomes /dev/null, so that no file opened later gets its number; a character that the terminal's
+    encoding lacks becomes a question mark.
+    """
     for name, flag in (("stdin", os.O_RDONLY), ("stdout", os.O_RDONLY), ("stderr", os.O_WRONLY)):
-        if getattr(sys, name) is None:  # what is read-only refuses writes as a closed one does: EBADF
+        if getattr(sys, name) is None:  # read-only, so that a write fails with EBADF, as on a closed one
             setattr(sys, name, os.fdopen(os.open(os.devnull, flag), "r" if name == "stdin" else "w"))
     raw = _Output(sys.stdout.fileno(), "wb", closefd=False)
     encoding, lines = sys.stdout.encoding, sys.stdout.isatty()
@@ -111,7 +114,7 @@ def open_streams() -> None:
 
 
 def drop_rest() -> None:
-    """Drop what the standard streams have not taken: the interpreter would try again, and end with a code of its own."""
+    """Drop unwritten output: the interpreter would try again, and exit with a code of its own."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -120,11 +123,11 @@ def drop_rest() -> None:
 
 
 ERROR_LINE_CHARS_MAX = 1000
-"""How much of a line of an error is shown: it may repeat what was typed."""
+"""The length at which a line of an error is shortened: it may repeat what was typed."""
 
 
 def shortened(text: str) -> str:
-    """Return an error with the middle of each line left out that is too long: at its end it says what is wrong."""
+    """Return an error with the middle of its long lines left out: the end of a line says what is wrong."""
     half = ERROR_LINE_CHARS_MAX // 2
     lines = text.split("\n")
     return "\n".join(
@@ -133,7 +136,7 @@ def shortened(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Write text that may hold names, paths or words of others. That standard error takes nothing ends no command."""
+    """Write text from any source, made harmless. An error of standard error ends no command."""
     with contextlib.suppress(*([OSError] if err else [])):
         print(harmless(text), file=sys.stderr if err else sys.stdout, flush=True)
 

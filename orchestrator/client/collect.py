@@ -1,4 +1,4 @@
-"""What came of a job? Its checkpoints, logs and evidence: listed, brought together, and cleared away."""
+"""Results of a job: its checkpoints listed, and its logs, checkpoints and evidence copied to one place."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from orchestrator.agent.outputs.checkpoint_formats import Wholeness, inspect_shape, wholeness
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch
 from orchestrator.brain.model.facts import Facts
 from orchestrator.client.job import POLL_S, Job
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import home, ownership, status_file
 
-Json: TypeAlias = dict[str, Any]
-
 
 def checkpoints(job: Job, *, verify: bool) -> list[Json]:
-    """Return what matches the job's glob, oldest first: path, step (None: not known), bytes, written_at, complete.
+    """Return the checkpoints that match the job's glob, oldest first, as `orch checkpoints --json` prints them.
 
-    `complete`: the supervisor knows that it is. `whole`: what the files' formats tell, None when they tell nothing or
-    `verify` did not ask for it. `resume`: the next attempt starts from it. Raises ClusterError for a damaged job.
+    `step`: None where it is unknown. `complete`: the supervisor knows that the checkpoint is. `whole`: what the file
+    format tells, None when it tells nothing, or without `verify`. `resume`: the next attempt starts from it. Raises
+    ClusterError for a damaged job.
     """
     from orchestrator.supervisor.journal import facts_file
     from orchestrator.supervisor.journal.journal_file import JournalError
@@ -33,7 +32,7 @@ def checkpoints(job: Job, *, verify: bool) -> list[Json]:
     try:
         facts = facts_file.read(job.folder).facts
     except JournalError:
-        facts = Facts()  # a checkpoint is the way on, so what lies there is listed
+        facts = Facts()  # a resume needs a checkpoint, so the files are listed all the same
     chosen = facts.checkpoint.path if facts.checkpoint else None
     watch = CheckpointWatch(job.folder.checkpoints, job.plan().checkpoint_glob)
     listed = []
@@ -53,15 +52,15 @@ def checkpoints(job: Job, *, verify: bool) -> list[Json]:
 
 
 def _whole(path: Path) -> bool | None:
-    known = wholeness(path, inspect_shape(path))
-    return None if known is Wholeness.UNKNOWN else known is Wholeness.WHOLE
+    state = wholeness(path, inspect_shape(path))
+    return None if state is Wholeness.UNKNOWN else state is Wholeness.WHOLE
 
 
 def collect(job: Job, to: Path | None) -> Path:
-    """Bring a job's results together and return where they are. Raises OrchError, UserError for an unfit `to`.
+    """Copy a job's logs, checkpoints, evidence and post-mortem (`why.json`) to a folder; return where they are.
 
-    Everything is in the job folder: from the start, or since it came from the hosts (`leftovers`). `to` gets a copy of
-    logs, checkpoints, evidence and the post-mortem (`why.json`).
+    Without `to` that is the job folder, into which `remote_files` has fetched what hosts had. Raises OrchError, and
+    UserError for an unfit `to`.
     """
     if to is None:
         return job.folder.root
@@ -90,13 +89,15 @@ def collect(job: Job, to: Path | None) -> Path:
 
 
 def _copy(source: str | Path, target: str | Path) -> None:
-    """Copy a file with its times. Of its mode no set-user-ID is kept, nor others' right to write: the file of another
-    user's job would run as whoever collects it."""
+    """Copy a file with its times.
+
+    Its mode loses set-user-ID and others' right to write: a file of another user's job must not run as the collector.
+    """
     shutil.copyfile(source, target, follow_symlinks=False)
     if not Path(target).is_symlink():
-        found = Path(source).lstat()
-        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
-        Path(target).chmod(found.st_mode & 0o777 & ~ownership.WRITABLE)
+        about = Path(source).lstat()
+        os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
+        Path(target).chmod(about.st_mode & 0o777 & ~ownership.WRITABLE)
 
 
 def _close_folders(root: Path) -> None:
@@ -106,7 +107,7 @@ def _close_folders(root: Path) -> None:
 
 
 def _why(job: Job) -> Json:
-    """Return the post-mortem, or why there is none: the rest is worth a copy all the same."""
+    """Return the post-mortem, or why there is none: the rest is copied all the same."""
     try:
         return job.why()
     except OrchError as err:
@@ -114,22 +115,20 @@ def _why(job: Job) -> Json:
 
 
 def _refuse_unfit(job: Job, to: Path) -> None:
-    """Raise UserError for a folder that no copy of the job can be made in."""
+    """Raise UserError for a folder that cannot take a copy of the job."""
     try:
         if to.resolve().is_relative_to(job.folder.root.resolve()):
             raise UserError("a copy of the job inside its own folder", str(to), "name a folder elsewhere")
         if (to.exists() or to.is_symlink()) and (not to.is_dir() or any(to.iterdir())):
-            raise UserError("is no empty folder", str(to), "name a new one")
-    except (
-        OSError,
-        RuntimeError,
-    ) as err:  # too long a name, a folder that may not be entered, a circle of links
-        what = f"cannot be looked at: {_reason(err)}"
+            raise UserError("is not an empty folder", str(to), "name a new one")
+    except (OSError, RuntimeError) as err:
+        # A name is too long, a folder may not be entered, or links form a circle.
+        what = f"cannot be read: {_reason(err)}"
         raise UserError(what, str(to), "name a folder that you can write to") from err
 
 
 def _reason(err: BaseException) -> str:
-    """Return why something failed; of many files that could not be copied the first, and how many more there are."""
+    """Return why a copy failed; of many files that could not be copied the first, and how many more."""
     if not isinstance(err, shutil.Error):
         return (err.strerror if isinstance(err, OSError) else None) or str(err)
     failed = err.args[0]
@@ -144,16 +143,16 @@ def _take_back(copies: Sequence[Path], made: Sequence[Path]) -> None:
         with contextlib.suppress(OSError):
             path.unlink()
     for path in made:
-        with contextlib.suppress(OSError):  # it was not made, or somebody else uses it by now
+        with contextlib.suppress(OSError):  # it was not made, or another process uses it by now
             path.rmdir()
 
 
 LAST_S_MAX = 360.0
-"""How long to wait for what an ended job's supervisor still brings home."""
+"""How long to wait for what an ended job's supervisor still fetches."""
 
 
 def await_last(job: Job) -> None:
-    """Wait until an ended job's supervisor has brought home what it can; revive it if it died over that."""
+    """Wait until an ended job's supervisor has fetched what it can; revive it if it died meanwhile."""
     deadline_s = time.monotonic() + LAST_S_MAX
     while not job.folder.ended.exists() and time.monotonic() < deadline_s:
         job.look_after()

@@ -1,4 +1,4 @@
-"""What can be done with a job? `Job`, for notebooks and scripts; the command line's verbs are thin over it.
+"""Job handle `Job`, for notebooks and scripts; the command line's verbs are thin over it.
 
 >>> import orchestrator
 >>> job = orchestrator.submit("job.yaml")
@@ -13,20 +13,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
+from orchestrator.core import codec
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
-from orchestrator.core.jobdir import full_disk, home, locks, ownership, status_file
+from orchestrator.core.jobdir import full_disk, home, locks, ownership, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.submission import supervisor_process
 
 if TYPE_CHECKING:
     from orchestrator.client.log_reader import LogLine, LogQuery
-    from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
     from orchestrator.supervisor.journal.lost_journal import Traces
-
-Json: TypeAlias = dict[str, Any]
 
 POLL_S = 0.1
 STATE_POLL_S = 0.02
@@ -37,7 +38,7 @@ RESUME_S_MAX = 30.0
 """How long it may take until a resumed job has begun its next attempt."""
 
 QUIET_S = 15.0
-"""A living supervisor writes its status every half second; one that has not for so long is worth a word."""
+"""A living supervisor writes its status every half second; a status older than this says who has not written it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +57,17 @@ class Job:
         """The name that the spec gives it."""
         return home.name_of(self.folder.id)
 
-    def status(self) -> Json:
-        """Return one object of `orch status --json`. A supervisor that died is started again by the way, and a job
-        that Slurm has ended is closed.
+    def status(self) -> Status:
+        """Return one object of `orch status --json`.
 
-        Raises ClusterError when that is not possible, or when the job's folder is damaged.
+        A supervisor that died is started again, and a job that Slurm has ended is closed. Raises ClusterError when
+        that is not possible, or when the job's folder is damaged.
         """
         self.look_after()
         return self.last_status()
 
     def look_after(self) -> None:
-        """Start the job's supervisor if it died, or do what Slurm's word on the job asks for. Raises ClusterError."""
+        """Start the job's supervisor if it died; settle a job of Slurm by its state in the queue. Raises ClusterError."""
         if self.is_slurm:
             from orchestrator.client import slurm_status
 
@@ -76,7 +77,7 @@ class Job:
 
     @property
     def is_slurm(self) -> bool:
-        """Tell whether the job's nodes come from Slurm."""
+        """Whether the job's nodes come from Slurm."""
         return home.is_slurm(self.folder)
 
     @property
@@ -95,36 +96,35 @@ class Job:
 
         return log_reader.nodes(self.folder) if self.is_slurm else [node.name for node in self.plan().nodes]
 
-    def last_status(self) -> Json:
-        """Return what the supervisor last said, and Slurm of a job in its queue; start nothing. Raises ClusterError."""
+    def last_status(self) -> Status:
+        """Return the last status, joined with Slurm's state of a job in its queue; start nothing. Raises ClusterError."""
         if not self.folder.ended.exists() and self.is_slurm:
             from orchestrator.client import slurm_status
 
             try:
-                known = self._last_words()
+                written = self._written_status()
             except FileNotFoundError:
-                known = None
-            return {**slurm_status.join(self.folder, known, self.plan), "dir": str(self.folder.root)}
+                written = None
+            return {**slurm_status.join(self.folder, written, self.plan), "dir": str(self.folder.root)}
         deadline_s = time.monotonic() + STATE_S_MAX
         while True:
             try:
-                return {**self._last_words(), "dir": str(self.folder.root)}
+                return {**self._written_status(), "dir": str(self.folder.root)}
             except FileNotFoundError:
                 if not _is_beginning(self.folder) or time.monotonic() > deadline_s:
                     raise _no_status(self.folder) from None
                 time.sleep(STATE_POLL_S)
 
-    def _last_words(self) -> Json:
-        """Return what the supervisor last said, and who that was if it was long ago. Raises FileNotFoundError when
-        there is nothing."""
-        known = status_file.read(self.folder, time.time())
-        if known.get("written_s", 0.0) > QUIET_S:
-            known["supervisor"] = locks.holder(self.folder.lock)
+    def _written_status(self) -> Status:
+        """Return the supervisor's status, with the supervisor's process if it is old. Raises FileNotFoundError."""
+        status = status_file.read(self.folder, time.time())
+        if status.get("written_s", 0.0) > QUIET_S:
+            status["supervisor"] = locks.holder(self.folder.lock)
             if full_disk.is_used_up(self.folder.root):
-                known["full_disk"] = str(self.folder.root)
-        return known
+                status["full_disk"] = str(self.folder.root)
+        return status
 
-    def wait(self, timeout_s: float | None = None) -> Json:
+    def wait(self, timeout_s: float | None = None) -> Status:
         """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""
         deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else float("inf"))
         while True:
@@ -142,10 +142,10 @@ class Job:
         return log_reader.read(self.folder, query or log_reader.LogQuery(), time.time_ns(), self.mask())
 
     def cancel(self) -> None:
-        """Ask for the job's end; `wait` tells when it has come. Raises UserError when it has ended already, and
-        ClusterError when Slurm does not let go of it."""
-        from orchestrator.core.jobdir import requests
+        """Request the job's end, for which `wait` waits.
 
+        Raises UserError when it has ended already, and ClusterError when Slurm refuses to cancel it.
+        """
         was_lost = self._may_end_without_journal()
         state = "" if was_lost else self.status()["state"]
         if state in status_file.ENDED:
@@ -161,29 +161,30 @@ class Job:
                 self.look_after()
 
     def _may_end_without_journal(self) -> bool:
-        """Let a supervisor stop what may still run of a job whose journal is lost, where none is at work; tell whether it
-        is such a job."""
-        from orchestrator.core.jobdir import locks
-        from orchestrator.supervisor.journal import lost_journal
+        """Prepare a job whose journal is lost for a supervisor that stops what still runs of it.
 
+        Return whether the job is such a one, and has no supervisor.
+        """
         if self.folder.ended.exists() or not home.is_ours(self.folder):
             return False
+        from orchestrator.supervisor.journal import lost_journal
+
         plan = self.plan()
         if not lost_journal.lost_or_damaged(self.folder, plan):
             return False
         home.require_ours(self.folder)
-        with locks.locked(self.folder) as mine:  # a supervisor that is at work knows without
-            traces = lost_journal.lost_or_damaged(self.folder, plan) if mine else None
+        with locks.locked(self.folder) as is_mine:  # a living supervisor needs no journal to stop the job
+            traces = lost_journal.lost_or_damaged(self.folder, plan) if is_mine else None
             if traces is None or self.folder.ended.exists():
                 return False
             lost_journal.rewrite(self.folder, plan, traces, is_over=False)
         return True
 
-    def restart(self) -> Json:
-        """Ask that the present attempt ends and the next one begins from the newest checkpoint, and return the status before
-        that. Raises UserError when no attempt is there to end."""
-        from orchestrator.core.jobdir import requests
+    def restart(self) -> Status:
+        """Request that the present attempt ends and the next begins from the newest checkpoint; return the status before.
 
+        Raises UserError when no attempt is there to end.
+        """
         before = self.status()
         if before["state"] in status_file.ENDED:
             raise UserError(f"the job has ended: {before['state']}", self.id, "orch resume lets it go on")
@@ -198,15 +199,13 @@ class Job:
     ) -> None:
         """Let an ended job go on from its newest checkpoint, or from `checkpoint`.
 
-        Raises UserError if it runs, and if it has succeeded and neither `checkpoint` nor `overrides` give it anything
-        new to do. Of several who resume it at once one does, and the others are told that it runs.
+        Of several commands at once, one resumes it. Raises UserError if the job runs, and if it has succeeded and
+        neither `checkpoint` nor `overrides` give it anything new to do.
         """
-        from orchestrator.core.jobdir import locks, requests
-
         home.require_ours(self.folder)
         try:
-            with locks.resuming(self.folder) as mine:
-                if not mine:
+            with locks.resuming(self.folder) as is_mine:
+                if not is_mine:
                     what = f"another command is resuming the job{locks.by_whom(self.folder.resume_lock)}"
                     fix = "see with orch status what comes of that, then try again"
                     raise ClusterError(what, self.id, fix)
@@ -215,7 +214,7 @@ class Job:
             raise requests.refused(err, self.folder.root) from err
 
     def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
-        """Let the job go on, for the one who holds the right to."""
+        """Let the job go on, with its resume lock held."""
         from orchestrator.submission import resume
         from orchestrator.supervisor.journal import lost_journal
 
@@ -227,31 +226,28 @@ class Job:
         if state not in status_file.ENDED:
             raise UserError(f"the job is {state}", self.id, "orch cancel it first, or wait for its end")
         if state == "SUCCEEDED" and not overrides and not checkpoint:
-            fix = (
-                "train on with --set entrypoint='train.py --steps 2000', repeat a part with --from CHECKPOINT, "
-                "or begin anew with orch submit"
-            )
+            fix = "train on with --set entrypoint='train.py --steps 2000', repeat a part with --from CHECKPOINT, "
+            fix += "or start over with orch submit"
             raise UserError("the job has succeeded: nothing is left to do", self.id, fix)
         resume.resume(self.folder, self.plan(), checkpoint, overrides, environ)
         if self.is_slurm:
             self._queue_again(before)
         else:
-            self._await_news(before)
+            self._await_resume(before)
 
     def _resume_without_journal(
         self, traces: Traces, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
     ) -> None:
-        """Let a job go on whose journal is lost, from the checkpoint that the user names and as a new attempt."""
+        """Resume a job whose journal is lost as a new attempt, from the checkpoint that the user names."""
         from orchestrator.client import slurm_status
-        from orchestrator.core.jobdir import locks
         from orchestrator.submission import refusals, resume
         from orchestrator.supervisor.journal import lost_journal
 
         plan = self.plan()
         if self.is_slurm:
             slurm_status.require_over(self.folder)
-        with locks.locked(self.folder) as mine:
-            if not mine:
+        with locks.locked(self.folder) as is_mine:
+            if not is_mine:
                 fix = "orch cancel it, and try again once its supervisor has left"
                 raise UserError(f"{traces.how}, and its supervisor is at work", self.id, fix)
             if not checkpoint:
@@ -260,17 +256,17 @@ class Job:
             lost_journal.rewrite(self.folder, plan, traces, is_over=True)
         resume.resume(self.folder, plan, checkpoint, overrides, environ)
         if self.is_slurm:
-            self._queue_again(slurm_status.from_plan(plan, "FAILED", ""))
+            self._queue_again(status_file.unknown(plan, "FAILED", "", time.time()))
 
-    def _queue_again(self, before: Json) -> None:
+    def _queue_again(self, before: Status) -> None:
         from orchestrator.client import slurm_status
 
         plan = self.plan()  # the new one, where there were overrides
-        sizes = {"world_size": plan.world_size, "total_steps": plan.total_steps}
-        slurm_status.begin_again(self.folder, {**before, **sizes})
+        sized: Status = {**before, "world_size": plan.world_size, "total_steps": plan.total_steps}
+        slurm_status.requeue_status(self.folder, sized)
 
-    def _await_news(self, before: Json) -> None:
-        """Wait until the status tells of the resume, or whoever waits for the job's end next would see the last end."""
+    def _await_resume(self, before: Status) -> None:
+        """Wait until the status shows the resume: until then a wait for the job's end would see its last one."""
         deadline_s = time.monotonic() + RESUME_S_MAX
         while _is_same_end(before, self.last_status()):
             if time.monotonic() > deadline_s:
@@ -285,31 +281,31 @@ class Job:
 
         plan = self.plan()
         lost_journal.require_journal(self.folder, plan)
-        told = facts_file.read(self.folder)
+        record = facts_file.read(self.folder)
         with journal_file.replayed(self.folder.journal):
-            said = post_mortem.why(plan, told)
-        suspicion = self._suspicion() if told.facts.end is None else None
-        why = {**said, "suspicion": suspicion, "dir": str(self.folder.root)}
-        return {**why, **self._in_queue()} if told.facts.end is None and self.is_slurm else why
+            why = post_mortem.why(plan, record)
+        goes_on = record.facts.end is None
+        why |= {"suspicion": self._suspicion() if goes_on else None, "dir": str(self.folder.root)}
+        return {**why, **self._in_queue()} if goes_on and self.is_slurm else why
 
     def _in_queue(self) -> Json:
-        """Return of a job's status what the queue has a word in: where its supervisor is not there, it alone knows."""
+        """Return what Slurm's queue has a part in: without a supervisor only the queue knows it."""
         try:
-            known = self.last_status()
+            status: Json = {**self.last_status()}
         except OrchError:
             return {}
-        return {key: known[key] for key in ("state", "reason", "queue") if key in known}
+        return {key: status[key] for key in ("state", "reason", "queue") if key in status}
 
     def _suspicion(self) -> str | None:
-        """Return what looks like a hang now, as far as a supervisor that is alive has said so."""
+        """Return the suspicion of a hang that a living supervisor has."""
         try:
-            known = self._last_words()
+            status = self._written_status()
         except (FileNotFoundError, OrchError):
             return None
-        return None if "supervisor" in known else known.get("suspicion")
+        return None if "supervisor" in status else status["suspicion"]
 
     def stacks(self) -> Json:
-        """Look at what every rank is doing right now and return what `orch stacks --json` prints; changes nothing.
+        """Inspect what every rank does right now and return what `orch stacks --json` prints; change nothing.
 
         Raises UserError when no rank of the job runs, and ClusterError when its supervisor or its nodes do not answer.
         """
@@ -318,11 +314,8 @@ class Job:
         return live_stacks.stacks(self.folder, self.status())
 
     def plan(self) -> Plan:
-        """Return what was decided at submit. Raises ClusterError when the plan is missing or damaged."""
-        from orchestrator.core import codec
-        from orchestrator.core.jobdir.plan import Plan
-
-        fix = "the folder is no whole job any more; submit the job anew"
+        """Return the plan made at submit. Raises ClusterError when the plan is missing or damaged."""
+        fix = "the folder is not a whole job any more; submit the job again"
         try:
             return codec.loads(Plan, ownership.read_regular(self.folder.plan))
         except OSError as err:
@@ -336,19 +329,21 @@ class Job:
 
         Raises ClusterError when plan or journal are damaged.
         """
-        from orchestrator.brain.model import decisions as d
-        from orchestrator.supervisor.journal import journal_file
-
         plan = self.plan()
         ranks = {node.name: node.ranks for node in plan.nodes}
         if plan.pool is None:
             return ranks
-        told = journal_file.read_only(self.folder.journal, d.Place)
-        chosen = [one for one in told if isinstance(one, d.Place) and attempt in (None, one.attempt)]
+        from orchestrator.brain.model import decisions as d
+        from orchestrator.supervisor.journal import journal_file
+
+        places = journal_file.read_only(self.folder.journal, d.Place)
+        chosen = [
+            place for place in places if isinstance(place, d.Place) and attempt in (None, place.attempt)
+        ]
         return {**ranks, **({node.name: node.ranks for node in chosen[-1].nodes} if chosen else {})}
 
     def mask(self) -> Mask:
-        """Return what hides the job's secrets in anything that is shown. Raises ClusterError when they are damaged."""
+        """Return the mask that hides the job's secrets in all output. Raises ClusterError when they are damaged."""
         from orchestrator.client import secret_mask
 
         try:
@@ -358,7 +353,7 @@ class Job:
             raise ClusterError(what, str(self.folder.secrets), "read the log files themselves") from err
 
 
-def _is_same_end(before: Json, now: Json) -> bool:
+def _is_same_end(before: Status, now: Status) -> bool:
     """Tell whether an ended job's status is still that of the same end; times jitter, so they are not compared."""
     begun = before["started_at"] is None and now["started_at"] is not None
     return now["state"] in status_file.ENDED and now["attempt"] == before["attempt"] and not begun
@@ -397,7 +392,7 @@ def _is_beginning(job: JobDir) -> bool:
 
 def _no_status(job: JobDir) -> ClusterError:
     if not job.plan.exists():
-        return ClusterError("this is no whole job folder: it has no plan.json", str(job.root), "delete it")
+        return ClusterError("this is not a whole job folder: it has no plan.json", str(job.root), "delete it")
     if job.ended.exists():
         return ClusterError("the status file is missing", str(job.state), "`orch why` reads the journal")
     what = f"no status was written within {STATE_S_MAX:g} s"

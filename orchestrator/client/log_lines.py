@@ -1,9 +1,8 @@
-"""How do bytes become lines? Cuts a log into lines, block by block, from its start as it grows or from its end.
+"""Lines of a log, cut from its bytes block by block: forward as it grows, or backward from its end.
 
-Rules: every line comes with the offset of its last byte, which is what tells when it was written; a line too long is
-cut at whole characters and beside secrets, never inside one (the mask would not know the halves), and what a progress
-bar has written over is dropped first; a file that shrinks or vanishes
-meanwhile ends the reading, and is no error.
+Rules: every line comes with the offset of its last byte, by which the index finds when it was written. A line too long
+is cut between characters and never inside a secret (the mask would not know the halves); what a progress bar has
+written over is dropped first. A file that shrinks or vanishes ends the reading without an error.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Cut: TypeAlias = list[tuple[int, bytes]]
 
 
 class Cutter:
-    """Cuts a log into lines, block by block, and holds the unfinished last one."""
+    """Cutter of a log into lines, block by block; it holds the unfinished last line."""
 
     __slots__ = ("_mask", "continued", "offset", "rest")
 
@@ -33,7 +32,7 @@ class Cutter:
         self.offset = offset
         self.rest = b""
         self.continued = False
-        """The beginning of the line was given away already."""
+        """The beginning of the line was returned already."""
 
     def add(self, block: bytes) -> Cut:
         """Take the next bytes, at most `LINE_BYTES_MAX`; return the lines that they end."""
@@ -44,7 +43,7 @@ class Cutter:
             return self._hold(self.rest + first)
         cut = [(end, piece) for piece in _pieces(self.rest + first, self._mask)]
         if self.continued and cut[0][1] in (b"", b"\r"):
-            cut = []  # the line was complete when it was given away
+            cut = []  # the line was complete when it was returned
         self.continued = False
         for part in others[:-1]:
             end += len(part) + 1
@@ -53,7 +52,7 @@ class Cutter:
         return cut
 
     def flush(self) -> Cut:
-        """Give the unfinished line away, whole characters of it; what comes next goes on where it stopped."""
+        """Return the unfinished line, whole characters of it; the next line goes on where it stopped."""
         whole = self._mask.whole(self.rest, _char_cut(self.rest, len(self.rest)))
         given, self.rest = self.rest[:whole], self.rest[whole:]
         if not given:
@@ -62,14 +61,12 @@ class Cutter:
         return [(self.offset - 1, given)]
 
     def end(self) -> Cut:
-        """Give all that is left, but no secret of which the rest is still to be written."""
+        """Return the rest, without a secret at its end of which only a part was written."""
         given, self.rest = self.rest, b""
         whole = self._mask.whole(given, len(given), SECRET_CHARS_MIN)
-        return (
-            [(self.offset - 1, given if whole == len(given) else given[:whole] + CUT_MARK.encode())]
-            if given
-            else []
-        )
+        if whole < len(given):
+            given = given[:whole] + CUT_MARK.encode()
+        return [(self.offset - 1, given)] if given else []
 
     def _hold(self, rest: bytes) -> Cut:
         *cut, self.rest = _pieces(rest, self._mask)
@@ -101,7 +98,7 @@ def cut_backward(path: Path, size_bytes: int, block_bytes: int, mask: Mask) -> I
             rest, rest_end = first, first_end
         else:
             rest = _unwritten(first + rest)
-            if len(rest) > LINE_BYTES_MAX + mask.bytes_max:  # or the begin of a secret might not be read yet
+            if len(rest) > LINE_BYTES_MAX + mask.bytes_max:  # or a secret may begin before what was read
                 at = _place(rest, len(rest) - LINE_BYTES_MAX, mask)
                 cut.append((rest_end, rest[at:]))
                 rest_end -= len(rest) - at
@@ -157,7 +154,7 @@ def line_start(path: Path, offset: int, mask: Mask) -> int:
 
 
 def block_at(path: Path, offset: int, size_bytes: int) -> bytes:
-    """Read from a file that is opened for just that; nothing when it is gone."""
+    """Open a file, read from it and close it; return nothing when the file is gone."""
     try:
         fd = ownership.open_inside(path)
     except FileNotFoundError:

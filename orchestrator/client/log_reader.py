@@ -1,12 +1,12 @@
-"""What did the ranks print? Reads a job's logs: one rank or a thousand, by time, from the end, or as they grow.
+"""Reader of a job's logs: of one rank or a thousand, merged by time, from the end, or as they grow.
 
 Rules: attempts follow one another, inside an attempt lines are merged by the time their last byte was written (the
 index beside a log; what it does not cover, and node logs, by the file's own mtime), then by rank, then by file order.
 A log is read in blocks and opened per block, so neither a log's length nor the number of ranks costs memory or open
-files. Nothing here prints, and the lines of one rank are never reordered, lost or doubled.
+files. The lines of one rank are never reordered, lost or doubled.
 
-Which attempts a query without `attempt` reads: the newest with any output; with `tail`, earlier ones too, for as
-long as lines are wanting; with `since_s`, or with `grep` and no `tail`, all of them.
+A query without `attempt` reads the newest attempt with any output; with `tail`, earlier ones too until there are enough
+lines; with `since_s`, or with `grep` and no `tail`, all attempts.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ _ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 
 @dataclass(frozen=True, slots=True)
 class LogQuery:
-    """Which lines are wanted. Without `ranks` and `nodes`: every rank's."""
+    """Selection of log lines; without `ranks` and `nodes`, those of every rank."""
 
     ranks: tuple[int, ...] = ()
     nodes: tuple[str, ...] = ()
-    """Nodes whose own log (agent and setup output) is wanted; with `nodes` alone no rank's is."""
+    """Nodes whose own log (agent and setup output) is read; with `nodes` alone no rank's log is."""
     attempt: int | None = None
     tail: int | None = None
-    """The last so many lines, over all logs together, counted after `grep`."""
+    """The number of last lines, over all logs together, counted after `grep`."""
     since_s: float | None = None
-    """Only lines of the last so many seconds."""
+    """Only lines of the last seconds, this many."""
     grep: re.Pattern[str] | None = None
-    """Only lines in which this is found."""
+    """Only lines that match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """One log file, as it was when looked at."""
+    """One log file, with its size and time when it was listed."""
 
     attempt: int
     rank: int | None
@@ -102,7 +102,7 @@ class _Source:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Lines of one log that share a time: merging runs, not lines, makes the merge several times faster."""
+    """Lines of one log that share a time: merging runs instead of lines is several times faster."""
 
     time_ns: int
     source: _Source
@@ -111,7 +111,7 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """How a set of logs is read: block size, the times between which lines count, and the secrets in them."""
+    """Parameters of a read: block size, the times between which lines count, and the secrets."""
 
     block_bytes: int
     after_ns: int
@@ -121,21 +121,14 @@ class _Scan:
 
 def attempts(job: JobDir) -> tuple[int, ...]:
     """Return the attempts that have a log folder, rising."""
-    found = (attempt_of(path) for path in _entries(job.logs))
-    return tuple(sorted(attempt for attempt in found if attempt is not None))
+    numbers = (attempt_of(path) for path in _entries(job.logs))
+    return tuple(sorted(attempt for attempt in numbers if attempt is not None))
 
 
 def nodes(job: JobDir) -> list[str]:
     """Return the nodes that have a log of their own, in any attempt."""
-    folders = (job.attempt_logs(attempt) for attempt in attempts(job))
-    return sorted(
-        {
-            found.group(1)
-            for folder in folders
-            for path in _entries(folder)
-            if (found := _NODE_LOG.match(path.name))
-        }
-    )
+    names = [path.name for attempt in attempts(job) for path in _entries(job.attempt_logs(attempt))]
+    return sorted({match.group(1) for name in names if (match := _NODE_LOG.match(name))})
 
 
 def has_rank_lines(job: JobDir) -> bool:
@@ -146,16 +139,16 @@ def has_rank_lines(job: JobDir) -> bool:
 def read(job: JobDir, query: LogQuery, now_ns: int, mask: Mask = NO_SECRETS) -> Iterator[LogLine]:
     """Yield the lines that `query` asks for, oldest first, as the files stand now. `now_ns` is the wall time.
 
-    Lines come as they are, but those that are cut are cut so that `mask` finds every secret in them.
+    Lines are not masked, but cut so that `mask` finds every secret in them.
     """
     return _read(_sources(job, query), query, now_ns, mask)
 
 
 class Follower:
-    """Gives what `read` would, and then what is added, over all ranks and attempts as they appear.
+    """Follower of a job's logs: the lines that `read` yields, then what is added, over all ranks and attempts.
 
     The caller polls, sleeps between polls, and drains when the job is over. An unfinished line is held back until it
-    ends or `FLUSH_S` have passed; what then follows on it comes as a line of its own.
+    ends or `FLUSH_S` have passed; the rest then comes as a line of its own.
     """
 
     def __init__(
@@ -180,7 +173,7 @@ class Follower:
         self._behind = True
 
     def poll(self) -> list[LogLine]:
-        """Return what is new since the last poll, about `POLL_BYTES_MAX` at most; the next poll goes on."""
+        """Return the lines since the last poll, about `POLL_BYTES_MAX` at most; the next poll goes on."""
         now_ns = self._clock_ns()
         lines = self._take_past()
         if lines:
@@ -198,7 +191,7 @@ class Follower:
         return self._merged(runs)
 
     def drain(self) -> Iterator[LogLine]:
-        """Yield the rest, unfinished lines too, once nothing writes any more."""
+        """Yield the rest, unfinished lines too, once no process writes any more."""
         for _ in range(_DRAIN_POLLS_MAX):
             lines = self.poll()
             yield from lines
@@ -212,7 +205,7 @@ class Follower:
         lines, left_bytes = [], POLL_BYTES_MAX
         for line in self._past:
             lines.append(line)
-            left_bytes -= len(line.text) + 100  # what a line costs beside its text
+            left_bytes -= len(line.text) + 100  # what a line costs in addition to its text
             if left_bytes < 0:
                 break
         return lines
@@ -224,22 +217,22 @@ class Follower:
 
 def _sources(job: JobDir, query: LogQuery) -> list[_Source]:
     """Return the logs that `query` wants, by attempt, node logs first, then by rank."""
-    wanted = attempts(job) if query.attempt is None else (query.attempt,)
-    found = [source for attempt in wanted for source in _attempt_sources(job, query, attempt)]
-    return sorted(found, key=attrgetter("order"))
+    numbers = attempts(job) if query.attempt is None else (query.attempt,)
+    sources = [source for attempt in numbers for source in _attempt_sources(job, query, attempt)]
+    return sorted(sources, key=attrgetter("order"))
 
 
 def _attempt_sources(job: JobDir, query: LogQuery, attempt: int) -> Iterator[_Source]:
     for node in sorted(set(query.nodes)):
-        yield from _look(job.node_log(attempt, node), attempt, None, node)
+        yield from _stat(job.node_log(attempt, node), attempt, None, node)
     if query.ranks or query.nodes:
         for rank in sorted(set(query.ranks)):
-            yield from _look(job.rank_log(attempt, rank), attempt, rank, None)
+            yield from _stat(job.rank_log(attempt, rank), attempt, rank, None)
         return
     for path in _entries(job.attempt_logs(attempt)):
-        found = rank_of(path)
-        if found is not None:
-            yield from _look(path, attempt, found, None)
+        rank_number = rank_of(path)
+        if rank_number is not None:
+            yield from _stat(path, attempt, rank_number, None)
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -249,13 +242,13 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _look(path: Path, attempt: int, rank: int | None, node: str | None) -> Iterator[_Source]:
+def _stat(path: Path, attempt: int, rank: int | None, node: str | None) -> Iterator[_Source]:
     """Yield the log at `path`, or nothing when there is none (yet)."""
     try:
-        stat = path.stat()
+        about = path.stat()
     except FileNotFoundError:
         return
-    yield _Source(attempt, rank, node, path, stat.st_size, stat.st_mtime_ns)
+    yield _Source(attempt, rank, node, path, about.st_size, about.st_mtime_ns)
 
 
 def _read(sources: list[_Source], query: LogQuery, now_ns: int, mask: Mask) -> Iterator[LogLine]:
@@ -278,7 +271,7 @@ def _read(sources: list[_Source], query: LogQuery, now_ns: int, mask: Mask) -> I
 
 
 def _merge_backward(group: list[_Source], scan: _Scan) -> Iterator[_Run]:
-    """Merge newest first: the mirror image of the merge forward, equal times included."""
+    """Merge newest first, in exactly the reverse order of the merge forward."""
     return heapq.merge(*(_backward(one, scan) for one in reversed(group)), key=_TIME, reverse=True)
 
 
@@ -336,7 +329,7 @@ def _backward(source: _Source, scan: _Scan) -> Iterator[_Run]:
 
 
 def _stamp(source: _Source, cut: Cut, cursor: IndexCursor, now_ns: int) -> Iterator[_Run]:
-    """Give lines their times; those beyond the index were written by the file's mtime."""
+    """Yield lines with their times; lines beyond the index get the file's mtime."""
     until, time_ns, lines = 0, 0, list[bytes]()
     for end, raw in cut:
         if end >= until:
@@ -350,7 +343,7 @@ def _stamp(source: _Source, cut: Cut, cursor: IndexCursor, now_ns: int) -> Itera
 
 
 class _Tail:
-    """One log that is followed: how far it was read, and what is held back."""
+    """One followed log: how far it was read, and the unfinished line that is held back."""
 
     __slots__ = ("_cursor", "_cutter", "_held_ns", "_mask", "source")
 
@@ -366,8 +359,8 @@ class _Tail:
         return self._cutter.offset
 
     def more(self, source: _Source, limit_bytes: int, now_ns: int) -> Iterator[_Run]:
-        """Yield what was added to the log since, up to `limit_bytes`. `source` is the log as it stands now."""
-        if source.size_bytes < self.offset:  # truncated: it starts anew
+        """Yield the lines added since the last call, up to `limit_bytes`. `source` is the log as it stands now."""
+        if source.size_bytes < self.offset:  # truncated: it starts again
             yield from self.flush(now_ns)
             self._cutter, self._cursor = Cutter(0, self._mask), IndexCursor(source.index)
         self.source = source
@@ -386,7 +379,7 @@ class _Tail:
             self._held_ns = None
 
     def flush(self, now_ns: int) -> list[_Run]:
-        """Return what is held back."""
+        """Return the unfinished line."""
         self._held_ns = None
         return list(_stamp(self.source, self._cutter.end(), self._cursor, now_ns))
 

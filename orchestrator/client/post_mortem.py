@@ -1,51 +1,45 @@
-"""What went wrong, attempt by attempt? The record of a job, as `orch why --json` tells it.
+"""Post-mortem of a job, attempt by attempt: its record as `orch why --json` prints it.
 
 Pure: a record in, the JSON object of the contract out. Times of day are UTC in ISO 8601, durations are seconds.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
-
 from orchestrator.brain.model.facts import Phase
+from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import iso
 from orchestrator.supervisor import status
 from orchestrator.supervisor.journal.job_record import AttemptHistory, Record, Told
 
-Json: TypeAlias = dict[str, Any]
 
-
-def why(plan: Plan, told: Record) -> Json:
+def why(plan: Plan, record: Record) -> Json:
     """Return the post-mortem as `orch why --json` prints it."""
-    going = told.facts.end is None
-    newest = told.facts.checkpoint
+    is_going = record.facts.end is None
+    newest = record.facts.checkpoint
     shown = []
-    for number, attempt in enumerate(told.attempts):
-        after = told.attempts[number + 1] if number + 1 < len(told.attempts) else None
-        current = (
-            going
-            and after is None
-            and (told.facts.attempt is None or told.facts.attempt.phase is not Phase.STOP)
-        )
-        shown.append(_attempt(attempt, after, current))
+    for number, attempt in enumerate(record.attempts):
+        after = record.attempts[number + 1] if number + 1 < len(record.attempts) else None
+        current = record.facts.attempt
+        goes_on = is_going and after is None and (current is None or current.phase is not Phase.STOP)
+        shown.append(_attempt(attempt, after, goes_on))
     return {
         "id": plan.id,
         "name": plan.name,
-        "state": status.state(told.facts),
-        "reason": status.reason(told.facts),
+        "state": status.state(record.facts),
+        "reason": status.reason(record.facts),
         "checkpoint": {"path": newest.path, "step": newest.step} if newest else None,
         "attempts": shown,
     }
 
 
-def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, going: bool) -> Json:
+def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: bool) -> Json:
     ended = attempt.ended_wall_s
     return {
         "attempt": attempt.attempt,
         "why": attempt.why,
         "started_at": iso(attempt.began_wall_s),
-        "ended_at": None if going or ended is None else iso(ended),
+        "ended_at": None if goes_on or ended is None else iso(ended),
         "first_step": attempt.base_step + 1 if attempt.last_step is not None else None,
         "last_step": attempt.last_step,
         "resumed_from": attempt.resumed_from,
@@ -54,15 +48,15 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, going: bool)
         "queued_s": None if attempt.queued_s is None else round(attempt.queued_s, 3),
         "repeated_steps": _repeated(attempt, after),
         "notices": attempt.notices,
-        "told": [_told(one) for one in attempt.told],
+        "told": [_alert(alert) for alert in attempt.told],
         "remarks": attempt.remarks,
         "job_end": attempt.job_end,
         "ended_why": attempt.ended_why,
     }
 
 
-def _told(one: Told) -> Json:
-    return {"what": one.what, "kind": one.kind, "text": one.text, "at": iso(one.wall_s)}
+def _alert(alert: Told) -> Json:
+    return {"what": alert.what, "kind": alert.kind, "text": alert.text, "at": iso(alert.wall_s)}
 
 
 def _verdict(attempt: AttemptHistory) -> Json | None:

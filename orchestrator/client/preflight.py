@@ -1,4 +1,4 @@
-"""Could this job run? Every condition that can be looked at before it starts, each fault with its fix. Starts no job."""
+"""Preflight of a job: every condition that can be checked before it starts, each fault with its fix. Starts no job."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 from orchestrator.agent import setup_script
 from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, megabytes
 from orchestrator.backends.api import LaunchError
 from orchestrator.backends.ssh import fanout
 from orchestrator.client import remote_files
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
+from orchestrator.core.text import counted
 from orchestrator.spec.load import SpecFile, load
 from orchestrator.submission import bundle, refusals, render, sbatch, snapshot, submit
 
@@ -31,12 +33,10 @@ if TYPE_CHECKING:
     from orchestrator.backends.ssh import launch
     from orchestrator.backends.ssh.connect.connection import Connection
 
-Json: TypeAlias = dict[str, Any]
-
 IMPORT_S_MAX = 120.0
 WORDS_CHARS_MAX = 300
 FREE_BYTES_MIN = 1 << 30
-_LOOK = """
+_PROBE = """
 import json, sys
 script, counts_gpus = sys.argv[1:]
 said = {"python": ".".join(map(str, sys.version_info[:3]))}
@@ -57,12 +57,12 @@ except BaseException as err:
 print()
 print(json.dumps(said))
 """
-"""What the ranks' own interpreter is asked: the script is compiled and not run; the last line is the answer."""
+"""Probe of the ranks' interpreter: compiles the script without running it; the last line printed is the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: `ok`, what was found, and how to mend it when it is not ok."""
+    """Result of one check: whether it passed, what it found, and how to mend a fault."""
 
     what: str
     ok: bool
@@ -77,7 +77,7 @@ class Finding:
 def check(
     spec: Path, backend: str | None, overrides: Sequence[str], environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Return what was found, in the order a job would meet it; a job that cannot be planned is looked at no further.
+    """Return the findings in the order in which a job would meet them; the first fault of the plan is the last finding.
 
     Raises SpecError when the spec cannot be read.
     """
@@ -104,8 +104,10 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield from _over_ssh(plan, code_bytes, environ, file.spec.rendezvous.interface)
         return
     yield from _python(file, plan, environ)
-    there = [name for _, name in socket.if_nameindex()]
-    if plan.slurm is None and (fault := refusals.missing_interface(file.spec.rendezvous.interface, there)):
+    interfaces = [name for _, name in socket.if_nameindex()]
+    if plan.slurm is None and (
+        fault := refusals.missing_interface(file.spec.rendezvous.interface, interfaces)
+    ):
         where = file.where("rendezvous.interface")
         yield Finding("network", False, f"{where}: {fault}", "name one of these, or leave it out", 2)
     yield _try("queue", lambda: _queue(file, plan, environ)) if plan.slurm is not None else _loopback()
@@ -115,15 +117,15 @@ def _fault(what: str, err: OrchError) -> Finding:
     return Finding(what, False, f"{err.where}: {err.what}" if err.where else err.what, err.fix, err.exit_code)
 
 
-def _try(what: str, look: Callable[[], Finding]) -> Finding:
+def _try(what: str, check: Callable[[], Finding]) -> Finding:
     try:
-        return look()
+        return check()
     except OrchError as err:
         return _fault(what, err)
 
 
 def _code(file: SpecFile, environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return what of the code is copied, in words and in bytes. Raises OrchError."""
+    """Return how much of the code is copied, in words and in bytes. Raises OrchError."""
     limit_mb = file.spec.snapshot.limit_mb
     survey = snapshot.survey(file.workdir, limit_mb, home.home(environ))
     size = f"{len(survey.copies)} files, {survey.size_bytes / 1e6:.1f} MB to copy"
@@ -153,41 +155,40 @@ def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[
         return
     entry = file.spec.entry
     script = str(file.workdir / entry.target) if entry.kind == "script" else ""
-    gpus = max(
-        (len(node.gpus) for node in plan.nodes), default=0
-    )  # those of Slurm's nodes cannot be seen here
+    # The GPUs of Slurm's nodes cannot be seen here.
+    gpus = max((len(node.gpus) for node in plan.nodes), default=0)
     try:
         python = setup_script.find_program(plan.program, {**environ, **plan.env}, file.workdir)
-        said = _ask(python, script, "gpus" if gpus else "", {**environ, **plan.env})
+        report = _probe(python, script, "gpus" if gpus else "", {**environ, **plan.env})
     except (setup_script.SetupError, OSError, subprocess.TimeoutExpired, ValueError) as err:
         fix = "try it by hand, or name another interpreter in python:"
         yield Finding("python", False, f"{plan.program} cannot be used: {err}", fix, 3)
         return
-    torch = f"torch {said['torch']}" if "torch" in said else f"no torch ({said.get('no_torch')})"
-    yield Finding("python", True, f"{python} {said['python']}, {torch}")
-    if gpus and "torch" in said and said["gpus"] < gpus:
-        found = f"torch {said['torch']} sees {said['gpus']} of {gpus} GPUs"
+    torch = f"torch {report['torch']}" if "torch" in report else f"no torch ({report.get('no_torch')})"
+    yield Finding("python", True, f"{python} {report['python']}, {torch}")
+    if gpus and "torch" in report and report["gpus"] < gpus:
+        found = f"torch {report['torch']} sees {report['gpus']} of {gpus} GPUs"
         yield Finding("gpus", False, found, "install a torch that is built for this driver's CUDA", 3)
-    if "script" in said:
-        yield Finding("script", False, said["script"], "mend the script", 2)
+    if "script" in report:
+        yield Finding("script", False, report["script"], "mend the script", 2)
     elif script:
         yield Finding("script", True, f"{entry.target} can be compiled")
 
 
-def _ask(python: str, script: str, counts_gpus: str, env: Mapping[str, str]) -> Json:
-    """Return what an interpreter says of itself. Raises ValueError with its last words when that is nothing."""
+def _probe(python: str, script: str, counts_gpus: str, env: Mapping[str, str]) -> Json:
+    """Return the report of `_PROBE`. Raises ValueError with the last line of standard error when there is none."""
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
-            [python, "-c", _LOOK, script, counts_gpus], cwd=folder, capture_output=True, text=True,
+            [python, "-c", _PROBE, script, counts_gpus], cwd=folder, capture_output=True, text=True,
             timeout=IMPORT_S_MAX, env=env, errors="replace", check=False,
         )  # fmt: skip
     try:
-        said = json.loads(done.stdout.splitlines()[-1])
-        assert isinstance(said, dict)
+        report = json.loads(done.stdout.splitlines()[-1])
+        assert isinstance(report, dict)
     except (IndexError, ValueError, AssertionError):
         words = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
         raise ValueError(words[0][:WORDS_CHARS_MAX]) from None
-    return said
+    return report
 
 
 def _loopback() -> Finding:
@@ -202,7 +203,7 @@ def _loopback() -> Finding:
 
 
 def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
-    """Ask sbatch, which looks at all that a submit would be refused for, and estimates a start."""
+    """Run `sbatch --test-only`, which checks all that a submit would be refused for, and estimates a start."""
     sbatch.require_commands(environ, file.where("backend"))
     script = render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)[0]
     return Finding("queue", True, sbatch.test(script.text, environ, file.where))
@@ -214,7 +215,7 @@ def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
 def _over_ssh(
     plan: Plan, code_bytes: int, environ: Mapping[str, str], interface: str | None
 ) -> Iterator[Finding]:
-    """Look at every host, all at once. One that cannot be used is a fault of the whole only when too few are left."""
+    """Survey every host, all at once. An unusable host fails the whole check only when too few are left."""
     from orchestrator.backends.ssh import launch
 
     assert plan.ssh is not None and plan.pool is not None
@@ -224,26 +225,27 @@ def _over_ssh(
     job, bundled = JobDir(folder / "jobs" / plan.id), bundle.build(folder)
     scripts = {file.name: file.text for file in render.render(plan, job, sys.executable)}
 
-    def look(there: Connection, host: str) -> launch.Survey:
-        survey = launch.survey(there, launch.Launcher(scripts[f"{host}.sh"], bundled), root, plan.programs)
-        there.forward(lambda channel: channel.close())
-        return survey
+    def survey(connection: Connection, host: str) -> launch.Survey:
+        report = launch.survey(
+            connection, launch.Launcher(scripts[f"{host}.sh"], bundled), root, plan.programs
+        )
+        connection.forward(lambda channel: channel.close())
+        return report
 
-    said = fanout.each(names, plan.ssh, look)
+    surveys = fanout.each(names, plan.ssh, survey)
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
     fit = 0
     for node in plan.nodes:
-        found = list(_of_host(node.name, said[node.name], plan, node.slots, wanted_bytes, interface))
-        fit += all(one.ok for one in found)
+        found = list(_of_host(node.name, surveys[node.name], plan, node.slots, wanted_bytes, interface))
+        fit += all(finding.ok for finding in found)
         yield from found
     wanted = plan.pool.nodes + plan.pool.spares
-    told = f"{fit} of {len(names)} host{'s' if len(names) != 1 else ''} can be used, {wanted} wanted"
+    text = f"{fit} of {counted(len(names), 'host')} can be used, {wanted} wanted"
     if fit < wanted:
-        yield Finding(
-            "hosts", False, told, "mend the hosts named above, or add others", ClusterError.exit_code
-        )
+        fix = "mend the hosts named above, or add others"
+        yield Finding("hosts", False, text, fix, ClusterError.exit_code)
     else:
-        yield Finding("hosts", True, told)
+        yield Finding("hosts", True, text)
 
 
 def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
@@ -254,45 +256,44 @@ def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
 
 def _of_host(
     host: str,
-    said: launch.Survey | LaunchError,
+    survey: launch.Survey | LaunchError,
     plan: Plan,
     slots: int,
     wanted_bytes: int,
     interface: str | None,
 ) -> Iterator[Finding]:
     """Yield what is wrong with a host, or in one line what it has."""
-    if isinstance(said, LaunchError):
-        yield Finding(
-            said.stage, False, f"{host}: {said.reason}", said.fix or "look at the host, and check again"
-        )
+    if isinstance(survey, LaunchError):
+        fix = survey.fix or "look at the host, and check again"
+        yield Finding(survey.stage, False, f"{host}: {survey.reason}", fix)
         return
     assert plan.pool is not None
-    looked, pool = said.host, plan.pool
-    faults = [(looked.fault, looked.fix)] if looked.fault else []
-    if not looked.fault and looked.free_bytes < wanted_bytes:
-        free = f"{megabytes(looked.free_bytes)} MB free in {looked.root}, {megabytes(wanted_bytes)} MB needed"
+    seen, pool = survey.host, plan.pool
+    faults = [(seen.fault, seen.fix)] if seen.fault else []
+    if not seen.fault and seen.free_bytes < wanted_bytes:
+        free = f"{megabytes(seen.free_bytes)} MB free in {seen.root}, {megabytes(wanted_bytes)} MB needed"
         faults.append((free, "free some space there, or set ssh.remote_dir to a larger disk"))
-    if looked.noexec and _runs_a_program_of_the_code(plan):
-        text = f"the disk of {looked.root} is mounted noexec, and {plan.program} is a program of the code"
+    if seen.noexec and _runs_a_program_of_the_code(plan):
+        text = f"the disk of {seen.root} is mounted noexec, and {plan.program} is a program of the code"
         faults.append((text, "set ssh.remote_dir to another disk, or start it by an interpreter"))
-    if missing := refusals.missing_interface(interface, looked.interfaces):
+    if missing := refusals.missing_interface(interface, seen.interfaces):
         faults.append((missing, "name another in rendezvous.interface, or leave it out"))
-    if len(looked.gpus) < pool.gpus_each:
-        text = f"it has {len(looked.gpus)} GPUs, and {pool.gpus_each} are wanted"
+    if len(seen.gpus) < pool.gpus_each:
+        text = f"it has {len(seen.gpus)} GPUs, and {pool.gpus_each} are wanted"
         faults.append((text, "lower gpus_per_node, or take the host off the list"))
-    if plan.programs and not looked.program:
+    if plan.programs and not seen.program:
         faults.append(
             (f"it has none of {', '.join(plan.programs)}", "install it there, or name another in python:")
         )
     yield from (Finding("host", False, f"{host}: {text}", fix) for text, fix in faults)
     if not faults:
-        cpus = f"{slots or looked.cores} slots" if not pool.gpus_each else f"{looked.cores} cores"
+        cpus = f"{slots or seen.cores} slots" if not pool.gpus_each else f"{seen.cores} cores"
         parts = [
-            f"Python {said.version}", *([f"{len(looked.gpus)} GPUs"] if looked.gpus else []), cpus,
-            f"{looked.free_bytes / 1e9:.1f} GB free" if looked.free_bytes >= FREE_BYTES_MIN
-            else f"only {megabytes(looked.free_bytes)} MB free",
-            *([f"{looked.program} has {_torch(looked.torch)}"] if plan.programs else []),
-            *(() if looked.has_rsync else ("no rsync: copies go by SFTP",)), *said.notes,
+            f"Python {survey.version}", *([f"{len(seen.gpus)} GPUs"] if seen.gpus else []), cpus,
+            f"{seen.free_bytes / 1e9:.1f} GB free" if seen.free_bytes >= FREE_BYTES_MIN
+            else f"only {megabytes(seen.free_bytes)} MB free",
+            *([f"{seen.program} has {_torch(seen.torch)}"] if plan.programs else []),
+            *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
         ]  # fmt: skip
         yield Finding("host", True, f"{host}: {', '.join(parts)}")
 
@@ -301,5 +302,5 @@ def _runs_a_program_of_the_code(plan: Plan) -> bool:
     return "/" in plan.program and not plan.program.startswith(("/", "~"))
 
 
-def _torch(said: str) -> str:
-    return f"torch {said}" if said[:1].isdigit() else f"no torch that can be looked at ({said})"
+def _torch(version: str) -> str:
+    return f"torch {version}" if version[:1].isdigit() else f"no torch that can be imported ({version})"

@@ -1,8 +1,8 @@
-"""What of an ended job is still on its hosts? It is brought home, and swept when everything is.
+"""Files of an ended job on its SSH hosts: fetched into the job folder, after which a host can be cleaned up.
 
-Rules: nothing at home is ever overwritten: logs only grow by what is missing at their end, and of checkpoints only
-files come that are not here. A host is swept only when all that it had is at home; which hosts are clean is kept in the
-job's folder, so that nobody asks twice.
+Rules: nothing in the job folder is ever overwritten: logs only grow by what is missing at their end, and only
+checkpoint files that the folder lacks are fetched. A host is cleaned up only when all its files were fetched; the job
+folder keeps which hosts are clean, so that no host is visited twice.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.observations import Retryable
+from orchestrator.core.text import counted
 from orchestrator.core.wire.tokens import is_token
 from orchestrator.supervisor.journal import journal_file, lost_journal
 
@@ -42,15 +43,15 @@ FILES_MAX = 100_000
 DEPTH_MAX = 8
 READ_BYTES = 1 << 20
 BEFORE_FOLDER = frozenset(("config", "connect", "host key", "auth", "forward", "shell", "python"))
-"""The stages of a launch that leave nothing on a host."""
+"""The stages in which a failed launch leaves nothing on a host."""
 
 ALL_S_MAX = 24 * 3600.0
-"""How long everything may take; a host that gives nothing is given up much sooner, by its connection."""
+"""How long everything may take; a host that does not answer is given up much sooner, by its connection."""
 
 
 @dataclass(slots=True)
 class Fetched:
-    """What came home from a host, and what could not: a text each."""
+    """What was fetched from a host; `missing`: a text for each file that could not be."""
 
     files: int = 0
     size_bytes: int = 0
@@ -59,40 +60,35 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """How it went, host by host: what came home, and why nothing could be done at others."""
+    """The outcome of a visit to all hosts: what was fetched from each, and why a visit failed."""
 
-    brought: dict[str, Fetched]
+    fetched: dict[str, Fetched]
     failed: dict[str, LaunchError]
 
     @property
     def is_whole(self) -> bool:
         """Tell whether nothing was left behind."""
-        return not self.failed and not any(one.missing for one in self.brought.values())
+        return not self.failed and not any(fetched.missing for fetched in self.fetched.values())
 
     @property
     def clean(self) -> tuple[str, ...]:
-        """Return the hosts at which nothing was left behind."""
-        return tuple(host for host, one in self.brought.items() if not one.missing)
+        """The hosts on which nothing was left behind."""
+        return tuple(host for host, fetched in self.fetched.items() if not fetched.missing)
 
     def lines(self) -> list[str]:
-        """Return what is to be told of each host at which something is left; what is to be done stands on a line below."""
-        told = [f"{host}: {text}" for host, one in self.brought.items() for text in one.missing]
-        return [
-            *told,
-            *(
-                f"{host}: {err}" + (f"\n  fix: {err.fix}" if err.fix else "")
-                for host, err in self.failed.items()
-            ),
-        ]
+        """Return a text for each thing that was left on a host, its fix on a line below."""
+        missing = [f"{host}: {text}" for host, fetched in self.fetched.items() for text in fetched.missing]
+        fixes = {host: f"\n  fix: {err.fix}" if err.fix else "" for host, err in self.failed.items()}
+        return [*missing, *(f"{host}: {err}{fixes[host]}" for host, err in self.failed.items())]
 
 
 def collect(job: Job) -> Account:
-    """Bring home what an ended job's hosts still have. Raises ClusterError when the job's folder is damaged."""
-    return _visit_all(job, lambda _there, _host: None)
+    """Fetch what an ended job's hosts still have. Raises ClusterError when the job's folder is damaged."""
+    return _visit_all(job, lambda _connection, _host: None)
 
 
 def clean_hosts(job: Job) -> Account:
-    """Bring everything home, then end what an ended job left running on its hosts and remove its folders there.
+    """Fetch everything, then end what an ended job left running on its hosts and remove its folders there.
 
     Raises ClusterError when the job's folder is damaged.
     """
@@ -100,12 +96,12 @@ def clean_hosts(job: Job) -> Account:
 
     plan, bundle = job.plan(), job.folder.bundle.read_bytes()
 
-    def clean(there: Connection, host: str) -> None:
+    def clean(connection: Connection, host: str) -> None:
         kit = launch.Launcher(_script(job.folder, host), bundle)
-        swept = launch.clean_up(there, kit, remote_root(plan), job.id)
-        if swept.kept and "submitted from" not in swept.kept:
-            raise LaunchError("sweep", f"its folder was kept: {swept.kept}", "orch clean again later")
-        _note_swept(job.folder, host)
+        cleanup = launch.clean_up(connection, kit, remote_root(plan), job.id)
+        if cleanup.kept and "submitted from" not in cleanup.kept:
+            raise LaunchError("sweep", f"its folder was kept: {cleanup.kept}", "orch clean again later")
+        _note_clean(job.folder, host)
 
     return _visit_all(job, clean)
 
@@ -117,55 +113,59 @@ def remote_root(plan: Plan) -> str:
 
 
 def hosts_used(job: Job) -> tuple[str, ...]:
-    """Return the hosts on which a job may have left something: those that were not swept, and where a launch may have
-    come as far as its folder."""
+    """Return the hosts on which a job may have left something.
+
+    Those are the hosts that were not cleaned up, and on which a launch may have made the job's folder.
+    """
     plan = job.plan()
     if plan.ssh is None:
         return ()
-    swept = _swept(job.folder)
+    clean = _clean_hosts(job.folder)
     if lost_journal.lost(job.folder, plan):
-        return tuple(node.name for node in plan.nodes if node.name not in swept)
-    came: dict[str, int] = {}
-    for one in journal_file.read_only(job.folder.journal, d.Launch, e.LaunchFailed):
-        if isinstance(one, d.Launch):
-            came[one.node] = came.get(one.node, 0) + 1
-        elif isinstance(one, e.LaunchFailed) and one.stage in BEFORE_FOLDER:
-            came[one.node] = came.get(one.node, 0) - 1
-    return tuple(host for host, count in came.items() if count > 0 and host not in swept)
+        return tuple(node.name for node in plan.nodes if node.name not in clean)
+    launches: dict[str, int] = {}
+    for news in journal_file.read_only(job.folder.journal, d.Launch, e.LaunchFailed):
+        if isinstance(news, d.Launch):
+            launches[news.node] = launches.get(news.node, 0) + 1
+        elif isinstance(news, e.LaunchFailed) and news.stage in BEFORE_FOLDER:
+            launches[news.node] = launches.get(news.node, 0) - 1
+    return tuple(host for host, count in launches.items() if count > 0 and host not in clean)
 
 
 @ownership.closed_to_others()
 def _visit_all(job: Job, then: Callable[[Connection, str], None]) -> Account:
-    """Bring home what each host has, and do `then` there when nothing is missing. Raises UserError for
-    a job that is not this user's alone: what its folder names would be done in his name."""
+    """Fetch what each host has, and do `then` there when nothing is missing.
+
+    Raises UserError for a job that is not this user's alone: its folder says which hosts to visit and what runs there.
+    """
     home.require_ours(job.folder)
     plan, hosts = job.plan(), hosts_used(job)
     if plan.ssh is None or not hosts:
         return Account({}, {})
-    fetcher = _Fetcher(job.folder, plan, _Pace(plan.ssh.copy_mb_s))
+    fetcher = _Fetcher(job.folder, plan, _RateLimit(plan.ssh.copy_mb_s))
 
-    def visit(there: Connection, host: str) -> Fetched:
-        brought = fetcher.fetch(there, host)
-        if not brought.missing:
-            then(there, host)
-        return brought
+    def visit(connection: Connection, host: str) -> Fetched:
+        fetched = fetcher.fetch(connection, host)
+        if not fetched.missing:
+            then(connection, host)
+        return fetched
 
-    said = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
+    results = fanout.each(hosts, plan.ssh, visit, limit_s=ALL_S_MAX)
     return Account(
-        {host: one for host, one in said.items() if isinstance(one, Fetched)},
-        {host: one for host, one in said.items() if isinstance(one, LaunchError)},
+        {host: result for host, result in results.items() if isinstance(result, Fetched)},
+        {host: result for host, result in results.items() if isinstance(result, LaunchError)},
     )
 
 
 _note_lock = threading.Lock()
 
 
-def _note_swept(job: JobDir, host: str) -> None:
+def _note_clean(job: JobDir, host: str) -> None:
     with _note_lock:
-        replace_text(job.cleaned_hosts, json.dumps(sorted({*_swept(job), host})))
+        replace_text(job.cleaned_hosts, json.dumps(sorted({*_clean_hosts(job), host})))
 
 
-def _swept(job: JobDir) -> frozenset[str]:
+def _clean_hosts(job: JobDir) -> frozenset[str]:
     try:
         return frozenset(codec.loads(tuple[str, ...], ownership.read_regular(job.cleaned_hosts)))
     except (OSError, codec.CodecError):
@@ -182,16 +182,16 @@ def _script(job: JobDir, host: str) -> str:
     )
 
 
-class _Pace:
-    """Keeps all copies together below a limit of speed."""
+class _RateLimit:
+    """Limit on the speed of all copies together."""
 
     def __init__(self, mb_s: float | None) -> None:
         self._bytes_per_s = None if mb_s is None else mb_s * 1e6
         self._free_s = time.monotonic()
         self._lock = threading.Lock()
 
-    def advance(self, size_bytes: int) -> None:
-        """Wait as long as so many bytes may take."""
+    def wait(self, size_bytes: int) -> None:
+        """Wait until this number of bytes may have been copied."""
         if self._bytes_per_s is None:
             return
         with self._lock:
@@ -201,40 +201,40 @@ class _Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class _There:
-    """A host that is visited."""
+class _Visit:
+    """An open connection to a host, and its SFTP client."""
 
     connection: Connection
     sftp: paramiko.SFTPClient
 
 
 class _Fetcher:
-    """Brings one job's files home from any of its hosts; hosts may share a disk, so a file has one reader at a time."""
+    """Fetches one job's files from its hosts, which may share a disk: so a file has one reader at a time."""
 
-    def __init__(self, job: JobDir, plan: Plan, pace: _Pace) -> None:
+    def __init__(self, job: JobDir, plan: Plan, rate_limit: _RateLimit) -> None:
         self._job = job
         self._root = _relative(remote_root(plan))
-        self._pace = pace
+        self._rate_limit = rate_limit
         self._locks: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def fetch(self, there: Connection, host: str) -> Fetched:
-        """Bring home what a host has and this folder lacks."""
-        brought = Fetched()
-        sftp = there.sftp()
+    def fetch(self, connection: Connection, host: str) -> Fetched:
+        """Fetch what a host has and the job folder lacks."""
+        fetched = Fetched()
+        sftp = connection.sftp()
         try:
             if self._is_own(sftp):
-                return brought
+                return fetched
             for name, size_bytes in _files(sftp, self._root):
                 if shipped_files.may_send(host, name) or name.startswith("checkpoints/"):
-                    with self._turn(name):
-                        self._bring(_There(there, sftp), name, size_bytes, brought)
+                    with self._file_lock(name):
+                        self._fetch_file(_Visit(connection, sftp), name, size_bytes, fetched)
         finally:
             sftp.close()
-        return brought
+        return fetched
 
     def _is_own(self, sftp: paramiko.SFTPClient) -> bool:
-        """Tell whether the host sees this very folder."""
+        """Tell whether the host sees this very folder, as on a shared disk."""
         try:
             own = (self._job.secrets / "token").read_text(encoding="ascii", errors="replace")
             with sftp.open(f"{self._root}/secrets/token") as file:
@@ -242,55 +242,55 @@ class _Fetcher:
         except OSError:
             return False
 
-    def _bring(self, there: _There, name: str, size_bytes: int, brought: Fetched) -> None:
-        home = self._job.root / name
+    def _fetch_file(self, visit: _Visit, name: str, size_bytes: int, fetched: Fetched) -> None:
+        path = self._job.root / name
         try:
-            home.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
             if name.startswith("checkpoints/"):
-                came = self._whole(there, name, home) if not os.path.lexists(home) else 0
+                copied_bytes = self._whole(visit, name, path) if not os.path.lexists(path) else 0
             else:
-                came = self._tail(there, name, home, size_bytes)
+                copied_bytes = self._tail(visit, name, path, size_bytes)
         except OSError as err:
-            brought.missing.append(f"{name} could not be brought home: {err.strerror or err}")
+            fetched.missing.append(f"{name} could not be fetched: {err.strerror or err}")
             return
-        brought.files += came > 0
-        brought.size_bytes += came
+        fetched.files += copied_bytes > 0
+        fetched.size_bytes += copied_bytes
 
-    def _tail(self, there: _There, name: str, home: Path, size_bytes: int) -> int:
+    def _tail(self, visit: _Visit, name: str, path: Path, size_bytes: int) -> int:
         """Append what is missing at the end of a file that only grows."""
-        with home.open("ab") as out:
+        with path.open("ab") as out:
             begin = out.tell()
             if size_bytes > begin:
-                for piece in self._read(there, name, begin, size_bytes):
+                for piece in self._read(visit, name, begin, size_bytes):
                     out.write(piece)
             return out.tell() - begin
 
-    def _whole(self, there: _There, name: str, home: Path) -> int:
-        """Bring a file under another name, and give it its own when it is whole."""
-        about = there.sftp.stat(f"{self._root}/{name}")
+    def _whole(self, visit: _Visit, name: str, path: Path) -> int:
+        """Fetch a file under another name, and give it its own when it is whole."""
+        about = visit.sftp.stat(f"{self._root}/{name}")
         size_bytes, mtime_s = about.st_size or 0, about.st_mtime or 0
-        part = home.with_name(f".{home.name}.{os.getpid()}.part")
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
             with part.open("wb") as out:
-                for piece in self._read(there, name, 0, size_bytes):
+                for piece in self._read(visit, name, 0, size_bytes):
                     out.write(piece)
             os.utime(part, (mtime_s, mtime_s))
-            part.replace(home)
+            part.replace(path)
         finally:
             part.unlink(missing_ok=True)
         return size_bytes
 
-    def _read(self, there: _There, name: str, begin: int, end: int) -> Iterator[bytes]:
+    def _read(self, visit: _Visit, name: str, begin: int, end: int) -> Iterator[bytes]:
         from orchestrator.backends.ssh.copy import sftp as sftp_copy
 
-        path = PurePosixPath(there.sftp.normalize("."), self._root, name)  # where SFTP begins
-        with contextlib.closing(sftp_copy.tail(there.connection, str(path), begin)) as remote:
+        path = PurePosixPath(visit.sftp.normalize("."), self._root, name)  # where SFTP begins
+        with contextlib.closing(sftp_copy.tail(visit.connection, str(path), begin)) as remote:
             for piece in sftp_copy.blocks(remote, end - begin):
-                self._pace.advance(len(piece))
+                self._rate_limit.wait(len(piece))
                 yield piece
 
     @contextlib.contextmanager
-    def _turn(self, name: str) -> Iterator[None]:
+    def _file_lock(self, name: str) -> Iterator[None]:
         with self._lock:
             lock = self._locks.setdefault(name, threading.Lock())
         with lock:
@@ -298,20 +298,20 @@ class _Fetcher:
 
 
 def _relative(root: str) -> str:
-    """Return a folder as SFTP finds it, which begins in the home folder and knows no `~`."""
+    """Return a folder as SFTP finds it: relative to the user's home folder, since SFTP does not know `~`."""
     if root == "~" or root.startswith("~/"):
         return root[2:] or "."
     if root.startswith("~"):
         raise ClusterError(
             f"{root} cannot be found over SFTP",
             "ssh.remote_dir",
-            "copy it home by hand: scp -r; then remove it there",
+            "copy it by hand: scp -r; then remove it there",
         )
     return root
 
 
 def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[tuple[str, int]]:
-    """Yield the files of a job on a host that may have to come home, each with its size."""
+    """Yield the files of a job on a host that may have to be fetched, each with its size."""
     count = 0
     todo = [("logs", 1), ("evidence", 1), ("nodes", 1), ("checkpoints", 1)]
     while todo:
@@ -326,7 +326,7 @@ def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[tuple[str, int]]:
         for entry in entries:
             name, mode = f"{folder}/{entry.filename}", entry.st_mode or 0
             if "/" in entry.filename or entry.filename.startswith("."):
-                continue  # a file on its way, or what no host has any business with
+                continue  # an unfinished file, or one that a host may not send
             count += 1
             if count > FILES_MAX:
                 raise LaunchError(
@@ -339,11 +339,12 @@ def _files(sftp: paramiko.SFTPClient, root: str) -> Iterator[tuple[str, int]]:
 
 
 def summary(accounts: Iterable[Account]) -> str:
-    """Return in one line what came home, of all jobs; empty when everything was home before."""
-    all_brought = [one for account in accounts for one in account.brought.values()]
-    files = sum(one.files for one in all_brought)
-    size_mb = sum(one.size_bytes for one in all_brought) / 1e6
-    hosts = len(all_brought)
-    if not files:
-        return ""
-    return f"{files} file{'s' if files != 1 else ''} ({size_mb:.1f} MB) came from {hosts} host{'s' if hosts != 1 else ''}"
+    """Return in one line what was fetched, of all jobs; empty for nothing."""
+    visits = [fetched for account in accounts for fetched in account.fetched.values()]
+    files = sum(fetched.files for fetched in visits)
+    size_mb = sum(fetched.size_bytes for fetched in visits) / 1e6
+    return (
+        f"fetched {counted(files, 'file')} ({size_mb:.1f} MB) from {counted(len(visits), 'host')}"
+        if files
+        else ""
+    )

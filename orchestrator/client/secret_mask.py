@@ -9,13 +9,15 @@ from orchestrator.core.mask import Mask, of_secrets
 
 
 def of_job(job: JobDir) -> Mask:
-    """Return the mask of a job's secrets; of another user's job, which cannot be read, an empty one. Raises ValueError
-    when they are damaged."""
+    """Return the mask of a job's secrets; an empty one for another user's job, whose secrets cannot be read.
+
+    Raises ValueError when they are damaged.
+    """
     try:
-        kept = codec.loads_plain(ownership.read_regular(job.secrets / "secrets.json"))
+        secrets = codec.loads_plain(ownership.read_regular(job.secrets / "secrets.json"))
         webhook = ownership.read_regular(job.webhook).decode() if job.webhook.exists() else ""
     except (FileNotFoundError, PermissionError):
         return Mask(())
     except OSError as err:
         raise ValueError(f"they cannot be read: {err.strerror}") from err
-    return of_secrets(map(str, kept.values()), webhook)
+    return of_secrets(map(str, secrets.values()), webhook)

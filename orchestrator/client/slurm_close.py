@@ -1,7 +1,7 @@
-"""How is a job closed whose end Slurm alone knows? A request says so, and a supervisor without nodes ends the job.
+"""Closing of a job whose end only Slurm knows: a request says so, and a supervisor without nodes ends the job.
 
-Rules: one command at a time does it, and the others wait for that. Nothing is written but by the supervisor, which is
-started on this machine.
+Rules: one command at a time does it, and the others wait. Only the supervisor, started on this machine, writes to the
+job beyond the request.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ POLL_S = 0.02
 
 
 def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
-    """Let a supervisor learn that the job is over. Raises ClusterError when it has not ended it in time, or the disk
-    refuses, and UserError for a job that is not this user's alone."""
+    """Let a supervisor end a job that is over.
+
+    Raises ClusterError when it has not ended it in time, or the disk refuses, and UserError for a job that is not this
+    user's alone.
+    """
     home.require_ours(job)
     try:
         _close(job, allocation, cause, why)
@@ -30,25 +33,25 @@ def close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
 
 
 def _close(job: JobDir, allocation: str, cause: Cause, why: str) -> None:
-    deadline_s, turn = time.monotonic() + CLOSE_S_MAX, job.queue.with_suffix(".lock")
+    deadline_s, lock = time.monotonic() + CLOSE_S_MAX, job.queue.with_suffix(".lock")
     while not _has_ended(job):
-        with locks.held(turn, 0.0) as is_mine:
+        with locks.held(lock, 0.0) as is_mine:
             if is_mine and not _has_ended(job):
-                if not _is_said(job, allocation):
+                if not _is_requested(job, allocation):
                     requests.ask(
                         job.requests, "allocation_ended", allocation=allocation, cause=cause.value, why=why
                     )
                 _start_supervisor(job)
                 _await_end(job, deadline_s)
         if time.monotonic() > deadline_s:
-            other = f": another command is at it{locks.by_whom(turn)}" if locks.is_held(turn) else ""
+            other = f": another command is at it{locks.by_whom(lock)}" if locks.is_held(lock) else ""
             what = f"{why}, and the job could not be closed within {CLOSE_S_MAX:g} s{other}"
             raise ClusterError(what, job.id, f"see {job.supervisor_log}")
         time.sleep(POLL_S)
 
 
 def _start_supervisor(job: JobDir) -> None:
-    from orchestrator.submission import supervisor_process  # it loads much that a status has no use for
+    from orchestrator.submission import supervisor_process  # it loads much that a status does not need
 
     supervisor_process.start_supervisor(job)
 
@@ -59,14 +62,14 @@ def _await_end(job: JobDir, deadline_s: float) -> None:
 
 
 def _has_ended(job: JobDir) -> bool:
-    """Tell whether the job has ended; NFS remembers for a minute that a file is not there, but not what a folder holds."""
+    """Tell whether the job has ended, from the folder's list: NFS caches for a minute that a file is missing."""
     try:
         return any(path.name == job.ended.name for path in job.root.iterdir())
     except OSError:
         return False
 
 
-def _is_said(job: JobDir, allocation: str) -> bool:
-    """Tell whether the latest request says already that this allocation is over."""
+def _is_requested(job: JobDir, allocation: str) -> bool:
+    """Tell whether the latest request says that this allocation is over."""
     request = requests.latest(job.requests)
     return request is not None and (request.ask, request.allocation) == ("allocation_ended", allocation)

@@ -1,66 +1,63 @@
-"""What are the ranks of a running job doing right now? Its supervisor is asked, who asks every node; nothing is changed.
+"""Live stacks of a running job's ranks: a request to its supervisor, which asks every node; nothing is changed.
 
-A numbered request goes into the job's folder; the journal tells when it was heard, which nodes were asked for it, and
-what they have answered. There are two looks, since only two of them tell what moves.
+A numbered request goes into the job's folder; the journal shows when the supervisor read it, which nodes it asked, and
+their answers. Where one inspection leaves a rank's activity unknown, a second shows what has moved.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.core import observations
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir import requests
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.status_file import ENDED
+from orchestrator.core.jobdir.status_file import ENDED, Status
 from orchestrator.supervisor.journal import journal_file
 
-Json: TypeAlias = dict[str, Any]
-
 ANSWER_S_MAX = 15.0
-"""How long the answers to one look are waited for."""
+"""How long the nodes may take to answer an inspection."""
 
 APART_S = 1.0
-"""The time between the two looks: a rank that works has moved on by then."""
+"""The time between two inspections: a rank that works has moved on by then."""
 
 POLL_S = 0.05
 
 _ALIVE = ("running", "stopped", "traced", "zombie", "disk wait", "dead")
-"""The states of a rank whose process is there, as the status names them."""
+"""The states of a rank that has a process, as the status names them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What one look has brought: which nodes were asked for it, and what they said."""
+    """The answers to one inspection, and the nodes that were asked for one."""
 
     attempt: int
     asked: tuple[str, ...]
-    looked: tuple[e.Inspected, ...]
+    inspected: tuple[e.Inspected, ...]
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The nodes that have not answered."""
-        return tuple(node for node in self.asked if node not in {one.node for one in self.looked})
+        return tuple(node for node in self.asked if node not in {answer.node for answer in self.inspected})
 
 
-def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Json:
-    """Return what `orch stacks --json` prints. Raises UserError when no rank of the job runs, and ClusterError when
-    nobody answers."""
+def stacks(job: JobDir, status: Status, answer_s_max: float = ANSWER_S_MAX) -> Json:
+    """Return what `orch stacks --json` prints.
+
+    Raises UserError when no rank of the job runs, and ClusterError when no node answers.
+    """
     _refuse_if_nothing_runs(status)
-    answers, looks, began_s = _look(job, answer_s_max), 1, time.monotonic()
-    if any(
-        rank.activity is observations.Activity.UNKNOWN and rank.pid
-        for one in answers.looked
-        for rank in one.ranks
-    ):
+    answers, looks, began_s = _inspect(job, answer_s_max), 1, time.monotonic()
+    ranks = [rank for answer in answers.inspected for rank in answer.ranks]
+    if any(rank.activity is observations.Activity.UNKNOWN and rank.pid for rank in ranks):
         time.sleep(APART_S)
-        answers, looks = _look(job, answer_s_max), 2
+        answers, looks = _inspect(job, answer_s_max), 2
     apart_s = round(time.monotonic() - began_s, 1) if looks > 1 else None
-    ranks = [rank_json(rank, one.node) for one in answers.looked for rank in one.ranks]
+    shown = [rank_json(rank, answer.node) for answer in answers.inspected for rank in answer.ranks]
     return {
         "id": status["id"],
         "name": status["name"],
@@ -70,13 +67,13 @@ def stacks(job: JobDir, status: Json, answer_s_max: float = ANSWER_S_MAX) -> Jso
         "dir": str(job.root),
         "looks": looks,
         "apart_s": apart_s,
-        "ranks": sorted(ranks, key=lambda rank: int(rank["rank"])),
+        "ranks": sorted(shown, key=lambda rank: int(rank["rank"])),
         "unanswered": list(answers.missing),
         "pages": str(job.evidence(answers.attempt)),
     }
 
 
-def _refuse_if_nothing_runs(status: Json) -> None:
+def _refuse_if_nothing_runs(status: Status) -> None:
     state = status["state"]
     if state in ENDED:
         fix = f"orch why {status['id']} tells how it ended, with the stacks of a hang"
@@ -87,65 +84,65 @@ def _refuse_if_nothing_runs(status: Json) -> None:
         raise UserError(f"none of its ranks runs: it is {state}{why}", status["id"], fix)
 
 
-def _look(job: JobDir, answer_s_max: float) -> Answers:
-    """Ask for one look and return the answers. Raises ClusterError when there is none in time."""
+def _inspect(job: JobDir, answer_s_max: float) -> Answers:
+    """Request one inspection and return the answers. Raises ClusterError when there is none in time."""
     offset = job.journal.stat().st_size
     number = requests.ask(job.requests, "look")
     deadline_s = time.monotonic() + answer_s_max
-    heard: list[journal_file.Entry] = []
+    entries: list[journal_file.Entry] = []
     while True:
-        entries, offset = journal_file.tail(job.journal, offset)
-        heard += entries
-        answers = _answers(heard, number)
-        if answers is not None and answers.looked and not answers.missing:
+        newest, offset = journal_file.tail(job.journal, offset)
+        entries += newest
+        answers = _answers(entries, number)
+        if answers is not None and answers.inspected and not answers.missing:
             return answers
         if time.monotonic() > deadline_s:
             break
         time.sleep(POLL_S)
-    if answers is not None and answers.looked:
+    if answers is not None and answers.inspected:
         return answers
-    raise _silence(job, heard, number, answers, f"within {answer_s_max:g} s")
+    raise _no_answer(job, entries, number, answers, f"within {answer_s_max:g} s")
 
 
-def _answers(heard: list[journal_file.Entry], number: int) -> Answers | None:
-    """Return what has come of request `number`: the first look that was ordered after it was heard."""
-    news = [entry.news for entry in heard]
+def _answers(entries: list[journal_file.Entry], number: int) -> Answers | None:
+    """Return the answers to request `number`: to the first inspection ordered after the supervisor read it."""
+    news = [entry.news for entry in entries]
     start = next((at for at, one in enumerate(news) if _is_request(one, number)), len(news))
     orders = [one for one in news[start:] if isinstance(one, d.Inspect)]
     if not orders:
         return None
-    attempt, look = orders[0].attempt, orders[0].inspection
-    asked = [one.node for one in orders if (one.attempt, one.inspection) == (attempt, look)]
-    looked = [
+    attempt, inspection = orders[0].attempt, orders[0].inspection
+    asked = [order.node for order in orders if (order.attempt, order.inspection) == (attempt, inspection)]
+    inspected = [
         one
         for one in news[start:]
-        if isinstance(one, e.Inspected) and (one.attempt, one.inspection) == (attempt, look)
+        if isinstance(one, e.Inspected) and (one.attempt, one.inspection) == (attempt, inspection)
     ]
-    return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(looked))
+    return Answers(attempt, tuple(dict.fromkeys(asked)), tuple(inspected))
 
 
 def _is_request(news: object, number: int) -> bool:
     return isinstance(news, e.InspectRequested) and news.request >= number
 
 
-def _silence(
-    job: JobDir, heard: list[journal_file.Entry], number: int, answers: Answers | None, when: str
+def _no_answer(
+    job: JobDir, entries: list[journal_file.Entry], number: int, answers: Answers | None, when: str
 ) -> ClusterError:
-    """Say at which place the answer was lost."""
+    """Return the error that says where the answer was lost."""
     if answers is not None:
         what = f"{', '.join(answers.missing)} did not answer {when}"
         return ClusterError(what, job.id, f"orch status {job.id} shows how its nodes are")
-    if any(_is_request(entry.news, number) for entry in heard):
-        what = "no rank of it was left to look at"
+    if any(_is_request(entry.news, number) for entry in entries):
+        what = "no rank of it was left to inspect"
         return ClusterError(what, job.id, f"orch status {job.id}, orch why {job.id} tell what came between")
-    what = f"its supervisor did not hear the request {when}"
+    what = f"its supervisor did not read the request {when}"
     return ClusterError(
         what, job.id, f"orch status {job.id} shows whether it lives; see {job.supervisor_log}"
     )
 
 
 def rank_json(rank: observations.RankInspection, node: str) -> Json:
-    """Return what a look has found of a rank, as `orch stacks --json` prints it."""
+    """Return the inspection of a rank as `orch stacks --json` prints it."""
     return {
         "rank": rank.rank,
         "node": node,

@@ -19,10 +19,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
+
+Json: TypeAlias = dict[str, Any]
+"""A JSON object, where a wire, a file or a user's screen is the border; further in, values have types."""
 
 DEPTH_MAX = 32
 """How deep objects and lists may be nested; those of a job are nested less than 10 deep."""

@@ -17,16 +17,16 @@ def with_fix(text: str) -> tuple[str, str]:
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return ranks as people write them: `0,1,3-7`."""
+    """Return ranks, or other whole numbers, with those in a row as `0-1,3-7`; an empty text for none."""
     runs: list[list[int]] = []
-    for rank in sorted(ranks):
+    for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][1] + 1:
             runs[-1][1] = rank
         else:
             runs.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a},{b}" if b == a + 1 else f"{a}-{b}" for a, b in runs)
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
 
 
 def named(ranks: Sequence[int]) -> str:
-    """Return `rank 2`, or `ranks 0,1,3-7`."""
+    """Return `rank 2`, or `ranks 0-1,3-7`."""
     return f"rank{'s' if len(ranks) != 1 else ''} {ranks_text(ranks)}"

@@ -29,16 +29,16 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, TypeAlias
+from typing import IO, TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.facts import Facts
+from orchestrator.core.codec import Json
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.mask import Mask
 from orchestrator.core.version import VERSION
 from orchestrator.supervisor import status
 
-Json: TypeAlias = dict[str, Any]
 Deliver: TypeAlias = Callable[[Json], str]
 
 COMMAND_S_MAX = 30.0

@@ -1,7 +1,7 @@
-"""How is a job? Pure: the plan and the brain's facts in, one object of `orch status --json` out.
+"""Status of a job: one object of `orch status --json`, from the plan and the brain's facts. Pure.
 
-The supervisor writes it into the status file twice a second, and readers find it there (`statefile`). Times of day are
-UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
+The supervisor writes it into the status file twice a second (`core/jobdir/status_file.py` has its types). Times of day
+are UTC in ISO 8601, ages and durations are seconds. Keys are only ever added.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, TypeAlias
 
 from orchestrator.brain.diagnosis import stragglers, suspects
 from orchestrator.brain.model import decisions as d
@@ -24,29 +23,38 @@ from orchestrator.brain.model.facts import (
     RankState,
 )
 from orchestrator.brain.scheduling import fence, placement
+from orchestrator.core.codec import Json
+from orchestrator.core.jobdir import status_file
 from orchestrator.core.jobdir.plan import Plan
-from orchestrator.core.jobdir.status_file import ENDED, iso
+from orchestrator.core.jobdir.status_file import (
+    ENDED,
+    CheckpointStatus,
+    IsoTime,
+    NodeStatus,
+    RankStatus,
+    Status,
+    StragglerStatus,
+    iso,
+)
 
 __all__ = ["ENDED", "Now", "iso", "reason", "state", "status"]
-
-Json: TypeAlias = dict[str, Any]
 
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 MISSING_SHOWN = 4
-"""How many of the nodes that are waited for are named."""
+"""The number of awaited nodes that a reason names."""
 
 _PROCESS_STATES = {"T": "stopped", "t": "traced", "Z": "zombie", "D": "disk wait", "X": "dead"}
 
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """Now, on both clocks, so that job clock readings become times of day and ages."""
+    """The present on both clocks, to turn job clock readings into times of day and ages."""
 
     job_s: float
     wall_s: float
 
-    def iso(self, at_s: float | None) -> str | None:
+    def iso(self, at_s: float | None) -> IsoTime | None:
         """Return the time of day of a job clock reading."""
         return None if at_s is None else iso(self.wall_s - (self.job_s - at_s))
 
@@ -78,37 +86,28 @@ def state(facts: Facts) -> str:
 
 def status(
     plan: Plan, facts: Facts, now: Now, rates: Mapping[int, float], reasons: Mapping[str, str] = NOTHING
-) -> Json:
+) -> Status:
     """Return the job as `orch status --json` shows it.
 
-    `rates`: steps a second of each rank that has any; `reasons`: why there is no way to a node.
+    `rates`: steps a second of each rank that has any; `reasons`: why a node has no connection.
     """
     attempt = facts.attempt
     number = attempt.number if attempt else 0
     alive = [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
     pace = [rates[rank.rank] for rank in alive if rank.rank in rates]
     return {
-        "id": plan.id,
-        "name": plan.name,
-        "backend": plan.backend,
-        "state": state(facts),
+        **status_file.unknown(plan, state(facts), reason(facts), now.wall_s),
         "attempt": max(number, 1),
         "restarts": max(0, number - 1),
         "step": facts.step,
         "steps_per_s": round(min(pace), 3) if pace else None,
-        "total_steps": plan.total_steps,
-        "world_size": plan.world_size,
-        "reason": reason(facts),
         "suspicion": (suspects.text(facts, now.job_s) if facts.end is None else "") or None,
         "stragglers": _stragglers(facts),
-        "created_at": iso(plan.created_at),
         "started_at": now.iso(facts.run_began_at),
         "ended_at": now.iso(facts.ended_at),
         "checkpoint": _checkpoint(facts.checkpoint),
         "nodes": [_node(plan, facts, node, now, reasons) for node in facts.nodes.values()],
         "ranks": [_rank(facts, rank, now, rates) for rank in facts.ranks.values()],
-        "travels": [],
-        "written_at": iso(now.wall_s),
     }
 
 
@@ -126,7 +125,7 @@ def reason(facts: Facts) -> str:
     if attempt.verdict is not None:
         return f"{attempt.verdict.kind.value}: {attempt.verdict.summary}{_fence(facts, attempt)}"
     if facts.fetching and attempt.phase is Phase.STOP:
-        return f"waiting for {', '.join(sorted(facts.fetching)[:MISSING_SHOWN])} to come home"
+        return f"waiting for {', '.join(sorted(facts.fetching)[:MISSING_SHOWN])} to be fetched"
     if placement.is_queued(facts):
         return _queue(facts)
     if attempt.running_at is None and facts.past and facts.past[-1].verdict is not None:
@@ -146,7 +145,7 @@ def reason(facts: Facts) -> str:
 
 
 def _fence(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
+    """Return for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
     silent = [
         node.name
         for node in facts.every_node()
@@ -161,7 +160,7 @@ def _fence(facts: Facts, attempt: AttemptFacts) -> str:
 
 
 def verdict(given: d.Verdict, judged_at: float) -> Json:
-    """Return a verdict as `orch why --json` and notifications tell it; `judged_at` is the job clock."""
+    """Return a verdict as in `orch why --json` and notifications; `judged_at` is the job clock."""
     return {
         "kind": given.kind.value,
         "ranks": list(given.ranks),
@@ -176,7 +175,7 @@ def verdict(given: d.Verdict, judged_at: float) -> Json:
 
 
 def _queue(facts: Facts) -> str:
-    """Say what a job that has no hosts waits for."""
+    """Return what a job without hosts waits for."""
     if facts.ahead:
         more = len(facts.ahead) - MISSING_SHOWN
         first = ", ".join(facts.ahead[:MISSING_SHOWN])
@@ -187,7 +186,7 @@ def _queue(facts: Facts) -> str:
     return f"waiting for {first}{f' and {more} more' if more > 0 else ''}" if busy else ""
 
 
-def _stragglers(facts: Facts) -> list[Json]:
+def _stragglers(facts: Facts) -> list[StragglerStatus]:
     """Return the ranks of a running attempt whose own work holds up their peers, the slowest first."""
     attempt = facts.attempt
     if facts.end is not None or attempt is None or attempt.phase is not Phase.RUN:
@@ -206,11 +205,11 @@ def _stragglers(facts: Facts) -> list[Json]:
     ]
 
 
-def _checkpoint(checkpoint: d.Checkpoint | None) -> Json | None:
+def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
 
 
-def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> Json:
+def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> NodeStatus:
     host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
     # A supervisor gives every node a fresh start; what an agent never said is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
@@ -236,7 +235,7 @@ def _node_state(node: NodeFacts, *, ended: bool) -> str:
     return "busy" if node.busy and node.agent_state is AgentState.ABSENT else link
 
 
-def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -> Json:
+def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -> RankStatus:
     base = facts.attempt.base_step if facts.attempt else 0
     local = next((node.ranks.index(rank.rank) for node in facts.gang if rank.rank in node.ranks), 0)
     alive = rank.rank_state is RankState.ALIVE

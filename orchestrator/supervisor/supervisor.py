@@ -363,9 +363,9 @@ class Supervisor:
         status = status_object.status(
             self._plan, facts, now, self._heartbeats.rates, self._executor.reasons(facts)
         )
-        with contextlib.suppress(OSError):  # a full disk must not end the supervisor for the sake of a view
-            text = json.dumps({**status, "travels": self._transfers.travels()})
-            replace_text(self._job.state, text, durable=durable)
+        with contextlib.suppress(OSError):  # a full disk must not end the supervisor over a view
+            status["travels"] = self._transfers.travels()
+            replace_text(self._job.state, json.dumps(status), durable=durable)
 
 
 def main(root: Path, backend_of: Callable[[JobDir, Plan], Backend], allocation: str = "") -> int:

@@ -1,1 +1,1 @@
-"""How results look: JSON objects in, lines out. Pure."""
+"""Views: JSON objects of the contract in, lines of text out. Pure."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from orchestrator.core.invisible_characters import harmless
-
-Json: TypeAlias = Mapping[str, Any]
-
 
 STYLES = {
     "QUEUED": "yellow",
@@ -21,14 +18,14 @@ STYLES = {
     "FAILED": "bold red",
     "CANCELLED": "magenta",
 }
-"""The colour of each job state."""
+"""The style of each job state."""
 
 NAMES_SHOWN_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of text and the style it has on a terminal."""
+    """A piece of text and its style on a terminal."""
 
     text: str
     style: str = ""
@@ -45,11 +42,11 @@ def line(*parts: str | Cell) -> Line:
 
 def plain(lines: Iterable[Line]) -> str:
     """Return lines as plain text."""
-    return "".join("".join(cell.text for cell in one).rstrip() + "\n" for one in lines)
+    return "".join("".join(cell.text for cell in cells).rstrip() + "\n" for cells in lines)
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as people say them: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
+    """Return seconds as people write them: 0.4s, 12s, 3m20s, 2h05m, 3d04h."""
     if seconds is None:
         return "-"
     if seconds < 10:
@@ -83,7 +80,7 @@ def columns(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
 
 
 def short(text: str, folder: str) -> str:
-    """Return a text in which the code and the checkpoints of a job's folder are named without the folder."""
+    """Return a text with the paths of a job's code and checkpoints shortened by the folder."""
     return text.replace(f"{folder}/code/", "").replace(f"{folder}/checkpoints/", "") if folder else text
 
 
@@ -93,29 +90,18 @@ def named(names: Sequence[str]) -> str:
     return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """Return whole numbers with those in a row as `0-3`; a dash for none."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in runs) or "-"
-
-
 def or_dash(value: object) -> str:
     """Return a value as a table shows it."""
     return "-" if value is None else str(value)
 
 
 def cut(text: str, chars_max: int | None) -> str:
-    """Return at most so many characters of a text, the last an ellipsis when there are more."""
+    """Return at most `chars_max` characters of a text, the last an ellipsis when there are more."""
     return text if chars_max is None or len(text) <= chars_max else f"{text[: chars_max - 1]}…"
 
 
 def size(size_bytes: float) -> str:
-    """Return bytes as people say them, in powers of 1,000."""
+    """Return bytes as people write them, in powers of 1,000."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"

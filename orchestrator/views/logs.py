@@ -1,7 +1,7 @@
-"""How do log lines look? Identical lines of several ranks as one, each under its rank's name, and harmless.
+"""Log view: lines under their ranks' names, deduplicated over ranks, and harmless to a terminal.
 
-Nothing here prints or asks what the terminal is: the caller says so once, in `style_of`. A log is what a program on
-another machine wrote, so escape sequences in it are not obeyed, except colours where colours are shown.
+The caller says once, in `style_of`, what the output can take. A log was written by a program on another machine, so its
+escape sequences are dropped, except colours where colours are shown.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from orchestrator.client.log_reader import LogLine, LogQuery
-from orchestrator.core.invisible_characters import visible
+from orchestrator.core.invisible_characters import harmless, visible
 from orchestrator.core.mask import Mask
+from orchestrator.core.text import ranks_text
 
 FOLD_WINDOW_NS = 500_000_000
 FAR_WINDOW_NS = 2_500_000_000
-"""How long a line waits for others like it; over SSH each host's come in lots, a second or two after they were written."""
+"""How long a line waits for others like it; over SSH lines come in batches, a second or two after they were written."""
 
 FOLD_LINES_MAX = 10_000
 FOLD_CHARS_MAX = 8 << 20
@@ -50,7 +51,7 @@ class ShownLine:
 
 
 class Deduplicator:
-    """Folds identical lines of several ranks into one while they stream by.
+    """Deduplicator of a stream of lines: identical lines of several ranks become one.
 
     A line joins the earliest waiting one of the same text and attempt that comes after everything its rank has said,
     so no rank's lines change places. What waits is bounded by `FOLD_LINES_MAX` and `FOLD_CHARS_MAX`.
@@ -130,7 +131,7 @@ def deduplicated(lines: Iterable[LogLine], window_ns: int = FOLD_WINDOW_NS) -> I
 
 @dataclass(frozen=True, slots=True)
 class LogStyle:
-    """What the output can take: colours, whether lines say whose they are, and whether a person looks at it as it is."""
+    """Capabilities of an output: whether it takes colours, lines have prefixes, and it is a terminal."""
 
     colour: bool
     prefix: bool
@@ -148,11 +149,17 @@ def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> 
 
 
 class LogView:
-    """Turns folded lines into text, in order; it remembers the attempt to draw a divider when that changes."""
+    """Deduplicated log lines as text, in order, with a divider where an attempt begins.
 
-    def __init__(self, style: LogStyle, mask: Mask) -> None:
+    `transition` returns for an attempt what the divider says of the step from the one before.
+    """
+
+    def __init__(
+        self, style: LogStyle, mask: Mask, transition: Callable[[int], str] = lambda attempt: ""
+    ) -> None:
         self._style = style
         self._mask = mask
+        self._transition = transition
         self._attempt: int | None = None
 
     def lines(self, folded: ShownLine) -> list[str]:
@@ -168,14 +175,15 @@ class LogView:
         before, self._attempt = self._attempt, line.attempt
         if before is None or before == line.attempt:
             return [text]
-        return [self._painted(f"── attempt {line.attempt} ──", _BOLD), text]
+        transition = harmless(self._mask.apply(self._transition(line.attempt)))
+        return [self._painted(f"── attempt {line.attempt} ── {transition}".rstrip(), _BOLD), text]
 
     def _prefix(self, folded: ShownLine) -> str:
         line, ranks = folded.line, folded.ranks
         if line.rank is None:
             return self._painted(f"[{clean(line.node or '', colour=False)}]", _DIM)
         if len(ranks) > 1:
-            return self._painted(f"[ranks {_few(rank_ranges(ranks))} ×{len(ranks)}]", _BOLD)
+            return self._painted(f"[ranks {_few(ranks_text(ranks))} ×{len(ranks)}]", _BOLD)
         return self._painted(f"[rank {line.rank}]", _RANK_COLOURS[line.rank % len(_RANK_COLOURS)])
 
     def _painted(self, text: str, code: int) -> str:
@@ -190,17 +198,6 @@ def clean(text: str, *, colour: bool) -> str:
         return _HARMFUL.sub("", text)
     kept = _HARMFUL_OR_COLOUR.sub(lambda found: found.group(1) or "", text)
     return kept + _RESET if "\x1b" in kept else kept
-
-
-def rank_ranges(ranks: Iterable[int]) -> str:
-    """Write ranks as ranges: `0-2,5` for 0, 1, 2 and 5."""
-    ranges: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if ranges and ranges[-1][1] == rank - 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def _few(ranges: str) -> str:

@@ -1,6 +1,6 @@
-"""How does a post-mortem look? On one screen: what failed before in a line each, the last failure in full, what to do.
+"""Post-mortem view on one screen: earlier failures in a line each, the last failure in full, and what to do.
 
-Pure: the object of `orch why --json` in, lines out. The end stands last, since that is what a terminal still shows.
+Pure: the object of `orch why --json` in, lines out. The job's end comes last, since a terminal still shows that.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
+from orchestrator.core.codec import Json
 from orchestrator.core.text import with_fix
-from orchestrator.views.cells import STYLES, Cell, Json, Line, cut, duration, line, named, short, span
+from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
 from orchestrator.views.status import reason_lines
 
 EARLIER_MAX = 6
@@ -20,10 +21,10 @@ EARLIER_MAX = 6
 
 EVIDENCE_LINES_MAX = 16
 EVIDENCE_HEAD_LINES = 2
-"""Of longer evidence so many lines of its beginning are shown; a traceback's end matters most."""
+"""The number of first lines that are shown of longer evidence; a traceback's end matters most."""
 
 HINT_ATTEMPTS = 3
-"""So many attempts must end after the same steps of their own before the script is suspected to start anew."""
+"""The number of attempts that must end after equally many steps before the script is suspected not to resume."""
 
 LINE_CHARS_MAX = 300
 SENTENCE_CHARS_MAX = 1000
@@ -66,7 +67,7 @@ def post_mortem(why: Json) -> list[Line]:
     lines = [line(Cell(why["id"], "bold"), _PAD, state)]
     last_words = attempts[last]["verdict"]["summary"] if judged else None
     if why["reason"] and not (last_words and why["reason"].endswith(last_words)):
-        lines += reason_lines(why)
+        lines += reason_lines(why["reason"], why.get("dir", ""))
     body = [*_earlier(attempts[:last], folder)] if judged else []
     for attempt in attempts[last:]:
         body += ((), *_attempt(attempt, folder, why["state"]))
@@ -145,7 +146,7 @@ def _when(began: str, ended: str | None) -> str:
 
 
 def _course(attempt: Json, state: str) -> str:
-    """Say what became of an attempt that has no verdict; a job that was cancelled may have gone on since."""
+    """Return how an attempt without a verdict ended; a job that was cancelled may have gone on since."""
     if attempt["ended_at"] is None:
         return "waits for nodes" if state == "QUEUED" else "goes on"
     if attempt.get("job_end") == "CANCELLED":
@@ -154,6 +155,18 @@ def _course(attempt: Json, state: str) -> str:
         return f"ended: {attempt['ended_why']}"
     asked = attempt.get("ended_why") == RESTART_ASKED
     return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
+
+
+def transition(why: Json, number: int) -> str:
+    """Return in a line from where an attempt begins and why the one before it ended; empty where that is unknown."""
+    attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
+    ended, begun = attempts.get(number - 1), attempts.get(number)
+    if ended is None or begun is None:
+        return ""
+    verdict = ended["verdict"]
+    end = f"ended: {verdict['kind']}: {_summary(verdict)}" if verdict else _course(ended, why["state"])
+    text = f"from {begun['resumed_from'] or 'the beginning'}; attempt {number - 1} {end}"
+    return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
 def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
@@ -232,7 +245,7 @@ def _labelled(label: str, text: str, style: str = "") -> Line:
 
 
 def _summary(verdict: Json) -> str:
-    """Return what went wrong, less a piece of evidence at its end: that stands below."""
+    """Return the summary without a piece of evidence at its end, which is shown below."""
     text = str(verdict["summary"])
     return next(
         (

@@ -1,7 +1,7 @@
-"""How do the stacks of many ranks look? Folded: ranks with equal frames stand together, the user's frames first.
+"""Stacks view: ranks with equal frames grouped, the user's frames first.
 
-Pure: the object of `orch stacks --json` in, lines out. The largest group comes first and the odd ones last, since the
-end is what a terminal still shows.
+Pure: the object of `orch stacks --json` in, lines out. The largest group comes first and the odd ones last, since a
+terminal still shows the end.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from orchestrator.brain.diagnosis import hang_report
+from orchestrator.core.codec import Json
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.core.text import named as text_named
-from orchestrator.views.cells import STYLES, Cell, Json, Line, cut, line, named, span
+from orchestrator.views.cells import STYLES, Cell, Line, cut, line, named, span
 
 FRAMES_MAX = 12
 """How many frames of the user's code, and how many of what it called, are shown."""
 
 LINE_CHARS_MAX = 300
-LACKS_MAX = 8
+UNAVAILABLE_MAX = 8
 
 _PAD = "  "
 _WORDS = {
@@ -34,7 +35,7 @@ _STYLES = {"progressing": "green", "waiting_for_ranks": "", "unknown": ""}
 
 
 def stacks(taken: Json, only: Sequence[int] = ()) -> list[Line]:
-    """Return what `orch stacks` shows; `only`: of these ranks."""
+    """Return what `orch stacks` shows, of the ranks in `only` where there are any."""
     ranks = [rank for rank in taken["ranks"] if not only or rank["rank"] in only]
     state = Cell(taken["state"], STYLES.get(taken["state"], ""))
     step = f"  step {taken['step']:,}" if taken["step"] is not None else ""
@@ -45,7 +46,7 @@ def stacks(taken: Json, only: Sequence[int] = ()) -> list[Line]:
     ]
     for group in folded(ranks):
         lines += [(), *_group(group)]
-    tail = [*_lacks(ranks), *_unanswered(taken["unanswered"])]
+    tail = [*_unavailable(ranks), *_unanswered(taken["unanswered"])]
     return [*lines, *([(), *tail] if tail else []), (), line(f"pages  {taken['pages']}")]
 
 
@@ -77,7 +78,7 @@ def _group(group: Sequence[Json]) -> Iterator[Line]:
 
 
 def _gpu_use(group: Sequence[Json]) -> str:
-    """Say how busy the group's GPUs are, as far as that is known."""
+    """Return how busy the group's GPUs are, as far as that is known."""
     shares = sorted(rank["gpu_use"] for rank in group if rank["gpu_use"] is not None)
     if not shares:
         return ""
@@ -86,7 +87,7 @@ def _gpu_use(group: Sequence[Json]) -> str:
 
 
 def _frames(rank: Json) -> Iterator[Line]:
-    """Yield the user's innermost frame and its callers, then what it has called."""
+    """Yield the user's innermost frame and its callers, then the frames inside its call."""
     where = rank["where"]
     inside, callers = hang_report.split_stack(where, rank["stack"])
     for number, frame in enumerate(callers[:FRAMES_MAX]):
@@ -101,25 +102,25 @@ def _frames(rank: Json) -> Iterator[Line]:
 
 
 def _collectives(group: Sequence[Json]) -> Iterator[Line]:
-    """Yield the last collective of each of the ranks' groups, those who are in the same one together."""
-    told: dict[str, list[int]] = {}
+    """Yield the last collective of each process group, ranks in the same one together."""
+    ranks_of: dict[str, list[int]] = {}
     for rank in group:
         for one in rank["collectives"]:
             label = f" ({one['label']})" if one["label"] else ""
             shape = f" of {one['shape']}" if one["shape"] else ""
-            told.setdefault(f"{one['what']} #{one['number']:,}{label}{shape}", []).append(rank["rank"])
-    for text, ranks in told.items():
+            ranks_of.setdefault(f"{one['what']} #{one['number']:,}{label}{shape}", []).append(rank["rank"])
+    for text, ranks in ranks_of.items():
         whose = "" if len(ranks) == len(group) else f", ranks {ranks_text(ranks)}"
         yield line(Cell(f"{_PAD}last collective entered: {text}{whose}", "dim"))
 
 
-def _lacks(ranks: Sequence[Json]) -> Iterator[Line]:
-    """Yield what could not be looked at, and why."""
-    told: dict[str, list[int]] = {}
+def _unavailable(ranks: Sequence[Json]) -> Iterator[Line]:
+    """Yield what could not be inspected, and why."""
+    ranks_of: dict[str, list[int]] = {}
     for rank in ranks:
         for lack in rank["unavailable"]:
-            told.setdefault(lack, []).append(rank["rank"])
-    for lack, who in list(told.items())[:LACKS_MAX]:
+            ranks_of.setdefault(lack, []).append(rank["rank"])
+    for lack, who in list(ranks_of.items())[:UNAVAILABLE_MAX]:
         whose = "" if len(who) == len(ranks) else f" (ranks {ranks_text(who)})"
         yield line(Cell(f"not seen: {cut(lack, LINE_CHARS_MAX)}{whose}", "dim"))
 

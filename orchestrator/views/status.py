@@ -1,4 +1,4 @@
-"""How does a job look? Statuses as lines of text, for a terminal, a pipe or a log.
+"""Status view of one job: its status as lines of text, for a terminal, a pipe or a log.
 
 Pure: JSON objects of the contract in, lines out. A style is a word or two, such as `bold red`, which `terminal` knows
 and `rich` knows too.
@@ -8,13 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from orchestrator.core.jobdir.status_file import ENDED, seconds
+from orchestrator.core.jobdir.status_file import (
+    ENDED,
+    NodeStatus,
+    RankStatus,
+    Status,
+    StragglerStatus,
+    TransferStatus,
+    seconds,
+)
 from orchestrator.core.slurm.hostlist import holds
-from orchestrator.core.text import with_fix
+from orchestrator.core.text import counted, ranks_text, with_fix
 from orchestrator.views.cells import (
     STYLES,
     Cell,
-    Json,
     Line,
     columns,
     duration,
@@ -23,7 +30,6 @@ from orchestrator.views.cells import (
     or_dash,
     short,
     size,
-    spans,
 )
 
 _WORRYING = ("stopped", "zombie", "dead", "silent", "absent", "failed", "excluded", "lost")
@@ -36,28 +42,28 @@ TRAVELS_SHOWN_MAX = STRAGGLERS_SHOWN_MAX = 4
 # One job
 
 
-def headline(status: Json) -> Line:
-    """Return a job in one line: what it is, how far, how fast, and how long it still takes."""
+def headline(status: Status) -> Line:
+    """Return a job in one line: its state, attempt, step, pace, time left and time spent."""
     state = status["state"]
     parts = [Cell(state, STYLES.get(state, "")), Cell(f"  attempt {status['attempt']}")]
     if status["step"] is not None:
-        total = f"/{status['total_steps']:,}" if status.get("total_steps") else ""
+        total = f"/{status['total_steps']:,}" if status["total_steps"] else ""
         parts.append(Cell(f"  step {status['step']:,}{total}"))
     if status["steps_per_s"]:
         parts.append(Cell(f"  {status['steps_per_s']:.2f} steps/s"))
-    if (left := eta_s(status)) is not None:
-        parts.append(Cell(f"  {duration(left)} left"))
+    if (remaining_s := eta_s(status)) is not None:
+        parts.append(Cell(f"  {duration(remaining_s)} left"))
     if (spent_s := elapsed_s(status)) is not None:
         over = status["ended_at"] is not None
         parts.append(Cell(f"  in {duration(spent_s)}" if over else f"  {duration(spent_s)} so far"))
     if status["restarts"]:
-        parts.append(Cell(f"  {status['restarts']} restart{'s' if status['restarts'] > 1 else ''}", "yellow"))
+        parts.append(Cell(f"  {counted(status['restarts'], 'restart')}", "yellow"))
     return line(*parts)
 
 
-def elapsed_s(status: Json) -> float | None:
-    """Return for how many seconds the job has run, or ran; None when it has not begun."""
-    began, end = status["started_at"], status["ended_at"] or status.get("written_at")
+def elapsed_s(status: Status) -> float | None:
+    """Return for how many seconds the job has run; None when it has not begun."""
+    began, end = status["started_at"], status["ended_at"] or status["written_at"]
     if not began or not end:
         return None
     return max(
@@ -65,37 +71,39 @@ def elapsed_s(status: Json) -> float | None:
     )
 
 
-def eta_s(status: Json) -> float | None:
-    """Return the seconds that are left, where the job's total of steps and its pace are known."""
-    total, step, pace = status.get("total_steps"), status["step"], status["steps_per_s"]
+def eta_s(status: Status) -> float | None:
+    """Return the seconds that are left; None where the total of steps or the pace is unknown."""
+    total, step, pace = status["total_steps"], status["step"], status["steps_per_s"]
     if not total or not pace or step is None or status["state"] != "RUNNING":
         return None
     return max(0.0, float(total - step) / float(pace))
 
 
-def job(status: Json) -> list[Line]:
+def job(status: Status) -> list[Line]:
     """Return one job in full: its head, its nodes and its ranks."""
     nodes, ranks = status["nodes"], [rank for rank in status["ranks"] if rank["node"]]
     has_pool, over = status["backend"] != "local", status["state"] in ENDED
-    ranks_there = f"{status['world_size']} rank{'s' if status['world_size'] != 1 else ''}"
     lines = [
-        line(Cell(status["id"], "bold"), f"  {ranks_there}{_count(nodes, has_pool)}, {status['backend']}"),
+        line(
+            Cell(status["id"], "bold"),
+            f"  {counted(status['world_size'], 'rank')}{_count(nodes, has_pool)}, {status['backend']}",
+        ),
         headline(status),
     ]
-    if status["reason"] and not status.get("suspicion") and not _is_of_queue(status):
+    if status["reason"] and not status["suspicion"] and not _is_of_queue(status):
         why = without_notes(reason(status), nodes) if has_pool else reason(status)
         lines.append(line(Cell(why, "dim" if status["state"] == "SUCCEEDED" else "")))
     lines += queue(status)
-    if status.get("suspicion"):
+    if status["suspicion"]:
         lines.append(line("suspicion   ", Cell(status["suspicion"], "yellow")))
-    lines += _stragglers(status.get("stragglers", ()))
+    lines += _stragglers(status["stragglers"])
     if "supervisor" in status:
-        lines.append(line(Cell(unheard(status), "bold red")))
+        lines.append(line(Cell(outdated(status), "bold red")))
     if status["checkpoint"]:
         step = status["checkpoint"]["step"]
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {status['checkpoint']['path']}{at}"))
-    lines += [] if over else _travels(status.get("travels", ()))
+    lines += [] if over else _travels(status["travels"])
     if nodes or not has_pool:
         lines += [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
     if ranks:
@@ -105,45 +113,45 @@ def job(status: Json) -> list[Line]:
     return lines
 
 
-def queue(status: Json) -> list[Line]:
-    """Return what Slurm says of a job that is in its hands, and how to mend what keeps it there."""
-    if not (told := status.get("queue")):
+def queue(status: Status) -> list[Line]:
+    """Return Slurm's state of a job, and how to mend what keeps it in the queue."""
+    if not (queued := status.get("queue")):
         return []
-    what, fix = with_fix(told["said"])
-    if told["expected_start"]:
-        what += f", expected to start at {told['expected_start'][:16].replace('T', ' ')} UTC"
-    if told["silent"]:
-        age = f", {duration(told['heard_s'])} ago" if told["heard_s"] else ""
-        what += f"{age}; no answer now: {told['silent']}"
-    shown = line("queue       ", Cell(what, "yellow" if told["silent"] or fix else ""))
+    what, fix = with_fix(queued["said"])
+    if queued["expected_start"]:
+        what += f", expected to start at {queued['expected_start'][:16].replace('T', ' ')} UTC"
+    if queued["silent"]:
+        age = f", {duration(queued['heard_s'])} ago" if queued["heard_s"] else ""
+        what += f"{age}; no answer now: {queued['silent']}"
+    shown = line("queue       ", Cell(what, "yellow" if queued["silent"] or fix else ""))
     return [shown, *([line(f"            fix: {fix}")] if fix else [])]
 
 
-def _is_of_queue(status: Json) -> bool:
-    """Tell whether a job's reason is what the queue says of it, which has a line of its own."""
+def _is_of_queue(status: Status) -> bool:
+    """Tell whether a job's reason is that of the queue, which has a line of its own."""
     return bool(status.get("queue")) and status["reason"] == status["queue"]["said"]
 
 
-def reason(status: Json) -> str:
-    """Return why the job is in its state, with paths in the job's own folder made short."""
+def reason(status: Status) -> str:
+    """Return why the job is in its state, with the paths of its own folder shortened."""
     return short(status["reason"], status.get("dir", ""))
 
 
-def reason_lines(status: Json) -> list[Line]:
-    """Return the reason, and below it how to mend that, where the reason says so."""
-    what, fix = with_fix(reason(status))
+def reason_lines(reason: str, folder: str) -> list[Line]:
+    """Return the reason of a job's state, and below it how to mend that, where the reason says so."""
+    what, fix = with_fix(short(reason, folder))
     return [line(what), *([line(f"  fix: {fix}")] if fix else [])]
 
 
-def unheard(status: Json) -> str:
-    """Say that nobody keeps this status up to date, and who last did."""
-    holder, told = status["supervisor"], status.get("queue")
+def outdated(status: Status) -> str:
+    """Return that no supervisor keeps this status up to date, and which one last did."""
+    holder, queued = status["supervisor"], status.get("queue")
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
-    more = "its batch script starts it again" if told else "orch status there tells more"
-    more = "Slurm has suspended it" if told and told["state"] == "SUSPENDED" else more
+    more = "its batch script starts it again" if queued else "orch status there tells more"
+    more = "Slurm has suspended it" if queued and queued["state"] == "SUSPENDED" else more
     if full := status.get("full_disk"):
         more = f"the disk of {full} is full: the job goes on when there is room"
-    elif told and holder and not holds(told["nodes"], holder["host"]):
+    elif queued and holder and not holds(queued["nodes"], holder["host"]):
         more = "that node is lost, and Slurm is asked to put the job back into its queue"
     return f"this is {duration(status['written_s'])} old: no word from {who}; {more}"
 
@@ -151,59 +159,59 @@ def unheard(status: Json) -> str:
 _RANK_HEADS = ("RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")
 
 
-def _count(nodes: Sequence[Json], has_pool: bool) -> str:
-    """Return on how many nodes the ranks are; of a pool, which may wait for its hosts, on how many of them."""
+def _count(nodes: Sequence[NodeStatus], has_pool: bool) -> str:
+    """Return on how many nodes the ranks are; for a pool, on how many of its hosts."""
     if not has_pool:
-        return f" on {len(nodes)} node{'s' if len(nodes) != 1 else ''}"
+        return f" on {counted(len(nodes), 'node')}"
     if not nodes:
         return ""
     placed = sum(1 for node in nodes if node["role"] == "placed")
-    return f" on {placed or 'none'} of {_hosts(len(nodes))}"
+    return f" on {placed or 'none'} of {counted(len(nodes), 'host')}"
 
 
-def _travels(travels: Sequence[Json]) -> list[Line]:
-    """Return what is being copied to and from hosts, and how far it has come."""
+def _travels(travels: Sequence[TransferStatus]) -> list[Line]:
+    """Return the checkpoints that are copied to and from hosts, with their progress."""
     lines = []
-    for one in travels[:TRAVELS_SHOWN_MAX]:
-        way = "from" if one["direction"] == "fetch" else "to"
-        done = "" if one["done_bytes"] is None else f"{size(one['done_bytes'])} of "
-        lines.append(line(f"copying     {one['name']} {way} {one['node']}, {done}{size(one['bytes'])}"))
+    for copy in travels[:TRAVELS_SHOWN_MAX]:
+        way = "from" if copy["direction"] == "fetch" else "to"
+        done = "" if copy["done_bytes"] is None else f"{size(copy['done_bytes'])} of "
+        lines.append(line(f"copying     {copy['name']} {way} {copy['node']}, {done}{size(copy['bytes'])}"))
     if len(travels) > TRAVELS_SHOWN_MAX:
         lines.append(line(f"            and {len(travels) - TRAVELS_SHOWN_MAX} more: --json shows all"))
     return lines
 
 
-def _stragglers(stragglers: Sequence[Json]) -> list[Line]:
-    """Return the ranks that hold up their peers: how much slower each is by itself, and since when."""
+def _stragglers(stragglers: Sequence[StragglerStatus]) -> list[Line]:
+    """Return the ranks that hold up their peers: how much slower each is, and since which step."""
     lines: list[Line] = []
-    for one in stragglers[:STRAGGLERS_SHOWN_MAX]:
-        times = f"{one['factor']:.1f} x its peers"
-        text = f"rank {one['rank']} on {one['node']}, {times} since step {one['since_step']:,}"
+    for slow in stragglers[:STRAGGLERS_SHOWN_MAX]:
+        times = f"{slow['factor']:.1f} x its peers"
+        text = f"rank {slow['rank']} on {slow['node']}, {times} since step {slow['since_step']:,}"
         lines.append(line(f"{'' if lines else 'slow:':<12}", Cell(text, "yellow")))
     if len(stragglers) > STRAGGLERS_SHOWN_MAX:
         lines.append(line(f"            and {len(stragglers) - STRAGGLERS_SHOWN_MAX} more: --json shows all"))
     return lines
 
 
-def _pool(nodes: Sequence[Json], *, over: bool) -> list[Line]:
-    """Return the hosts of a pool: those that are used, those that are not, how many are merely there, and why so."""
+def _pool(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
+    """Return the hosts of a pool: a table of those with a part in the job, the number of idle ones, and notes."""
     idle = [node for node in nodes if _is_idle(node)]
-    told = [node for node in nodes if not _is_idle(node)]
+    listed = [node for node in nodes if not _is_idle(node)]
     chosen = over or any(node["role"] == "placed" for node in nodes)
     heads = ("HOST", "STATE", "RANKS", "SEEN")[: 3 if over else 4]
-    rows = [_host_row(node, over, chosen)[: len(heads)] for node in told[:HOSTS_SHOWN_MAX]]
+    rows = [_host_row(node, over, chosen)[: len(heads)] for node in listed[:HOSTS_SHOWN_MAX]]
     lines = columns(rows, heads) if rows else []
-    if len(told) > HOSTS_SHOWN_MAX:
-        lines.append(line(f"and {len(told) - HOSTS_SHOWN_MAX} more hosts: --json shows all"))
+    if len(listed) > HOSTS_SHOWN_MAX:
+        lines.append(line(f"and {len(listed) - HOSTS_SHOWN_MAX} more hosts: --json shows all"))
     if idle:
         names = named([node["name"] for node in idle])
-        text = f"{_hosts(len(idle))} {'not used' if chosen else 'to choose from'}: {names}"
+        text = f"{counted(len(idle), 'host')} {'not used' if chosen else 'to choose from'}: {names}"
         lines.append(line(Cell(text, "dim")))
     return [*lines, *_notes(nodes)]
 
 
-def _notes(nodes: Sequence[Json]) -> list[Line]:
-    """Return what there is to say of hosts, whole, and once where it is the same of several."""
+def _notes(nodes: Sequence[NodeStatus]) -> list[Line]:
+    """Return the notes of hosts in full; a note that several hosts share, once."""
     hosts: dict[str, list[str]] = {}
     for node in nodes:
         if node["note"]:
@@ -220,12 +228,8 @@ def _notes(nodes: Sequence[Json]) -> list[Line]:
     return lines
 
 
-def _hosts(count: int) -> str:
-    return f"{count} host{'s' if count != 1 else ''}"
-
-
-def without_notes(text: str, nodes: Sequence[Json]) -> str:
-    """Return a reason without what stands below it as the notes of hosts."""
+def without_notes(text: str, nodes: Sequence[NodeStatus]) -> str:
+    """Return a reason without the notes of hosts, which have lines of their own."""
     for node in nodes:
         if note := node["note"]:
             name, bare = node["name"], note.removeprefix("busy: ")
@@ -234,17 +238,17 @@ def without_notes(text: str, nodes: Sequence[Json]) -> str:
     return text
 
 
-def _is_idle(node: Json) -> bool:
-    """Tell whether there is nothing to say of a host but that it is listed."""
+def _is_idle(node: NodeStatus) -> bool:
+    """Tell whether a host has no part in the job and no note."""
     return node["role"] == "idle" and node["state"] in ("absent", "left") and not node["note"]
 
 
 _POOL_WORDS = {"placed": "running", "spare": "spare", "idle": "idle"}
-"""What a host whose agent is there is called for people: what it does."""
+"""How people call the role of a host whose agent is up."""
 
 
-def _host_state(node: Json, over: bool, chosen: bool) -> str:
-    """Return what a host is called for people; before any host is `chosen` none is a spare."""
+def _host_state(node: NodeStatus, over: bool, chosen: bool) -> str:
+    """Return the state of a host for people; a host is a spare only once hosts are `chosen`."""
     state, note = str(node["state"]), node["note"]
     if state == "up" and not over:
         return _POOL_WORDS[node["role"]] if chosen else "ready"
@@ -253,30 +257,30 @@ def _host_state(node: Json, over: bool, chosen: bool) -> str:
     return state
 
 
-def _host_row(node: Json, over: bool, chosen: bool) -> list[Cell]:
+def _host_row(node: NodeStatus, over: bool, chosen: bool) -> list[Cell]:
     state = _host_state(node, over, chosen)
     style = "red" if state in _WORRYING else "yellow" if state == "busy" else ""
-    return [Cell(node["name"]), Cell(state, style), Cell(spans(node["ranks"])), Cell(_seen(node))]
+    return [Cell(node["name"]), Cell(state, style), Cell(ranks_text(node["ranks"]) or "-"), Cell(_seen(node))]
 
 
-def _seen(node: Json) -> str:
+def _seen(node: NodeStatus) -> str:
     return f"{duration(node['seen_s'])} ago" if node["seen_s"] is not None else "-"
 
 
-def _nodes(nodes: Sequence[Json], *, over: bool) -> list[Line]:
-    """Return the nodes that a plan has fixed; when they were seen says nothing any more once the job is over."""
+def _nodes(nodes: Sequence[NodeStatus], *, over: bool) -> list[Line]:
+    """Return the nodes of a fixed plan; without their ages once the job is over."""
     heads = ("NODE", "HOST", "AGENT", "SEEN")[: 3 if over else 4]
     return columns([_node_row(node)[: len(heads)] for node in nodes], heads)
 
 
-def _node_row(node: Json) -> list[Cell]:
+def _node_row(node: NodeStatus) -> list[Cell]:
     style = "red" if node["state"] in _WORRYING else ""
     return [Cell(node["name"]), Cell(node["host"]), Cell(node["state"], style), Cell(_seen(node))]
 
 
-def _rank_row(rank: Json) -> list[Cell]:
+def _rank_row(rank: RankStatus) -> list[Cell]:
     bad = rank["state"] in _WORRYING or rank["exit"] not in (None, 0)
-    pace = rank.get("steps_per_s")
+    pace = rank["steps_per_s"]
     return [
         Cell(str(rank["rank"])),
         Cell(rank["node"]),

@@ -1,4 +1,4 @@
-"""How do many jobs look, checkpoints, and the findings of a preflight? As tables and lines of text, like a status.
+"""Tables of jobs, of checkpoints, and of the findings of a preflight.
 
 Pure: JSON objects of the contract in, lines out.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from orchestrator.views.cells import STYLES, Cell, Json, Line, columns, cut, line, named, or_dash, size
+from orchestrator.core.codec import Json
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.views.cells import STYLES, Cell, Line, columns, cut, line, named, or_dash, size
 from orchestrator.views.status import reason, without_notes
 
 REASON_CHARS_MIN = 20
 
 
-def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
-    """Return a table of jobs, a line each; in lines of `chars_max` the reasons get what is left, else all they need.
+def jobs(statuses: Sequence[Status], chars_max: int | None = None) -> list[Line]:
+    """Return a table of jobs, a line each, cut to `chars_max` at the reasons.
 
-    Where little is left there is no column for the time of the submit, which the id has as well.
+    Where little space remains the time of the submit has no column; the id has it as well.
     """
     left = chars_max and chars_max - sum(_JOB_CHARS) - max([len(one["id"]) + 2 for one in statuses])
     has_time = left is None or left >= REASON_CHARS_MIN
@@ -28,7 +30,7 @@ def jobs(statuses: Sequence[Json], chars_max: int | None = None) -> list[Line]:
     return columns([[row[head] for head in keep] for row in rows], keep)
 
 
-def _job_row(one: Json, reason_chars: int | None) -> list[Cell]:
+def _job_row(one: Status, reason_chars: int | None) -> list[Cell]:
     return [
         Cell(one["id"]),
         Cell(one["state"], STYLES.get(one["state"], "")),
@@ -40,11 +42,11 @@ def _job_row(one: Json, reason_chars: int | None) -> list[Cell]:
 
 
 _JOB_CHARS = (12, 9, 8, 21)
-"""How wide the columns between a job's id and its reason are."""
+"""The widths of the columns between a job's id and its reason."""
 
 
 def checkpoints(listed: Sequence[Json]) -> list[Line]:
-    """Return a table of checkpoints, the one a restart would start from marked."""
+    """Return a table of checkpoints; an arrow marks the one that a restart begins from."""
     if not listed:
         return [line("no checkpoints yet")]
     return columns(
@@ -68,7 +70,7 @@ def _checkpoint_row(one: Json) -> list[Cell]:
 
 
 def findings(found: Sequence[Json]) -> list[Line]:
-    """Return what a preflight found, a line each, faults with their fix; what is wrong alike with several hosts once."""
+    """Return the findings of a preflight, a line each, with their fixes; a fault that several hosts share, once."""
     lines: list[Line] = []
     for one, text in _folded(found):
         mark = Cell("ok    ", "green") if one["ok"] else Cell("fault ", "bold red")
@@ -79,7 +81,7 @@ def findings(found: Sequence[Json]) -> list[Line]:
 
 
 def _folded(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:
-    """Yield findings with their texts; faults that say the same of several hosts are one that names them all."""
+    """Yield findings with their texts; a fault that several hosts share is one that names them all."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     firsts: list[tuple[Json, str, list[str]]] = []
     for one in found:

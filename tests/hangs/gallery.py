@@ -181,7 +181,7 @@ def misbehave():
         dist.all_reduce(torch.ones(10))
     dist.all_gather([torch.zeros(7) for _ in range(4)], torch.ones(7))  # here
 """),
-        (2,), ("all_gather", "misbehave"), ("ranks 0,1,3 in all_reduce",),
+        (2,), ("all_gather", "misbehave"), ("ranks 0-1,3 in all_reduce",),
     ),
     Case(
         "different_collectives",

@@ -81,8 +81,8 @@ def test_ranks_go_on_without_a_supervisor_and_the_next_look_revives_it(desk: Des
     ranks = job.rank_procs()
     job.kill_supervisor()
     assert all(procfs.alive(rank) for rank in ranks.values())
-    status = job.job.status()
-    wait_until(lambda: job.job.status()["step"] > status["step"] + 10, "steps that rise again")
+    step = job.job.status()["step"] or 0
+    wait_until(lambda: (job.job.status()["step"] or 0) > step + 10, "steps that rise again")
     wait_until(lambda: all(node["state"] == "up" for node in job.seen()["nodes"]), "both nodes")
     assert job.rank_procs() == ranks
     assert job.seen()["restarts"] == 0

@@ -225,8 +225,8 @@ def test_collect_brings_what_is_missing_once_and_overwrites_nothing(desk: Desk, 
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     account = remote_files.collect(job)
-    assert account.is_whole and list(account.brought) == ["one", "two"]
-    assert remote_files.summary([account]) == "3 files (3.0 MB) came from 2 hosts"
+    assert account.is_whole and list(account.fetched) == ["one", "two"]
+    assert remote_files.summary([account]) == "fetched 3 files (3.0 MB) from 2 hosts"
     home = job.folder
     assert home.rank_log(1, 0).read_text() == "all that it said\n"
     assert (home.root / "nodes/one/agent.log").read_text() == "bye\n"
@@ -248,7 +248,7 @@ def test_a_host_out_of_reach_is_named_and_the_others_are_collected(desk: Desk, t
         (desk.home / ".ssh" / "config").read_text() + "Host two\n Port 1\n"
     )
     account = remote_files.collect(job)
-    assert list(account.brought) == ["one"] and sorted(account.failed) == ["gone", "two"]
+    assert list(account.fetched) == ["one"] and sorted(account.failed) == ["gone", "two"]
     assert not account.is_whole and any(line.startswith("gone: connect: ") for line in account.lines())
 
 
@@ -268,7 +268,7 @@ def test_clean_brings_everything_home_and_then_removes_the_folder(desk: Desk, tm
     _configure(desk, one=server, two=server)
     job, there = _ended(desk, tmp_path)
     accounts = list(clean_hosts([job]).values())
-    assert cleaned_text(accounts) == "cleaned 2 hosts of 1 job; 3 files (3.0 MB) came from 2 hosts"
+    assert cleaned_text(accounts) == "cleaned up 2 hosts of 1 job; fetched 3 files (3.0 MB) from 2 hosts"
     assert not there.exists()
     assert (job.folder.checkpoints / "step-2" / "rank-0.pt").exists()
     assert json.loads(job.folder.cleaned_hosts.read_text()) == ["one", "two"]
@@ -284,7 +284,7 @@ def test_what_cannot_come_home_stays_on_the_host(desk: Desk, tmp_path: Path) -> 
     job.folder.rank_log(1, 0).mkdir()
     left = clean_hosts([job])
     assert there.exists() and list(left) == [jobs.ID]
-    assert any("rank-00000.log could not be brought home" in line for line in left[jobs.ID].lines())
+    assert any("rank-00000.log could not be fetched" in line for line in left[jobs.ID].lines())
 
 
 def test_a_damaged_job_is_named_and_the_next_one_is_cleaned(desk: Desk, tmp_path: Path) -> None:

@@ -146,5 +146,5 @@ def asked(folder: JobDir) -> list[dict[str, str]]:
 
 def tell(folder: JobDir, state: str, **more: object) -> None:
     """Write a job's status as its supervisor does."""
-    known = slurm_status.from_plan(plan(folder.id), state, "")
+    known = status_file.unknown(plan(folder.id), state, "", time.time())
     folder.state.write_text(json.dumps({**known, "written_at": status_file.iso(time.time()), **more}))

@@ -23,6 +23,7 @@ from orchestrator.brain.model.facts import News
 from orchestrator.client.job import Job
 from orchestrator.core.host import procfs
 from orchestrator.core.host.procfs import Proc
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.supervisor import status
 from orchestrator.supervisor.journal import journal_file
 
@@ -117,7 +118,7 @@ class Sight:
             return {"state": "", "step": None, "attempt": 0, "ranks": [], "checkpoint": None}
         return known
 
-    def wait(self, limit_s: float = WAIT_S_MAX) -> dict[str, Any]:
+    def wait(self, limit_s: float = WAIT_S_MAX) -> Status:
         return self.job.wait(limit_s)
 
     def wait_for_state(self, state: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from orchestrator.submission import bundle
 
 PACKAGE = bundle.PACKAGE
 ROOT = PACKAGE.parent
-FILE_LINES_MAX = 420
+FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 LAYERS = (
@@ -66,6 +66,7 @@ LONG_FILES = {
     "orchestrator/cli/app.py": "one function for each verb",
     "orchestrator/agent/rank/hook.py": "one file is what is copied into every rank",
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
+    "tests/unit/test_architecture.py": "one list of all rules of the house",
     "tests/support/sim/ledger.py": "the books of one night",
     "tests/support/sim/night.py": "one list of all that may happen in a night",
     "tests/support/sim/mutations.py": "one list of all mutations, each with its night",

@@ -1,40 +1,179 @@
-"""What did the supervisor last say of its job? The status file of a job folder: its words, and how old they are by now.
+"""The status file of a job folder: the status object of `orch status --json`, as its types, and how the file is read.
 
-It is the same object as one of `orch status --json`. Nothing of the brain is needed to read it, so that `orch status`
-is quick.
+The supervisor replaces the file twice a second. Reading it needs nothing of the brain, so that `orch status` is quick.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import json
-from typing import Any, TypeAlias
+import typing
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NewType, TypedDict
 
+from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.jobdir import ownership
 from orchestrator.core.jobdir.layout import JobDir
 
-Json: TypeAlias = dict[str, Any]
+if TYPE_CHECKING:
+    from orchestrator.core.jobdir.plan import Plan
+
+IsoTime = NewType("IsoTime", str)
+"""A time of day as `iso` writes it."""
+
+
+class CheckpointStatus(TypedDict):
+    """The newest checkpoint that a job can resume from."""
+
+    path: str
+    step: int | None
+
+
+class NodeStatus(TypedDict):
+    """One node, or one host of a pool; `role` is `placed`, `spare` or `idle`."""
+
+    name: str
+    host: str
+    state: str
+    seen_s: float | None
+    role: str
+    ranks: list[int]
+    note: str
+
+
+class RankStatus(TypedDict):
+    """One rank of the present attempt; `exit` is its exit code, or minus the signal that ended it."""
+
+    rank: int
+    local_rank: int
+    node: str
+    pid: int | None
+    state: str
+    step: int | None
+    steps_per_s: float | None
+    beat_s: float | None
+    exit: int | None
+
+
+class StragglerStatus(TypedDict):
+    """A rank whose own work takes `factor` times as long as that of its peers: seconds a step, since a step."""
+
+    rank: int
+    node: str
+    factor: float
+    own_s: float
+    peers_s: float
+    since_step: int
+
+
+class TransferStatus(TypedDict):
+    """A checkpoint in transfer between a host and the job folder; `direction` is `fetch` or `send`."""
+
+    name: str
+    node: str
+    direction: str
+    bytes: int
+    done_bytes: int | None
+
+
+class QueueStatus(TypedDict):
+    """What Slurm says of a job; `said` is that in words, `silent` why Slurm does not answer, `heard_s` its answer's age."""
+
+    id: str
+    state: str
+    reason: str
+    expected_start: str | None
+    nodes: str
+    by: str
+    said: str
+    silent: str
+    heard_s: float
+
+
+class _ReadersKeys(TypedDict, total=False):
+    """The keys that readers of the file add, and a supervisor never writes."""
+
+    dir: str
+    queue: QueueStatus
+    written_s: float
+    # Only when the supervisor has not written for long: who that is, and the folder whose disk is full.
+    supervisor: Json | None
+    full_disk: str
+
+
+class Status(_ReadersKeys):
+    """One object of `orch status --json`."""
+
+    id: str
+    name: str
+    backend: str
+    state: str
+    attempt: int
+    restarts: int
+    step: int | None
+    steps_per_s: float | None
+    total_steps: int | None
+    world_size: int
+    reason: str
+    suspicion: str | None
+    stragglers: list[StragglerStatus]
+    created_at: IsoTime
+    started_at: IsoTime | None
+    ended_at: IsoTime | None
+    checkpoint: CheckpointStatus | None
+    nodes: list[NodeStatus]
+    ranks: list[RankStatus]
+    travels: list[TransferStatus]
+    written_at: IsoTime
+
 
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 """The states that a job ends in."""
 
-OF_SILENCE = ("supervisor", "full_disk", "written_s")
-"""The keys that tell how long nothing was heard of the supervisor, and why."""
-
 _LAST_S = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that Python has a date for
-
-_OF_READERS = ("queue", "dir", *OF_SILENCE)
-"""The keys that a supervisor never writes: who reads the file adds them."""
 
 NUMBER_MAX = 1e18
 """Larger numbers come from damage: no step, size or time is."""
 
 
-def iso(wall_s: float) -> str:
+def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
+    """Return the status of a job of which only the plan is known."""
+    return {
+        "id": plan.id,
+        "name": plan.name,
+        "backend": plan.backend,
+        "state": state,
+        "attempt": 1,
+        "restarts": 0,
+        "step": None,
+        "steps_per_s": None,
+        "total_steps": plan.total_steps,
+        "world_size": plan.world_size,
+        "reason": reason,
+        "suspicion": None,
+        "stragglers": [],
+        "created_at": iso(plan.created_at),
+        "started_at": None,
+        "ended_at": None,
+        "checkpoint": None,
+        "nodes": [],
+        "ranks": [],
+        "travels": [],
+        "written_at": iso(wall_s),
+    }
+
+
+def without_nodes(status: Status) -> Status:
+    """Return a status as a supervisor writes it, of a job that has lost its nodes."""
+    return {**as_written(status), "steps_per_s": None, "stragglers": [], "nodes": [], "ranks": []}
+
+
+def iso(wall_s: float) -> IsoTime:
     """Return seconds since 1970 as UTC in ISO 8601, to the millisecond; a time beyond the calendar as its end."""
     moment = datetime.datetime.fromtimestamp(min(max(0.0, wall_s), _LAST_S), datetime.timezone.utc)
-    return moment.strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03d}Z"
+    return IsoTime(f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z")
 
 
 def seconds(text: str) -> float:
@@ -43,23 +182,69 @@ def seconds(text: str) -> float:
     return datetime.datetime.fromisoformat(text.removesuffix("Z") + "+00:00").timestamp()
 
 
-def read(job: JobDir, wall_s: float) -> Json:
+def read(job: JobDir, wall_s: float) -> Status:
     """Return the job's status with its ages as they are at `wall_s`.
 
     Raises FileNotFoundError when none was written yet, and ClusterError when the file cannot be read.
     """
-    fix = "`orch why` reads the journal, and a running job's supervisor writes the file anew"
+    fix = "`orch why` reads the journal, and a running job's supervisor writes the file again"
     try:
-        known = json.loads(ownership.read_regular(job.state))
+        status = json.loads(ownership.read_regular(job.state))
     except FileNotFoundError:
         raise
     except OSError as err:
         raise ClusterError(f"the status file cannot be read: {err.strerror}", str(job.state)) from err
     except (ValueError, RecursionError) as err:
         raise ClusterError("the status file is damaged", str(job.state), fix) from err
-    if not _fits(known, _STATUS):
+    if not _check(Status)(status):
         raise ClusterError("the status file is damaged", str(job.state), fix)
-    return refreshed({key: value for key, value in known.items() if key not in _OF_READERS}, wall_s)
+    return refreshed(as_written(status), wall_s)
+
+
+def as_written(status: Status) -> Status:
+    """Return a status without the keys that readers add."""
+    written = {key: value for key, value in status.items() if key not in _ReadersKeys.__optional_keys__}
+    return typing.cast(Status, written)
+
+
+def refreshed(status: Status, wall_s: float) -> Status:
+    """Return a status that was written a while ago with its ages as they are now; an ended job's do not grow."""
+    if status["state"] in ENDED:
+        return status
+    late_s = max(0.0, wall_s - seconds(status["written_at"]))
+    nodes: list[NodeStatus] = [{**node, "seen_s": _later(node["seen_s"], late_s)} for node in status["nodes"]]
+    ranks: list[RankStatus] = [{**rank, "beat_s": _later(rank["beat_s"], late_s)} for rank in status["ranks"]]
+    return {**status, "nodes": nodes, "ranks": ranks, "written_s": round(late_s, 1)}
+
+
+def _later(age_s: float | None, late_s: float) -> float | None:
+    return None if age_s is None else round(age_s + late_s, 1)
+
+
+# The shape of what is read
+
+
+@functools.cache
+def _check(kind: Any) -> Callable[[Any], bool]:
+    """Return the function that tells whether a value read from JSON is of a type.
+
+    Keys that a TypedDict does not require may be missing, and hold anything.
+    """
+    if typing.is_typeddict(kind):
+        hints = typing.get_type_hints(kind)
+        checks = [(key, _check(hints[key])) for key in sorted(kind.__required_keys__)]
+        return lambda value: (
+            isinstance(value, dict) and all(key in value and fits(value[key]) for key, fits in checks)
+        )
+    if typing.get_origin(kind) is list:
+        (item,) = map(_check, typing.get_args(kind))
+        return lambda value: isinstance(value, list) and all(map(item, value))
+    if members := typing.get_args(kind):
+        of_union = [_check(member) for member in members]
+        return lambda value: any(fits(value) for fits in of_union)
+    if kind in (str, type(None)):
+        return lambda value: isinstance(value, kind)
+    return {int: _is_whole_number, float: _is_number, IsoTime: _is_time}[kind]
 
 
 def _is_number(value: Any) -> bool:
@@ -75,54 +260,3 @@ def _is_time(value: Any) -> bool:
         return isinstance(value, str) and seconds(value) >= 0
     except (ValueError, OverflowError):
         return False
-
-
-_WHOLE, _NUMBER, _TIME = _is_whole_number, _is_number, _is_time
-_NODE = {
-    "name": str, "host": str, "state": str, "seen_s": (_NUMBER, None), "role": str, "ranks": [_WHOLE], "note": str,
-}  # fmt: skip
-_RANK = {
-    "rank": _WHOLE, "local_rank": _WHOLE, "node": str, "pid": (_WHOLE, None), "state": str, "step": (_WHOLE, None),
-    "steps_per_s": (_NUMBER, None), "beat_s": (_NUMBER, None), "exit": (_WHOLE, None),
-}  # fmt: skip
-_STRAGGLER = {"rank": _WHOLE, "node": str, "factor": _NUMBER, "since_step": _WHOLE}
-_TRAVEL = {"name": str, "node": str, "direction": str, "done_bytes": (_NUMBER, None), "bytes": _NUMBER}
-_STATUS = {
-    "id": str, "name": str, "backend": str, "state": str, "attempt": _WHOLE, "restarts": _WHOLE, "step": (_WHOLE, None),
-    "steps_per_s": (_NUMBER, None), "total_steps": (_WHOLE, None), "world_size": _WHOLE, "reason": str,
-    "suspicion": (str, None), "stragglers": [_STRAGGLER], "created_at": _TIME, "started_at": (_TIME, None),
-    "ended_at": (_TIME, None), "checkpoint": ({"path": str, "step": (_WHOLE, None)}, None), "nodes": [_NODE],
-    "ranks": [_RANK], "travels": [_TRAVEL], "written_at": _TIME,
-}  # fmt: skip
-"""A status as a supervisor writes it: the kind of each value, a list of kinds of which it has one, or `[kind of each]`."""
-
-
-def _fits(value: Any, shape: Any) -> bool:
-    """Tell whether a value read from JSON is of a shape; keys that the shape does not name may be anything."""
-    match shape:
-        case dict():
-            return isinstance(value, dict) and all(
-                key in value and _fits(value[key], of) for key, of in shape.items()
-            )
-        case [each] if isinstance(shape, list):
-            return isinstance(value, list) and all(_fits(one, each) for one in value)
-        case tuple():
-            return any(_fits(value, one) for one in shape)
-        case None | type():
-            return value is None if shape is None else isinstance(value, shape)
-        case _:
-            return bool(shape(value))
-
-
-def refreshed(known: Json, wall_s: float) -> Json:
-    """Return a status that was written a while ago with its ages as they are now; an ended job's do not grow."""
-    if known["state"] in ENDED:
-        return known
-    late_s = max(0.0, wall_s - seconds(known["written_at"]))
-    nodes = [{**node, "seen_s": _later(node["seen_s"], late_s)} for node in known["nodes"]]
-    ranks = [{**rank, "beat_s": _later(rank["beat_s"], late_s)} for rank in known["ranks"]]
-    return {**known, "nodes": nodes, "ranks": ranks, "written_s": round(late_s, 1)}
-
-
-def _later(age_s: float | None, late_s: float) -> float | None:
-    return None if age_s is None else round(age_s + late_s, 1)

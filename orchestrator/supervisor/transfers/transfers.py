@@ -11,7 +11,6 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from orchestrator.backends.api import BulkCopier, Wake
 from orchestrator.brain.model import decisions as d
@@ -22,6 +21,7 @@ from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.rank_env import Gang
+from orchestrator.core.jobdir.status_file import TransferStatus
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Envelope
 from orchestrator.supervisor.transfers.checkpoint_fetch import CheckpointFetch
@@ -29,8 +29,6 @@ from orchestrator.supervisor.transfers.log_receiver import LogReceiveError, LogR
 
 THREADS_MAX = 2
 """How many tasks that may take long (hashing, deleting) run at once."""
-
-Json = dict[str, Any]
 
 Ready = tuple[d.Prepare, tuple[m.ManifestEntry, ...]]
 """The order to prepare a node whose checkpoint has arrived, and the files of the checkpoint."""
@@ -201,9 +199,8 @@ class Transfers:
             return self._checkpoint_fetch.resume_path(path, str(self.root(node).root))
         return str(self.root(node).root / here.relative_to(self._job.root))
 
-    def travels(self) -> list[Json]:
-        """Return the transfers under way, as `orch status --json` shows it; `done_bytes` is None while it is not
-        known."""
+    def travels(self) -> list[TransferStatus]:
+        """Return the transfers under way, as `orch status --json` shows them; `done_bytes` is None while not known."""
         if self._checkpoint_fetch is None:
             return []
         done_bytes = self._checkpoint_fetch.carrier.progress()

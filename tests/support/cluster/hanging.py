@@ -60,7 +60,7 @@ def assert_judged_and_mended(job: Job) -> None:
     verdict = job.why()[0]["verdict"]
     assert (verdict["ranks"], verdict["node"]) == ([2], job.placed()[1]), verdict
     assert all(word in verdict["culprit"] for word in ("shard-17.bin", LINE, "load_batch")), verdict
-    assert "ranks 0,1,3 in all_reduce" in verdict["waiting"], verdict
+    assert "ranks 0-1,3 in all_reduce" in verdict["waiting"], verdict
     assert verdict["detected_s"] < FOUND_S_MAX, verdict
     assert_pages_are_at_home(job)
 

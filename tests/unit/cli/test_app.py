@@ -117,7 +117,7 @@ TABLE: list[tuple[str, int, str]] = [
     ("resume broken --set name=other", 2, "cannot change"),
     ("checkpoints", 0, "no checkpoints yet"),
     ("collect", 0, "are in"),
-    ("collect --to .", 2, "is no empty folder"),
+    ("collect --to .", 2, "is not an empty folder"),
     ("collect --to ../copy", 0, "are in"),
     ("check good.yaml", 0, "ok    plan"),
     ("check bad.yaml", 2, "nodes"),
@@ -225,7 +225,7 @@ def test_a_job_whose_hosts_could_not_be_cleaned_is_kept(orch: Type, home: Path) 
     job.plan.write_text("{")  # and on which is not known
     said = orch("clean", "--older-than", "0s", "--yes")
     assert (said.code, job.root.exists()) == (group.CLUSTER_CANNOT, True)
-    assert f"kept, since not all that they left could be cleaned away: {job.id}" in said.err
+    assert f"kept, since not all that they left could be cleaned up: {job.id}" in said.err
 
 
 @pytest.mark.parametrize("words", ["clean", "clean --older-than 0s --yes"])

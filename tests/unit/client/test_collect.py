@@ -134,7 +134,7 @@ def test_tidy_clears_run_files_of_ended_jobs_and_old_drafts_only(tmp_path: Path)
         draft.mkdir()
     os.utime(old, (1e9, 1e9))
     said = cleanup.clean_local([Job(ended), Job(running)])
-    assert said == ("tidied 1 ended job, removed 1 cut off submit", {})
+    assert said == ("cleaned up 1 ended job, removed 1 cut off submit", {})
     assert not (ended.root / "nodes").exists() and (running.root / "nodes").exists()
     assert not old.exists() and new.exists() and ended.rank_log(1, 1).exists()
 
@@ -171,7 +171,7 @@ def test_tidy_does_not_need_a_plan(tmp_path: Path) -> None:
     job = folders.failed(tmp_path)
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     job.plan.write_text("{")
-    assert cleanup.clean_local([Job(job)])[0].startswith("tidied 1 ended job")
+    assert cleanup.clean_local([Job(job)])[0].startswith("cleaned up 1 ended job")
 
 
 def test_a_job_that_could_be_deleted_only_in_part_can_be_deleted_later(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_a_job_that_is_resumed_while_clean_asks_is_not_deleted(tmp_path: Path, w
             job.ended.unlink()
         before = sorted(job.root.iterdir())
         said, left = cleanup.delete([Job(job)])
-    assert said == "" and "is not over any more" in left[job.id].lines()[0]
+    assert said == "" and "was resumed, so it is not over" in left[job.id].lines()[0]
     assert set(before) <= set(job.root.iterdir())
 
 

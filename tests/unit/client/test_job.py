@@ -139,7 +139,7 @@ def test_a_missing_status_file_of_an_ended_job_is_not_waited_for(tmp_path: Path)
     with pytest.raises(ClusterError, match="missing"):
         Job(folder).status()
     folder.plan.unlink()
-    with pytest.raises(ClusterError, match="no whole job folder"):
+    with pytest.raises(ClusterError, match="not a whole job folder"):
         Job(folder).status()
 
 

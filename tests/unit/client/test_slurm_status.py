@@ -38,9 +38,6 @@ pytestmark = pytest.mark.slow
 DENIED = "scancel: error: Kill job error on job id 7: Access/permission denied\n"
 
 
-# The status
-
-
 def test_a_pending_job_is_queued_with_slurms_reason_and_expected_start(
     slurm: FakeSlurm, tmp_path: Path
 ) -> None:
@@ -353,7 +350,7 @@ def test_a_resumed_job_waits_and_its_last_end_does_not_show(slurm: FakeSlurm, tm
     before = Job(folder).status()
     folder.slurm.write_text('["7", "9"]')
     folder.ended.unlink()
-    slurm_status.begin_again(folder, before)
+    slurm_status.requeue_status(folder, before)
     for line in (PENDING, RUNNING):
         slurm.queue(line.replace("7|", "9|", 1))
         slurm_status.QUEUE.expect_news()

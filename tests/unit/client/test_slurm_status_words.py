@@ -11,6 +11,7 @@ import pytest
 from orchestrator.client import slurm_status
 from orchestrator.client.job import Job
 from orchestrator.core.jobdir import requests
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.core.slurm.queue import SlurmQueue
 from orchestrator.views import cells, post_mortem
 from orchestrator.views import status as status_view
@@ -61,18 +62,19 @@ def test_the_post_mortem_of_a_queued_job_says_what_it_waits_for(slurm: FakeSlurm
 def test_a_supervisor_whose_node_is_lost_is_not_said_to_come_back(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING)
     folder = job(tmp_path, "7")
-    known = {**Job(folder).status(), "written_s": 70.0}
+    known: Status = {**Job(folder).status(), "written_s": 70.0}
     for host, said in (
         ("node1", "its batch script starts it again"),
         ("node3", "that node is lost, and Slurm"),
     ):
-        assert said in status_view.unheard({**known, "supervisor": {"pid": 8, "host": host}})
+        assert said in status_view.outdated({**known, "supervisor": {"pid": 8, "host": host}})
 
 
 def test_a_suspended_job_is_not_said_to_be_started_again(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.queue(RUNNING.replace("RUNNING", "SUSPENDED"))
-    known = {**Job(job(tmp_path, "7")).status(), "written_s": 20.0, "supervisor": {"pid": 8, "host": "node1"}}
-    assert status_view.unheard(known).endswith("; Slurm has suspended it")
+    holder = {"pid": 8, "host": "node1"}
+    known: Status = {**Job(job(tmp_path, "7")).status(), "written_s": 20.0, "supervisor": holder}
+    assert status_view.outdated(known).endswith("; Slurm has suspended it")
     assert cells.plain(status_view.queue(known)).splitlines() == [
         "queue       Slurm has suspended its job 7 on node[1-2]",
         "            fix: scontrol resume 7 lets it go on",

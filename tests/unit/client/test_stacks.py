@@ -21,6 +21,7 @@ from orchestrator.client.job import Job
 from orchestrator.core import observations
 from orchestrator.core.errors import ClusterError, UserError
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.supervisor.journal.journal_file import Journal, read, tail
 from orchestrator.supervisor.request_inbox import RequestInbox
 from orchestrator.views import cells
@@ -89,7 +90,7 @@ def _supervised(job: JobDir, answer: Answer) -> Iterator[list[int]]:
         thread.join(WAIT_S_MAX)
 
 
-def _status(job: JobDir) -> dict[str, Any]:
+def _status(job: JobDir) -> Status:
     return Job(job).last_status()
 
 
@@ -127,7 +128,7 @@ def test_looks_that_were_there_before_are_no_answer(tmp_path: Path) -> None:
     late = [e.Inspected(20.5, "node-0", 1, 1, ())]
     with (
         _supervised(job, lambda number, n: [*late, e.InspectRequested(20.0, number), *late]),
-        pytest.raises(ClusterError, match="no rank of it was left to look at"),
+        pytest.raises(ClusterError, match="no rank of it was left to inspect"),
     ):
         stacks.stacks(job, _status(job), 0.1)
 
@@ -143,7 +144,7 @@ def test_a_node_that_does_not_answer_is_named_beside_what_the_others_said(tmp_pa
 @pytest.mark.parametrize(
     ("said", "what"),
     [
-        ([], "its supervisor did not hear the request within 0.1 s"),
+        ([], "its supervisor did not read the request within 0.1 s"),
         (_looked(1), "node-0, node-1 did not answer within 0.1 s"),
     ],
 )

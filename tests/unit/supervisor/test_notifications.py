@@ -30,7 +30,7 @@ WAIT_S_MAX = 20.0
 POLL_S = 0.02
 HANG = d.Verdict(
     d.Kind.HANG, (2,), "node-1", "rank 2 on node-1 stands still", (f"the token is {SECRET}",), "hang", 23, 4.0, True,
-    "rank 2 on node-1: in read() of data/shard-17.bin, train.py:88 load_batch", "ranks 0,1,3 in all_reduce #12",
+    "rank 2 on node-1: in read() of data/shard-17.bin, train.py:88 load_batch", "ranks 0-1,3 in all_reduce #12",
 )  # fmt: skip
 NOTE: dict[str, Any] = {
     "event": "hang",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -55,14 +56,14 @@ TALES: dict[str, list[News]] = {
 }
 
 
-def _status(news: list[News], at: float = 10.0, rates: dict[int, float] | None = None) -> dict[str, Any]:
+def _status(news: list[News], at: float = 10.0, rates: dict[int, float] | None = None) -> status_file.Status:
     facts = Facts()
     for one in news:
         fold(facts, one)
     return status_object.status(jobs.plan(total_steps=100), facts, jobs.moment(at), rates or {})
 
 
-def _has(value: dict[str, Any], contract: dict[str, Any]) -> None:
+def _has(value: Mapping[str, Any], contract: dict[str, Any]) -> None:
     for key, kinds in contract.items():
         assert isinstance(value[key], kinds), f"{key} is {value[key]!r}"
         assert not isinstance(value[key], bool)

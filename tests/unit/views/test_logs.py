@@ -21,7 +21,6 @@ from orchestrator.views.logs import (
     ShownLine,
     clean,
     deduplicated,
-    rank_ranges,
     style_of,
 )
 
@@ -127,6 +126,14 @@ def test_each_line_is_under_its_ranks_name() -> None:
     assert shown(BARE, items[0], items[3]) == ["hello", "back"]
 
 
+def test_a_divider_says_what_is_known_of_the_restart_without_secrets_or_escapes() -> None:
+    view = LogView(PLAIN, Mask(("hunter2!",)), lambda attempt: f"from step-{attempt}.pt; hunter2!\x1b[2J")
+    view.lines(ShownLine(line(0, "x"), (0,)))
+    divider = view.lines(ShownLine(line(0, "x", attempt=2), (0,)))[0]
+    assert divider.startswith("── attempt 2 ── from step-2.pt; ")
+    assert "hunter2" not in divider and "\x1b" not in divider
+
+
 def test_many_scattered_ranks_do_not_fill_the_line() -> None:
     ranks = tuple(range(0, 1_000, 2))
     assert shown(PLAIN, ShownLine(line(0, "same"), ranks)) == ["[ranks 0,2,4,6,… ×500] same"]
@@ -211,12 +218,6 @@ def test_no_noise_gets_an_escape_through(seed: int) -> None:
     noise = "".join(dice.choice("\x1b\x1b\x9b\x9d\x07[]?;0138mHKP\\ a\n\r") for _ in range(500))
     assert not re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", clean(noise, colour=False))
     assert not re.search(r"[\x00-\x1f\x7f-\x9f]", re.sub(r"\x1b\[[0-9;:]*m", "", clean(noise, colour=True)))
-
-
-def test_ranks_are_written_as_ranges() -> None:
-    assert rank_ranges((0, 1, 2, 5)) == "0-2,5"
-    assert rank_ranges((5, 3, 3, 1)) == "1,3,5"
-    assert rank_ranges(()) == ""
 
 
 SECRET = 'hunter2/"tö+ken"?'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -11,6 +11,7 @@ from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.facts import Facts, News
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.supervisor.status import status
 from orchestrator.views import cells, post_mortem, tables
 from orchestrator.views import status as status_view
@@ -30,12 +31,12 @@ FOUND = d.Verdict(
     (
         "stacks of 8 ranks, twice, 3 s apart, unchanged · collective sequence numbers · /proc state · GPU use",
         "rank 2 (state S; blocked, in read() of data/shard-17.bin): train.py:88 load_batch < train.py:120 main",
-        "ranks 0,1,3-7 (state S; waits, in all_reduce #9,655): train.py:97 train_step < train.py:120 main",
+        "ranks 0-1,3-7 (state S; waits, in all_reduce #9,655): train.py:97 train_step < train.py:120 main",
         "not looked at (ranks 0-7): py-spy is not installed: no native frames",
     ),
     "hang at train.py:88 load_batch", 1204, 57.0, True,
     culprit="rank 2 on gpu03: in read() of data/shard-17.bin, train.py:88 load_batch (DataLoader of the main thread)",
-    waiting="ranks 0,1,3-7 in all_reduce #9,655 (default group), entered 9 s ago; rank 2 never entered it",
+    waiting="ranks 0-1,3-7 in all_reduce #9,655 (default group), entered 9 s ago; rank 2 never entered it",
 )  # fmt: skip
 BEFORE = dataclasses.replace(FOUND, since_s=20.0)
 GONE_ON = d.ResolveAlert(40.0, "step 1,201 was made", 1)
@@ -52,12 +53,13 @@ SETUP = d.Verdict(
 )  # fmt: skip
 
 
-def _status(news: list[News], at: float = 12.0, **more: Any) -> dict[str, Any]:
+def _status(news: list[News], at: float = 12.0, **more: Any) -> Status:
     facts = Facts()
     for one in news:
         fold(facts, one)
     rates = {0: 2.5, 1: 2.5, 2: 2.51, 3: 2.5} if "RUN" in more.pop("_", "RUN") else {}
-    return {**status(jobs.plan(total_steps=1000), facts, jobs.moment(at), rates), "dir": jobs.ROOT, **more}
+    known = status(jobs.plan(total_steps=1000), facts, jobs.moment(at), rates)
+    return cast(Status, {**known, "dir": jobs.ROOT, **more})
 
 
 def _crashes(number: int) -> list[News]:
@@ -112,6 +114,15 @@ def test_an_attempt_that_was_preempted_ended_at_the_last_step_that_it_made() -> 
     last["verdict"] |= {"kind": "preempted", "step": 21, "culprit": "", "waiting": ""}
     assert last["last_step"] == 25
     assert "attempt 2  preempted at step 25" in cells.plain(post_mortem.post_mortem(why))
+
+
+def test_a_restart_in_a_line_says_why_the_attempt_ended_and_from_where_the_next_begins() -> None:
+    why = jobs.told(WHY["restarted"])
+    end = "crash: rank 1 on node-0: RuntimeError: loss is NaN at train.py:10 inner"
+    assert post_mortem.transition(why, 2) == f"from step-20.pt; attempt 1 ended: {end}"
+    assert post_mortem.transition(why, 1) == ""
+    cancelled = jobs.told([*WHY["cancelled"], jobs.again(2, 67.0, None)])
+    assert post_mortem.transition(cancelled, 2) == "from the beginning; attempt 1 was stopped by a cancel"
 
 
 @pytest.mark.parametrize("name", WHY)
@@ -262,7 +273,7 @@ def test_a_line_of_the_table_of_jobs_fits_the_terminal(chars: int) -> None:
 
 def test_a_job_with_very_many_ranks_shows_some_and_says_so() -> None:
     one = STATUS["running"]
-    many = {**one, "ranks": [{**one["ranks"][0], "rank": rank} for rank in range(1000)]}
+    many: Status = {**one, "ranks": [{**one["ranks"][0], "rank": rank} for rank in range(1000)]}
     text = cells.plain(status_view.job(many))
     assert text.endswith("and 936 more ranks: --json shows all\n")
 
@@ -324,13 +335,13 @@ def test_the_time_left_is_told_only_where_it_is_known() -> None:
     running = STATUS["running"]
     assert status_view.eta_s(running) == pytest.approx((1000 - 20) / 2.5)
     for gone in ({"total_steps": None}, {"steps_per_s": None}, {"step": None}, {"state": "STOPPING"}):
-        assert status_view.eta_s({**running, **gone}) is None
+        assert status_view.eta_s(cast(Status, {**running, **gone})) is None
     assert status_view.eta_s({**running, "step": 2000}) == 0.0
 
 
 def test_words_from_afar_cannot_command_the_terminal() -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\x9b31m\rX\n"
-    one = {**STATUS["running"], "reason": evil}
+    one: Status = {**STATUS["running"], "reason": evil}
     text = cells.plain(status_view.job(one)) + cells.plain(tables.jobs([one]))
     assert not any(char in text for char in "\x1b\x07\x9b\r")
     told = jobs.told(WHY["restarted"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from orchestrator.core.jobdir.status_file import Status
+from orchestrator.core.text import ranks_text
 from orchestrator.views import cells, status
 from tests.support import golden, jobs
 
@@ -24,13 +26,14 @@ def _rank(rank: int, node: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _status(nodes: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
-    return {
+def _status(nodes: list[dict[str, Any]], **fields: Any) -> Status:
+    known = {
         "id": jobs.ID, "name": "gpt", "backend": "ssh", "state": "RUNNING", "attempt": 2, "restarts": 1, "step": 20,
         "steps_per_s": 2.5, "total_steps": None, "world_size": 4, "reason": "", "created_at": None, "started_at": None,
-        "ended_at": None, "checkpoint": None, "nodes": nodes, "ranks": [], "written_at": None, "dir": jobs.ROOT,
+        "ended_at": None, "checkpoint": None, "nodes": nodes, "ranks": [], "written_at": None, "dir": jobs.ROOT, "suspicion": None, "stragglers": [], "travels": [],
         **fields,
     }  # fmt: skip
+    return cast(Status, known)
 
 
 KEY = "host key: its ED25519 key SHA256:abc is not in known_hosts"
@@ -74,10 +77,11 @@ def test_very_many_hosts_are_cut_and_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"), [((), "-"), ((7,), "7"), (range(4), "0-3"), ((0, 1, 4, 6, 7, 8), "0-1,4,6-8")]
+    ("numbers", "said"),
+    [((), ""), ((7,), "7"), (range(4), "0-3"), ((0, 1, 4, 6, 7, 8), "0-1,4,6-8"), ((5, 3, 3, 1), "1,3,5")],
 )
 def test_ranks_in_a_row_are_said_as_a_span(numbers: tuple[int, ...], said: str) -> None:
-    assert cells.spans(tuple(numbers)) == said
+    assert ranks_text(numbers) == said
 
 
 FIXED = "lease: 2 GPUs wanted, the host has 1; fix: lower gpus_per_node"

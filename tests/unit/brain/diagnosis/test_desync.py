@@ -81,7 +81,7 @@ def test_a_skipped_collective_is_a_desync_that_names_the_rank_and_the_step() -> 
     verdict = only(looked(story, began=41), d.Judge).verdict
     assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.DESYNC, (2,), "n2", 41)
     assert verdict.culprit == (
-        "rank 2 on n2 entered 1 collective fewer than ranks 0,1,3 in default group, from step 41 on"
+        "rank 2 on n2 entered 1 collective fewer than ranks 0-1,3 in default group, from step 41 on"
     )
     assert not verdict.retry
 
@@ -107,7 +107,7 @@ def test_an_added_collective_is_told_as_one_more() -> None:
     said = train(story, 2, 64, lambda rank, step: 3 * step + (1 if rank == 1 and step >= 30 else 0))
     assert said
     verdict = only(looked(story, began=30, odd=1), d.Judge).verdict
-    assert verdict.culprit.startswith("rank 1 on n1 entered 1 collective more than ranks 0,2,3")
+    assert verdict.culprit.startswith("rank 1 on n1 entered 1 collective more than ranks 0,2-3")
 
 
 def test_ranks_that_agree_are_left_alone() -> None:

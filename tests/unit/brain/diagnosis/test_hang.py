@@ -39,7 +39,7 @@ def test_a_rank_that_cannot_go_on_is_named_with_its_place_and_the_others_with_wh
     assert (verdict.kind, verdict.ranks, verdict.node, verdict.step) == (d.Kind.HANG, (2,), "n2", 9)
     assert verdict.culprit == "rank 2 on n2: in read() of data/shard-17.bin, train.py:88 load"
     assert verdict.waiting == (
-        "ranks 0,1,3 in all_reduce #9,655 (default group), entered 5 s ago; rank 2 never entered it"
+        "ranks 0-1,3 in all_reduce #9,655 (default group), entered 5 s ago; rank 2 never entered it"
     )
     assert (
         verdict.evidence[0]
@@ -48,7 +48,7 @@ def test_a_rank_that_cannot_go_on_is_named_with_its_place_and_the_others_with_wh
     assert verdict.evidence[1].startswith(
         "rank 2 (state S; blocked, in read() of data/shard-17.bin): train.py:88 load"
     )
-    assert verdict.evidence[2].startswith("ranks 0,1,3 (state S; waiting for ranks)")
+    assert verdict.evidence[2].startswith("ranks 0-1,3 (state S; waiting for ranks)")
     assert verdict.signature == "hang at train.py:88 load"
     assert story.now_s == pytest.approx(7.0, abs=0.6), "5 s of silence, and a second look 2 s later"
 
@@ -90,7 +90,7 @@ def test_the_use_of_gpus_is_part_of_the_evidence() -> None:
     stuck = entered(2, 9654, activity=BLOCKED, where="train.py:88 load", proven=True, gpu_use=0.0)
     verdict = judged(gang_of(), *found, stuck)
     assert verdict.evidence[0].endswith("collective sequence numbers · /proc state · GPU use")
-    assert "GPU use: ranks 0,1,3 100%, rank 2 0%" in verdict.evidence
+    assert "GPU use: ranks 0-1,3 100%, rank 2 0%" in verdict.evidence
 
 
 def test_one_look_is_not_enough_however_certain_it_is() -> None:
@@ -155,7 +155,7 @@ def test_different_collectives_are_shown_side_by_side_and_the_odd_one_is_the_cul
     assert verdict.culprit == "rank 2 on n2: in broadcast #7 of float32[10] (default group), train.py:20 odd"
     assert verdict.evidence[0] == "rank 2: broadcast #7 of float32[10] (default group) at train.py:20 odd"
     assert (
-        verdict.evidence[1] == "ranks 0,1,3: all_reduce #7 of float32[10] (default group) at train.py:9 step"
+        verdict.evidence[1] == "ranks 0-1,3: all_reduce #7 of float32[10] (default group) at train.py:9 step"
     )
 
 

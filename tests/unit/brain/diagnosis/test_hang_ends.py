@@ -55,7 +55,7 @@ def test_all_ranks_that_were_stopped_together_are_named() -> None:
     story.hear(*story.looked(look(0, WAITS), *stopped))
     story.now_s += 2.0
     verdict = only(story.hear(beat(1, 9, "T")), d.Judge).verdict
-    assert verdict.culprit == "ranks 1,2 on n1, n2 are stopped (state T) for 6 s" and verdict.ranks == (1, 2)
+    assert verdict.culprit == "ranks 1-2 on n1, n2 are stopped (state T) for 6 s" and verdict.ranks == (1, 2)
 
 
 def test_what_others_wait_in_is_known_before_a_stopped_rank_is_judged() -> None:
@@ -130,7 +130,7 @@ def test_who_has_not_come_to_the_rendezvous_is_named_after_the_users_limit() -> 
     assert none_of(silence(story, *came, late, for_s=99.0), d.Judge)
     verdict = judged(story, *came, late, for_s=8.0)
     assert verdict.kind is d.Kind.RENDEZVOUS and verdict.ranks == (2,)
-    assert verdict.waiting == "ranks 0,1,3 at the rendezvous" and "train.py:1 <module>" in verdict.culprit
+    assert verdict.waiting == "ranks 0-1,3 at the rendezvous" and "train.py:1 <module>" in verdict.culprit
 
 
 def test_a_rank_whose_stack_comes_late_is_looked_at_again_before_it_is_named() -> None:
@@ -155,7 +155,7 @@ def test_a_rank_that_never_comes_to_the_rendezvous_is_judged_at_once_when_that_i
     came = [look(rank, WAITS, phase="rendezvous") for rank in (0, 1, 3)]
     late = look(2, SLEEPS, phase="import", where="slow.py:2 <module>", proven=True, ends_s=3570.0)
     verdict = judged(story, *came, late, for_s=40.0)
-    assert verdict.ranks == (2,) and verdict.waiting == "ranks 0,1,3 at the rendezvous"
+    assert verdict.ranks == (2,) and verdict.waiting == "ranks 0-1,3 at the rendezvous"
 
 
 def test_long_after_the_rendezvous_its_limit_is_no_matter() -> None:
@@ -296,8 +296,8 @@ def test_a_hang_that_returns_on_the_same_host_is_no_progress_where_there_is_no_o
 
 
 def test_ranks_are_written_as_people_do() -> None:
-    assert text.ranks_text([7, 0, 1, 3, 4, 5, 6]) == "0,1,3-7"
-    assert text.named([2]) == "rank 2" and text.named([1, 2]) == "ranks 1,2"
+    assert text.ranks_text([7, 0, 1, 3, 4, 5, 6]) == "0-1,3-7"
+    assert text.named([2]) == "rank 2" and text.named([1, 2]) == "ranks 1-2"
 
 
 def test_stacks_fold_into_groups_the_odd_ones_and_the_users_frames_first() -> None:
