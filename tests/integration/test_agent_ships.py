@@ -160,11 +160,11 @@ def test_every_checkpoint_is_told_with_its_pieces_before_its_step_counts_as_scan
         found = home.of(m.ManifestReported)
         assert [one.name for one in found] == ["step 40", "step 80"]
         for one in found:
-            assert [piece.name for piece in one.pieces] == [
+            assert [piece.name for piece in one.manifest] == [
                 f"{one.name}/part-0.bin",
                 f"{one.name}/part-1.bin",
             ]
-            for piece in one.pieces:
+            for piece in one.manifest:
                 file = host.root / "checkpoints" / piece.name
                 assert piece.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
                 assert (piece.size_bytes, piece.mtime_ns) == (300_000, file.stat().st_mtime_ns)
