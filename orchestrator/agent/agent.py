@@ -1,8 +1,8 @@
 """Agent of one node: starts and stops ranks as ordered, and reports on them.
 
-Rules: an order of a stale attempt is ignored. Without contact the agent stops its ranks when they make no progress (the
-fence), and when the job runs in another allocation: so two attempts never run at once. One process, one event loop. Ranks
-are its children, and their end wakes it. What may take long has its own thread.
+Rules: an order for a stale attempt is ignored. An agent without contact stops its ranks when they make no progress (the
+fence), and when the job runs in another allocation, so that two attempts never run at the same time. It is one process
+with one event loop. Ranks are its child processes; an exit wakes the loop. Slow work runs in threads.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ OF_CHECKPOINTS = (e.CheckpointFetchStarted, e.CheckpointFound, e.CheckpointInval
 
 
 class Brain:
-    """Facts of one job, and what follows from them. `beaten_at`: when the last heartbeat of each node came that is not
-    journaled yet."""
+    """Facts of one job, and what follows from them. `beaten_at`: for each node with heartbeats not journaled yet, when
+    the last of them came."""
 
     def __init__(self, facts: Facts | None = None, beaten_at: dict[str, float] | None = None) -> None:
         self.facts = Facts() if facts is None else facts
@@ -199,7 +199,7 @@ def _starts(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[D
 
 
 def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Start the agents that are missing; a launch that is not heard of in time is tried again."""
+    """Start the agents that are missing; a launch without news in time is tried again."""
     return [
         d.Launch(deadlines.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
         for node in facts.gang

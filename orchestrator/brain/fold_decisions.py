@@ -1,6 +1,7 @@
 """Journaled decisions, folded into the facts: what was ordered is a wish until it is observed.
 
-An attempt begins here, and what must outlive the one before is noted: how far it came, and which nodes the next one avoids.
+An attempt begins here, and what must outlive the previous attempt is noted: how far it came, and which nodes the next
+one avoids.
 """
 
 from __future__ import annotations

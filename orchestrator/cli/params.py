@@ -24,7 +24,7 @@ class Verbs(click.Group):
     """A group of verbs that lists them in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return their names."""
+        """Return the names of the verbs."""
         return list(self.commands)
 
 

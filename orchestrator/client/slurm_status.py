@@ -209,8 +209,8 @@ def _own_cluster(job: JobDir) -> str:
 
 
 def settle(job: JobDir) -> None:
-    """Act on Slurm's state: close a job that is over, cancel a job whose supervisor has not, and requeue a job that
-    has lost its supervisor for good.
+    """Act on Slurm's state: close a job that is over, cancel a job whose supervisor has not cancelled it, and
+    requeue a job that has lost its supervisor for good.
 
     Raises ClusterError when that cannot be done.
     """
@@ -279,7 +279,8 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
 
 
 def requeue_status(job: JobDir, before: Status) -> None:
-    """Write that a resumed job waits: until it has nodes no supervisor does, and its last end must not show."""
+    """Write the status of a resumed job that waits: until it has nodes no supervisor writes one, and its last
+    end must not show."""
     bare, now = status_file.without_nodes(before), status_file.iso(time.time())
     status: Status = {**bare, "state": "QUEUED", "reason": "", "ended_at": None, "written_at": now}
     replace_text(job.state, json.dumps(status), durable=False)

@@ -188,14 +188,15 @@ class Executor:
             self._backend.keep_reachable(self._config(node))
 
     def connection_ended(self, node: str, left: bool) -> None:
-        """A node's connection ended; `left`: its agent, which was dismissed, said goodbye before."""
+        """Handle the end of a node's connection. `left`: its agent, which was dismissed, said goodbye
+        before."""
         if left:
             self._backend.release(node)
         else:
             self._backend.check_reachable(node)
 
     def check_reachable(self, node: str) -> None:
-        """A node's connection broke, or nothing comes over it any more."""
+        """Check a node whose connection broke, or over which nothing comes any longer."""
         self._backend.check_reachable(node)
 
     def reasons(self, facts: Facts) -> dict[str, str]:

@@ -1,9 +1,9 @@
 """The queue of a job home: jobs that want the same hosts are served in the order of their submits.
 
-Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait as long as smaller
-ones come. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts. The job's
-supervisor holds a lock on it until the job has its hosts. An unlocked ticket is that of a dead supervisor, and is
-ignored; so is another user's, whose lock cannot be seen.
+Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait for as long as
+smaller jobs keep coming. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts.
+The job's supervisor holds a lock on it until the job has its hosts. An unlocked ticket is that of a dead supervisor,
+and is ignored; so is another user's, whose lock cannot be seen.
 """
 
 from __future__ import annotations

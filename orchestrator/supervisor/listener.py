@@ -1,9 +1,9 @@
-"""The supervisor's port up to the greeting: agents get in, and memory and descriptors last, during a flood of
-connections too.
+"""Listener on the supervisor's port, up to an agent's greeting: during a flood of connections, too, agents get in,
+and memory and descriptors suffice.
 
 Rules: a connection counts from accept on. A silent one costs only a descriptor: TLS begins with the first byte, since
 from then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and per second.
-One too many puts out the oldest of the address that has the most, see `Crowd`. A flood is reported in one line with a
+One too many evicts the oldest of the address that has the most, see `Crowd`. A flood is reported in one line with a
 count.
 """
 

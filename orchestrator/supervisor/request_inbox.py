@@ -35,7 +35,7 @@ class RequestInbox:
     def since(self, number: int, at: float) -> list[RequestEvent]:
         """Return the requests after `number`, in order; one stat when nothing has changed for `LOOKS_MAX` calls.
 
-        A folder's mtime ticks every 4-10 ms: what is written in the tick of the look before leaves it as it was.
+        A folder's mtime ticks every 4-10 ms: a write in the same tick as the previous check leaves it unchanged.
         """
         if self._is_deleted(at):
             self._plan = None  # asked for once
@@ -56,7 +56,7 @@ class RequestInbox:
             return []
 
     def _is_deleted(self, at: float) -> bool:
-        """Tell whether nobody has seen the plan for so long that it is no more."""
+        """Tell whether the plan has been missing for long enough to count as deleted."""
         if self._plan is None or _may_be_there(self._plan):
             self._missing_at = None
             return False

@@ -53,7 +53,7 @@ class _Run:
 
     @property
     def name(self) -> str:
-        """Their numbers."""
+        """Return the attempts' numbers in words."""
         first, last = self.attempts[0]["attempt"], self.attempts[-1]["attempt"]
         return f"attempt {first}" if first == last else f"attempts {first} to {last}"
 
@@ -196,7 +196,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
 
 
 def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
-    """Yield what was said of single ranks that harmed nothing, such as that one is slow."""
+    """Yield the remarks on single ranks that harmed nothing, such as that one is slow."""
     yield from (line(_PAD, Cell(one, "yellow")) for one in remarks[:REMARKS_MAX])
     if len(remarks) > REMARKS_MAX:
         yield line(Cell(f"{_PAD}… {len(remarks) - REMARKS_MAX} more, all in --json …", "dim"))
@@ -296,8 +296,8 @@ def _piece(evidence: str) -> Iterator[Line]:
 
 
 def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
-    """Yield a word on a script that seems to start anew each time: its attempts die after as many steps of their own,
-    which look like later and later steps of the job."""
+    """Yield a remark on a script that seems to start from scratch each time: its attempts die after as many steps of
+    their own, which look like later and later steps of the job."""
     judged = [one for one in attempts if one["verdict"] and one["verdict"].get("step") and one["first_step"]]
     latest = judged[-HINT_ATTEMPTS:]
     own = {one["verdict"]["step"] - one["first_step"] + 1 for one in latest}

@@ -1,9 +1,10 @@
-"""Classification of a rank: two samples in a row compared, and what follows from them. Pure; `sample` does the reading.
+"""Classification of a rank: the comparison of two samples in a row, and what follows from it. Pure; `sample` does the
+reading.
 
-Rules: any movement since the sample before is work, and a rank that worked is not judged. For the others the result
-says how long nothing of them has moved (`still_s`) and what they wait in. `proven` is a state that cannot mend itself,
-whatever the other ranks do. Nothing is concluded from the text of a script, and a long computation looks like an
-endless one.
+Rules: any movement since the previous sample is work, and a rank that worked is not judged. For the other ranks the
+result says how long they have stood still (`still_s`) and what they wait in. `proven` marks a state that cannot
+resolve by itself, whatever the other ranks do. Nothing is concluded from the text of a script, and a long computation
+looks like an endless one.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class SampleContext:
 
 @dataclass(frozen=True, slots=True)
 class PreviousSample:
-    """The sample before, and since when the rank stands still."""
+    """The previous sample, and since when the rank has stood still."""
 
     sample: RankSample
     context: SampleContext
@@ -150,7 +151,7 @@ def _classify(
 
 
 def _movement(sample: RankSample, context: SampleContext, previous: PreviousSample) -> str:
-    """Return in words what of a rank has moved since the sample before; empty when all stands still."""
+    """Return in words what of a rank has moved since the previous sample; empty when all stands still."""
     then = previous.sample
     if sample.pid != then.pid or sample.state in "TtZX" or then.state in "TtZX":
         is_same = (sample.pid, sample.state) == (then.pid, then.state)

@@ -1,10 +1,11 @@
 """Inspector of a node's ranks: samples all ranks at once and classifies each rank in a thread of its own.
 
-The agent's loop calls `begin`, then `gather` until that returns an answer. A thread that hangs (a file system that
-does not answer) costs its rank this inspection and the next ones, and costs no other rank anything. Evidence files are
-written before the answer: what an answer points to is on the disk before anything is killed. The files only grow, so
-that they can travel from hosts that do not see the job folder (`core/jobdir/shipped_files`): `rank-00002-stacks.txt`;
-`rank-00002-flight.jsonl`, one line an inspection with torch's own trace; `node-NODE-gpus.txt`.
+The agent's loop calls `begin`, then `gather` until that returns an answer. If a thread hangs (a file system that does
+not answer), its rank misses this inspection and the next ones; no other rank is affected. Evidence files are written
+before the answer, so that what an answer points to is on the disk before anything is killed. The files only grow, so
+that they can be shipped from hosts that do not see the job folder (`core/jobdir/shipped_files`):
+`rank-00002-stacks.txt`; `rank-00002-flight.jsonl`, one line per inspection with torch's own trace;
+`node-NODE-gpus.txt`.
 """
 
 from __future__ import annotations

@@ -198,7 +198,8 @@ class WorkerServerClient:
 
     def _python(self, pid: int) -> tuple[bool | None, str]:
         """Request the stacks of all Python threads; return first whether native code keeps Python from running, None
-        when torch does not answer at all. A request without an answer stays open and is not repeated meanwhile."""
+        when torch does not answer at all. A request without an answer stays open and is not repeated in the
+        meantime."""
         connection = self._unanswered.pop(pid, None)
         if connection is not None and select.select([connection], [], [], 0)[0]:
             connection.close()  # its answer is of an earlier query
@@ -227,7 +228,7 @@ class WorkerServerClient:
 
 
 class OwnWork:
-    """The time that a rank works by itself in a step, read from its trace now and then.
+    """The time that a rank works by itself in a step, read from its trace from time to time.
 
     From the end of a step until the rank enters the next collective, no rank waits for another: this covers loading
     the batch, the forward pass, and the backward pass up to the first bucket under DDP; under FSDP, which gathers

@@ -152,7 +152,8 @@ class Step:
                 seen.word = f"{seen.word} ({word})" if seen.word else _explained(word)
 
     def _settle(self, code: int) -> None:
-        """Settle all fates: srun has ended. By itself it ends after all of its tasks; a killed one leaves that open."""
+        """Settle all fates: srun has ended. An srun that ends by itself ends after all of its tasks; a killed one
+        leaves their fates open."""
         last = self.complaints[-1] if self.complaints else f"srun ended with code {code}"
         for seen in self.seen.values():
             if seen.fate is Fate.COMING:

@@ -176,7 +176,7 @@ class HostWorker:
         self._changed.notify_all()
 
     def _due(self, now_s: float) -> tuple[HostAction | None, float]:
-        """Return the action that is due now, or in how many seconds to look again."""
+        """Return the action that is due now, or in how many seconds to check again."""
         wish, seen = self._wish, self._seen
         if wish.is_closing:
             return HostAction.END, 0.0

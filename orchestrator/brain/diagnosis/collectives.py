@@ -1,9 +1,9 @@
 """Collectives that ranks wait in, compared: which ranks are missing, or have entered another one.
 
-Only members of one group are compared, by the number of the last collective that they have entered. A rank that waits in
-one group for another rank is no culprit of another group. Nor is, within a group, a rank that waits in an earlier
-collective than others: where a connection breaks within a collective, some ranks have come through it. That all have
-entered it is known only if all report it.
+Only members of one group are compared, by the number of the last collective that they have entered. A rank that waits
+for another rank in one group is not a culprit in another group. Within a group, a rank that waits in an earlier
+collective than others is not a culprit either: when a connection breaks during a collective, some ranks may already
+have completed it. That all have entered a collective is known only if all report it.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All have entered all that others wait in; none is missing."""
+    """All ranks have entered every collective that others wait in; none is missing."""
 
     collective: Collective
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What they wait in is not known of all."""
+    """For some of the waiting ranks it is not known what they wait in."""
 
 
 Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
@@ -186,7 +186,7 @@ def _is_behind(number: int | None, top: int) -> bool:
 
 
 def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
-    """Return the gap whose missing ranks are no victims; where all are victims, they wait for each other."""
+    """Return the gap whose missing ranks are not victims; where all are victims, they wait for each other."""
     victims = {rank for gap in gaps for rank in gap.waiting}
     for gap in gaps:
         free = tuple(rank for rank in gap.behind if rank not in victims)

@@ -1,12 +1,12 @@
 """Desync: ranks of a group that run different numbers of collectives, from their counts at equal steps.
 
 A rank that skips or adds a collective of the same shape stops nothing: the gang trains on, one collective out of phase,
-with wrong gradients. Only the counts show it. A group is judged only among its own members, and only if their counts have
-agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: an optimizer that
-one rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
-counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its collectives
-concurrently with the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor begins
-its comparison from nothing.
+with wrong gradients. Only the counts show it. A group is judged only among its own members, and only if their counts
+have agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: an
+optimizer that one rank uses alone, as for a probe, says nothing; neither does a group with point-to-point operations,
+where they are counted with the collectives. A difference that goes away does not count: a thread that saves a
+checkpoint runs its collectives concurrently with the steps, and while no step is made nothing can pass. Counts are not
+journaled: a new supervisor begins its comparison from scratch.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def forget(facts: Facts) -> None:
 
 
 def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
-    """Return a difference that lasts, or None; when to look again is left in `deadlines`."""
+    """Return a difference that lasts, or None; when to check again is left in `deadlines`."""
     usual_s = suspicion.usual_s(facts) or 0.0
     for series, since_s in facts.odd_at.items():
         if series.key in facts.mixed:

@@ -1,9 +1,9 @@
 """Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
 
-Nothing is judged while any rank moves, nor by fewer than two inspections in a row. A state that cannot mend itself is a
-proof, where all others wait: stopped, ended, locked up, waiting for a person's input, in another collective. Everything
-else that stands in one place has time: without a proof no rank is killed early. A limit that the user has fixed ends all
-patience, but not the second inspection.
+Nothing is judged while any rank moves, nor on fewer than two inspections in a row. A state that cannot resolve by
+itself is a proof when all other ranks wait: stopped, ended, locked up, waiting for a person's input, in another
+collective. Any other rank that stands in one place is given time: without a proof no rank is killed early. A limit that
+the user has fixed replaces this patience; two inspections are still needed.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
 
 
 def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A rank that exits has nothing to do but to end; a destructor may block that for ever. Freeing much memory
-    takes a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
+    """A rank that exits has nothing to do but to end; a destructor may block that. Freeing much memory takes
+    a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
     for rank in inspections.living(facts):
         if not rank.exiting:
             continue
@@ -163,7 +163,7 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether two inspections in the present silence have found every rank where it was."""
+    """Tell whether two inspections in the present silence have found every rank unmoved."""
     are_enough = inspections.in_round(facts, attempt) >= inspections.LOOKS_MIN
     if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
@@ -263,7 +263,7 @@ def _is_proof(
 
 
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
+    """Tell whether the rank can never go on by itself, whatever the others do. A sleep must outlast patience."""
     inspection = inspections.result(attempt, rank)
     if inspection is None or inspection.activity is Activity.WAITING_FOR_RANKS:
         return False

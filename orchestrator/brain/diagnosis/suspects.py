@@ -1,4 +1,5 @@
-"""Suspects of a silence, in words: which ranks stand where while the others wait, long before anything is certain.
+"""Suspects of a silence, in words: the ranks that others seem to wait for, and where they stand, long before
+anything is certain.
 
 They only inform: `orch status`, `orch why` and `notify.on: suspect`.
 """
@@ -17,8 +18,8 @@ BRIEF_S = 2.0
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and of a place that was
-    named before only when this silence is longer than any pause that the job has shown."""
+    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and for a
+    place that was named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
         return []
     if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, deadlines):

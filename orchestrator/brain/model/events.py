@@ -116,7 +116,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStarted:
-    """A supervisor took the lock. It has no contact yet, so no silence before counts."""
+    """A supervisor took the lock. It has no contact yet, so earlier silence does not count."""
 
     at: float
     pid: int
@@ -274,7 +274,8 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFetchStarted:
-    """A complete checkpoint is on its way home from a host; `CheckpointFound` or `CheckpointInvalidated` follows."""
+    """A complete checkpoint is on its way from a host to the job folder; `CheckpointFound` or
+    `CheckpointInvalidated` follows."""
 
     at: float
     node: str
@@ -326,7 +327,7 @@ class AllocationEnding:
 @dataclass(frozen=True, slots=True)
 class AllocationEnded:
     """Request number `request`: the queue system says that the allocation is over for good, without a supervisor; the
-    job is in no queue any more."""
+    job is no longer in any queue."""
 
     at: float
     request: int

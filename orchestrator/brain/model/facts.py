@@ -1,6 +1,6 @@
 """Facts of a job: all that the brain knows of nodes, ranks, attempts and checkpoints.
 
-What was ordered and what was observed are two fields, always.
+What was ordered and what was observed are always two fields.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ News: TypeAlias = "e.Event | d.Decision"
 
 
 class AgentState(enum.Enum):
-    """What is seen of a node's agent."""
+    """Observed state of a node's agent."""
 
     ABSENT = "absent"
     LAUNCHING = "launching"
@@ -37,7 +37,7 @@ class AgentState(enum.Enum):
 
 
 class RankState(enum.Enum):
-    """What is seen of a rank's process."""
+    """Observed state of a rank's process."""
 
     WAITING = "waiting"
     ALIVE = "alive"
@@ -243,7 +243,7 @@ class RankFacts:
 
     @property
     def failed(self) -> bool:
-        """Tell whether this rank ended badly and not by our own hand."""
+        """Tell whether this rank ended badly without being ordered to stop."""
         return (
             self.rank_state is RankState.EXITED
             and not self.ordered
@@ -268,7 +268,7 @@ class IgnoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AllocationLoss:
-    """How an allocation was lost to an attempt; `node`: with which node, if it was one."""
+    """How an allocation was lost to an attempt; `node`: the node with which it was lost, if it was one."""
 
     at: float
     allocation: str
@@ -474,7 +474,7 @@ class Facts:
 
     @property
     def queue(self) -> e.QueueTerms | None:
-        """What the job may do whose nodes come from a queue system; None for every other job."""
+        """What a job may do whose nodes come from a queue system; None for any other job."""
         return self.pool.queue if self.pool is not None else None
 
     @property

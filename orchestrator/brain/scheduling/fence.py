@@ -62,7 +62,7 @@ def _pauses_s(facts: Facts) -> float:
 
 
 def _has_stepped(facts: Facts, node: NodeFacts) -> bool:
-    """Tell whether a rank of the node was heard to have made a step: then its agent knows of it as well."""
+    """Tell whether a rank of the node has reported a step: then its agent knows of it as well."""
     return any(rank.steps for rank in facts.ranks.values() if rank.node == node.name)
 
 

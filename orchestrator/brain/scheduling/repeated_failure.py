@@ -1,4 +1,5 @@
-"""Repeated failures: an attempt that fails as the one before did makes no progress, and another one would fail likewise."""
+"""Repeated failures: an attempt that fails like the previous one makes no progress, and the next one would fail the
+same way."""
 
 from __future__ import annotations
 
@@ -41,15 +42,16 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
 
 
 def is_unsure(facts: Facts) -> bool:
-    """Tell whether the last two attempts hung at one place, and only patience saw it: a third one shows whether what is
-    done there takes long."""
+    """Tell whether the last two attempts hung at one place, by the end of patience and without a proof: a third attempt
+    shows whether what is done there takes long."""
     before = [past.verdict for past in facts.past if past.number > facts.resumed_after][-2:]
     hangs = [one for one in before if one is not None and one.kind is Kind.HANG and one.patience_s]
     return len(hangs) == 2 and hangs[0].signature == hangs[1].signature
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the attempt before failed likewise: at the same step, or as far from the same checkpoint.
+    """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same
+    checkpoint.
 
     Where no step is known, a signal does not count: someone outside may have sent it, at another place each time.
     """

@@ -1,7 +1,7 @@
 """Output of squeue, sacct and scontrol about a job, read as values, and what it means in words for people. Pure.
 
-Rules: only formats that are the same since Slurm 20 are read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON. A
-state that is new is shown as it is, and no job is over for it.
+Rules: only formats that are the same since Slurm 20 are read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON.
+An unknown state is shown as it is, and never counts as the end of a job.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def squeue(text: str) -> dict[str, QueueJob]:
 def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
     """Read what `sacct -n -X -P --duplicates` prints; a job that was requeued has a line for each time, the latest last.
 
-    Only jobs that are over count: accounting is late about others, or has never finished their lines.
+    Only jobs that are over count: accounting is late for other jobs, or has never completed their lines.
     """
     jobs: dict[str, QueueJob] = {}
     for line in text.splitlines():

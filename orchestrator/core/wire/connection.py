@@ -1,7 +1,7 @@
 """Connection between supervisor and agent: lines of JSON over TLS, with the job's own certificate pinned and the job's token.
 
-Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before anything of it is
-believed; a peer that is too slow to read is cut off, since what waits for it is bounded.
+Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before anything that it
+sends is trusted; a peer that is too slow to read is cut off, since what waits for it is bounded.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Proxy:
         self._closed = False
 
     def words(self) -> str:
-        """Return the last line that it left on standard error."""
+        """Return the last line that the program wrote to standard error."""
         try:
             text = os.read(self._words, PROXY_WORDS_BYTES_MAX).decode(errors="replace").strip()
         except OSError:

@@ -65,7 +65,7 @@ class Target:
 
     @property
     def port_option(self) -> str:
-        """The port option of a command for people, with a blank behind it; empty for the default port."""
+        """The port option of a command for people, followed by a space; empty for the default port."""
         return "" if self.port == DEFAULT_PORT else f"-p {self.port} "
 
 
