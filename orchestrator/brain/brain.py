@@ -71,7 +71,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
         return _dismiss(facts, facts.every_node(), "the job has ended", deadlines)
     if facts.over is not None:
         return allocation.over(facts, facts.over, deadlines)
-    if facts.requeued_at is not None:  # at rest until there is another allocation
+    if facts.requeued_at is not None:  # idle until there is another allocation
         return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
@@ -240,7 +240,7 @@ def _stop_orders(
     facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
 ) -> list[Decision]:
     grace_s, saves = _grace_s(facts, attempt), allocation.saves(facts, attempt)
-    lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
+    lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on other nodes now
     orders: list[Decision] = []
     for node in unclear:
         if node.agent_state is AgentState.UP and node.ordered.stop < attempt.number:
@@ -277,7 +277,7 @@ def _give_up(
     for node in unclear:
         deadline_s = node.ordered.stop_at + grace_s + KILL_S_MAX
         ordered = node.agent_state is AgentState.UP and node.ordered.stop == attempt.number
-        # Only one that was heard after the deadline has had its chance to say that all is stopped.
+        # Only an agent with contact after the deadline has had its chance to report that all is stopped.
         if ordered and deadlines.passed(deadline_s) and node.contact_at >= deadline_s:
             why = (
                 f"processes of attempt {attempt.number} on {node.name} outlive SIGKILL; the host needs a look"

@@ -45,7 +45,7 @@ def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -
     if beat.state != rank.state:
         rank.state, rank.state_at = beat.state, at
     if beat.steps > rank.steps:
-        if rank.steps:  # time without a supervisor is no pause
+        if rank.steps:  # time without a supervisor is not a pause
             rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
         rank.steps, rank.step_at = beat.steps, at
     if beat.exiting and not rank.exiting:

@@ -90,7 +90,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     node.contact_at = news.at
     node.launch_failures = 0
     node.missing, node.busy = "", None
-    if node.excluded == node.launch_reason:  # what it was refused for is mended; what it found there is not
+    if node.excluded == node.launch_reason:  # the refused launch is mended; what the agent found is not
         node.excluded = ""
     node.launch_reason = ""
     if news.running == 0:
@@ -261,7 +261,7 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
     done = all(rank.ended_well for rank in facts.ranks.values() if rank.node == node.name)
     if (
         news.how != "ended" and not done
-    ):  # nobody ordered it yet: the attempt cannot go on without these ranks
+    ):  # it was not ordered: the attempt cannot go on without these ranks
         fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
         how = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
         node.lost = AgentLoss(how, news.at)
@@ -294,7 +294,7 @@ def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
     """Adopt it only from the attempt that is current: a stale one may still be writing."""
     current = facts.attempt is not None and news.attempt == facts.attempt.number
     (facts.fetching if current else facts.fetching_late).pop(news.path, None)
-    # What an agent of the allocation before has kept for us is as good: all nodes of a queue share their disk.
+    # Reports that an agent of the previous allocation has kept count, too: all nodes of a queue share their disk.
     left = current and facts.queue is not None and news.node in facts.leaving
     if _is_current(facts, news.node, news.attempt) or left:
         checkpoints.adopt(facts, cast(AttemptFacts, facts.attempt), news)

@@ -300,7 +300,7 @@ def batch_lines(job: JobDir) -> list[str]:
     except ValueError:
         return ["(not shown: the job's secrets are damaged, so nothing could be masked)"]
     if begin:
-        del lines[0]  # it is cut off, maybe inside a secret
+        del lines[0]  # it is cut off, perhaps inside a secret
     return [line.rstrip() for line in lines if line.strip()]
 
 

@@ -87,4 +87,4 @@ def _held(path: Path) -> frozenset[str]:
         with path.open("rb") as file:
             return frozenset(file.read(TICKET_BYTES_MAX).decode(errors="replace").split("\n"))
     except (FileNotFoundError, PermissionError):
-        return frozenset()  # given up meanwhile; or another user's
+        return frozenset()  # given up in the meantime; or another user's

@@ -70,7 +70,7 @@ def _may_be_there(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        pass  # the disk does not answer, which says nothing
+        pass  # the disk does not answer, which proves nothing
     return True
 
 

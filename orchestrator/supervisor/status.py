@@ -211,7 +211,7 @@ def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
 
 def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> NodeStatus:
     host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
-    # A supervisor gives every node a fresh start; what an agent never said is not "seen".
+    # A new supervisor resets the contact of every node; a node whose agent never reported is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
     return {
         "name": node.name,

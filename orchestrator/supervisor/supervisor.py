@@ -133,10 +133,10 @@ class Supervisor:
         if self._queue is not None:
             self._queue.leave()
         self._brain.close()
-        if self.end is not None and self._job.plan.exists():  # it may have been deleted meanwhile
+        if self.end is not None and self._job.plan.exists():  # it may be deleted by now
             full_disk.wait_for(self._job.ended.touch)
             if self._is_resumed():
-                self._job.ended.unlink(missing_ok=True)  # as the resume did before
+                self._job.ended.unlink(missing_ok=True)  # as the resume has done already
         return self._brain.facts.requests
 
     def _begin(self, port: int) -> None:

@@ -67,11 +67,11 @@ class PreviousSample:
 
     sample: RankSample
     context: SampleContext
-    # Nothing of the rank has moved since then (monotonic).
+    # Since when the rank has stood still (monotonic).
     since_s: float
     # How long its thread had waited for a processor until then.
     since_queue_s: float
-    # When the wait ends in which it was then: a rank that still waits later begins again and again.
+    # When its wait at that time ends: a rank that still waits after that begins a new wait again and again.
     ends_at_s: float | None
 
 
@@ -169,7 +169,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
     if _entered(context) != _entered(previous.context):
         return "it enters collectives"
     if _awaited(sample) and not any(_may_enter_collectives(thread) for thread in sample.others):
-        return ""  # it waits for other ranks, whatever its monitors and loaders do meanwhile
+        return ""  # it waits for other ranks, whatever its monitors and loaders do
     if _trickles(sample, previous, sample.tid, sample.wait, then.wait):
         return f"it moves data little by little, {describe.in_words(sample)}"
     return _movement_of_children(sample, previous) or _movement_of_threads(sample, previous)

@@ -467,12 +467,12 @@ def claim(folder: str) -> bool:
             with open(path) as file:
                 owner = file.read().split()
             if len(owner) != 2 or (int(owner[0]) != os.getpid() and start_ticks(int(owner[0])) == owner[1]):
-                return False  # alive, or still writing its name; our own pid: another program, before an exec
+                return False  # alive, or still writing its name; own pid: another program, before an exec
             continue
         try:
             os.write(fd, f"{os.getpid()} {start_ticks(os.getpid())}".encode())
         except OSError:
-            pass  # the disk is full: without a name the claim holds for good, which is no harm
+            pass  # the disk is full: without a name the claim holds for good, which does no harm
         os.close(fd)
         return True
     return False

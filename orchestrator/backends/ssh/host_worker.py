@@ -222,7 +222,7 @@ class HostWorker:
                 continue
             except LaunchError as err:
                 self._note_failure(action, number, err)
-            except Exception as err:  # a thread that ends in silence leaves a host without care
+            except Exception as err:  # a thread that ends in silence leaves a host unattended
                 traceback.print_exc(file=sys.stderr)
                 fault = LaunchError("connect", f"orch failed: {type(err).__name__}: {err}")
                 self._note_failure(action, number, fault)
@@ -295,7 +295,7 @@ class HostWorker:
         except LaunchError as err:
             if not session.is_alive(ANSWER_S_MAX):
                 raise
-            # An agent that cannot be seen may still be there: its connection stays.
+            # An agent that cannot be seen may still be there: its connection stays open.
             self._seen.reason = f"{err.stage}: {err.reason}"
 
     def _note_agent_check(self) -> None:

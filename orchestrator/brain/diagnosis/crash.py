@@ -66,7 +66,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     if not quiet:
         return _crash(facts, first, failed)
     if not deadlines.passed(first.died_at + facts.limits.node_silent_s_max):
-        return None  # a node that has not spoken since may be the culprit
+        return None  # a node that has sent nothing since may be the culprit
     silent_s = deadlines.now_s - quiet[0].contact_at
     return node_lost.verdict(
         facts, quiet[0], f"no word for {silent_s:.0f} s, and its peers lost their connections to it"

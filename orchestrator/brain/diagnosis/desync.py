@@ -92,7 +92,7 @@ def note(
             if not equal:
                 facts.odd_at.setdefault(series, at)
             elif series in facts.odd_at and tally.keys() >= _members(facts, key):
-                del facts.odd_at[series]  # whatever differed before has passed
+                del facts.odd_at[series]  # any earlier difference has gone away
             while len(turns) > STEPS_MAX:
                 del turns[min(turns)]
 

@@ -47,7 +47,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     if standing is not None or attempt.running_at is None or not inspections.living(facts):
         return standing
     if not inspections.all_heard(facts):
-        return None  # what a silent node does is not known; that is another question
+        return None  # what a silent node does is not known; see `node_lost`
     late = _no_first_step(facts, attempt, deadlines) or _never_came(facts, attempt, deadlines)
     if late is not None or suspicion.suspect_s(facts) is None:
         return late
@@ -68,7 +68,7 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
             if rank.state == state and not (state == "T" and inspections.moves(attempt, rank))
         }
         if since_s and max(since_s.values()) >= limit_s:
-            # What stops several at once is seen of some a beat later.
+            # When several are stopped together, some of them report it a beat later.
             ranks = [facts.ranks[rank] for rank, still_s in since_s.items() if still_s >= limit_s / 2]
             where = ", ".join(dict.fromkeys(rank.node for rank in ranks))
             who = f"{named([rank.rank for rank in ranks])} on {where} {'is' if len(ranks) == 1 else 'are'} {words}"
@@ -172,7 +172,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
         return False
     alive = inspections.living(facts)
     if any(facts.nodes[rank.node].contact_at < (attempt.inspected_at or 0.0) for rank in alive):
-        return False  # each node must have been heard since, still without progress
+        return False  # each node must have sent something since, still without progress
     if any(inspections.moves(attempt, rank) for rank in alive):
         return False
     known = [inspections.still_s(facts, attempt, rank) for rank in alive]
@@ -256,7 +256,7 @@ def _is_proof(
         case Missing(collective=collective, behind=behind):
             if collective.what in collectives.ROOTED:
                 return False
-            # Who is behind and lives waits where all have come: that may be slow, or no collective at all.
+            # A living rank that is behind waits where all have come: that may be slow, or no collective at all.
             return _is_idle(attempt, alive) and all(facts.ranks[rank].ended_well for rank in behind)
         case Whole() | Unknown():
             return False
@@ -299,9 +299,9 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
         if still_s is None:
             blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_ceiling_s, patience_s)
             patience_s, still_s = blind_s, silent_s
-        elif inspection is not None:  # on a busy machine everything takes longer, but not for ever
+        elif inspection is not None:  # on a busy machine everything takes longer, but not without end
             still_s -= min(inspection.starved_s, still_s / 2)
-        # What stood before the first inspection was not seen to; it is as good as the silence that led to it.
+        # Inspections cannot show what stood still before the first one: the silence that led to it counts instead.
         if silent_s < patience_s or still_s + (suspicion.suspect_s(facts) or 0.0) < patience_s:
             return False
     return True

@@ -62,7 +62,7 @@ def _standing(facts: Facts, now_s: float) -> str:
         if rank.rank_state is RankState.ALIVE
         and rank.state in words
         and facts.nodes[rank.node].agent_state is AgentState.UP
-        # A rank that ends is a zombie for a moment, and a tool that looks at native frames holds it for one.
+        # A rank that ends is a zombie for a moment, and a tool that reads native frames stops it for a moment.
         and (rank.state == "T" or now_s >= rank.state_at + BRIEF_S)
     ]
     return "; ".join(lines[:3]) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")

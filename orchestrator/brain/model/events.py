@@ -89,7 +89,7 @@ class RankHeartbeat:
     io_bytes: int = 0
     # The median of its last step times; None before three of them.
     median_step_s: float | None = None
-    # The median of its own work in a step, without waiting for other ranks; None where it cannot be told.
+    # The median of its own work in a step, without waiting for other ranks; None where it is not known.
     own_work_s: float | None = None
     # Its script has ended and the interpreter exits.
     exiting: bool = False

@@ -49,7 +49,7 @@ class Phase(enum.Enum):
 
     PREPARE = "prepare"  # agents come up, set up their nodes, and find a port
     RUN = "run"  # ranks were ordered to start
-    STOP = "stop"  # a verdict fell, all ranks ended, or the user cancelled: what is left is being stopped
+    STOP = "stop"  # a verdict was made, all ranks ended, or the user cancelled: what is left is being stopped
 
 
 class JobGoal(enum.Enum):
@@ -128,8 +128,8 @@ class NodeFacts:
     contact_at: float = 0.0
     ordered: Orders = field(default_factory=Orders)
 
-    # How long the agent may go on without contact: the longest of all times that it was told, the same while its ranks
-    # have made no step in the current attempt, and whether a connection ended since it was told; see `fence`.
+    # How long the agent may go on without contact: the longest of all times that it was given, the same while its ranks
+    # have made no step in the current attempt, and whether a connection ended since it was given; see `fence`.
     fence_s: float = 0.0
     alone_s: float = 0.0
     fence_lost: bool = False
@@ -297,13 +297,13 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     round: int = 0
-    # What was said: the last alert of a hang unless it was resolved, the desync, remarks by rank, suspects by place.
+    # What was reported: the last alert of a hang unless it was resolved, the desync, remarks by rank, suspects by place.
     alert: d.Verdict | None = None
     alerted_at: float | None = None
     desynced: d.Verdict | None = None
     remarks: dict[int, str] = field(default_factory=dict)
     suspects: dict[str, float] = field(default_factory=dict)
-    # Hangs that only patience saw were at one place twice: this attempt has patience up to the ceiling.
+    # Two hangs were at one place, both judged by patience alone: this attempt has patience up to the ceiling.
     patient: bool = False
 
     # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
@@ -421,7 +421,7 @@ class Facts:
     round_at: float = 0.0
 
     # Allocations of a queue system: the current one, all of them in order, the announced end of the current one, since when
-    # the job waits for another one and why, and the end after which there is no other one.
+    # the job waits for another one and why, and the end after which no other one follows.
     allocation: str = ""
     allocations: tuple[str, ...] = ()
     ending: e.AllocationEnding | None = None

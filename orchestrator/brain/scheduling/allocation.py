@@ -56,7 +56,7 @@ _WORDS = {
     Cause.NODE_LOST: "is lost with a node", Cause.FAILED: "has failed",
 }  # fmt: skip
 
-# How the news fold
+# How news is folded
 
 
 def began(facts: Facts, news: e.AllocationBegan) -> None:
@@ -139,7 +139,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     taken = attempt.allocation_loss or (_loss_of(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
         return None
-    # Where the time was over and there is another allocation all the same, somebody wants the job to go on.
+    # A new allocation after the end of the time means that a user wants the job to go on.
     goes_on = facts.queue.requeues_at_time_limit or attempt.allocation_lost_at is not None
     return _verdict(facts, taken, retry=taken.cause is not Cause.TIME_LIMIT or goes_on)
 

@@ -149,7 +149,7 @@ def _of(path: Path) -> Fault | None:
     try:
         status = path.lstat()
     except FileNotFoundError:
-        return None  # it went meanwhile
+        return None  # gone in the meantime
     except OSError as err:
         return _unseen(path, err)
     caution = "once you know that it holds nothing but yours"

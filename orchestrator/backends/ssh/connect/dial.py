@@ -23,7 +23,7 @@ PROXY_WORDS_BYTES_MAX = 4096
 
 _log = logging.getLogger("paramiko")
 _log.addHandler(logging.NullHandler())
-_log.setLevel(logging.CRITICAL + 1)  # our own errors say the same in better words
+_log.setLevel(logging.CRITICAL + 1)  # the errors raised here say the same in better words
 _log.propagate = False
 
 
