@@ -1,8 +1,8 @@
 """Agent of one node: starts and stops ranks as ordered, and reports on them.
 
 Rules: an order for a stale attempt is ignored. An agent without contact stops its ranks when they make no progress (the
-fence), and when the job runs in another allocation, so that two attempts never run at the same time. It is one process
-with one event loop. Ranks are its child processes; an exit wakes the loop. Slow work runs in threads.
+fence), and when the job runs in another allocation, so that two attempts never run at the same time. An agent is one
+process with one event loop, which the exit of a rank, its child, wakes. Slow work runs in threads.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Agent:
         self._wake.set()
 
     def _ends_with_agent(self, ranks: NodeRanks) -> bool:
-        """Tell whether these ranks end because the agent was ended: then its own end is the news, not theirs."""
+        """Tell whether these ranks end because the agent was ended: only the agent's end is reported then."""
         return self._leaving and ranks.how == "ended"
 
     # Orders

@@ -90,8 +90,8 @@ def _first(facts: Facts, deadlines: Deadlines) -> list[Decision]:
 
 
 def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """See whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before its
-    verdict."""
+    """Decide whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before
+    its verdict."""
     if facts.goal is JobGoal.CANCEL:
         return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number)]
     if facts.done:
@@ -219,8 +219,8 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: D
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
-    broken gang makes no steps; so nothing runs on a silent node that long after the break and the last contact. An agent
-    of an old allocation notices its end and does not wait for its fence.
+    broken gang makes no steps; so nothing runs on a silent node once that time has passed since the break and the last
+    contact. An agent of an old allocation notices its end and does not wait for its fence.
     """
     assert facts.limits is not None
     if node.is_clear(attempt.number):

@@ -311,7 +311,7 @@ def post(
 def _try_in_time(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
     """Try once, within `limit_s` in all; return what went wrong, and whether another try is useless.
 
-    The timeout of a socket holds for each of its steps, and that of a name's look-up cannot be set: a thread that takes
+    The timeout of a socket holds for each of its steps, and that of a name lookup cannot be set: a thread that takes
     longer is left to itself.
     """
     answer: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()

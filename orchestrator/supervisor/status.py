@@ -145,7 +145,8 @@ def reason(facts: Facts) -> str:
 
 
 def _fence(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
+    """Return for which silent nodes a restart waits, so that two attempts never run at the same time, and for
+    how long at most."""
     silent = [
         node.name
         for node in facts.every_node()

@@ -106,7 +106,8 @@ def _in_short(run: _Run) -> str:
 
 
 def _step(attempt: Json) -> int | None:
-    """Return the step at which an attempt met its end; one whose nodes are taken away goes on for some after that is known."""
+    """Return the step at which an attempt met its end; one whose nodes are taken away makes some more steps after that
+    is known."""
     step: int | None = attempt["verdict"].get("step")
     last: int | None = attempt.get("last_step")
     if attempt["verdict"]["kind"] in ("preempted", "time_limit") and step is not None and last is not None:
@@ -234,7 +235,7 @@ def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
 
 
 def _is_brief(piece: str) -> bool:
-    """Tell whether a piece of evidence may share its line: it is short, or a list of such already."""
+    """Tell whether a piece of evidence may share its line: it is short, or a list of short pieces already."""
     if "\n" in piece or _FOLD.match(piece):
         return False
     return " · " in piece or len(piece) <= SHORT_CHARS_MAX

@@ -177,7 +177,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
 
 def _trickles(sample: RankSample, previous: PreviousSample, tid: int, now: Wait, then: Wait) -> bool:
     """Tell whether data passes through what a thread reads, writes, or polls before it does so (a socket with a time
-    limit). The kernel has no counter for what is sent; it counts that the thread woke."""
+    limit). The kernel has no counter for what is sent; but it counts how often the thread woke."""
     before = previous.sample.after.wakes.get(tid)
     wakes = 0 if before is None else sample.before.wakes.get(tid, before) - before
     if wakes < WAKES:

@@ -163,7 +163,7 @@ class Inspector:
         return _RankJob(rank, before, stacks, query)
 
     def _begin_ranks(self) -> None:
-        """Begin all ranks that are free: one that the inspection before is still busy with has to wait."""
+        """Begin all ranks that are free: one that the previous inspection is still busy with has to wait."""
         free = [rank for rank in self._waiting if not rank.is_busy]
         self._waiting = [rank for rank in self._waiting if rank not in free]
         if free:
@@ -205,7 +205,7 @@ class Inspector:
     def _context(
         self, job: _RankJob, now: sample.RankSample, record: flight_recorder.FlightRecord | None
     ) -> SampleContext:
-        """Return what the rank's step file and torch say of it."""
+        """Return what the rank's step file and torch say about the rank."""
         counter = job.rank.process.counter
         groups = counter.groups()
         is_exiting = counter.exiting_pid() in (now.pid, job.rank.process.pid)
@@ -318,7 +318,7 @@ def _from_stacks(job: _RankJob) -> observations.RankInspection:
 
 
 def _unanswered(process: RankProcess) -> observations.RankInspection:
-    """Describe a rank that the inspection before is still busy with."""
+    """Describe a rank that the previous inspection is still busy with."""
     stat = procfs.stat(process.pid)
     if stat is None:
         return _gone(process.rank)

@@ -150,7 +150,7 @@ class WorkerServerClient:
         self._folder = folder
         # Connections of processes that have not yet answered the request for their Python threads.
         self._unanswered: dict[int, socket.socket] = {}
-        self._lock = threading.Lock()  # two queries must not run at the same time: torch has two threads to answer
+        self._lock = threading.Lock()  # one query at a time: torch has two threads to answer
 
     def start_query(self, python_of: int | None = None) -> PendingQuery:
         """Start a query and return at once. `python_of`: the process to ask also for the stacks of all Python threads,

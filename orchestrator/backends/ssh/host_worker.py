@@ -198,7 +198,7 @@ class HostWorker:
         return None, min(connection_s, agent_s) - now_s
 
     def _due_to_hang_up(self, now_s: float) -> tuple[HostAction | None, float]:
-        """Like `_due` for a connection that is released: it stays open for those who may still use it."""
+        """Like `_due` for a connection that is released: it stays open for threads that may still use it."""
         requested_s = self._schedule.connection_check_requested_s
         if now_s >= requested_s:
             return HostAction.CHECK_CONNECTION, 0.0
@@ -251,7 +251,7 @@ class HostWorker:
                 raise AssertionError("END ends the loop before")
 
     def _launch(self, number: int) -> None:
-        """Connect, forward a port, launch; what fails of it is this launch's failure."""
+        """Connect, forward a port, launch; a failure of any of these is this launch's failure."""
         config = self._config()
         with self._dependencies.launches.slot(lambda: self._wish.is_latest(number)):
             if self._seen.session is not None and not self._seen.session.is_alive(ANSWER_S_MAX):

@@ -124,8 +124,8 @@ def _number(key: Key, rank: int, inspections: Mapping[int, RankInspection]) -> i
 def _sides(
     key: Key, waits: Mapping[int, Collective], inspections: Mapping[int, RankInspection]
 ) -> tuple[Side, ...]:
-    """Return who has entered which collective of a group, of those that have come furthest; or as the number in which the
-    last of them are seen to wait, which others have left."""
+    """Return which ranks have entered which collective of a group, at the highest number entered; or at the number in
+    which the last of those ranks are seen to wait, which others have left."""
     here = {rank: now for rank, now in waits.items() if _key(now) == key}
     top = max(now.number for now in here.values())
     stay = [now.number for rank, now in here.items() if _is_in(now, inspections[rank])]
@@ -141,7 +141,8 @@ def _sides(
 
 
 def _as_number(now: Collective, number: int) -> Collective | None:
-    """Return what a rank has entered as that number of a group, None where it is not known."""
+    """Return the collective that a rank has entered with that number in a group, None where it is not
+    known."""
     if now.number == number:
         return now
     return next(
@@ -160,7 +161,8 @@ def _gap(
     inspections: Mapping[int, RankInspection],
     ended: frozenset[int],
 ) -> Missing | None:
-    """Return who is missing in a group's latest collective, and is not seen to wait in an earlier one."""
+    """Return the ranks that are missing in a group's latest collective and are not seen to wait in an earlier
+    one."""
     waiting = [rank for rank, now in waits.items() if _key(now) == key]
     top = max(waiting, key=lambda rank: (waits[rank].number, -rank))
     number = waits[top].number
@@ -177,7 +179,7 @@ def _gap(
 
 
 def _is_in(one: Collective, inspection: RankInspection) -> bool:
-    """Tell whether a rank is in that collective still: gloo's flight recorder does not know, but the stack may tell."""
+    """Tell whether a rank is still in that collective: gloo's flight recorder does not know, but the stack may tell."""
     return inspection.why == f"in {one.what}"
 
 

@@ -147,7 +147,7 @@ def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
 
 
 def _odd(counts: dict[int, int]) -> tuple[int, ...]:
-    """Return who differs from most; of two equal halves those who ran fewer."""
+    """Return the ranks that differ from most; of two equal halves, those that ran fewer."""
     tally = Counter(counts.values())
     most = max(tally, key=lambda count: (tally[count], count))
     return tuple(rank for rank in sorted(counts) if counts[rank] != most)
@@ -190,7 +190,8 @@ def _said(rank: RankFacts, by: int) -> str:
 
 
 def _began(facts: Facts, difference: Difference) -> int:
-    """Return the first step, of the attempt's own, in which an odd rank's counts grew otherwise than its peers'."""
+    """Return the first step, of the attempt's own, in which an odd rank's counts grew differently from its
+    peers'."""
     changes = {rank: _changes(facts.ranks[rank], difference) for rank in difference.counts}
     usual = set.intersection(
         *(set(changes[rank]) for rank in difference.counts if rank not in difference.odd)
@@ -201,8 +202,8 @@ def _began(facts: Facts, difference: Difference) -> int:
 
 
 def _changes(rank: RankFacts, difference: Difference) -> dict[int, int]:
-    """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by another
-    number, and for each the attempt's own step."""
+    """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by a
+    different number, and for each the attempt's own step."""
     if rank.inspection is None:
         return {}
     marks = [

@@ -180,7 +180,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
 
 
 def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Judge a gang of which no rank moves: by states that cannot mend themselves, or when all patience is over."""
+    """Judge a gang of which no rank moves: by states that are proof, or when all patience is over."""
     if not stands_still(facts, attempt, deadlines):
         return None
     answer = study(facts, attempt)
@@ -234,9 +234,9 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
 
 
 def _proved(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> list[RankFacts]:
-    """Return who is proved to keep the gang: ranks that cannot go on by themselves while all others wait. What one rank
-    can never do by itself another may yet let it do, as long as that one can go on; and where no rank is seen to wait
-    for others, each may be all that the program is to do."""
+    """Return the ranks that are proved to hold up the gang: ranks that cannot go on by themselves while all others
+    wait. What one rank can never do by itself another may yet let it do, as long as that one can go on; and where no
+    rank is seen to wait for others, each may be all that the program is to do."""
     certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
     waiting = [rank for rank in alive if _waits(attempt, rank)]
     return certain if waiting and len(certain) + len(waiting) == len(alive) else []
@@ -287,7 +287,7 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
 
 
 def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
-    """Tell whether ranks have stood in one place for longer than such a thing may take."""
+    """Tell whether ranks have stood in one place for longer than that may take."""
     assert facts.limits is not None
     heard_s = max(rank.inspected_at for rank in facts.ranks.values())
     silent_s = heard_s - suspicion.silent_since(facts, attempt)
@@ -318,7 +318,7 @@ def _patience_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float:
 
 def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
     """Tell whether ranks may go on like this for as long as they like: no rank is seen to wait for another, and they
-    compute or sleep. No launcher would end that; who wants it sets `monitor.hang_patience`."""
+    compute or sleep. No launcher would end that; a user who wants that sets `monitor.hang_patience`."""
     assert facts.limits is not None
     if suspicion.is_fixed(facts) or (facts.limits.patience_s and suspicion.has_stepped(facts)):
         return False
@@ -338,8 +338,8 @@ def _does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
-    """Return whom to name of ranks that stand still: those in a state that cannot run, else those with fewer steps
-    than the rest; none where all are alike."""
+    """Return which of the ranks that stand still to name: those in a state that cannot run, else those with fewer
+    steps than the rest; none where all are alike."""
     if len(ranks) < len(facts.ranks):
         return ranks
     stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]
@@ -359,7 +359,7 @@ def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
 def _silence(
     facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts], patience_s: float = 0.0
 ) -> Verdict:  # fmt: skip
-    """Return the verdict on a gang that stands still. `patience_s`: of one that no state proves, how long it was let be."""
+    """Return the verdict on a gang that stands still. `patience_s`: how long it was waited for without proof."""
     since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     quiet = facts.progress_at <= since_s or not stepped
     since_s = since_s if stepped else max(since_s, facts.progress_at)

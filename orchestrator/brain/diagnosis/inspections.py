@@ -125,7 +125,8 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> st
 
 
 def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
-    """A stopped rank is judged soon and by its state alone; two inspections before tell in what the others wait for it."""
+    """Tell why to inspect for a stopped rank: it is judged soon and by its state alone, and two inspections before that
+    show in what the others wait for it."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s
@@ -150,7 +151,7 @@ def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> s
 
 
 def _pause_s(facts: Facts, attempt: AttemptFacts, number: int) -> float:
-    """Return how long after the last inspection the next one follows: soon after somebody has come to stand."""
+    """Return how long after the last inspection the next one follows: soon after a rank has come to a stop."""
     if number >= LONG_ROUND:
         return LONG_PAUSE_S
     pause_s = PAUSES_S[min(number, len(PAUSES_S)) - 1]

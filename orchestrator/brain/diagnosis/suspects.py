@@ -69,7 +69,8 @@ def _standing(facts: Facts, now_s: float) -> str:
 
 
 def _found(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say what the last inspection has found: who works, else who stands where, and in what the others wait."""
+    """Say what the last inspection has found: which ranks work, else which ones stand where, and in what the
+    others wait."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return "looking"
     seen = inspections.results(facts, attempt)

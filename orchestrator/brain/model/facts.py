@@ -297,7 +297,7 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     round: int = 0
-    # What was reported: the last alert of a hang unless it was resolved, the desync, remarks by rank, suspects by place.
+    # What was reported: the last unresolved alert of a hang, the desync, remarks by rank, suspects by place.
     alert: d.Verdict | None = None
     alerted_at: float | None = None
     desynced: d.Verdict | None = None

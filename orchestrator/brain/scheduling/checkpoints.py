@@ -68,7 +68,8 @@ def distrust(facts: Facts, attempt: AttemptFacts) -> None:
 
 
 def _is_out_of_step(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> bool:
-    """Tell whether the attempt wrote it after its ranks began to run different collectives, or may have."""
+    """Tell whether the attempt wrote the checkpoint after its ranks began to run different collectives, or
+    may have."""
     verdict = attempt.verdict
     if verdict is None or verdict.kind is not d.Kind.DESYNC or attempt.failed_count is None:
         return False
@@ -93,7 +94,7 @@ def _numbers(path: str) -> list[int]:
 
 
 def _named(path: str, about: int) -> int | None:
-    """Return the step that the name of a checkpoint tells, None if no number in it is near `about`."""
+    """Return the step in the name of a checkpoint, None if no number in it is near `about`."""
     near = [number for number in _numbers(path) if abs(number - about) <= NEAR_STEPS]
     return near[-1] if near else None
 

@@ -138,7 +138,8 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -
 def _lost_for_good(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
-    """Return the verdict on lost hosts without a substitute, once they had as long to come back as a node may be silent."""
+    """Return the verdict on lost hosts without a substitute, once they have had as much time to come back as a node may
+    be silent."""
     assert facts.pool is not None and facts.limits is not None
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
     if not deadlines.passed(since_s + facts.limits.node_silent_s_max):
@@ -162,7 +163,7 @@ def _verdict(
 
 
 def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
-    """Return why each host that is not there is not there."""
+    """Return, for each host that is not up, why it is not."""
     reasons = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
     return tuple(reasons[:REASONS_SHOWN]) or ("no host says why",)
 
@@ -323,7 +324,7 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 
 def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Let go of the hosts that are there: others may need them while this job waits."""
+    """Let go of the hosts that are up: other jobs may need them while this job waits."""
     why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
     return _dismissals(attempt, facts.nodes.values(), why, deadlines)
 

@@ -53,7 +53,8 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
     """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same
     checkpoint.
 
-    Where no step is known, a signal does not count: someone outside may have sent it, at another place each time.
+    Where no step is known, a signal does not count: it may have come from outside, at a different place each
+    time.
     """
     if past.verdict is None or past.verdict.signature != verdict.signature:
         return False
@@ -65,14 +66,15 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
 
 
 def _may_be_the_hosts(facts: Facts, past: PastAttempt, verdict: Verdict) -> bool:
-    """Tell whether both times ranks of one host hung, which is now set aside for another: only there it is known
-    whose fault it is."""
+    """Tell whether ranks of one host hung both times; that host is now replaced by another, which shows whose
+    fault it is."""
     on_one = past.verdict is not None and past.verdict.node == verdict.node != ""
     return verdict.kind is Kind.HANG and on_one and placement.has_another(facts)
 
 
 def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the last attempts, this one with them, all failed so after as many steps of their own."""
+    """Tell whether the last attempts, including this one, all failed in this way after the same number of
+    their own steps."""
     count = attempt.own_steps(verdict)
     alike = [
         past

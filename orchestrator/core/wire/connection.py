@@ -171,7 +171,7 @@ async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, 
 
 
 def _hang_up(task: asyncio.Task[Line]) -> None:
-    """Drop a connection that came up after another one had been chosen."""
+    """Drop a connection that opened after another one had been chosen."""
     if not task.cancelled() and task.exception() is None:
         task.result().abort()
 

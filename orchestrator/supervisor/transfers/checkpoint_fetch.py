@@ -248,7 +248,7 @@ class CheckpointFetch:
         self._finish(at, name)
 
     def _become(self, version: Version, state: VersionState) -> Version:
-        """Write down the state of a version; if the disk refuses, only this process knows it."""
+        """Write down the state of a version; if the disk refuses, only this process remembers it."""
         self._book[version.name].latest = version = dataclasses.replace(version, state=state)
         with contextlib.suppress(OSError):
             self._store.note(version)

@@ -100,7 +100,7 @@ def _resolve(host: str, user: str | None, port: int | None, through: Target | No
 
 
 def _chain(jumps: str, host: str, depth: int) -> Target:
-    """Return the last bastion of `user@first:port,second,…`; each is reached through the one before."""
+    """Return the last bastion of `user@first:port,second,…`; each is reached through the previous one."""
     last: Target | None = None
     for jump in jumps.split(","):
         match = _JUMP.match(jump.strip())
