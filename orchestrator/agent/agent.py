@@ -2,7 +2,7 @@
 
 Rules: an order for a stale attempt is ignored. An agent without contact stops its ranks when they make no progress (the
 fence), and when the job runs in another allocation, so that two attempts never run at the same time. An agent is one
-process with one event loop, which the exit of a rank, its child, wakes. Slow work runs in threads.
+process with one event loop; the exit of a rank, its child process, wakes it. Slow work runs in threads.
 """
 
 from __future__ import annotations

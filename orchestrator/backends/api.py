@@ -133,8 +133,7 @@ class Copied:
 
 
 class BulkCopier(Protocol):
-    """Copies large files in the background, a bounded number of copies at once; waits while connections are
-    broken."""
+    """Copies large files in the background, a bounded number of copies at once; waits while connections are broken."""
 
     def copy(self, copy: Copy) -> None:
         """Begin a copy, which replaces its target files one by one, each atomically."""

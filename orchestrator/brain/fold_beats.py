@@ -14,8 +14,7 @@ from orchestrator.core import observations
 
 
 def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -> None:
-    """Fold what a beat says of a living rank; `suspicion.SIGNS` defines which parts of it are signs of
-    life."""
+    """Fold what a beat says of a living rank; `suspicion.SIGNS` defines which parts of it are signs of life."""
     if beat.seen is not None:
         rank.steps, rank.state, rank.log_bytes, rank.cpu_s = (
             beat.steps,

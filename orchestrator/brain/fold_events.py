@@ -70,8 +70,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
 
 
 def _void_orders(node: NodeFacts) -> None:
-    """Void a node's orders: those under way may never have arrived; they are given again when the agent is
-    back."""
+    """Void a node's orders: those under way may never have arrived; they are given again when the agent is back."""
     node.agent_state = AgentState.SILENT
     node.ordered = Orders()
     node.fence_lost = True

@@ -266,8 +266,7 @@ class Job:
         slurm_status.requeue_status(self.folder, sized)
 
     def _await_resume(self, before: Status) -> None:
-        """Wait until the status shows the resume: before that a wait for the job's end would see the old
-        end."""
+        """Wait until the status shows the resume: before that a wait for the job's end would see the old end."""
         deadline_s = time.monotonic() + RESUME_S_MAX
         while _is_same_end(before, self.last_status()):
             if time.monotonic() > deadline_s:

@@ -188,8 +188,7 @@ class Executor:
             self._backend.keep_reachable(self._config(node))
 
     def connection_ended(self, node: str, left: bool) -> None:
-        """Handle the end of a node's connection. `left`: its agent, which was dismissed, said goodbye
-        before."""
+        """Handle the end of a node's connection. `left`: its agent, which was dismissed, said goodbye before."""
         if left:
             self._backend.release(node)
         else:

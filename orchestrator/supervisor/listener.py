@@ -3,8 +3,8 @@ and memory and descriptors suffice.
 
 Rules: a connection counts from accept on. A silent one costs only a descriptor: TLS begins with the first byte, since
 from then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and per second.
-One too many evicts the oldest of the address that has the most, see `Crowd`. A flood is reported in one line with a
-count.
+One connection too many evicts the oldest of the address that has the most, see `Crowd`. A flood is reported in one
+line with a count.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ class Keeper:
         return line
 
     def wait(self, wait_s: float) -> int:
-        """Return the keeper's exit code, negative for a signal; kill the keeper if it does not end in
-        time."""
+        """Return the keeper's exit code, negative for a signal; kill the keeper if it does not end in time."""
         deadline_s = time.monotonic() + wait_s
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline_s:

@@ -91,8 +91,7 @@ def nearest(path: Path) -> Path:
 
 
 def open_at(job: JobDir, request: w.Launch) -> None:
-    """Create the job folder and the node's own folder in it, and check that they are writable. Raises
-    Fault."""
+    """Create the job folder and the node's own folder in it, and check that they are writable. Raises Fault."""
     config = request.config
     node = job.node(config.node)
     try:

@@ -22,8 +22,7 @@ DEPTH_MAX = 8
 
 
 def proof(sample: RankSample, then: RankSample, on_device: bool) -> str:
-    """Return in words why an idle rank cannot go on by itself, from two samples in a row; an empty text if it
-    can.
+    """Return in words why an idle rank cannot go on by itself, from two samples in a row; an empty text if it can.
 
     `on_device`: its GPU has collectives to run.
     """

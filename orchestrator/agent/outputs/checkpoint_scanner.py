@@ -81,16 +81,14 @@ class CheckpointScanner:
         self.reported_through_step = NOT_KNOWN
 
     def report_torn(self) -> None:
-        """Report the checkpoints that were cut off, since an earlier agent may have died before it reported
-        them."""
+        """Report the checkpoints that were cut off, since an earlier agent may have died before it reported them."""
         if self._scans and not self._ships:
             self._load_whole()
             for path in self._watch.torn():
                 self._report(m.CheckpointInvalidated(0, str(path)))
 
     def begin(self, scans: bool = True) -> None:
-        """Begin an attempt: the entries present now belong to earlier attempts. `scans`: whether this agent
-        scans."""
+        """Begin an attempt: the entries present now belong to earlier attempts. `scans`: whether this agent scans."""
         self._scans = self._may_scan and scans
         self._finish_by_s = None
         self._steps_before = self.reported_through_step = NOT_KNOWN

@@ -256,8 +256,7 @@ class NodeRanks:
 
 
 def install_hook(node_folder: Path) -> None:
-    """Install the hook in the node's folder. An unchanged hook is not written again: the disk may be full by
-    now."""
+    """Install the hook in the node's folder. An unchanged hook is not written again: the disk may be full by now."""
     folder = node_folder / "hook"
     folder.mkdir(parents=True, exist_ok=True)
     source = pkgutil.get_data("orchestrator.agent.rank", "hook.py")

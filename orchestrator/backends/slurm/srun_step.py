@@ -125,8 +125,7 @@ class Step:
             self.complaints = [*self.complaints, error[1]][-WORDS_MAX:]
 
     def _read_task(self, task: int, text: str) -> None:
-        """Read a task's line: its keeper reports that it is up, or the launch script reports why there is
-        none."""
+        """Read a task's line: its keeper reports that it is up, or the launch script reports why there is none."""
         if task >= len(self.nodes):
             return
         words = text.split()

@@ -141,8 +141,7 @@ def _sides(
 
 
 def _as_number(now: Collective, number: int) -> Collective | None:
-    """Return the collective that a rank has entered with that number in a group, None where it is not
-    known."""
+    """Return the collective that a rank has entered with that number in a group, None where it is not known."""
     if now.number == number:
         return now
     return next(
@@ -161,8 +160,7 @@ def _gap(
     inspections: Mapping[int, RankInspection],
     ended: frozenset[int],
 ) -> Missing | None:
-    """Return the ranks that are missing in a group's latest collective and are not seen to wait in an earlier
-    one."""
+    """Return the ranks that are missing in a group's latest collective and are not seen to wait in an earlier one."""
     waiting = [rank for rank, now in waits.items() if _key(now) == key]
     top = max(waiting, key=lambda rank: (waits[rank].number, -rank))
     number = waits[top].number

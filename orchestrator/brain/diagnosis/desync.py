@@ -190,8 +190,7 @@ def _said(rank: RankFacts, by: int) -> str:
 
 
 def _began(facts: Facts, difference: Difference) -> int:
-    """Return the first step, of the attempt's own, in which an odd rank's counts grew differently from its
-    peers'."""
+    """Return the first step, of the attempt's own, in which an odd rank's counts grew differently from its peers'."""
     changes = {rank: _changes(facts.ranks[rank], difference) for rank in difference.counts}
     usual = set.intersection(
         *(set(changes[rank]) for rank in difference.counts if rank not in difference.odd)

@@ -287,7 +287,7 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
 
 
 def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
-    """Tell whether ranks have stood in one place for longer than that may take."""
+    """Tell whether ranks have stood in one place for longer than their activity there may take."""
     assert facts.limits is not None
     heard_s = max(rank.inspected_at for rank in facts.ranks.values())
     silent_s = heard_s - suspicion.silent_since(facts, attempt)

@@ -43,8 +43,7 @@ def living(facts: Facts) -> list[RankFacts]:
 
 
 def all_heard(facts: Facts) -> bool:
-    """Tell whether the agents of all living ranks are connected, which says nothing about a node that is
-    silent."""
+    """Tell whether the agents of all living ranks are connected, which says nothing about a node that is silent."""
     return all(facts.nodes[rank.node].agent_state is AgentState.UP for rank in living(facts))
 
 

@@ -1,5 +1,4 @@
-"""Builder of all verdicts: adds the job's present step, and default values for the fields that are not
-given."""
+"""Builder of all verdicts: adds the job's present step, and default values for the fields that are not given."""
 
 from __future__ import annotations
 

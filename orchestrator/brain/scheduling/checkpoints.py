@@ -68,8 +68,7 @@ def distrust(facts: Facts, attempt: AttemptFacts) -> None:
 
 
 def _is_out_of_step(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> bool:
-    """Tell whether the attempt wrote the checkpoint after its ranks began to run different collectives, or
-    may have."""
+    """Tell whether the attempt wrote the checkpoint after its ranks began to run different collectives, or may have."""
     verdict = attempt.verdict
     if verdict is None or verdict.kind is not d.Kind.DESYNC or attempt.failed_count is None:
         return False

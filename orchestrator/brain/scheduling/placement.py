@@ -212,8 +212,7 @@ def _is_busy_anywhere(facts: Facts) -> bool:
 
 
 def asked_again_s(facts: Facts) -> float:
-    """Return when (job clock) busy hosts are asked again: all in one round, since a job needs them at the same
-    time."""
+    """Return when (job clock) busy hosts are asked again: all in one round, since a job needs them at the same time."""
     assert facts.pool is not None and facts.attempt is not None
     latest_s = max((node.busy.at for node in facts.nodes.values() if node.busy), default=0.0)
     pause_s = min(BUSY_PAUSE_SHARE * (latest_s - facts.attempt.began_at), BUSY_PAUSE_S_MAX)

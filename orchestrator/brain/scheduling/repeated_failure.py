@@ -50,8 +50,7 @@ def is_unsure(facts: Facts) -> bool:
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same
-    checkpoint.
+    """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same checkpoint.
 
     Where no step is known, a signal does not count: it may have come from outside, at a different place each
     time.

@@ -60,8 +60,7 @@ class Transfers:
         self.moved_at = 0.0
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], at: float) -> None:
-        """Go on where the previous supervisor left off. `stopped`: the last attempt that each node said to be
-        over."""
+        """Go on where the previous supervisor left off. `stopped`: the last attempt that each node said to be over."""
         self._incarnations = {node.name: node.incarnation for node in facts.every_node() if node.incarnation}
         if self._checkpoint_fetch is not None:
             self._checkpoint_fetch.begin(at, tuple(facts.fetching), stopped)

@@ -34,8 +34,7 @@ _LINE_CODES = (10, 12, 30, 35)
 
 
 def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
-    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, Failed,
-    GivenUp."""
+    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, Failed, GivenUp."""
     task.begin()
     with tempfile.TemporaryFile() as names:
         names.write(b"".join(b"./" + os.fsencode(name) + b"\0" for name in task.copy.names))

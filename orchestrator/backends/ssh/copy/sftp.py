@@ -145,8 +145,7 @@ def _upload(task: CopyTask, sftp: paramiko.SFTPClient, source: IO[bytes], part: 
 
 @contextlib.contextmanager
 def _part_of(path: P, rename: Callable[[P, P], object], remove: Callable[[P], object]) -> Iterator[P]:
-    """Yield the path of a part file next to `path`; at the end rename it to `path`, or remove it where that
-    fails."""
+    """Yield the path of a part file next to `path`; at the end rename it to `path`, or remove it where that fails."""
     part = path.with_name(f".orch-{secrets.token_hex(6)}.part")
     try:
         yield part
