@@ -38,7 +38,7 @@ TICK_S = 0.2
 """How often logs are polled; the end of a rank does not wait for it."""
 
 STOP_TICK_S = 0.02
-"""How often a stop is driven on when it waits only for processes that are not our children."""
+"""How often a stop is continued when it waits only for processes that are not the agent's children."""
 
 IDLE_TICK_S = 1.0
 

@@ -22,7 +22,7 @@ from orchestrator.core.host import interfaces
 
 PORT_TRIES_MAX = 200
 PORT_RANGE = range(20_000, 30_000)
-"""Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes ours."""
+"""Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes a job's."""
 
 TAIL_BYTES = 4_000
 

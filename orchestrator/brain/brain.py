@@ -208,7 +208,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 
 def _stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Stop what is left of the attempt; when nothing of it can run any more, return what follows."""
+    """Stop what is left of the attempt; once nothing of it can still be running, return what follows."""
     unclear = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, deadlines)]
     if not unclear or allocation.leaves(facts, attempt, unclear, _grace_s(facts, attempt), deadlines):
         return _follow(facts, attempt, deadlines)

@@ -38,7 +38,7 @@ RESUME_S_MAX = 30.0
 """How long it may take until a resumed job has begun its next attempt."""
 
 QUIET_S = 15.0
-"""A living supervisor writes its status every half second; a status older than this says who has not written it."""
+"""A living supervisor writes its status every half second; an older one names the supervisor that is late."""
 
 
 @dataclass(frozen=True, slots=True)

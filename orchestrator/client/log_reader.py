@@ -191,7 +191,7 @@ class Follower:
         return self._merged(runs)
 
     def drain(self) -> Iterator[LogLine]:
-        """Yield the rest, unfinished lines too, once no process writes any more."""
+        """Yield the rest, unfinished lines too, once no process still writes."""
         for _ in range(_DRAIN_POLLS_MAX):
             lines = self.poll()
             yield from lines

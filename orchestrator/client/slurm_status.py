@@ -1,9 +1,9 @@
 """Status of a Slurm job: what its folder says and what Slurm's queue says, joined; and what follows from the queue.
 
 Rules: while a supervisor lives, the folder is right; otherwise Slurm is. A job is closed from here only when Slurm says
-that it is over for good; where Slurm does not know the job, only when nothing in the folder changes any more and
-scontrol confirms squeue. Then a request says so, and a supervisor without nodes, on this machine, ends the job. A user
-who cannot write to the folder only reads. A missing answer of Slurm never counts as a no.
+that it is over for good; where Slurm does not know the job, only when nothing in the folder still changes and scontrol
+confirms squeue. Then a request says so, and a supervisor without nodes, on this machine, ends the job. A user who
+cannot write to the folder only reads. A missing answer of Slurm never counts as a no.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ TAKE_S_MAX = 1.0
 """How long to wait for the job's own ticket: other processes hold it for an instant, to check whether it is held."""
 
 LOOK_S = 1.0
-"""How often a waiting job checks which jobs are before it."""
+"""How often a waiting job checks which jobs are ahead of it."""
 
 
 class HostQueue:
@@ -52,7 +52,7 @@ class HostQueue:
         return self._ahead
 
     def leave(self) -> None:
-        """Leave the queue: the job has its hosts, or needs none any more."""
+        """Leave the queue: the job has its hosts, or no longer needs any."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()

@@ -37,7 +37,7 @@ TLS_PER_S_MAX = 200
 """How many connections may begin TLS in a second: each takes a millisecond of a processor."""
 
 TLS_PER_S_OF_ONE_MAX = 100
-"""How many of them from one address."""
+"""How many of these may come from one address."""
 
 BACKLOG = 1024
 

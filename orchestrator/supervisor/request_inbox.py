@@ -19,7 +19,7 @@ LOOKS_MAX = 3
 """How often the folder is listed again after its last change."""
 
 DELETED_S_MIN = 3.0
-"""How far apart two looks must be that both do not find the plan: a file server may lose sight of it for a moment."""
+"""How far apart two checks must be that both miss the plan: a file server may not show it for a moment."""
 
 
 class RequestInbox:

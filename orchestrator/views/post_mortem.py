@@ -159,7 +159,7 @@ def _course(attempt: Json, state: str) -> str:
 
 
 def transition(why: Json, number: int) -> str:
-    """Return in a line from where an attempt begins and why the one before it ended; empty where that is unknown."""
+    """Return in a line from where an attempt begins and why the previous one ended; empty where that is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
     ended, begun = attempts.get(number - 1), attempts.get(number)
     if ended is None or begun is None:

@@ -32,7 +32,7 @@ SIBLINGS_MAX = 50
 LOCK_S_MAX = 600.0
 LOCK_POLL_S = 0.1
 WORKING_S = 2.0
-"""How often a long step reports that it goes on."""
+"""How often a long step reports that it is still in progress."""
 
 WRITE_TEST_BYTES = 4096
 

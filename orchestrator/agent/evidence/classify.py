@@ -29,10 +29,10 @@ IO_BYTES = 64 << 10
 
 WAKES = 2
 """A thread that reads or writes without a limit and woke this often between two samples moves data, if little by
-little; once may have been our own signal."""
+little; once may have been the signal for the stacks."""
 
 TIMEOUTS = 2
-"""How many waits may have ended for each time limit that has passed: of a limit only the rest may be visible."""
+"""How many waits may have ended for each time limit that has passed: only the rest of a limit may be visible."""
 
 RENEWED_S = 0.5
 """A wait that goes on for longer than this beyond its end is another one: a loop that polls."""

@@ -1,8 +1,9 @@
 """Checkpoint scanner of an agent: finds complete checkpoints and reports their paths or their manifests.
 
-Where the supervisor sees this disk, the path is enough (`CheckpointFound`). Where it does not, the checkpoint is fetched:
-its files are reported with their sha256 (`ManifestReported`), and `reported_through_step` is the step up to which no more
-reports follow. Of the agents that share a disk only one scans: the one that holds the lock `checkpoints.lock`.
+Where the supervisor sees this disk, the path is enough (`CheckpointFound`). Where it does not, the checkpoint is
+fetched: its files are reported with their sha256 (`ManifestReported`), and `reported_through_step` is the step up to
+which everything has been reported. Of the agents that share a disk only one scans: the one that holds the lock
+`checkpoints.lock`.
 """
 
 from __future__ import annotations

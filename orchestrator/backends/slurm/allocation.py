@@ -27,7 +27,7 @@ from orchestrator.core.slurm.hostlist import HostlistError, expand
 from orchestrator.core.slurm.job_states import Stage
 
 RECORD_S_MAX = 60.0
-"""How long after its begin an allocation may be missing in the job folder: its id is written after sbatch returns."""
+"""How long after its start an allocation may be missing in the job folder: its id is written after sbatch returns."""
 
 RECORD_POLL_S = 0.1
 

@@ -34,7 +34,7 @@ BUSY_S = 10.0
 """How long to wait again for copies that still use a connection."""
 
 REST_S = 60.0
-"""How often a thread without work looks around; wishes wake it at once."""
+"""How often a thread without work checks for some; wishes wake it at once."""
 
 BORROW_S_MAX = 20.0
 """How long a copy waits for a connection to be opened."""

@@ -16,7 +16,7 @@ from orchestrator.core.observations import Activity, Collective, RankInspection
 from orchestrator.core.text import named
 
 NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")
-"""What a rank waits for by its stack that is no collective."""
+"""What a rank waits for by its stack that is not a collective."""
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
 """Collectives whose members may well give different shapes."""

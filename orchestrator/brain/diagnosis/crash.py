@@ -22,7 +22,7 @@ SETTLE_S = 1.0
 """How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second."""
 
 HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError")
-"""Exceptions that another start cannot mend, when they come before the first step."""
+"""Exceptions that a restart cannot mend, when they come before the first step."""
 
 _VICTIM = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|remote process exited"

@@ -31,7 +31,7 @@ LATE_AFTER_S = (0.0, 2.0, 6.0, 8.0, 14.0, 16.0, 30.0, 32.0, 60.0, 62.0, 120.0, 1
 """When all are inspected after the limit of the rendezvous: a rank that still imports then may come late, and wait later."""
 
 STILL_S = 1.5
-"""How long nothing must have moved, by the clock of the rank's host, for a rank to count as still."""
+"""How long a rank must not have moved, by the clock of the rank's host, for a rank to count as still."""
 
 LOOKS_MIN = 2
 """The number of inspections in a row that a verdict needs."""

@@ -18,7 +18,7 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts
 from orchestrator.core.observations import Activity, RankInspection
 
 START_SUSPECT_S = 30.0
-"""How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""
+"""How long there may be no sign of life at all before step times are known: imports, rendezvous, the first steps."""
 
 EXIT_SUSPECT_S = 5.0
 """The same once some ranks have ended well: the others have nothing to do but to end."""
@@ -49,7 +49,7 @@ CPU_SIGN_S = 0.05
 """Processor seconds that count as a sign of life before the first step."""
 
 BUSY_SHARE = 0.2
-"""A rank is busy that has used this share of a processor since its last beat."""
+"""A rank that has used this share of a processor since its last beat is busy."""
 
 
 class Weight(enum.Enum):

@@ -243,7 +243,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The regular report of an agent on its ranks. The latest of a node replaces the one before."""
+    """The regular report of an agent on its ranks. The latest of a node replaces the previous one."""
 
     at: float
     node: str
@@ -253,7 +253,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Nothing of an attempt, nor of any before it, runs on this node any more. `how`: asked, fenced or ended."""
+    """Nothing of an attempt, nor of any before it, still runs on this node. `how`: asked, fenced or ended."""
 
     at: float
     node: str

@@ -505,7 +505,7 @@ class Facts:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
 
         A gang that misses one rank makes no step, so its other ranks fence themselves when they are cut off. One
-        that is not known to be broken may train on behind a broken connection for ever.
+        that is not known to be broken may train on behind a broken connection without end.
         """
         attempt = self.attempt
         assert attempt is not None

@@ -1,8 +1,8 @@
 """The checkpoint to resume from, the step that each checkpoint holds, and the proof that a script ignores its checkpoint.
 
-The newest checkpoint is the one of the most steps, not the last one reported; one that is overwritten with fewer steps, or
-invalidated, gives way to the one before. A number in a name counts as a step only where counting comes to about the same,
-since it may as well be an epoch or a micro-batch.
+The newest checkpoint is the one of the most steps, not the last one reported; one that is overwritten with fewer steps,
+or invalidated, gives way to the previous one. A number in a name counts as a step only where counting comes to about
+the same, since it may as well be an epoch or a micro-batch.
 
 A script that ignores its checkpoint makes the same steps once more, and each of its attempts looks like progress from the
 checkpoint on. The proof is a path that an earlier attempt wrote and that this one writes again after as many steps of its

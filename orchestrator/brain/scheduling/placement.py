@@ -29,7 +29,7 @@ PATIENCE_S = 10.0
 BUSY_PAUSE_S = 2.0
 BUSY_PAUSE_S_MAX = 60.0
 BUSY_PAUSE_SHARE = 0.05
-"""How long to wait before busy hosts are asked again: this share of the time that was waited already, between these
+"""How long to wait before busy hosts are asked again: this share of the time already waited, between these
 limits; up to a second more, by the job's seed."""
 
 LAUNCH_S_MAX = 60.0

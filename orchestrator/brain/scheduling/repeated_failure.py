@@ -12,7 +12,7 @@ from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, ignor
 
 ALIKE_MAX = 4
 """How many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
-overwrites one checkpoint does not show whether it begins from it; that it comes equally far each time does."""
+overwrites one checkpoint does not show whether it begins from it; failing equally far along each time does."""
 
 _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
 """What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""

@@ -38,8 +38,8 @@ _NEVER = {
     "partitionconfig|badconstraints|maxmemperlimit": "KEY=VALUE; sinfo -o '%P %l %D %c %m %G %f' shows what there is",
     "(assoc|qos)(max.*(perjob|pernode|wall)|min).*": "KEY=VALUE; sacctmgr show qos, and assoc, show the limits",
 }
-"""Reasons that waiting does not mend, as patterns of their first word, and what to change in the job. No job is over for
-one of them, since an administrator may change the limits."""
+"""Reasons that waiting does not mend, as patterns of their first word, and what to change in the job. None of them ends
+a job, since an administrator may change the limits."""
 
 
 @dataclass(frozen=True, slots=True)

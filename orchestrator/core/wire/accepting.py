@@ -21,7 +21,7 @@ BATCH_MAX = 64
 """How many connections are accepted at once."""
 
 BATCH_PAUSE_S = 0.02
-"""How long accepting pauses after a full batch: all else gets its turn, and 3,200 connections a second are accepted."""
+"""How long accepting pauses after a full batch: others get their turn, and 3,200 connections a second are accepted."""
 
 RETRY_S = 0.5
 """How long accepting pauses after a failure."""

@@ -22,7 +22,7 @@ from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTa
 OUTPUT_BYTES_MAX = 16_384
 END_S_MAX = 5.0
 PARTIAL = ".orch-partial"
-"""Folder beside a fetched file for its begun part after a broken connection; removed once the file is whole."""
+"""Folder next to a fetched file for its begun part after a broken connection; removed once the file is whole."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large")
 _NO_FILE = re.compile(
