@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     ownership.close_to_others()
     match argv:
         case ["agent"]:
-            gc.disable()  # imports make objects that stay, and no garbage
+            gc.disable()  # imports make lasting objects and no garbage
             from orchestrator.agent import agent, keeper
 
             gc.freeze()

@@ -1,8 +1,8 @@
 """Agent of one node: starts and stops ranks as ordered, and reports on them.
 
-Rules: an order of a stale attempt is ignored. Without contact the agent stops its ranks when they make no progress (the
-fence), and when the job runs in another allocation: so two attempts never run at once. One process, one event loop. Ranks
-are its children, and their end wakes it. What may take long has its own thread.
+Rules: an order for a stale attempt is ignored. An agent without contact stops its ranks when they make no progress (the
+fence), and when the job runs in another allocation, so that two attempts never run at the same time. An agent is one
+process with one event loop; the exit of a rank, its child process, wakes it. Slow work runs in threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TICK_S = 0.2
 """How often logs are polled; the end of a rank does not wait for it."""
 
 STOP_TICK_S = 0.02
-"""How often a stop is driven on when it waits only for processes that are not our children."""
+"""How often a stop is continued when it waits only for processes that are not the agent's children."""
 
 IDLE_TICK_S = 1.0
 
@@ -146,7 +146,7 @@ class Agent:
         self._wake.set()
 
     def _ends_with_agent(self, ranks: NodeRanks) -> bool:
-        """Tell whether these ranks end because the agent was ended: then its own end is the news, not theirs."""
+        """Tell whether these ranks end because the agent was ended: only the agent's end is reported then."""
         return self._leaving and ranks.how == "ended"
 
     # Orders

@@ -1,7 +1,7 @@
 """Fence of an agent: the time for which its ranks go on without contact to the supervisor and without a step.
 
-Rules: only steps prove that the gang is whole, since a cut-off rank may write logs for ever. Ranks without a step in
-their attempt have a limit of their own. The supervisor sets both times, and itself waits longer.
+Rules: only steps prove that the gang is whole, since a cut-off rank may write logs without end. Ranks without a step
+in their attempt have a limit of their own. The supervisor sets both times, and waits longer itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Fence:
         self._alone_s = 0.0
 
     def begin(self) -> None:
-        """Begin an attempt: the time for ranks without steps belonged to earlier ranks."""
+        """Begin an attempt, and reset the time for ranks without steps, which belonged to earlier ranks."""
         self._alone_s = 0.0
 
     def take(self, order: m.Fence) -> None:

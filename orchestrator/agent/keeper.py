@@ -3,8 +3,8 @@
 The keeper is the agent's parent and the nearest subreaper above it. When the agent is killed, its processes become
 children of the keeper, which kills them and starts a new agent. When the keeper is killed, the kernel signals the agent
 (TERM), and the agent kills its ranks and leaves. When both are killed at once, the kernel kills the ranks, and the next
-keeper cleans up their descendants. So no rank outlives the pair. A stopped agent can neither obey nor fence its ranks:
-its keeper continues it.
+keeper cleans up their descendants. So no rank outlives the pair. A stopped agent can neither obey nor fence its ranks,
+so its keeper makes it continue.
 
 Before its first agent the keeper leases what the agent needs of the host, and holds it to the end. A keeper launched
 over a connection that may break starts its agent only after the line `GO`. Slurm signals all processes when it takes a
@@ -235,7 +235,7 @@ class _Watch:
             signal.signal(signum, self.end)
 
     def fork(self) -> int:
-        """Fork the agent, with default signal handlers; a signal that comes meanwhile is not lost."""
+        """Fork the agent, with default signal handlers; a signal that comes in the meantime is not lost."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
         self.agent_pid = os.fork()
         if self.agent_pid == 0:
@@ -298,7 +298,8 @@ def _how(status: int) -> str:
 
 
 def clean_up_processes(job: str, node: str) -> list[int]:
-    """Kill all processes of earlier agents of a job's node; return the pids that live on after `CLEANUP_S_MAX`."""
+    """Kill all processes of earlier agents of a job's node; return the pids that are still alive after
+    `CLEANUP_S_MAX`."""
     deadline_s = time.monotonic() + CLEANUP_S_MAX
     while True:
         pids = _processes_of(job, node)

@@ -1,8 +1,8 @@
 """Leases of a host's GPUs and slots: sockets that one process holds, and the kernel frees when it ends.
 
-Each GPU and each slot is a unix socket in the abstract namespace. Only one process of any user can bind its name, no file
-stays behind, and no daemon is needed. A process that finds a name taken connects to it and reads who holds it. The
-namespace belongs to the network: jobs in containers with networks of their own do not see each other's leases.
+Each GPU and each slot is a unix socket in the abstract namespace. Only one process of any user can bind its name, no
+file stays behind, and no daemon is needed. A process that finds a name taken connects to it and reads who holds it. The
+names belong to a network namespace: jobs in containers with networks of their own do not see each other's leases.
 """
 
 from __future__ import annotations

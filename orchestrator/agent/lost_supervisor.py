@@ -1,8 +1,8 @@
 """Loss of the supervisor on Slurm: the agent requeues the job, or leaves when the job has a newer allocation.
 
-With --no-kill a job whose first node is lost runs on without its batch script, until the time limit. So an agent without
-contact asks Slurm whether the host of the batch script is still among the job's nodes. If not, no supervisor ever
-returns to this allocation, and the agent requeues the job.
+With --no-kill a job whose first node is lost keeps running without its batch script, until the time limit. So an agent
+without contact asks Slurm whether the host of the batch script is still among the job's nodes. If not, no supervisor
+ever returns to this allocation, and the agent requeues the job.
 
 When Slurm reaches none of a job's nodes it requeues the job by itself, but a whole gang still makes steps and is not
 fenced. Its agents still reach the job folder, which names the job's present allocation.
@@ -83,7 +83,8 @@ class LostSupervisor:
     def check(self, no_contact_s: float) -> bool:
         """Check on the job after this time without contact; tell whether the agent must leave at once.
 
-        It must when the job is in another allocation: the next attempt there starts as soon as this one must have ended.
+        It must leave when the job is in another allocation: the next attempt there starts as soon as this one must have
+        ended.
         """
         self._check_batch_host(no_contact_s)
         other = self._newer_allocation.check() if no_contact_s > self._fence_s else ""

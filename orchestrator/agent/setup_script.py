@@ -1,7 +1,8 @@
 """Setup script of a node: runs the user's setup lines once, and keeps their environment for the ranks.
 
 The lines run as one bash script that stops at the first failing line. At its exit the environment is read back, so that
-ranks see what it exported, loaded or activated (variables, modules, conda). Also the search for programs and free ports.
+ranks see what it exported, loaded or activated (variables, modules, conda). The module also finds programs and free
+ports.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from orchestrator.core.host import interfaces
 
 PORT_TRIES_MAX = 200
 PORT_RANGE = range(20_000, 30_000)
-"""Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes ours."""
+"""Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes a job's."""
 
 TAIL_BYTES = 4_000
 

@@ -99,7 +99,7 @@ class SupervisorLink:
             self._disconnected_at = time.monotonic()
 
     def _complain(self, text: str) -> None:
-        """Print why no connection comes about, once for each reason: a night without one must not fill the disk."""
+        """Print why there is no connection, once for each reason: a night without one must not fill the disk."""
         if text != self._complaint:
             self._complaint = text
             print(f"{time.strftime('%H:%M:%S')} line: {text}", file=sys.stderr, flush=True)

@@ -31,7 +31,7 @@ class LaunchError(Exception):
 
 
 class NotOursError(Exception):
-    """This process runs in an allocation that does not belong to the job, or not any more."""
+    """This process runs in an allocation that does not belong to the job, or no longer does."""
 
 
 class Backend(Protocol):
@@ -67,7 +67,7 @@ class Backend(Protocol):
         """Give up the connection to the node, whose agent was dismissed, once the agent has ended."""
 
     def close(self) -> None:
-        """Give everything back; agents stay."""
+        """Release all resources; agents keep running."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +133,13 @@ class Copied:
 
 
 class BulkCopier(Protocol):
-    """Copies bulk in the background, a bounded number of copies at once; waits while connections are broken."""
+    """Copies large files in the background, a bounded number of copies at once; waits while connections are broken."""
 
     def copy(self, copy: Copy) -> None:
         """Begin a copy, which replaces its target files one by one, each atomically."""
 
     def drop(self, key: str) -> None:
-        """Give up a copy that is not wanted any more; `copied` does not return it."""
+        """Give up a copy that is no longer wanted; `copied` does not return it."""
 
     def copied(self) -> list[Copied]:
         """Return the copies that ended since the last call."""

@@ -30,8 +30,8 @@ OF_CHECKPOINTS = (e.CheckpointFetchStarted, e.CheckpointFound, e.CheckpointInval
 
 
 class Brain:
-    """Facts of one job, and what follows from them. `beaten_at`: when the last heartbeat of each node came that is not
-    journaled yet."""
+    """Facts of one job, and what follows from them. `beaten_at`: for each node with heartbeats not journaled yet, when
+    the last of them came."""
 
     def __init__(self, facts: Facts | None = None, beaten_at: dict[str, float] | None = None) -> None:
         self.facts = Facts() if facts is None else facts
@@ -71,7 +71,7 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
         return _dismiss(facts, facts.every_node(), "the job has ended", deadlines)
     if facts.over is not None:
         return allocation.over(facts, facts.over, deadlines)
-    if facts.requeued_at is not None:  # at rest until there is another allocation
+    if facts.requeued_at is not None:  # idle until there is another allocation
         return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
@@ -90,8 +90,8 @@ def _first(facts: Facts, deadlines: Deadlines) -> list[Decision]:
 
 
 def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """See whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before its
-    verdict."""
+    """Decide whether the attempt is to end: cancelled, done, restarted, or judged. Evidence of a hang is taken before
+    its verdict."""
     if facts.goal is JobGoal.CANCEL:
         return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number)]
     if facts.done:
@@ -199,7 +199,7 @@ def _starts(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[D
 
 
 def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Start the agents that are missing; a launch that is not heard of in time is tried again."""
+    """Start the agents that are missing; a launch without news in time is tried again."""
     return [
         d.Launch(deadlines.now_s, f"attempt {attempt.number} needs {node.name}", attempt.number, node.name)
         for node in facts.gang
@@ -208,7 +208,7 @@ def _launches(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list
 
 
 def _stop(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Stop what is left of the attempt; when nothing of it can run any more, return what follows."""
+    """Stop what is left of the attempt; once nothing of it can still be running, return what follows."""
     unclear = [node for node in facts.every_node() if not _is_clear(facts, attempt, node, deadlines)]
     if not unclear or allocation.leaves(facts, attempt, unclear, _grace_s(facts, attempt), deadlines):
         return _follow(facts, attempt, deadlines)
@@ -219,8 +219,8 @@ def _is_clear(facts: Facts, attempt: AttemptFacts, node: NodeFacts, deadlines: D
     """Tell whether nothing of the attempt runs on the node: seen, or certain because its agent fences itself.
 
     An agent without contact and without a step of its ranks kills them well before the time of `fence` is over. A
-    broken gang makes no steps; so nothing runs on a silent node that long after the break and the last contact. An agent
-    of an old allocation notices its end and does not wait for its fence.
+    broken gang makes no steps; so nothing runs on a silent node once that time has passed since the break and the last
+    contact. An agent of an old allocation notices its end and does not wait for its fence.
     """
     assert facts.limits is not None
     if node.is_clear(attempt.number):
@@ -240,7 +240,7 @@ def _stop_orders(
     facts: Facts, attempt: AttemptFacts, unclear: list[NodeFacts], deadlines: Deadlines
 ) -> list[Decision]:
     grace_s, saves = _grace_s(facts, attempt), allocation.saves(facts, attempt)
-    lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on others any more
+    lent = facts.nodes if facts.queue is not None else None  # nothing can be launched on other nodes now
     orders: list[Decision] = []
     for node in unclear:
         if node.agent_state is AgentState.UP and node.ordered.stop < attempt.number:
@@ -277,7 +277,7 @@ def _give_up(
     for node in unclear:
         deadline_s = node.ordered.stop_at + grace_s + KILL_S_MAX
         ordered = node.agent_state is AgentState.UP and node.ordered.stop == attempt.number
-        # Only one that was heard after the deadline has had its chance to say that all is stopped.
+        # Only an agent with contact after the deadline has had its chance to report that all is stopped.
         if ordered and deadlines.passed(deadline_s) and node.contact_at >= deadline_s:
             why = (
                 f"processes of attempt {attempt.number} on {node.name} outlive SIGKILL; the host needs a look"

@@ -14,7 +14,7 @@ from orchestrator.core import observations
 
 
 def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -> None:
-    """Take in what a beat says of a living rank; what of it is a sign of life stands in `suspicion.SIGNS`."""
+    """Fold what a beat says of a living rank; `suspicion.SIGNS` defines which parts of it are signs of life."""
     if beat.seen is not None:
         rank.steps, rank.state, rank.log_bytes, rank.cpu_s = (
             beat.steps,
@@ -44,7 +44,7 @@ def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -
     if beat.state != rank.state:
         rank.state, rank.state_at = beat.state, at
     if beat.steps > rank.steps:
-        if rank.steps:  # time without a supervisor is no pause
+        if rank.steps:  # time without a supervisor is not a pause
             rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
         rank.steps, rank.step_at = beat.steps, at
     if beat.exiting and not rank.exiting:
@@ -81,8 +81,8 @@ def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
 
 
 def entered_another(facts: Facts, rank: RankFacts, inspection: observations.RankInspection) -> bool:
-    """Tell whether a rank has entered another collective since the inspection before, in the present silence: those that
-    were entered before it say nothing."""
+    """Tell whether a rank has entered another collective since the previous inspection, in the present silence: those
+    that were entered before the silence say nothing."""
     attempt = cast(AttemptFacts, facts.attempt)
     if rank.inspection is None or rank.inspected_at < suspicion.quiet_since(facts, attempt):
         return False

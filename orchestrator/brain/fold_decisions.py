@@ -1,6 +1,7 @@
 """Journaled decisions, folded into the facts: what was ordered is a wish until it is observed.
 
-An attempt begins here, and what must outlive the one before is noted: how far it came, and which nodes the next one avoids.
+An attempt begins here, and what must outlive the previous attempt is noted: how far it came, and which nodes the next
+one avoids.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def _begin_attempt(facts: Facts, news: d.BeginAttempt) -> None:
 
 
 def _begin_run(facts: Facts, attempt: AttemptFacts, at: float) -> None:
-    """The attempt has its nodes; the time that a job may take begins with its first."""
+    """Note that the attempt has its nodes; the job's time limit starts with its first attempt."""
     attempt.placed_at = at
     if facts.run_began_at is None:
         facts.run_began_at = at
@@ -110,7 +111,7 @@ def _hung_again(facts: Facts, attempt: AttemptFacts, node: NodeFacts) -> str:
 
 
 def _exclude_apart(facts: Facts, verdict: d.Verdict) -> None:
-    """Do without a node that cannot meet the others, and forgive those who could not meet that one."""
+    """Do without a node that cannot meet the others, and forgive those that could not meet that one."""
     for past in facts.past:
         accuser = past.verdict
         if accuser is None or not accuser.signature.startswith(APART) or accuser.node not in facts.nodes:

@@ -70,7 +70,7 @@ def _supervisor_started(facts: Facts, news: e.SupervisorStarted) -> None:
 
 
 def _void_orders(node: NodeFacts) -> None:
-    """Orders that were under way may never have arrived; they are given again when the agent is back."""
+    """Void a node's orders: those under way may never have arrived; they are given again when the agent is back."""
     node.agent_state = AgentState.SILENT
     node.ordered = Orders()
     node.fence_lost = True
@@ -90,7 +90,7 @@ def _agent_up(facts: Facts, news: e.AgentUp) -> None:
     node.contact_at = news.at
     node.launch_failures = 0
     node.missing, node.busy = "", None
-    if node.excluded == node.launch_reason:  # what it was refused for is mended; what it found there is not
+    if node.excluded == node.launch_reason:  # the refused launch is mended; what the agent found is not
         node.excluded = ""
     node.launch_reason = ""
     if news.running == 0:
@@ -164,7 +164,7 @@ def _queued(facts: Facts, at: float) -> None:
 
 
 def _current(facts: Facts, name: str, attempt: int, at: float) -> NodeFacts | None:
-    """Note that the node spoke; return it only when it speaks of the current attempt."""
+    """Note contact with the node; return it only when its report is about the current attempt."""
     node = facts.node(name)
     if node is None:
         return None
@@ -184,7 +184,7 @@ def _prepared(facts: Facts, news: e.Prepared) -> None:
 
 
 def _probed(facts: Facts, news: e.Probed) -> None:
-    """The first answer counts: the first node listens no longer once ranks were started."""
+    """Take the first answer, which counts: the first node stops listening once ranks are started."""
     node = _current(facts, news.node, news.attempt, news.at)
     if node is not None and node.rendezvous.probed < news.attempt:
         rendezvous = node.rendezvous
@@ -261,7 +261,7 @@ def _stopped(facts: Facts, news: e.Stopped) -> None:
     done = all(rank.ended_well for rank in facts.ranks.values() if rank.node == node.name)
     if (
         news.how != "ended" and not done
-    ):  # nobody ordered it yet: the attempt cannot go on without these ranks
+    ):  # without an order to stop: the attempt cannot go on without these ranks
         fenced = "it had lost the supervisor and made no progress, so its agent stopped its ranks"
         how = fenced if news.how == "fenced" else "its agent stopped its ranks without an order"
         node.lost = AgentLoss(how, news.at)
@@ -291,17 +291,18 @@ def _checkpoint_fetch_started(facts: Facts, news: e.CheckpointFetchStarted) -> N
 
 
 def _checkpoint_found(facts: Facts, news: e.CheckpointFound) -> None:
-    """Adopt it only from the attempt that is current: a stale one may still be writing."""
+    """Adopt a checkpoint only from the current attempt: a stale one may still be writing."""
     current = facts.attempt is not None and news.attempt == facts.attempt.number
     (facts.fetching if current else facts.fetching_late).pop(news.path, None)
-    # What an agent of the allocation before has kept for us is as good: all nodes of a queue share their disk.
+    # Reports that an agent of the previous allocation has kept count, too: all nodes of a queue share their disk.
     left = current and facts.queue is not None and news.node in facts.leaving
     if _is_current(facts, news.node, news.attempt) or left:
         checkpoints.adopt(facts, cast(AttemptFacts, facts.attempt), news)
 
 
 def _checkpoint_invalidated(facts: Facts, news: e.CheckpointInvalidated) -> None:
-    """What does not arrive leaves what is at home under its name as it is."""
+    """Fold an invalid checkpoint; one that does not arrive leaves the checkpoint of its name in the job
+    folder as it is."""
     stale = facts.attempt is not None and news.attempt < facts.attempt.number
     if stale and facts.fetching_late.pop(news.path, None) is not None:
         return
@@ -317,7 +318,7 @@ def _cancel_requested(facts: Facts, news: e.CancelRequested) -> None:
 
 
 def _restart_requested(facts: Facts, news: e.RestartRequested) -> None:
-    """An attempt that is over already is followed by another one, or by none, without that."""
+    """Fold a restart request; what follows an attempt that is already over does not depend on it."""
     facts.requests = max(facts.requests, news.request)
     attempt = facts.attempt
     if facts.end is None and attempt is not None and attempt.phase is not Phase.STOP:

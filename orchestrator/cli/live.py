@@ -49,7 +49,7 @@ def everything(job: Job, style: LogStyle) -> Status:
 
 
 def watch(job: Job) -> Status:
-    """Show the job's status again and again until it has ended; return the last one."""
+    """Show the job's status repeatedly until it has ended; return the last one."""
     if not terminal.has_colour():
         return _until_ended(job, _changes(with_end=True))
     from rich.live import Live

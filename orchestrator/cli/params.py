@@ -24,7 +24,7 @@ class Verbs(click.Group):
     """A group of verbs that lists them in the order in which they were added."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return their names."""
+        """Return the names of the verbs."""
         return list(self.commands)
 
 
@@ -42,7 +42,7 @@ class JobName(click.ParamType):  # type: ignore[type-arg]  # generic from click 
         try:
             ids = home.ids(home.home(os.environ))[::-1]
         except OrchError:
-            return []  # a shell's completion line is no place for an error
+            return []  # an error must not show in a shell's completion line
         names = dict.fromkeys(home.name_of(job_id) for job_id in ids)
         return [CompletionItem(text) for text in (*names, *ids) if text.startswith(incomplete)]
 

@@ -20,7 +20,7 @@ from orchestrator.core.text import counted
 
 
 def clean_local(jobs: Sequence[Job]) -> tuple[str, dict[str, remote_files.Account]]:
-    """Kill what ended jobs left running here and remove their run files and the drafts of cut off submits.
+    """Kill what ended jobs left running here and remove their run files and the drafts of interrupted submits.
 
     Return what was done, empty for nothing; and, by job, what could not be done and why.
     """

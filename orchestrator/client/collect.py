@@ -152,7 +152,7 @@ LAST_S_MAX = 360.0
 
 
 def await_last(job: Job) -> None:
-    """Wait until an ended job's supervisor has fetched what it can; revive it if it died meanwhile."""
+    """Wait until an ended job's supervisor has fetched what it can; revive it if it died in the meantime."""
     deadline_s = time.monotonic() + LAST_S_MAX
     while not job.folder.ended.exists() and time.monotonic() < deadline_s:
         job.look_after()

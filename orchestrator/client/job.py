@@ -38,7 +38,7 @@ RESUME_S_MAX = 30.0
 """How long it may take until a resumed job has begun its next attempt."""
 
 QUIET_S = 15.0
-"""A living supervisor writes its status every half second; a status older than this says who has not written it."""
+"""A living supervisor writes its status every half second; an older one names the supervisor that is late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +266,7 @@ class Job:
         slurm_status.requeue_status(self.folder, sized)
 
     def _await_resume(self, before: Status) -> None:
-        """Wait until the status shows the resume: until then a wait for the job's end would see its last one."""
+        """Wait until the status shows the resume: before that a wait for the job's end would see the old end."""
         deadline_s = time.monotonic() + RESUME_S_MAX
         while _is_same_end(before, self.last_status()):
             if time.monotonic() > deadline_s:
@@ -289,7 +289,7 @@ class Job:
         return {**why, **self._in_queue()} if goes_on and self.is_slurm else why
 
     def _in_queue(self) -> Json:
-        """Return what Slurm's queue has a part in: without a supervisor only the queue knows it."""
+        """Return what only Slurm's queue knows while there is no supervisor."""
         try:
             status: Json = {**self.last_status()}
         except OrchError:

@@ -1,9 +1,9 @@
 """Reader of a job's logs: of one rank or a thousand, merged by time, from the end, or as they grow.
 
 Rules: attempts follow one another, inside an attempt lines are merged by the time their last byte was written (the
-index beside a log; what it does not cover, and node logs, by the file's own mtime), then by rank, then by file order.
+index next to a log; what it does not cover, and node logs, by the file's own mtime), then by rank, then by file order.
 A log is read in blocks and opened per block, so neither a log's length nor the number of ranks costs memory or open
-files. The lines of one rank are never reordered, lost or doubled.
+files. The lines of one rank are never reordered, lost or duplicated.
 
 A query without `attempt` reads the newest attempt with any output; with `tail`, earlier ones too until there are enough
 lines; with `since_s`, or with `grep` and no `tail`, all attempts.
@@ -191,7 +191,7 @@ class Follower:
         return self._merged(runs)
 
     def drain(self) -> Iterator[LogLine]:
-        """Yield the rest, unfinished lines too, once no process writes any more."""
+        """Yield the rest, unfinished lines too, once no process still writes."""
         for _ in range(_DRAIN_POLLS_MAX):
             lines = self.poll()
             yield from lines

@@ -149,7 +149,8 @@ def _space(folder: Path) -> Finding:
 
 
 def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Import torch and compile the script as a rank would; a job need not use torch, so its lack is no fault."""
+    """Import torch and compile the script as a rank would; a job need not use torch, so a missing torch is not a
+    fault."""
     if plan.shell or "python" not in Path(plan.program).name:
         yield Finding("python", True, f"{plan.program} (not looked into)")
         return

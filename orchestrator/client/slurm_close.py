@@ -14,7 +14,7 @@ from orchestrator.core.jobdir import home, locks, requests
 from orchestrator.core.jobdir.layout import JobDir
 
 CLOSE_S_MAX = 30.0
-"""How long it may take until a job that is over is closed."""
+"""How long closing a job that is over may take."""
 
 POLL_S = 0.02
 

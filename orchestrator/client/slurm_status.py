@@ -1,9 +1,9 @@
 """Status of a Slurm job: what its folder says and what Slurm's queue says, joined; and what follows from the queue.
 
 Rules: while a supervisor lives, the folder is right; otherwise Slurm is. A job is closed from here only when Slurm says
-that it is over for good; where Slurm does not know the job, only when nothing in the folder changes any more and
-scontrol confirms squeue. Then a request says so, and a supervisor without nodes, on this machine, ends the job. A user
-who cannot write to the folder only reads. A missing answer of Slurm never counts as a no.
+that it is over for good; where Slurm does not know the job, only when nothing in the folder still changes and scontrol
+confirms squeue. Then a request says so, and a supervisor without nodes, on this machine, ends the job. A user who
+cannot write to the folder only reads. A missing answer of Slurm never counts as a no.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def _own_cluster(job: JobDir) -> str:
 
 
 def settle(job: JobDir) -> None:
-    """Act on Slurm's state: close a job that is over, cancel a job whose supervisor has not, and requeue a job that
-    has lost its supervisor for good.
+    """Act on Slurm's state: close a job that is over, cancel a job whose supervisor has not cancelled it, and
+    requeue a job that has lost its supervisor for good.
 
     Raises ClusterError when that cannot be done.
     """
@@ -279,7 +279,8 @@ def _cancelled_by_slurm(job: JobDir, err: ClusterError) -> ClusterError:
 
 
 def requeue_status(job: JobDir, before: Status) -> None:
-    """Write that a resumed job waits: until it has nodes no supervisor does, and its last end must not show."""
+    """Write the status of a resumed job that waits: until it has nodes no supervisor writes one, and its last
+    end must not show."""
     bare, now = status_file.without_nodes(before), status_file.iso(time.time())
     status: Status = {**bare, "state": "QUEUED", "reason": "", "ended_at": None, "written_at": now}
     replace_text(job.state, json.dumps(status), durable=False)
@@ -299,7 +300,7 @@ def batch_lines(job: JobDir) -> list[str]:
     except ValueError:
         return ["(not shown: the job's secrets are damaged, so nothing could be masked)"]
     if begin:
-        del lines[0]  # it is cut off, maybe inside a secret
+        del lines[0]  # it is cut off, perhaps inside a secret
     return [line.rstrip() for line in lines if line.strip()]
 
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
 Json: TypeAlias = dict[str, Any]
-"""A JSON object, where a wire, a file or a user's screen is the border; further in, values have types."""
+"""A JSON object, at the border to a wire, a file or a user's screen; further in, values have types."""
 
 DEPTH_MAX = 32
 """How deep objects and lists may be nested; those of a job are nested less than 10 deep."""

@@ -1,6 +1,7 @@
-"""Invisible and harmful characters, shown as escapes: those that a terminal would obey, or that show another text than is there.
+"""Invisible and harmful characters, shown as escapes: those that a terminal would obey, or that make text look
+different from what it is.
 
-Names, paths and log lines may come from another machine, or from a person who wants to be taken for another.
+Names, paths and log lines may come from another machine, or from a person who poses as someone else.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Limits:
     """Every limit of a job. None means no limit, unless a field says otherwise."""
 
-    # From the begin of an attempt until all its ranks are started.
+    # From the start of an attempt until all its ranks are started.
     start_s_max: float
     # How long a silence may be. 0: it follows from what the job has shown, within `hang_floor_s` and `hang_ceiling_s`.
     hang_s_max: float | None

@@ -101,8 +101,8 @@ def host_alone(url: str) -> str:
 
 
 def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
-    """Return where in `text` a form begins that goes on after `at`, with at least `least` of it before; `at` without one.
-    A form that goes over the end of `text` counts."""
+    """Return where in `text` a form that continues past `at` begins, with at least `least` of it before `at`; `at`
+    without one. A form that goes over the end of `text` counts."""
     begin = text.find(form[:1], max(0, at - len(form) + 1), at)
     while 0 <= begin <= at - least:
         if form.startswith(text[begin : begin + len(form)]):
@@ -112,7 +112,7 @@ def _begun(text: AnyStr, at: int, form: AnyStr, least: int) -> int:
 
 
 def _ended(text: str, form: str) -> int:
-    """Return where in `text` a form ends that has begun before it; 0 without one."""
+    """Return where in `text` a form ends that began before `text`; 0 without one."""
     last = text.rfind(form[-1], 0, len(form) - 1)
     while last + 1 >= SECRET_CHARS_MIN:
         if form.endswith(text[: last + 1]):

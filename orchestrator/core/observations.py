@@ -65,7 +65,7 @@ class Collective:
     shape: str
     # How long ago
     entered_s: float
-    # It was carried out, so the rank no longer waits in it
+    # It has completed, so the rank no longer waits in it
     done: bool = False
     # The few before it, in order
     earlier: tuple[EnteredCollective, ...] = ()
@@ -93,13 +93,13 @@ class RankInspection:
     # The letter of /proc
     state: str
     activity: Activity
-    # How long nothing of it has moved, by its host's clock and over inspections in a row; 0 at the first
+    # How long it has stood still, by its host's clock and over inspections in a row; 0 at the first
     still_s: float
     # The user's innermost frame, `train.py:88 load_batch`
     where: str
     # What it does there, in words
     why: str
-    # It cannot go on by itself, whatever the other ranks do
+    # The rank cannot go on by itself, whatever the other ranks do
     proven: bool
     # What remains of a sleep, or of a wait with a time limit
     ends_s: float | None
@@ -108,7 +108,7 @@ class RankInspection:
     # Frames of the main thread, innermost first, as `file:line function`, without those of the import machinery
     stack: tuple[str, ...]
     collectives: tuple[Collective, ...]
-    # As in `RankHeartbeat`, here with each step at which a count grew by another number than in the step before
+    # As in `RankHeartbeat`, here with each step at which a count grew by a different number than in the previous step
     groups: tuple[str, ...]
     collective_counts: tuple[CollectiveCounts, ...]
     # What could not be read here, and why

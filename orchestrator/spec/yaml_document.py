@@ -1,7 +1,7 @@
 """YAML of a job file as data with the line of each key, and the faults found in it.
 
 Rules: every scalar stays the text that was written, since its field decides what it means: that avoids YAML 1.1's traps
-(`off`, `1:30`, `010`, dates); only an unquoted nothing, `~` or `null` is None. Nothing here knows a field.
+(`off`, `1:30`, `010`, dates); only an unquoted empty value, `~` or `null` is None. Nothing here knows a field.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Inventory:
     python: str
     # Backend ssh: how many GPUs each host reports; None: the hosts were not asked
     gpus_each: int | None = None
-    # Backend slurm: the options that the submitter has set for all of his jobs
+    # Backend slurm: the options that the submitter has set for all jobs
     sbatch: tuple[tuple[str, str], ...] = ()
 
 
@@ -271,7 +271,7 @@ TORCH_TRACE = {
     # The flight recorder on, and as long as it is by default: older releases come with it switched off. Both names.
     "TORCH_FR_BUFFER_SIZE": "2000",
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-    # A Python stack for each entry is taken under Python's lock, and dumping them may wait for ever for that lock.
+    # A Python stack for each entry is taken under Python's lock, and dumping them may wait for that lock without end.
     "TORCH_INCLUDE_STACK_TRACE": "0",
     # By default torch's own watchdog aborts a rank after 480 s of a stuck watchdog thread: before a person who asked
     # only to be notified has looked. The 600 s and 1,800 s of collectives are arguments in the script, not ours to set.

@@ -45,8 +45,8 @@ def refuse_missing(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> No
 
 
 def missing_interface(named: str | None, names: Sequence[str]) -> str:
-    """Return that a host has no interface of this name; empty where it has one. NCCL takes the beginning of a name, several
-    with commas, `=` for a whole name, and `^` for all but these."""
+    """Return the message that a host has no interface of this name; empty where it has one. NCCL takes the beginning of
+    a name, several with commas, `=` for a whole name, and `^` for all but these."""
     words = [word.removeprefix("=") for word in (named or "").split(",") if word]
     if not words or words[0].startswith("^") or any(name.startswith(tuple(words)) for name in names):
         return ""

@@ -37,8 +37,8 @@ class RenderedFile:
 def render(plan: Plan, job: JobDir, python: str) -> tuple[RenderedFile, ...]:
     """Return the launch script of every node; on Slurm the batch script, and the launch script of any node.
 
-    `python` runs the agents; the plan has that of the ranks. Over SSH and on Slurm it is only the first Python to be tried,
-    since hosts have their own.
+    `python` runs the agents; the plan holds the interpreter of the ranks. Over SSH and on Slurm it is only the first
+    Python to be tried, since hosts have their own.
     """
     command = plan.argv[-1] if plan.shell else shlex.join(plan.argv)
     values: dict[str, object] = {"id": plan.id, "command": command, "setup": plan.setup, "python": python}

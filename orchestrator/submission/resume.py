@@ -40,8 +40,8 @@ def resume(
 def _resume_in_queue(
     job: JobDir, old: Plan, path: str, overrides: tuple[str, ...], environ: Mapping[str, str]
 ) -> None:
-    """Queue an ended job again, under a new Slurm id. That id is written last: until then the batch script waits, and from
-    then on nothing starts a supervisor in the nodes of the id before."""
+    """Queue an ended job again, under a new Slurm id. That id is written last: until then the batch script waits, and
+    from then on nothing starts a supervisor in the nodes of the previous id."""
     sbatch_submission.require_commands(environ, job.id)
     before = codec.loads(tuple[str, ...], job.slurm.read_bytes()) if job.slurm.exists() else ()
     private = [job.webhook] if job.webhook.exists() else []

@@ -57,7 +57,7 @@ def _let_go_on(job: JobDir) -> str:
             os.kill(stat.ppid, signal.SIGCONT)
         os.kill(who["pid"], signal.SIGCONT)
     except OSError:
-        return ""  # it has written nothing yet, or has gone meanwhile
+        return ""  # it has written nothing yet, or is gone by now
     return "had been stopped, by a signal; it goes on"
 
 

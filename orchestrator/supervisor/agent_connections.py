@@ -145,7 +145,7 @@ class AgentConnections:
         await asyncio.sleep(0.05)
 
     async def _meet(self, line: connection.Line, admit: Callable[[], None]) -> None:
-        """Read a stranger's greeting, and then what it sends if it is line of the job's agents."""
+        """Read a stranger's greeting, and then what it sends if it is one of the job's agents."""
         try:
             hello = await self._authenticate(line)
             admit()

@@ -34,8 +34,8 @@ def placed(plan: Plan, allocation: Allocation | None) -> Plan:
 def claim(job: JobDir, name: str) -> None:
     """Write into the job folder that the job is in this allocation, before any order is given in it.
 
-    Agents and a supervisor that live on in an earlier allocation read it and go, see `agent/lost_supervisor.py`. Raises
-    NotOursError when the job is in a later allocation by now.
+    Agents and a supervisor that live on in an earlier allocation read it and exit, see `agent/lost_supervisor.py`.
+    Raises NotOursError when the job is in a later allocation by now.
     """
     if not name:
         return
@@ -46,8 +46,8 @@ def claim(job: JobDir, name: str) -> None:
 
 
 def announce_allocation(job: JobDir, name: str) -> int:
-    """Claim the allocation for the job although another supervisor holds its lock, so that this one goes; return the
-    exit code of a supervisor that cannot act."""
+    """Claim the allocation for the job although another supervisor holds its lock, so that the other one exits;
+    return the exit code of a supervisor that cannot act."""
     if codec.loads(Plan, job.plan.read_bytes()).slurm is None:
         return SUCCEEDED
     try:

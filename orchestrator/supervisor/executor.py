@@ -122,7 +122,7 @@ class Executor:
                 self._connections.send(node, m.Fence(attempt, quiet_s, alone_s))
             case d.Dismiss(node=node):
                 self._connections.send(node, m.Dismiss())
-                # What is still being launched there is not wanted any more.
+                # What is still being launched there is no longer wanted.
                 self._backend.keep_reachable(self._config(node))
             case (
                 d.BeginAttempt()
@@ -188,14 +188,14 @@ class Executor:
             self._backend.keep_reachable(self._config(node))
 
     def connection_ended(self, node: str, left: bool) -> None:
-        """A node's connection ended; `left`: its agent, which was dismissed, said goodbye before."""
+        """Handle the end of a node's connection. `left`: its agent, which was dismissed, said goodbye before."""
         if left:
             self._backend.release(node)
         else:
             self._backend.check_reachable(node)
 
     def check_reachable(self, node: str) -> None:
-        """A node's connection broke, or nothing comes over it any more."""
+        """Check a node whose connection broke, or over which nothing comes any longer."""
         self._backend.check_reachable(node)
 
     def reasons(self, facts: Facts) -> dict[str, str]:
@@ -234,6 +234,6 @@ class Executor:
         return []
 
     def _failed(self, node: str, err: LaunchError, now_s: float) -> e.Event:
-        is_busy = err.trouble is Retryable.BUSY  # then the job waits by itself, and there is nothing to fix
+        is_busy = err.trouble is Retryable.BUSY  # then the job waits, and there is nothing to fix
         reason = f"{err.reason}; fix: {err.fix}" if err.fix and not is_busy else err.reason
         return e.LaunchFailed(now_s, node, err.stage, self._mask.apply(reason), err.trouble)

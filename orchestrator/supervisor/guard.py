@@ -25,7 +25,7 @@ DEATHS_S = 60.0
 """This many deaths within this time are too many."""
 
 PAUSE_S = 0.25
-"""Before the first new start; doubled with each further death that is not `DEATHS_S` ago."""
+"""The pause before the first new start; doubled with each further death within `DEATHS_S`."""
 
 GIVEN_UP = "given up"
 

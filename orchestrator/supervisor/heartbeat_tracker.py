@@ -1,4 +1,5 @@
-"""The latest heartbeats of all agents: what to acknowledge of them, the speed of each rank, and connections gone mute.
+"""The latest heartbeats of all agents: what to acknowledge of them, the speed of each rank, and connections that have
+gone silent.
 
 Heartbeats are not kept: the brain gets each one as an event, see `translation.heartbeat`; only what acknowledgements
 and the status file need is remembered here.

@@ -1,9 +1,9 @@
 """The queue of a job home: jobs that want the same hosts are served in the order of their submits.
 
-Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait as long as smaller
-ones come. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts. The job's
-supervisor holds a lock on it until the job has its hosts. An unlocked ticket is that of a dead supervisor, and is
-ignored; so is another user's, whose lock cannot be seen.
+Rules: leases keep jobs apart, but do not order them: without a queue a job of many hosts would wait for as long as
+smaller jobs keep coming. A ticket is a file `queue/<time of submit>-<job id>` in the job home, which names the hosts.
+The job's supervisor holds a lock on it until the job has its hosts. An unlocked ticket is that of a dead supervisor,
+and is ignored; so is another user's, whose lock cannot be seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TAKE_S_MAX = 1.0
 """How long to wait for the job's own ticket: other processes hold it for an instant, to check whether it is held."""
 
 LOOK_S = 1.0
-"""How often a waiting job checks which jobs are before it."""
+"""How often a waiting job checks which jobs are ahead of it."""
 
 
 class HostQueue:
@@ -52,7 +52,7 @@ class HostQueue:
         return self._ahead
 
     def leave(self) -> None:
-        """Leave the queue: the job has its hosts, or needs none any more."""
+        """Leave the queue: the job has its hosts, or no longer needs any."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
@@ -87,4 +87,4 @@ def _held(path: Path) -> frozenset[str]:
         with path.open("rb") as file:
             return frozenset(file.read(TICKET_BYTES_MAX).decode(errors="replace").split("\n"))
     except (FileNotFoundError, PermissionError):
-        return frozenset()  # given up meanwhile; or another user's
+        return frozenset()  # given up in the meantime; or another user's

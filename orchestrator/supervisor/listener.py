@@ -1,10 +1,10 @@
-"""The supervisor's port up to the greeting: agents get in, and memory and descriptors last, during a flood of
-connections too.
+"""Listener on the supervisor's port, up to an agent's greeting: during a flood of connections, too, agents get in,
+and memory and descriptors suffice.
 
 Rules: a connection counts from accept on. A silent one costs only a descriptor: TLS begins with the first byte, since
 from then on a connection costs up to a megabyte. The number of connections in TLS is limited, at once and per second.
-One too many puts out the oldest of the address that has the most, see `Crowd`. A flood is reported in one line with a
-count.
+One connection too many evicts the oldest of the address that has the most, see `Crowd`. A flood is reported in one
+line with a count.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TLS_PER_S_MAX = 200
 """How many connections may begin TLS in a second: each takes a millisecond of a processor."""
 
 TLS_PER_S_OF_ONE_MAX = 100
-"""How many of them from one address."""
+"""How many of these may come from one address."""
 
 BACKLOG = 1024
 

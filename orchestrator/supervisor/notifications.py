@@ -45,7 +45,7 @@ COMMAND_S_MAX = 30.0
 """How long the command may run; then it is killed, with all processes that it started."""
 
 POST_S_MAX = 10.0
-"""How long one try to reach the webhook may take, from the look-up of its name to the end of its answer."""
+"""How long one try to reach the webhook may take, from the lookup of its name to the end of its answer."""
 
 POST_PAUSES_S = (1.0, 4.0)
 """The pauses between the tries."""
@@ -54,7 +54,7 @@ WAITING_MAX = 64
 """How many notifications may wait for their delivery; more are dropped, with a line in the log."""
 
 CLOSE_S_MAX = 5.0
-"""How long a supervisor that must go waits for deliveries that are under way."""
+"""How long a supervisor that must exit waits for deliveries that are under way."""
 
 OUTPUT_BYTES_MAX = 4000
 TEXT_CHARS_MAX = 1000
@@ -309,9 +309,9 @@ def post(
 
 
 def _try_in_time(url: str, note: Json, limit_s: float) -> tuple[str, bool]:
-    """Try once, within `limit_s` in all; return what went wrong, and whether another try is in vain.
+    """Try once, within `limit_s` in all; return what went wrong, and whether another try is useless.
 
-    The timeout of a socket holds for each of its steps, and that of a name's look-up cannot be set: a thread that takes
+    The timeout of a socket holds for each of its steps, and that of a name lookup cannot be set: a thread that takes
     longer is left to itself.
     """
     answer: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()

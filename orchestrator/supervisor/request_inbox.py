@@ -19,7 +19,7 @@ LOOKS_MAX = 3
 """How often the folder is listed again after its last change."""
 
 DELETED_S_MIN = 3.0
-"""How far apart two looks must be that both do not find the plan: a file server may lose sight of it for a moment."""
+"""How far apart two checks must be that both miss the plan: a file server may not show it for a moment."""
 
 
 class RequestInbox:
@@ -35,7 +35,7 @@ class RequestInbox:
     def since(self, number: int, at: float) -> list[RequestEvent]:
         """Return the requests after `number`, in order; one stat when nothing has changed for `LOOKS_MAX` calls.
 
-        A folder's mtime ticks every 4-10 ms: what is written in the tick of the look before leaves it as it was.
+        A folder's mtime ticks every 4-10 ms: a write in the same tick as the previous check leaves it unchanged.
         """
         if self._is_deleted(at):
             self._plan = None  # asked for once
@@ -56,7 +56,7 @@ class RequestInbox:
             return []
 
     def _is_deleted(self, at: float) -> bool:
-        """Tell whether nobody has seen the plan for so long that it is no more."""
+        """Tell whether the plan has been missing for long enough to count as deleted."""
         if self._plan is None or _may_be_there(self._plan):
             self._missing_at = None
             return False
@@ -70,7 +70,7 @@ def _may_be_there(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        pass  # the disk does not answer, which says nothing
+        pass  # the disk does not answer, which proves nothing
     return True
 
 

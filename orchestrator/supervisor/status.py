@@ -145,7 +145,8 @@ def reason(facts: Facts) -> str:
 
 
 def _fence(facts: Facts, attempt: AttemptFacts) -> str:
-    """Return for which silent nodes a restart waits, lest two attempts run at once, and for how long at most."""
+    """Return for which silent nodes a restart waits, so that two attempts never run at the same time, and for
+    how long at most."""
     silent = [
         node.name
         for node in facts.every_node()
@@ -211,7 +212,7 @@ def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
 
 def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> NodeStatus:
     host = next((planned.host for planned in plan.nodes if planned.name == node.name), "")
-    # A supervisor gives every node a fresh start; what an agent never said is not "seen".
+    # A new supervisor resets the contact of every node; a node whose agent never reported is not "seen".
     seen = now.age_s(node.contact_at) if node.contact_at and node.incarnation else None
     return {
         "name": node.name,

@@ -133,10 +133,10 @@ class Supervisor:
         if self._queue is not None:
             self._queue.leave()
         self._brain.close()
-        if self.end is not None and self._job.plan.exists():  # it may have been deleted meanwhile
+        if self.end is not None and self._job.plan.exists():  # it may be deleted by now
             full_disk.wait_for(self._job.ended.touch)
             if self._is_resumed():
-                self._job.ended.unlink(missing_ok=True)  # as the resume did before
+                self._job.ended.unlink(missing_ok=True)  # as the resume has done already
         return self._brain.facts.requests
 
     def _begin(self, port: int) -> None:
@@ -157,7 +157,8 @@ class Supervisor:
         self._executor.publish_endpoint()
 
     def _is_idle(self) -> bool:
-        """Tell whether the job waits in a queue by itself: there are no nodes to act on, and no end to bring it to."""
+        """Tell whether the job waits in a queue by itself: it has no nodes to act on, and need not be brought to an
+        end."""
         facts = self._brain.facts
         if self._plan.slurm is None or self._allocation is not None or facts.end is not None:
             return False
@@ -185,7 +186,7 @@ class Supervisor:
         return False
 
     def _is_resumed(self) -> bool:
-        """Tell whether the job was resumed since its end: that end must not be shown any more."""
+        """Tell whether the job was resumed since its end: that end must no longer be shown."""
         return self.end is not None and is_resumed(self._job.requests, self._brain.facts.requests)
 
     def _after_pause(self) -> None:

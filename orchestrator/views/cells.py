@@ -71,7 +71,7 @@ def span(seconds: float) -> str:
 def columns(rows: Sequence[Sequence[Cell]], heads: Sequence[str]) -> list[Line]:
     """Return a table: columns as wide as their widest cell, two spaces between."""
     widths = [max([len(head), *(len(row[i].text) for row in rows)]) + 2 for i, head in enumerate(heads)]
-    widths[-1] = 0  # nothing stands behind the last, and blanks there could wrap a terminal's line
+    widths[-1] = 0  # nothing follows the last, and spaces there could wrap a terminal's line
     table = [[Cell(head, "bold") for head in heads], *rows]
     return [
         line(*(Cell(cell.text.ljust(width), cell.style) for cell, width in zip(row, widths, strict=True)))

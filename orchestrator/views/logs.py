@@ -151,7 +151,7 @@ def style_of(query: LogQuery, *, terminal: bool, environ: Mapping[str, str]) -> 
 class LogView:
     """Deduplicated log lines as text, in order, with a divider where an attempt begins.
 
-    `transition` returns for an attempt what the divider says of the step from the one before.
+    `transition` returns for an attempt what the divider says of the step from the previous one.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class _Run:
 
     @property
     def name(self) -> str:
-        """Their numbers."""
+        """Return the attempts' numbers in words."""
         first, last = self.attempts[0]["attempt"], self.attempts[-1]["attempt"]
         return f"attempt {first}" if first == last else f"attempts {first} to {last}"
 
@@ -106,7 +106,8 @@ def _in_short(run: _Run) -> str:
 
 
 def _step(attempt: Json) -> int | None:
-    """Return the step at which an attempt met its end; one whose nodes are taken away goes on for some after that is known."""
+    """Return the step at which an attempt met its end; one whose nodes are taken away makes some more steps after that
+    is known."""
     step: int | None = attempt["verdict"].get("step")
     last: int | None = attempt.get("last_step")
     if attempt["verdict"]["kind"] in ("preempted", "time_limit") and step is not None and last is not None:
@@ -158,7 +159,7 @@ def _course(attempt: Json, state: str) -> str:
 
 
 def transition(why: Json, number: int) -> str:
-    """Return in a line from where an attempt begins and why the one before it ended; empty where that is unknown."""
+    """Return in a line from where an attempt begins and why the previous one ended; empty where that is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
     ended, begun = attempts.get(number - 1), attempts.get(number)
     if ended is None or begun is None:
@@ -196,7 +197,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
 
 
 def _remarks(remarks: Sequence[str]) -> Iterator[Line]:
-    """Yield what was said of single ranks that harmed nothing, such as that one is slow."""
+    """Yield the remarks on single ranks that harmed nothing, such as that one is slow."""
     yield from (line(_PAD, Cell(one, "yellow")) for one in remarks[:REMARKS_MAX])
     if len(remarks) > REMARKS_MAX:
         yield line(Cell(f"{_PAD}… {len(remarks) - REMARKS_MAX} more, all in --json …", "dim"))
@@ -234,7 +235,7 @@ def _with_culprit(attempt: Json, folder: str) -> Iterator[Line]:
 
 
 def _is_brief(piece: str) -> bool:
-    """Tell whether a piece of evidence may share its line: it is short, or a list of such already."""
+    """Tell whether a piece of evidence may share its line: it is short, or a list of short pieces already."""
     if "\n" in piece or _FOLD.match(piece):
         return False
     return " · " in piece or len(piece) <= SHORT_CHARS_MAX
@@ -296,8 +297,8 @@ def _piece(evidence: str) -> Iterator[Line]:
 
 
 def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
-    """Yield a word on a script that seems to start anew each time: its attempts die after as many steps of their own,
-    which look like later and later steps of the job."""
+    """Yield a remark on a script that seems to start from scratch each time: its attempts die after as many steps of
+    their own, which look like later and later steps of the job."""
     judged = [one for one in attempts if one["verdict"] and one["verdict"].get("step") and one["first_step"]]
     latest = judged[-HINT_ATTEMPTS:]
     own = {one["verdict"]["step"] - one["first_step"] + 1 for one in latest}

@@ -30,7 +30,7 @@ KEEPERS_MAX = 10_000
 
 DELETES_MAX = 5
 DELETE_AGAIN_S = 0.2
-"""How often, and how long after one another, deleting a folder is tried while a process still writes to it."""
+"""How often, and at what interval, deleting a folder is tried while a process still writes to it."""
 
 
 def clean_up(request: w.CleanUp) -> w.CleanedUp:

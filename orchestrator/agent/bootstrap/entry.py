@@ -1,8 +1,8 @@
 """Entry point of the bootstrap on a host: reads one request, answers it, and leaves a keeper running after a launch.
 
-The launch script runs it with the bundle in memory, before any file of ours is on the host. Stages of a launch: folder,
-copy, lease, agent. A failure is answered with its stage and ends the launch. A keeper stays only when the launcher has
-received its leases and has answered `GO`.
+The launch script runs it with the bundle in memory, before any file of orch is on the host. Stages of a launch: folder,
+copy, lease, agent. A failure is reported with its stage and ends the launch. The keeper stays only when the launcher
+has received its leases and has answered `GO`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REPLIES = codec.by_kind(w.Word)
 def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
     """Serve the request in `line`, send replies that begin with `mark`, and return 0, or 1 for a failure.
 
-    This code comes from `bundle`, which is open as `bundle_fd`.
+    `bundle` is the archive that this code was imported from, open as `bundle_fd`.
     """
     replies = Replies(mark, sys.stdin.buffer)
     ownership.close_to_others()
@@ -110,7 +110,8 @@ def _bring_up(job: JobDir, config: AgentConfig, bundle_fd: int, replies: Replies
 def _next_reply(keeper: fork.Keeper, wait_s: float, *, while_connected: bool) -> w.Word:
     """Return the keeper's next reply, or a failure when none comes in time. Raises EndedError.
 
-    `while_connected`: raises BrokenPipeError when the launcher's end closes meanwhile; it sends nothing at this stage.
+    `while_connected`: raises BrokenPipeError when the launcher's end closes in the meantime; it sends nothing at this
+    stage.
     """
     replies_fd = keeper.replies.fileno()
     ready = select.select([replies_fd, 0] if while_connected else [replies_fd], [], [], wait_s)[0]

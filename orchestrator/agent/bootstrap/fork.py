@@ -1,8 +1,8 @@
-"""Fork of the bootstrap process into the keeper that stays on the host.
+"""Fork of the bootstrap process into the keeper that keeps running on the host.
 
 A new interpreter would import the same code a second time, which is most of what a launch costs a host. The child drops
-all that ties it to the connection: session, standard streams, open files, variables, name. It keeps the bundle's
-descriptor, from which it still imports. Until here the garbage collector is off, since importing makes no garbage.
+everything that ties it to the connection: session, standard streams, open files, variables, name. It keeps the bundle's
+descriptor, from which it still imports. The garbage collector is off until the fork, since importing makes no garbage.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Keeper:
     replies: IO[bytes]
 
     def send(self, line: str) -> None:
-        """Send a line. Raises EndedError."""
+        """Send the keeper a line. Raises EndedError."""
         try:
             self.orders.write(line.encode() + b"\n")
             self.orders.flush()
@@ -45,14 +45,14 @@ class Keeper:
             raise EndedError from err
 
     def receive(self) -> bytes:
-        """Wait for its next line. Raises EndedError."""
+        """Wait for the keeper's next line. Raises EndedError."""
         line = self.replies.readline(w.WORD_BYTES_MAX)
         if not line:
             raise EndedError
         return line
 
     def wait(self, wait_s: float) -> int:
-        """Return its exit code, negative for a signal; kill it if it does not end in time."""
+        """Return the keeper's exit code, negative for a signal; kill the keeper if it does not end in time."""
         deadline_s = time.monotonic() + wait_s
         while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
             if time.monotonic() > deadline_s:
@@ -63,12 +63,12 @@ class Keeper:
         return os.waitstatus_to_exitcode(ended[1])
 
     def kill(self) -> None:
-        """Kill it."""
+        """Kill the keeper."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
 
     def detach(self) -> None:
-        """Close the pipe to it, and let it run on by itself."""
+        """Close the pipe to the keeper, and let it run on by itself."""
         with contextlib.suppress(BrokenPipeError):
             self.orders.close()
 

@@ -1,8 +1,9 @@
 """Job folder on a host: created, checked, and filled with bundle and code during a launch.
 
-Rules: several hosts may share the disk and launch at once, so one at a time works in the folder (`launch.lock`). A file
-gets its name when it is whole, so a name that exists is right. Where hosts share the submitter's disk the folder is the
-job's own, known by its token, and nothing is copied.
+Rules: several hosts may share the disk and launch at the same time, so only one of them at a time works in the folder
+(`launch.lock`). A file is renamed into place once it is complete, so a file that exists is complete. Where hosts share
+the submitter's disk, the folder is the one that the job was submitted from, recognised by its token, and nothing is
+copied.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SIBLINGS_MAX = 50
 LOCK_S_MAX = 600.0
 LOCK_POLL_S = 0.1
 WORKING_S = 2.0
-"""How often a long step reports that it goes on."""
+"""How often a long step reports that it is still in progress."""
 
 WRITE_TEST_BYTES = 4096
 
@@ -90,7 +91,7 @@ def nearest(path: Path) -> Path:
 
 
 def open_at(job: JobDir, request: w.Launch) -> None:
-    """Create the job folder and the node's own in it, and check that they are writable. Raises Fault."""
+    """Create the job folder and the node's own folder in it, and check that they are writable. Raises Fault."""
     config = request.config
     node = job.node(config.node)
     try:

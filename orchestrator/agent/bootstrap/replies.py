@@ -1,6 +1,6 @@
 """Replies of a host before its agent runs: marked lines on standard output, among other output of the shell.
 
-The other end may vanish without a sign, so every silence has a limit: an alarm ends this process.
+The other end may vanish without a sign, so every wait has a limit: an alarm ends this process.
 """
 
 from __future__ import annotations

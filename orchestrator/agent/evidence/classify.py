@@ -1,9 +1,10 @@
-"""Classification of a rank: two samples in a row compared, and what follows from them. Pure; `sample` does the reading.
+"""Classification of a rank: the comparison of two samples in a row, and what follows from it. Pure; `sample` does the
+reading.
 
-Rules: any movement since the sample before is work, and a rank that worked is not judged. For the others the result
-says how long nothing of them has moved (`still_s`) and what they wait in. `proven` is a state that cannot mend itself,
-whatever the other ranks do. Nothing is concluded from the text of a script, and a long computation looks like an
-endless one.
+Rules: any movement since the previous sample is work, and a rank that worked is not judged. For the other ranks the
+result says how long they have stood still (`still_s`) and what they wait in. `proven` marks a state that cannot
+resolve by itself, whatever the other ranks do. Nothing is concluded from the text of a script, and a long computation
+looks like an endless one.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ IO_BYTES = 64 << 10
 
 WAKES = 2
 """A thread that reads or writes without a limit and woke this often between two samples moves data, if little by
-little; once may have been our own signal."""
+little; once may have been the signal for the stacks."""
 
 TIMEOUTS = 2
-"""How many waits may have ended for each time limit that has passed: of a limit only the rest may be visible."""
+"""How many waits may have ended for each time limit that has passed: only the rest of a limit may be visible."""
 
 RENEWED_S = 0.5
 """A wait that goes on for longer than this beyond its end is another one: a loop that polls."""
@@ -62,15 +63,15 @@ class SampleContext:
 
 @dataclass(frozen=True, slots=True)
 class PreviousSample:
-    """The sample before, and since when the rank stands still."""
+    """The previous sample, and since when the rank has stood still."""
 
     sample: RankSample
     context: SampleContext
-    # Nothing of the rank has moved since then (monotonic).
+    # Since when the rank has stood still (monotonic).
     since_s: float
     # How long its thread had waited for a processor until then.
     since_queue_s: float
-    # When the wait ends in which it was then: a rank that still waits later begins again and again.
+    # When its wait at that time ends: a rank that still waits after that begins a new wait again and again.
     ends_at_s: float | None
 
 
@@ -150,7 +151,7 @@ def _classify(
 
 
 def _movement(sample: RankSample, context: SampleContext, previous: PreviousSample) -> str:
-    """Return in words what of a rank has moved since the sample before; empty when all stands still."""
+    """Return in words what of a rank has moved since the previous sample; empty when all stands still."""
     then = previous.sample
     if sample.pid != then.pid or sample.state in "TtZX" or then.state in "TtZX":
         is_same = (sample.pid, sample.state) == (then.pid, then.state)
@@ -168,7 +169,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
     if _entered(context) != _entered(previous.context):
         return "it enters collectives"
     if _awaited(sample) and not any(_may_enter_collectives(thread) for thread in sample.others):
-        return ""  # it waits for other ranks, whatever its monitors and loaders do meanwhile
+        return ""  # it waits for other ranks, whatever its monitors and loaders do
     if _trickles(sample, previous, sample.tid, sample.wait, then.wait):
         return f"it moves data little by little, {describe.in_words(sample)}"
     return _movement_of_children(sample, previous) or _movement_of_threads(sample, previous)
@@ -176,7 +177,7 @@ def _movement(sample: RankSample, context: SampleContext, previous: PreviousSamp
 
 def _trickles(sample: RankSample, previous: PreviousSample, tid: int, now: Wait, then: Wait) -> bool:
     """Tell whether data passes through what a thread reads, writes, or polls before it does so (a socket with a time
-    limit). The kernel has no counter for what is sent; it counts that the thread woke."""
+    limit). The kernel has no counter for what is sent; but it counts how often the thread woke."""
     before = previous.sample.after.wakes.get(tid)
     wakes = 0 if before is None else sample.before.wakes.get(tid, before) - before
     if wakes < WAKES:

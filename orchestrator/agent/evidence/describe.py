@@ -83,7 +83,7 @@ def wait_in_words(child: Child) -> str:
 
 
 def is_at_prompt(sample: RankSample) -> bool:
-    """Tell whether a rank waits for a person to type: it reads a terminal, or standard input where a prompt asks."""
+    """Tell whether a rank waits for a person to type: it reads from a terminal, or from standard input at a prompt."""
     reads = sample.wait.call in ("read", "pselect6", "select", "poll", "ppoll")
     if not reads or sample.wait.ends_s is not None:
         return False

@@ -1,10 +1,11 @@
 """Inspector of a node's ranks: samples all ranks at once and classifies each rank in a thread of its own.
 
-The agent's loop calls `begin`, then `gather` until that returns an answer. A thread that hangs (a file system that
-does not answer) costs its rank this inspection and the next ones, and costs no other rank anything. Evidence files are
-written before the answer: what an answer points to is on the disk before anything is killed. The files only grow, so
-that they can travel from hosts that do not see the job folder (`core/jobdir/shipped_files`): `rank-00002-stacks.txt`;
-`rank-00002-flight.jsonl`, one line an inspection with torch's own trace; `node-NODE-gpus.txt`.
+The agent's loop calls `begin`, then `gather` until that returns an answer. If a thread hangs (a file system that does
+not answer), its rank misses this inspection and the next ones; no other rank is affected. Evidence files are written
+before the answer, so that what an answer points to is on the disk before anything is killed. The files only grow, so
+that they can be shipped from hosts that do not see the job folder (`core/jobdir/shipped_files`):
+`rank-00002-stacks.txt`; `rank-00002-flight.jsonl`, one line per inspection with torch's own trace;
+`node-NODE-gpus.txt`.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ class Inspector:
         return _RankJob(rank, before, stacks, query)
 
     def _begin_ranks(self) -> None:
-        """Begin all ranks that are free: one that the inspection before is still busy with has to wait."""
+        """Begin all ranks that are free: one that the previous inspection is still busy with has to wait."""
         free = [rank for rank in self._waiting if not rank.is_busy]
         self._waiting = [rank for rank in self._waiting if rank not in free]
         if free:
@@ -204,7 +205,7 @@ class Inspector:
     def _context(
         self, job: _RankJob, now: sample.RankSample, record: flight_recorder.FlightRecord | None
     ) -> SampleContext:
-        """Return what the rank's step file and torch say of it."""
+        """Return what the rank's step file and torch say about the rank."""
         counter = job.rank.process.counter
         groups = counter.groups()
         is_exiting = counter.exiting_pid() in (now.pid, job.rank.process.pid)
@@ -317,7 +318,7 @@ def _from_stacks(job: _RankJob) -> observations.RankInspection:
 
 
 def _unanswered(process: RankProcess) -> observations.RankInspection:
-    """Describe a rank that the inspection before is still busy with."""
+    """Describe a rank that the previous inspection is still busy with."""
     stat = procfs.stat(process.pid)
     if stat is None:
         return _gone(process.rank)

@@ -6,7 +6,8 @@ from orchestrator.agent.evidence.sample import RankSample
 
 
 def woke(now: RankSample, then: RankSample, tid: int) -> bool:
-    """Tell whether a thread, or a child's main one, has run since the sample before: it may have been stopped twice."""
+    """Tell whether a thread, or a child's main thread, has run since the previous sample, even if both samples found it
+    stopped."""
     return now.before.wakes.get(tid) != then.after.wakes.get(tid)
 
 

@@ -101,7 +101,7 @@ class SideThread:
 
     @property
     def watches(self) -> bool:
-        """Tell whether it only watches: no other thread waits for it."""
+        """Tell whether the thread only watches: no other thread waits for it."""
         return any(watch in frame.file for frame in self.stack.frames for watch in _WATCHES)
 
 
@@ -143,7 +143,7 @@ class RankSample:
 
     @property
     def signals(self) -> frozenset[int]:
-        """The signals that it has handlers for and that other ranks do not catch."""
+        """The signals that the rank has handlers for and that other ranks do not catch."""
         return self.caught - COMMON_SIGNALS
 
 

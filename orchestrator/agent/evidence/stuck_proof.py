@@ -1,4 +1,4 @@
-"""Proofs that a rank is stuck: states that cannot mend themselves, whatever the other ranks do. Pure.
+"""Proofs that a rank is stuck: states that cannot resolve by themselves, whatever the other ranks do. Pure.
 
 Each state holds in two samples with no movement in between. From the text of a script only the name of a lock is used,
 and nothing is proved where not all Python threads of the rank are known.
@@ -22,7 +22,7 @@ DEPTH_MAX = 8
 
 
 def proof(sample: RankSample, then: RankSample, on_device: bool) -> str:
-    """Return in words why an idle rank cannot go on by itself, from two samples in a row; else an empty text.
+    """Return in words why an idle rank cannot go on by itself, from two samples in a row; an empty text if it can.
 
     `on_device`: its GPU has collectives to run.
     """

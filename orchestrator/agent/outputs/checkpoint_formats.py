@@ -1,8 +1,8 @@
 """Completeness of a checkpoint by its file formats alone: whole, cut off, or with files missing.
 
 - A zip (what `torch.save` writes) ends with its directory; a safetensors file is as long as its header says.
-- A folder of `torch.distributed.checkpoint` has pieces and `.metadata`, which is written last and names them all. It is a
-  pickle from an untrusted writer: its texts are read as bytes, and it is never unpickled.
+- A folder of `torch.distributed.checkpoint` has pieces and `.metadata`, which is written last and names them all. It is
+  a pickle from an untrusted writer: its strings are read as bytes, and it is never unpickled.
 - A `….index.json` (weights of Transformers in several files) names its pieces.
 - A temporary name, or `checkpoint-is-incomplete.txt` of the HF Trainer, marks its folder as unfinished.
 - A file of another format proves nothing.
@@ -57,7 +57,7 @@ class Wholeness(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The files of an entry. Equal shapes at two times mean that nothing was written between."""
+    """The files of an entry. Equal shapes at two times mean that nothing was written in between."""
 
     # (path in the entry, size in bytes, mtime in ns); "." for an entry that is a file
     files: tuple[tuple[str, int, int], ...]
@@ -72,7 +72,7 @@ class Shape:
 
 
 def inspect_shape(path: Path) -> Shape:
-    """Return the shape of an entry, without files that vanish meanwhile."""
+    """Return the shape of an entry, without files that vanish during the call."""
     files: list[tuple[str, int, int]] = []
     todo = [path]
     while todo and len(files) < FILES_MAX:

@@ -1,8 +1,9 @@
 """Checkpoint scanner of an agent: finds complete checkpoints and reports their paths or their manifests.
 
-Where the supervisor sees this disk, the path is enough (`CheckpointFound`). Where it does not, the checkpoint is fetched:
-its files are reported with their sha256 (`ManifestReported`), and `reported_through_step` is the step up to which no more
-reports follow. Of the agents that share a disk only one scans: the one that holds the lock `checkpoints.lock`.
+Where the supervisor sees this disk, the path is enough (`CheckpointFound`). Where it does not, the checkpoint is
+fetched: its files are reported with their sha256 (`ManifestReported`), and `reported_through_step` is the step up to
+which everything has been reported. Of the agents that share a disk only one scans: the one that holds the lock
+`checkpoints.lock`.
 """
 
 from __future__ import annotations
@@ -81,14 +82,14 @@ class CheckpointScanner:
         self.reported_through_step = NOT_KNOWN
 
     def report_torn(self) -> None:
-        """Report the checkpoints that were cut off: an earlier agent may have died before it did."""
+        """Report the checkpoints that were cut off, since an earlier agent may have died before it reported them."""
         if self._scans and not self._ships:
             self._load_whole()
             for path in self._watch.torn():
                 self._report(m.CheckpointInvalidated(0, str(path)))
 
     def begin(self, scans: bool = True) -> None:
-        """Begin an attempt: the entries present now belong to earlier ones. `scans`: this agent is to scan."""
+        """Begin an attempt: the entries present now belong to earlier attempts. `scans`: whether this agent scans."""
         self._scans = self._may_scan and scans
         self._finish_by_s = None
         self._steps_before = self.reported_through_step = NOT_KNOWN

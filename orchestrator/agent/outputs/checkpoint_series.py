@@ -8,8 +8,8 @@ A series has one kind (folders, or files of one suffix), one folder, and one nam
   `ema-step-10.pt`) the one with the shortest name.
 - Without a series every entry that looks like a checkpoint counts: such names are overwritten.
 
-Only members of a series grow old. An old member has a smaller number and an earlier time than all that are kept, and
-another step than the last of them: of two files that one save wrote, neither is old.
+Only members of a series grow old. An old member has a smaller number and an earlier time than all that are kept, and a
+step other than that of the last of them: of two files that one save wrote, neither is old.
 """
 
 from __future__ import annotations

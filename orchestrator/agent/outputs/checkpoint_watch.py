@@ -1,4 +1,4 @@
-"""Checkpoint watch: which entries that match the job's glob are complete checkpoints.
+"""Checkpoint watch: finds the entries that match the job's glob and are complete checkpoints.
 
 An entry (a file or a folder) is complete when its writing is over, no file in it is torn and no piece of it is missing.
 Its writing is over when every rank here has made an optimizer step after its last byte (so the call that saved it has

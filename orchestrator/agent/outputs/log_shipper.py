@@ -53,7 +53,7 @@ class _File:
 
 
 class LogShipper:
-    """The files of one node and what of them is sent."""
+    """The files of one node, and how much of each was sent."""
 
     def __init__(
         self, job: JobDir, node: str, send: Callable[[m.Chunk, bytes], bool], note: Callable[[str], None]
@@ -168,7 +168,7 @@ class LogShipper:
         return True
 
     def _drop(self, file: _File, what: str) -> None:
-        """Send no more of a file that did not only grow: the bytes in the job folder would not be its bytes."""
+        """Stop sending a file that did not only grow: the bytes in the job folder would not be its bytes."""
         self._note(f"{file.path} {what}: no more of it is sent")
         self._dropped.add(file.path)
         self._files.pop(file.path, None)

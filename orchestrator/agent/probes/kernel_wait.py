@@ -88,12 +88,12 @@ class Wait:
 
     @property
     def runs(self) -> bool:
-        """Tell whether it is outside any system call, as far as /proc shows it."""
+        """Tell whether the thread is outside any system call, as far as /proc shows it."""
         return not self.call and not self.unavailable
 
     @property
     def for_ever(self) -> bool:
-        """Tell whether it waits without a time limit."""
+        """Tell whether the thread waits without a time limit."""
         return self.call != "" and self.ends_s is None
 
 
@@ -104,8 +104,8 @@ NO_WAIT = Wait("", "", (), None, False, "", "")
 def wait_of(pid: int, tid: int) -> Wait:
     """Return what a thread of a process waits for.
 
-    The time limit read from its memory counts only if the thread has not run meanwhile: else it may be in another call
-    by then, and the memory may hold anything.
+    The time limit read from its memory counts only if the thread has not run in the meantime: otherwise it may be in
+    another call by then, and the memory may hold anything.
     """
     task = procfs.PROC / str(pid) / "task" / str(tid)
     wchan = procfs.text(task / "wchan").strip()

@@ -2,9 +2,10 @@
 
 `ask` sends the stack signal to a rank's processes and returns at once; the agent's loop then calls `answer` for all its
 ranks until each is done or its own deadline has passed. The signal goes only to a process that has a handler for it,
-since its default action kills; and not to a thread that it would wake from a call of C code, or that blocks it and may
-wait for signals itself. Each process answers with the stack of one thread, the main one or the one that trains: reading
-the stacks of other threads is safe only under the GIL, by torch's worker server (see `flight_recorder`).
+since its default action kills; and it does not go to a thread that it would wake from a call of C code, or that blocks
+it and may wait for signals itself. Each process answers with the stack of one thread, the main one or the one that
+trains: reading the stacks of other threads is safe only under the GIL, by torch's worker server (see
+`flight_recorder`).
 """
 
 from __future__ import annotations
@@ -86,8 +87,8 @@ def ask(root_pid: int, folder: Path, signum: int) -> PendingStacks:
 def ask_these(
     pids: tuple[int, ...], folder: Path, signum: int, trainer: tuple[int, int] = (0, 0)
 ) -> PendingStacks:
-    """Send the stack signal to some processes of a rank, its first one and descendants, where it is caught. `trainer`:
-    the process and the thread that train; in the other processes the main thread gets the signal."""
+    """Send the stack signal to those of a rank's processes in `pids` (its first process and descendants) that catch
+    it. `trainer`: the process and the thread that train; in the other processes the main thread gets the signal."""
     dumps = {}
     for pid in pids:
         tid = trainer[1] if pid == trainer[0] and procfs.has_thread(*trainer) else pid
@@ -108,7 +109,7 @@ def answer(pending: PendingStacks) -> list[RankStack] | None:
 
 
 def last_answer(pending: PendingStacks) -> list[RankStack]:
-    """Return the stacks of those that have answered, and the kernel's state of the others."""
+    """Return the stacks of the processes that have answered, and the kernel's state of the others."""
     stacks = []
     for pid in pending.pids:
         stat = procfs.stat(pid)
@@ -173,7 +174,8 @@ def _stacks_file(pid: int, folder: Path) -> Path | None:
 
 
 def _is_done(dump: _Dump, signum: int) -> bool:
-    """Tell whether the dump is complete: the file has grown and grows no more, and the signal's handler has returned.
+    """Tell whether the dump is complete: the file has grown and has stopped growing, and the signal's handler has
+    returned.
 
     `faulthandler` writes no end mark; but while it writes, the kernel blocks the signal in that thread.
     """

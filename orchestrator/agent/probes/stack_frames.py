@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 FRAMES_MAX = 100
-"""Frames kept of one thread; `faulthandler` itself writes no more."""
+"""Frames kept of one thread; `faulthandler` itself writes at most as many."""
 
 _HEAD = re.compile(
     r"(Current thread|Thread|Stack)(?: 0x([0-9a-f]+))?(?: \[(.*)\])? \(most recent call first\)"

@@ -67,7 +67,7 @@ class Entry:
     shape: str
     # Wall clock of the rank's host.
     created_ns: int
-    # It was carried out.
+    # It has completed.
     done: bool
     is_p2p: bool
     # Its backend lists point-to-point operations, too.
@@ -150,7 +150,7 @@ class WorkerServerClient:
         self._folder = folder
         # Connections of processes that have not yet answered the request for their Python threads.
         self._unanswered: dict[int, socket.socket] = {}
-        self._lock = threading.Lock()  # two queries must not run at once: torch has two threads to answer
+        self._lock = threading.Lock()  # one query at a time: torch has two threads to answer
 
     def start_query(self, python_of: int | None = None) -> PendingQuery:
         """Start a query and return at once. `python_of`: the process to ask also for the stacks of all Python threads,
@@ -198,7 +198,8 @@ class WorkerServerClient:
 
     def _python(self, pid: int) -> tuple[bool | None, str]:
         """Request the stacks of all Python threads; return first whether native code keeps Python from running, None
-        when torch does not answer at all. A request without an answer stays open and is not repeated meanwhile."""
+        when torch does not answer at all. A request without an answer stays open and is not repeated in the
+        meantime."""
         connection = self._unanswered.pop(pid, None)
         if connection is not None and select.select([connection], [], [], 0)[0]:
             connection.close()  # its answer is of an earlier query
@@ -227,7 +228,7 @@ class WorkerServerClient:
 
 
 class OwnWork:
-    """The time that a rank works by itself in a step, read from its trace now and then.
+    """The time that a rank works by itself in a step, read from its trace from time to time.
 
     From the end of a step until the rank enters the next collective, no rank waits for another: this covers loading
     the batch, the forward pass, and the backward pass up to the first bucket under DDP; under FSDP, which gathers

@@ -117,7 +117,8 @@ class HookNotes:
 class Stacks:
     """`faulthandler` on the stack signal: a thread writes its own stack to a file, even while the GIL is held.
 
-    Not those of all threads: one of them may end, and its state be freed, while the handler reads it.
+    It does not write the stacks of all threads: one of them may end, and its state be freed, while the handler
+    reads it.
     """
 
     def __init__(self, folder: str, signal_number: int) -> None:
@@ -152,8 +153,8 @@ class Stacks:
 class Errors:
     """Notes the exception that ends the main thread, whichever library owns `sys.excepthook` by then.
 
-    torch.distributed's hook calls the one before it, rich's does not, and both come after ours. So ours wraps again
-    once torch is imported and at the first step, and reads `sys.last_value` at exit.
+    torch.distributed's hook calls the one before it, rich's does not, and both are installed after ours. So ours
+    wraps again once torch is imported and at the first step, and reads `sys.last_value` at exit.
     """
 
     def __init__(self, folder: str, notes: HookNotes) -> None:
@@ -185,7 +186,8 @@ class Errors:
     def note(self, value: BaseException) -> None:
         """Write the error file for `value`, once; not for Ctrl-C, which is not an error of the script.
 
-        Also, importing `traceback` evaluates text, and CPython then forgets to die of SIGINT and exits with 1.
+        Also, importing `traceback` evaluates text, after which CPython exits with 1 instead of dying of
+        SIGINT.
         """
         if value is self._last_written or isinstance(value, KeyboardInterrupt):
             return
@@ -402,7 +404,8 @@ class Steps:
         self._retry_at_ns: float = 0
 
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
-        """Run after each optimizer step, as torch's global hook. STEP_WORD is last, since it vouches for the rest."""
+        """Run after each optimizer step, as torch's global hook. STEP_WORD is written last: once it is there, the
+        rest is valid."""
         step = self._next_step()
         now_ns = self._time_ns()
         words = self._words or self._first_step(now_ns)
@@ -464,12 +467,12 @@ def claim(folder: str) -> bool:
             with open(path) as file:
                 owner = file.read().split()
             if len(owner) != 2 or (int(owner[0]) != os.getpid() and start_ticks(int(owner[0])) == owner[1]):
-                return False  # alive, or still writing its name; our own pid: another program, before an exec
+                return False  # alive, or still writing its name; own pid: another program, before an exec
             continue
         try:
             os.write(fd, f"{os.getpid()} {start_ticks(os.getpid())}".encode())
         except OSError:
-            pass  # the disk is full: without a name the claim holds for good, which is no harm
+            pass  # the disk is full: without a name the claim holds for good, which does no harm
         os.close(fd)
         return True
     return False
@@ -521,7 +524,8 @@ class ImportWatcher:
 
 
 def start_worker_server(server: "Callable[[str], object]", folder: str) -> None:
-    """Start torch's worker server on a unix socket in `folder`, for good. Raises OSError, RuntimeError.
+    """Start torch's worker server on a unix socket in `folder`, for the life of the process. Raises OSError,
+    RuntimeError.
 
     It costs 0.5 ms and some ten idle threads. A socket's path may have 107 bytes and job folders lie deep, so the path
     names the folder by its descriptor.

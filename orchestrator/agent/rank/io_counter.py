@@ -1,8 +1,8 @@
 """I/O counter of a rank: bytes read and written by all its processes, cheap enough for every heartbeat.
 
 The kernel's counters (/proc/<pid>/io, `man 5 proc`) count what goes through read and write, to disks, pipes and
-sockets. Those of an ended process are lost unless its parent has waited for it, so the sum is over what each has grown
-by.
+sockets. Those of an ended process are lost unless its parent has waited for it, so the counter adds up the growth of
+each process.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def find(log: Path) -> Failure | None:
 
 
 def of_a_watchdog(log: Path) -> Failure | None:
-    """Return the line of NCCL or gloo in `log` before it aborted the process, as a failure without a type, or None."""
+    """Return the line that NCCL or gloo wrote to `log` before it aborted the process, as a failure without a type, or
+    None."""
     lines = [line for line in _tail(log).splitlines() if _WATCHDOG.search(line)]
     return Failure("", lines[0][:MESSAGE_CHARS_MAX], "", "") if lines else None
 

@@ -77,7 +77,7 @@ class RankProcess:
         """Tell whether the process that trains is exiting and has not yet ended."""
         pid = self.counter.exiting_pid()
         stat = procfs.stat(pid) if pid is not None else None
-        # The rank leads a session: by that, a later process with the same pid is not taken for its own.
+        # The rank leads a session, so that a later process with the same pid is not taken for its own.
         return stat is not None and stat.session == self.pid and (pid == self.pid or stat.state not in "ZX")
 
     def close(self) -> None:
@@ -256,7 +256,7 @@ class NodeRanks:
 
 
 def install_hook(node_folder: Path) -> None:
-    """Install the hook in the node's folder. The same hook is not written again: the disk may be full by now."""
+    """Install the hook in the node's folder. An unchanged hook is not written again: the disk may be full by now."""
     folder = node_folder / "hook"
     folder.mkdir(parents=True, exist_ok=True)
     source = pkgutil.get_data("orchestrator.agent.rank", "hook.py")

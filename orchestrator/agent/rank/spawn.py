@@ -63,7 +63,8 @@ def adopt_orphans() -> None:
 def show_argv(words: Sequence[str]) -> None:
     """Let `ps` and /proc/<pid>/cmdline show `words` for this process, cut to the room of its own arguments.
 
-    They are written over its arguments, at the address that proc(5) gives: fields 48 and 49 of /proc/self/stat.
+    The words are written over the process's arguments, at the address that proc(5) gives: fields 48 and 49 of
+    /proc/self/stat.
     """
     fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     begin, room = int(fields[45]), int(fields[46]) - int(fields[45])

@@ -180,10 +180,10 @@ class StepCounter:
         return self._groups
 
     def collective_counts(self, since: int, last: int) -> tuple[observations.CollectiveCounts, ...]:
-        """Return the counts at some steps after `since` up to `last`, at most 4, that other ranks choose, too.
+        """Return the counts at up to 4 steps after `since` and up to `last`, chosen as all other ranks choose them.
 
         The optimizer steps are multiples of a power of two, the largest with two multiples in the range: ranks that are
-        some steps apart, or send heartbeats at other moments, still choose steps in common.
+        some steps apart, or send heartbeats at different moments, still choose steps in common.
         """
         since = since if since <= last else 0  # a trainer that was restarted
         words, at = self._words, COUNTS_WORD + GROUPS_MAX
@@ -195,8 +195,9 @@ class StepCounter:
         return self._collective_counts([step for _, step in chosen[-COUNTS_MAX:]])
 
     def history(self) -> tuple[observations.CollectiveCounts, ...]:
-        """Return the counts at the last steps, 64 at most, at which a count grew by another number than at the same
-        optimizer's step before; in addition, the counts at the oldest step in the ring and at the last step."""
+        """Return the counts at the last steps, 64 at most, at which a count grew by a different number than at the
+        same optimizer's previous step; in addition, the counts at the oldest step in the ring and at the last
+        step."""
         last = self.read().step
         first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
         entries = self._collective_counts(range(first, last + 1))

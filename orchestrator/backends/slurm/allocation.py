@@ -1,4 +1,5 @@
-"""Allocation: the nodes that Slurm has lent to this job, and whether it takes them away, which a thread checks on hints.
+"""Allocation: the nodes that Slurm has lent to this job, and a thread that checks, on hints, whether Slurm takes them
+away.
 
 Hints are signals to this process (USR1: the time limit is near; TERM: the end) and an agent's report that its node's
 processes were told to end: where a grace period begins, Slurm signals the steps and not the batch script.
@@ -26,7 +27,7 @@ from orchestrator.core.slurm.hostlist import HostlistError, expand
 from orchestrator.core.slurm.job_states import Stage
 
 RECORD_S_MAX = 60.0
-"""How long after its begin an allocation may be missing in the job folder: its id is written after sbatch returns."""
+"""How long after its start an allocation may be missing in the job folder: its id is written after sbatch returns."""
 
 RECORD_POLL_S = 0.1
 
@@ -116,7 +117,8 @@ class SlurmAllocation:
         return [address.ip for address in interfaces.addresses()] or [socket.gethostname()]
 
     def heed_signals(self, came_before: str) -> None:
-        """Take Slurm's signals for hints, and check at once; `came_before` names those that the batch script had before us."""
+        """Take Slurm's signals for hints, and check at once; `came_before` names those that the batch script received
+        before this process began."""
         signal.signal(signal.SIGUSR1, lambda signum, frame: self._hint(_LIMIT))
         signal.signal(signal.SIGTERM, lambda signum, frame: self._hint(_END))
         self._hint(_END if "TERM" in came_before else _LIMIT if "USR1" in came_before else _CHECK)

@@ -1,7 +1,8 @@
 """Backend `slurm`: agents as tasks of sruns in the allocation that this process is in. It makes no decisions.
 
-The launches of one round become one srun. srun gives up all of its nodes for a bad one. So a node that nothing is said
-against is started again without a report, and a node that has failed once is started alone from then on.
+The launches of one round become one srun. One bad node makes srun give up all of its nodes. So a node that nothing was
+reported against is started again without a report of failure, and a node that has failed once is started alone from
+then on.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class SlurmBackend:
         self._slurm.heed_signals(environ.get("ORCH_ENDING", ""))
 
     def launch(self, config: AgentConfig) -> None:
-        """Note the wish, unless the agent is coming up already; `failures` starts the wishes of one round together."""
+        """Request the launch, unless the agent is coming up already; `failures` starts the launches of one round
+        together."""
         step = self._latest.get(config.node)
         if step is not None and step.seen[config.node].fate is Fate.COMING:
             return
@@ -84,7 +86,7 @@ class SlurmBackend:
         self.wake()
 
     def failures(self) -> list[tuple[str, LaunchError]]:
-        """Start the wished agents; return the launches, by node, that failed since the last call."""
+        """Start the requested agents; return the launches, by node, that failed since the last call."""
         for step in self._steps:
             self._poll(step)
         self._steps = [step for step in self._steps if not step.is_over]
@@ -109,7 +111,7 @@ class SlurmBackend:
         """Do nothing: agents of the allocation are reached over the network."""
 
     def reason(self, node: str) -> str:
-        """Return what Slurm says against a node whose agent is not up."""
+        """Return what Slurm reports against a node whose agent is not up."""
         step = self._latest.get(node)
         if step is None or step.seen[node].fate in (Fate.UP, Fate.ENDED):
             return ""
@@ -123,7 +125,7 @@ class SlurmBackend:
         """See `keep_reachable`."""
 
     def close(self) -> None:
-        """End the thread; agents stay, and their sruns."""
+        """End the thread; agents and their sruns keep running."""
         self._slurm.close()
 
     def _start(self, configs: Sequence[AgentConfig]) -> None:

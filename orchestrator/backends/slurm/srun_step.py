@@ -125,7 +125,7 @@ class Step:
             self.complaints = [*self.complaints, error[1]][-WORDS_MAX:]
 
     def _read_task(self, task: int, text: str) -> None:
-        """Read a task's line: its keeper reports that it is up, or the script before it why that failed."""
+        """Read a task's line: its keeper reports that it is up, or the launch script reports why there is none."""
         if task >= len(self.nodes):
             return
         words = text.split()
@@ -152,7 +152,8 @@ class Step:
                 seen.word = f"{seen.word} ({word})" if seen.word else _explained(word)
 
     def _settle(self, code: int) -> None:
-        """Settle all fates: srun has ended. By itself it ends after all of its tasks; a killed one leaves that open."""
+        """Settle all fates: srun has ended. An srun that ends by itself ends after all of its tasks; a killed one
+        leaves their fates open."""
         last = self.complaints[-1] if self.complaints else f"srun ended with code {code}"
         for seen in self.seen.values():
             if seen.fate is Fate.COMING:

@@ -1,4 +1,4 @@
-"""Backend `ssh`: hosts that have sshd and Python, and nothing of ours before a job and after it.
+"""Backend `ssh`: hosts that have sshd and Python, and no files of orch before a job or after it.
 
     connect/         one SSH connection: configuration, host keys, login, commands, forwarded ports
     copy/            bulk copies by rsync and SFTP

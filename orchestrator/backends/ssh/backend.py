@@ -1,7 +1,7 @@
 """Backend `ssh`: agents on hosts over SSH, with one connection and one thread for each host. It makes no decisions.
 
-The supervisor's calls only note wishes. The workers fulfil them in their own time; `failures`, `agent_death`, `reason`
-and the copier report what came of it.
+The supervisor's calls only record wishes (`HostWish`). The workers fulfil them in their own time; `failures`,
+`agent_death`, `reason` and the copier report the outcome.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class SshBackend:
         return session.connection if session is not None else None
 
     def close(self) -> None:
-        """Hang up on all hosts; agents stay."""
+        """Hang up on all hosts; agents keep running."""
         deadline_s = time.monotonic() + CLOSE_S_MAX
         workers = list(self._workers.values())
         for worker in workers:

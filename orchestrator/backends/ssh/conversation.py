@@ -240,7 +240,7 @@ class Conversation:
         return self._fault(f"{what} for {LIMITS_S[self._stage]:.0f} s", fix)
 
     def _hang_up_reason(self) -> LaunchError:
-        """The host reads no more: its last reply may say why."""
+        """Return why the host has stopped reading, which its last reply may say."""
         with contextlib.suppress(LaunchError):
             self._deadline_s = min(self._deadline_s, self.clocks.monotonic() + END_S_MAX)
             while not isinstance(reply := self._reply(), w.Failed):

@@ -34,7 +34,7 @@ BUSY_S = 10.0
 """How long to wait again for copies that still use a connection."""
 
 REST_S = 60.0
-"""How often a thread without work looks around; wishes wake it at once."""
+"""How often a thread without work checks for some; wishes wake it at once."""
 
 BORROW_S_MAX = 20.0
 """How long a copy waits for a connection to be opened."""
@@ -176,7 +176,7 @@ class HostWorker:
         self._changed.notify_all()
 
     def _due(self, now_s: float) -> tuple[HostAction | None, float]:
-        """Return the action that is due now, or in how many seconds to look again."""
+        """Return the action that is due now, or in how many seconds to check again."""
         wish, seen = self._wish, self._seen
         if wish.is_closing:
             return HostAction.END, 0.0
@@ -198,7 +198,7 @@ class HostWorker:
         return None, min(connection_s, agent_s) - now_s
 
     def _due_to_hang_up(self, now_s: float) -> tuple[HostAction | None, float]:
-        """Like `_due` for a connection that is released: it stays open for those who may still use it."""
+        """Like `_due` for a connection that is released: it stays open for threads that may still use it."""
         requested_s = self._schedule.connection_check_requested_s
         if now_s >= requested_s:
             return HostAction.CHECK_CONNECTION, 0.0
@@ -222,7 +222,7 @@ class HostWorker:
                 continue
             except LaunchError as err:
                 self._note_failure(action, number, err)
-            except Exception as err:  # a thread that ends in silence leaves a host without care
+            except Exception as err:  # a thread that ends in silence leaves a host unattended
                 traceback.print_exc(file=sys.stderr)
                 fault = LaunchError("connect", f"orch failed: {type(err).__name__}: {err}")
                 self._note_failure(action, number, fault)
@@ -251,7 +251,7 @@ class HostWorker:
                 raise AssertionError("END ends the loop before")
 
     def _launch(self, number: int) -> None:
-        """Connect, forward a port, launch; what fails of it is this launch's failure."""
+        """Connect, forward a port, launch; a failure of any of these is this launch's failure."""
         config = self._config()
         with self._dependencies.launches.slot(lambda: self._wish.is_latest(number)):
             if self._seen.session is not None and not self._seen.session.is_alive(ANSWER_S_MAX):
@@ -295,7 +295,7 @@ class HostWorker:
         except LaunchError as err:
             if not session.is_alive(ANSWER_S_MAX):
                 raise
-            # An agent that cannot be seen may still be there: its connection stays.
+            # An agent that cannot be seen may still be there: its connection stays open.
             self._seen.reason = f"{err.stage}: {err.reason}"
 
     def _note_agent_check(self) -> None:

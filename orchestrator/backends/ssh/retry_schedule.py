@@ -18,7 +18,7 @@ FAILURES_MAX = 10
 """More failures in a row make no difference."""
 
 PERMANENT_S = 30.0
-"""Between tries when the host refuses for a reason that does not pass by itself."""
+"""Between tries when the host refuses for a reason that does not go away by itself."""
 
 HELD_S = 10.0
 """A connection that held at least this long is opened again at once when it breaks; else after a pause."""

@@ -35,7 +35,8 @@ class Session(Protocol):
         """Let the host listen on a port of its own, whose connections go to `taker`; return the port."""
 
     def launch(self, config: AgentConfig, still_wanted: Callable[[], bool]) -> AgentPresence:
-        """Bring everything there and start the agent. Raises Unwanted when it is not wanted just before its start."""
+        """Bring everything there and start the agent. Raises Unwanted when the agent is no longer wanted just before
+        its start."""
 
     def reach(self, config: AgentConfig) -> AgentPresence:
         """Tell the agent where it may dial, and check whether it is there."""
@@ -48,7 +49,7 @@ class Session(Protocol):
 
 
 class ConcurrencyLimit:
-    """Limit on how many hosts do something costly at once; a host that is not wanted any more stops waiting."""
+    """Limit on how many hosts do something costly at once; a host that is no longer wanted stops waiting."""
 
     def __init__(self, at_once: int) -> None:
         self._free = threading.Semaphore(at_once)
@@ -68,7 +69,7 @@ class ConcurrencyLimit:
 
 
 class Unwanted(Exception):
-    """The action that waited is not wished any more."""
+    """The action that waited is no longer wanted."""
 
 
 class Clock:

@@ -1,9 +1,9 @@
 """Collectives that ranks wait in, compared: which ranks are missing, or have entered another one.
 
-Only members of one group are compared, by the number of the last collective that they have entered. A rank that waits in
-one group for another rank is no culprit of another group. Nor is, within a group, a rank that waits in an earlier
-collective than others: where a connection breaks within a collective, some ranks have come through it. That all have
-entered it is known only if all report it.
+Only members of one group are compared, by the number of the last collective that they have entered. A rank that waits
+for another rank in one group is not a culprit in another group. Within a group, a rank that waits in an earlier
+collective than others is not a culprit either: when a connection breaks during a collective, some ranks may already
+have completed it. That all have entered a collective is known only if all report it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from orchestrator.core.observations import Activity, Collective, RankInspection
 from orchestrator.core.text import named
 
 NOT_COLLECTIVE = ("in send", "in recv", "in batch_isend_irecv", "in the store", "in the rendezvous")
-"""What a rank waits for by its stack that is no collective."""
+"""What a rank waits for by its stack that is not a collective."""
 
 UNEVEN = ("gather", "scatter", "all_to_all", "alltoall", "send", "recv", "coalesced")
 """Collectives whose members may well give different shapes."""
@@ -54,14 +54,14 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All have entered all that others wait in; none is missing."""
+    """All ranks have entered every collective that others wait in; none is missing."""
 
     collective: Collective
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """What they wait in is not known of all."""
+    """For some of the waiting ranks it is not known what they wait in."""
 
 
 Answer: TypeAlias = "Missing | Mismatch | Whole | Unknown"
@@ -124,8 +124,8 @@ def _number(key: Key, rank: int, inspections: Mapping[int, RankInspection]) -> i
 def _sides(
     key: Key, waits: Mapping[int, Collective], inspections: Mapping[int, RankInspection]
 ) -> tuple[Side, ...]:
-    """Return who has entered which collective of a group, of those that have come furthest; or as the number in which the
-    last of them are seen to wait, which others have left."""
+    """Return which ranks have entered which collective of a group, at the highest number entered; or at the number in
+    which the last of those ranks are seen to wait, which others have left."""
     here = {rank: now for rank, now in waits.items() if _key(now) == key}
     top = max(now.number for now in here.values())
     stay = [now.number for rank, now in here.items() if _is_in(now, inspections[rank])]
@@ -141,7 +141,7 @@ def _sides(
 
 
 def _as_number(now: Collective, number: int) -> Collective | None:
-    """Return what a rank has entered as that number of a group, None where it is not known."""
+    """Return the collective that a rank has entered with that number in a group, None where it is not known."""
     if now.number == number:
         return now
     return next(
@@ -160,7 +160,7 @@ def _gap(
     inspections: Mapping[int, RankInspection],
     ended: frozenset[int],
 ) -> Missing | None:
-    """Return who is missing in a group's latest collective, and is not seen to wait in an earlier one."""
+    """Return the ranks that are missing in a group's latest collective and are not seen to wait in an earlier one."""
     waiting = [rank for rank, now in waits.items() if _key(now) == key]
     top = max(waiting, key=lambda rank: (waits[rank].number, -rank))
     number = waits[top].number
@@ -177,7 +177,7 @@ def _gap(
 
 
 def _is_in(one: Collective, inspection: RankInspection) -> bool:
-    """Tell whether a rank is in that collective still: gloo's flight recorder does not know, but the stack may tell."""
+    """Tell whether a rank is still in that collective: gloo's flight recorder does not know, but the stack may tell."""
     return inspection.why == f"in {one.what}"
 
 
@@ -186,7 +186,7 @@ def _is_behind(number: int | None, top: int) -> bool:
 
 
 def _root(gaps: list[Missing], waits: Mapping[int, Collective]) -> Answer:
-    """Return the gap whose missing ranks are no victims; where all are victims, they wait for each other."""
+    """Return the gap whose missing ranks are not victims; where all are victims, they wait for each other."""
     victims = {rank for gap in gaps for rank in gap.waiting}
     for gap in gaps:
         free = tuple(rank for rank in gap.behind if rank not in victims)

@@ -22,7 +22,7 @@ SETTLE_S = 1.0
 """How long a failure that looks like a victim's waits for its culprit. gloo tells peers within a second."""
 
 HOPELESS = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError")
-"""Exceptions that another start cannot mend, when they come before the first step."""
+"""Exceptions that a restart cannot mend, when they come before the first step."""
 
 _VICTIM = re.compile(
     r"connection (closed|reset|refused)|broken pipe|socket (closed|error)|remote process exited"
@@ -66,7 +66,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     if not quiet:
         return _crash(facts, first, failed)
     if not deadlines.passed(first.died_at + facts.limits.node_silent_s_max):
-        return None  # a node that has not spoken since may be the culprit
+        return None  # a node that has sent nothing since may be the culprit
     silent_s = deadlines.now_s - quiet[0].contact_at
     return node_lost.verdict(
         facts, quiet[0], f"no word for {silent_s:.0f} s, and its peers lost their connections to it"

@@ -1,12 +1,12 @@
 """Desync: ranks of a group that run different numbers of collectives, from their counts at equal steps.
 
 A rank that skips or adds a collective of the same shape stops nothing: the gang trains on, one collective out of phase,
-with wrong gradients. Only the counts show it. A group is judged only among its own members, and only if their counts have
-agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: an optimizer that
-one rank uses alone, as for a probe, says nothing; nor does a group in which ranks send to single others, where that is
-counted with the collectives. A difference that passes is none: a thread that saves a checkpoint runs its collectives
-concurrently with the steps, and while no step is made nothing can pass. Counts are not journaled: a new supervisor begins
-its comparison from nothing.
+with wrong gradients. Only the counts show it. A group is judged only among its own members, and only if their counts
+have agreed before: those of a pipeline differ by design. Each optimizer's steps are compared by themselves: an
+optimizer that one rank uses alone, as for a probe, says nothing; neither does a group with point-to-point operations,
+where they are counted with the collectives. A difference that goes away does not count: a thread that saves a
+checkpoint runs its collectives concurrently with the steps, and while no step is made nothing can pass. Counts are not
+journaled: a new supervisor begins its comparison from scratch.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LASTS_S = 1.5
 """How long a difference must last in a group that runs a collective in every step."""
 
 LASTS_ASIDE_S = 60.0
-"""The same in a group that does not, such as that of a thread that saves checkpoints: so many steps as usually take as
-long, since pauses do not count. And all members must have run more since: who is late has not."""
+"""The same in a group that does not, such as that of a thread that saves checkpoints: as many steps as usually take
+this long, since pauses do not count. And all members must have run more since then: one that is only late has not."""
 
 STEPS_MAX = 32
 """The number of steps of a group that are remembered."""
@@ -92,7 +92,7 @@ def note(
             if not equal:
                 facts.odd_at.setdefault(series, at)
             elif series in facts.odd_at and tally.keys() >= _members(facts, key):
-                del facts.odd_at[series]  # whatever differed before has passed
+                del facts.odd_at[series]  # any earlier difference has gone away
             while len(turns) > STEPS_MAX:
                 del turns[min(turns)]
 
@@ -105,7 +105,7 @@ def forget(facts: Facts) -> None:
 
 
 def find(facts: Facts, deadlines: Deadlines) -> Difference | None:
-    """Return a difference that lasts, or None; when to look again is left in `deadlines`."""
+    """Return a difference that lasts, or None; when to check again is left in `deadlines`."""
     usual_s = suspicion.usual_s(facts) or 0.0
     for series, since_s in facts.odd_at.items():
         if series.key in facts.mixed:
@@ -147,7 +147,7 @@ def _is_aside(turns: dict[int, dict[int, int]], agreed: list[int]) -> bool:
 
 
 def _odd(counts: dict[int, int]) -> tuple[int, ...]:
-    """Return who differs from most; of two equal halves those who ran fewer."""
+    """Return the ranks that differ from most; of two equal halves, those that ran fewer."""
     tally = Counter(counts.values())
     most = max(tally, key=lambda count: (tally[count], count))
     return tuple(rank for rank in sorted(counts) if counts[rank] != most)
@@ -190,7 +190,7 @@ def _said(rank: RankFacts, by: int) -> str:
 
 
 def _began(facts: Facts, difference: Difference) -> int:
-    """Return the first step, of the attempt's own, in which an odd rank's counts grew otherwise than its peers'."""
+    """Return the first step, of the attempt's own, in which an odd rank's counts grew differently from its peers'."""
     changes = {rank: _changes(facts.ranks[rank], difference) for rank in difference.counts}
     usual = set.intersection(
         *(set(changes[rank]) for rank in difference.counts if rank not in difference.odd)
@@ -201,8 +201,8 @@ def _began(facts: Facts, difference: Difference) -> int:
 
 
 def _changes(rank: RankFacts, difference: Difference) -> dict[int, int]:
-    """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by another
-    number, and for each the attempt's own step."""
+    """Return the optimizer's steps after the last agreement up to the first difference in which a count grew by a
+    different number, and for each the attempt's own step."""
     if rank.inspection is None:
         return {}
     marks = [

@@ -1,9 +1,9 @@
 """Hangs: the verdict on a gang that stands still, and its culprits, from the last inspections.
 
-Nothing is judged while any rank moves, nor by fewer than two inspections in a row. A state that cannot mend itself is a
-proof, where all others wait: stopped, ended, locked up, waiting for a person's input, in another collective. Everything
-else that stands in one place has time: without a proof no rank is killed early. A limit that the user has fixed ends all
-patience, but not the second inspection.
+Nothing is judged while any rank moves, nor on fewer than two inspections in a row. A state that cannot resolve by
+itself is a proof when all other ranks wait: stopped, ended, locked up, waiting for a person's input, in another
+collective. Any other rank that stands in one place is given time: without a proof no rank is killed early. A limit that
+the user has fixed replaces this patience; two inspections are still needed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
     if standing is not None or attempt.running_at is None or not inspections.living(facts):
         return standing
     if not inspections.all_heard(facts):
-        return None  # what a silent node does is not known; that is another question
+        return None  # what a silent node does is not known; see `node_lost`
     late = _no_first_step(facts, attempt, deadlines) or _never_came(facts, attempt, deadlines)
     if late is not None or suspicion.suspect_s(facts) is None:
         return late
@@ -68,7 +68,7 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
             if rank.state == state and not (state == "T" and inspections.moves(attempt, rank))
         }
         if since_s and max(since_s.values()) >= limit_s:
-            # What stops several at once is seen of some a beat later.
+            # When several are stopped together, some of them report it a beat later.
             ranks = [facts.ranks[rank] for rank, still_s in since_s.items() if still_s >= limit_s / 2]
             where = ", ".join(dict.fromkeys(rank.node for rank in ranks))
             who = f"{named([rank.rank for rank in ranks])} on {where} {'is' if len(ranks) == 1 else 'are'} {words}"
@@ -78,8 +78,8 @@ def _stands_still(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
 
 
 def _never_left(facts: Facts, attempt: AttemptFacts) -> Verdict | None:
-    """A rank that exits has nothing to do but to end; a destructor may block that for ever. Freeing much memory
-    takes a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
+    """A rank that exits has nothing to do but to end; a destructor may block that. Freeing much memory takes
+    a while, on a processor or in the kernel (state D), and so may what a destructor reads or sends."""
     for rank in inspections.living(facts):
         if not rank.exiting:
             continue
@@ -163,7 +163,7 @@ def _has_unseen(facts: Facts, attempt: AttemptFacts) -> bool:
 
 
 def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> bool:
-    """Tell whether two inspections in the present silence have found every rank where it was."""
+    """Tell whether two inspections in the present silence have found every rank unmoved."""
     are_enough = inspections.in_round(facts, attempt) >= inspections.LOOKS_MIN
     if not are_enough or not inspections.is_answered(facts, attempt, deadlines):
         return False
@@ -172,7 +172,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
         return False
     alive = inspections.living(facts)
     if any(facts.nodes[rank.node].contact_at < (attempt.inspected_at or 0.0) for rank in alive):
-        return False  # each node must have been heard since, still without progress
+        return False  # each node must have sent something since, still without progress
     if any(inspections.moves(attempt, rank) for rank in alive):
         return False
     known = [inspections.still_s(facts, attempt, rank) for rank in alive]
@@ -180,7 +180,7 @@ def stands_still(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> b
 
 
 def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """Judge a gang of which no rank moves: by states that cannot mend themselves, or when all patience is over."""
+    """Judge a gang of which no rank moves: by states that are proof, or when all patience is over."""
     if not stands_still(facts, attempt, deadlines):
         return None
     answer = study(facts, attempt)
@@ -234,9 +234,9 @@ def _is_idle(attempt: AttemptFacts, alive: list[RankFacts]) -> bool:
 
 
 def _proved(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> list[RankFacts]:
-    """Return who is proved to keep the gang: ranks that cannot go on by themselves while all others wait. What one rank
-    can never do by itself another may yet let it do, as long as that one can go on; and where no rank is seen to wait
-    for others, each may be all that the program is to do."""
+    """Return the ranks that are proved to hold up the gang: ranks that cannot go on by themselves while all others
+    wait. What one rank can never do by itself another may yet let it do, as long as that one can go on; and where no
+    rank is seen to wait for others, each may be all that the program is to do."""
     certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
     waiting = [rank for rank in alive if _waits(attempt, rank)]
     return certain if waiting and len(certain) + len(waiting) == len(alive) else []
@@ -256,14 +256,14 @@ def _is_proof(
         case Missing(collective=collective, behind=behind):
             if collective.what in collectives.ROOTED:
                 return False
-            # Who is behind and lives waits where all have come: that may be slow, or no collective at all.
+            # A living rank that is behind waits where all have come: that may be slow, or no collective at all.
             return _is_idle(attempt, alive) and all(facts.ranks[rank].ended_well for rank in behind)
         case Whole() | Unknown():
             return False
 
 
 def _is_certain(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> bool:
-    """Tell whether the rank can never go on by itself, whatever the others do. Of a sleep patience is to be shorter."""
+    """Tell whether the rank can never go on by itself, whatever the others do. A sleep must outlast patience."""
     inspection = inspections.result(attempt, rank)
     if inspection is None or inspection.activity is Activity.WAITING_FOR_RANKS:
         return False
@@ -287,7 +287,7 @@ def _is_apart(facts: Facts, rank: RankFacts, answer: collectives.Answer) -> bool
 
 
 def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
-    """Tell whether ranks have stood in one place for longer than such a thing may take."""
+    """Tell whether ranks have stood in one place for longer than their activity there may take."""
     assert facts.limits is not None
     heard_s = max(rank.inspected_at for rank in facts.ranks.values())
     silent_s = heard_s - suspicion.silent_since(facts, attempt)
@@ -299,9 +299,9 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
         if still_s is None:
             blind_s = 0.0 if suspicion.is_fixed(facts) else max(facts.limits.hang_ceiling_s, patience_s)
             patience_s, still_s = blind_s, silent_s
-        elif inspection is not None:  # on a busy machine everything takes longer, but not for ever
+        elif inspection is not None:  # on a busy machine everything takes longer, but not without end
             still_s -= min(inspection.starved_s, still_s / 2)
-        # What stood before the first inspection was not seen to; it is as good as the silence that led to it.
+        # Inspections cannot show what stood still before the first one: the silence that led to it counts instead.
         if silent_s < patience_s or still_s + (suspicion.suspect_s(facts) or 0.0) < patience_s:
             return False
     return True
@@ -318,7 +318,7 @@ def _patience_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float:
 
 def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> bool:
     """Tell whether ranks may go on like this for as long as they like: no rank is seen to wait for another, and they
-    compute or sleep. No launcher would end that; who wants it sets `monitor.hang_patience`."""
+    compute or sleep. No launcher would end that; a user who wants that sets `monitor.hang_patience`."""
     assert facts.limits is not None
     if suspicion.is_fixed(facts) or (facts.limits.patience_s and suspicion.has_stepped(facts)):
         return False
@@ -338,8 +338,8 @@ def _does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:
-    """Return whom to name of ranks that stand still: those in a state that cannot run, else those with fewer steps
-    than the rest; none where all are alike."""
+    """Return which of the ranks that stand still to name: those in a state that cannot run, else those with fewer
+    steps than the rest; none where all are alike."""
     if len(ranks) < len(facts.ranks):
         return ranks
     stuck = [rank for rank in ranks if rank.state in ("T", "t", "Z", "D")]
@@ -359,7 +359,7 @@ def study(facts: Facts, attempt: AttemptFacts) -> collectives.Answer:
 def _silence(
     facts: Facts, attempt: AttemptFacts, answer: collectives.Answer, culprits: list[RankFacts], patience_s: float = 0.0
 ) -> Verdict:  # fmt: skip
-    """Return the verdict on a gang that stands still. `patience_s`: of one that no state proves, how long it was let be."""
+    """Return the verdict on a gang that stands still. `patience_s`: how long it was waited for without proof."""
     since_s, stepped = suspicion.gang_at(facts, attempt), suspicion.has_stepped(facts)
     quiet = facts.progress_at <= since_s or not stepped
     since_s = since_s if stepped else max(since_s, facts.progress_at)

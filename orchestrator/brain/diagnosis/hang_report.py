@@ -63,7 +63,7 @@ _PLAIN = {
 
 
 def places(attempt: AttemptFacts, culprits: Sequence[RankFacts]) -> str:
-    """Name the places of culprits so that a hang which returns is recognised, whichever rank it befalls."""
+    """Name the places of culprits so that a repeated hang is recognised, whichever rank it hits."""
     wheres = {
         inspection.where
         for rank in culprits

@@ -31,19 +31,19 @@ LATE_AFTER_S = (0.0, 2.0, 6.0, 8.0, 14.0, 16.0, 30.0, 32.0, 60.0, 62.0, 120.0, 1
 """When all are inspected after the limit of the rendezvous: a rank that still imports then may come late, and wait later."""
 
 STILL_S = 1.5
-"""How long nothing must have moved, by the clock of the rank's host, for a rank to count as still."""
+"""How long a rank must not have moved, by the clock of the rank's host, for a rank to count as still."""
 
 LOOKS_MIN = 2
 """The number of inspections in a row that a verdict needs."""
 
 
 def living(facts: Facts) -> list[RankFacts]:
-    """Return the ranks whose processes live."""
+    """Return the ranks whose processes are alive."""
     return [rank for rank in facts.ranks.values() if rank.rank_state is RankState.ALIVE]
 
 
 def all_heard(facts: Facts) -> bool:
-    """Tell whether the agents of all living ranks are there; what a silent node does is another question."""
+    """Tell whether the agents of all living ranks are connected, which says nothing about a node that is silent."""
     return all(facts.nodes[rank.node].agent_state is AgentState.UP for rank in living(facts))
 
 
@@ -124,7 +124,8 @@ def why_inspect(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> st
 
 
 def _why_stopped(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> str:
-    """A stopped rank is judged soon and by its state alone; two inspections before tell in what the others wait for it."""
+    """Tell why to inspect for a stopped rank: it is judged soon and by its state alone, and two inspections before that
+    show in what the others wait for it."""
     for rank in living(facts):
         for after_s in STOPPED_AFTER_S if rank.state == "T" else ():
             due_s = rank.state_at + after_s
@@ -149,7 +150,7 @@ def _why_silence(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> s
 
 
 def _pause_s(facts: Facts, attempt: AttemptFacts, number: int) -> float:
-    """Return how long after the last inspection the next one follows: soon after somebody has come to stand."""
+    """Return how long after the last inspection the next one follows: soon after a rank has come to a stop."""
     if number >= LONG_ROUND:
         return LONG_PAUSE_S
     pause_s = PAUSES_S[min(number, len(PAUSES_S)) - 1]

@@ -1,7 +1,7 @@
 """Messages of NCCL, gloo and the store when they give up, explained in a plain sentence.
 
-Such a message stands in the log of a rank that waited: it is a victim, and the message does not name the rank that it
-waited for. The forms are those of torch 2.6 to 2.13 and NCCL 2.19 to 2.27.
+Such a message is in the log of a rank that waited: the rank is a victim, and the message does not name the rank that
+it waited for. The forms are those of torch 2.6 to 2.13 and NCCL 2.19 to 2.27.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CUDA_GONE = re.compile(
 
 
 def explain(text: str) -> str:
-    """Return in one sentence what a library's message means; empty for a text that is of none of them."""
+    """Return in one sentence what a library's message means; empty for any other text."""
     tail = text[-TEXT_CHARS_MAX:]
     for pattern, said in _MEANINGS:
         found = pattern.search(tail)

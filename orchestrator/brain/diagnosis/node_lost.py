@@ -35,7 +35,7 @@ def judge(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict 
 
 
 def _lost_before_start(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdict | None:
-    """A placed node of a pool that is lost before its ranks were started: others may take its place."""
+    """Judge a placed node of a pool that is lost before its ranks were started: others may take its place."""
     assert facts.limits is not None
     if facts.pool is None or attempt.placed_at is None:
         return None

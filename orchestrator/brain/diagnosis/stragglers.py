@@ -1,7 +1,7 @@
 """Stragglers: ranks that do their own work slower than their peers, and so delay all.
 
-Only a rank's own work counts, without waiting for others, since a gang steps in common. One slow report is chance, so a
-rank is named only after several in a row.
+Only a rank's own work counts, without waiting for others, since the ranks of a gang step together. One slow report is
+chance, so a rank is named only after several in a row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def note(facts: Facts, rank: RankFacts, at: float) -> None:
 
 
 def slow_ranks(facts: Facts) -> list[RankFacts]:
-    """Return the ranks that are slow for sure, the slowest first."""
+    """Return the ranks that are certainly slow, the slowest first."""
     slow = [
         rank
         for rank in facts.ranks.values()
@@ -61,7 +61,7 @@ def slow_ranks(facts: Facts) -> list[RankFacts]:
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Say of each slow rank once that it is."""
+    """Report each slow rank once."""
     return [
         d.Remark(deadlines.now_s, f"slow: {text(facts, rank)}", attempt.number, rank.rank)
         for rank in slow_ranks(facts)

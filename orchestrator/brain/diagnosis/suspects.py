@@ -1,4 +1,5 @@
-"""Suspects of a silence, in words: which ranks stand where while the others wait, long before anything is certain.
+"""Suspects of a silence, in words: the ranks that others seem to wait for, and where they stand, long before
+anything is certain.
 
 They only inform: `orch status`, `orch why` and `notify.on: suspect`.
 """
@@ -17,8 +18,8 @@ BRIEF_S = 2.0
 
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and of a place that was
-    named before only when this silence is longer than any pause that the job has shown."""
+    """Name what looks like a hang after two inspections that found all ranks unmoved: once in a silence, and for a
+    place that was named before only when this silence is longer than any pause that the job has shown."""
     if attempt.phase is not Phase.RUN or attempt.running_at is None or not inspections.living(facts):
         return []
     if not inspections.all_heard(facts) or not hang.stands_still(facts, attempt, deadlines):
@@ -61,14 +62,15 @@ def _standing(facts: Facts, now_s: float) -> str:
         if rank.rank_state is RankState.ALIVE
         and rank.state in words
         and facts.nodes[rank.node].agent_state is AgentState.UP
-        # A rank that ends is a zombie for a moment, and a tool that looks at native frames holds it for one.
+        # A rank that ends is a zombie for a moment, and a tool that reads native frames stops it for a moment.
         and (rank.state == "T" or now_s >= rank.state_at + BRIEF_S)
     ]
     return "; ".join(lines[:3]) + (f" and {len(lines) - 3} more" if len(lines) > 3 else "")
 
 
 def _found(facts: Facts, attempt: AttemptFacts) -> str:
-    """Say what the last inspection has found: who works, else who stands where, and in what the others wait."""
+    """Say what the last inspection has found: which ranks work, else which ones stand where, and in what the
+    others wait."""
     if attempt.inspected_at is None or attempt.inspected_at < suspicion.quiet_since(facts, attempt):
         return "looking"
     seen = inspections.results(facts, attempt)

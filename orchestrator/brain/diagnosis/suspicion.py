@@ -1,8 +1,9 @@
-"""Suspicion: how long a silence is suspicious, which signs of life break it, and how long patience lasts.
+"""Suspicion: how long a silence must last to be suspicious, which signs of life break it, and how long patience lasts.
 
-Suspicion only causes an inspection, which harms no rank; what an inspection proves is decided in `hang`. The silence that is
-suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does (a line of log, some
-I/O) delays an inspection, but not for ever: a thread that prints `waiting` every second is no progress.
+Suspicion only causes an inspection, which harms no rank; what an inspection proves is decided in `hang`. The silence
+that is suspicious follows from what the job has shown, or is what the user has fixed. What only one rank does (a line
+of log, some I/O) delays an inspection, but not without end: a thread that prints `waiting` every second makes no
+progress.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts
 from orchestrator.core.observations import Activity, RankInspection
 
 START_SUSPECT_S = 30.0
-"""How long nothing at all may be heard before step times are known: imports, rendezvous, the first steps."""
+"""How long there may be no sign of life at all before step times are known: imports, rendezvous, the first steps."""
 
 EXIT_SUSPECT_S = 5.0
 """The same once some ranks have ended well: the others have nothing to do but to end."""
@@ -48,7 +49,7 @@ CPU_SIGN_S = 0.05
 """Processor seconds that count as a sign of life before the first step."""
 
 BUSY_SHARE = 0.2
-"""A rank is busy that has used this share of a processor since its last beat."""
+"""A rank that has used this share of a processor since its last beat is busy."""
 
 
 class Weight(enum.Enum):
@@ -63,7 +64,8 @@ class Weight(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A sign of life, its meaning in words, and what it is worth; `shows` recognises it in a heartbeat, where that can."""
+    """A sign of life, its meaning in words, and what it is worth; `shows` recognises it in a heartbeat, where a
+    heartbeat can show it."""
 
     name: str
     weight: Weight
@@ -120,7 +122,7 @@ def has_stepped(facts: Facts) -> bool:
 
 
 def suspect_s(facts: Facts) -> float | None:
-    """Return how long a silence is suspicious now, None where none is."""
+    """Return how long a silence must last now to be suspicious, None where none is."""
     assert facts.limits is not None
     limits = facts.limits
     if limits.hang_s_max is None or limits.hang_s_max > 0:
@@ -177,8 +179,8 @@ def limit_at(facts: Facts, attempt: AttemptFacts, limit_s: float | None) -> floa
 
 
 def gang_at(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count, and
-    that a rank ends well is a step of its own."""
+    """Return when (job clock) the gang was last known to go on as a whole. Time without a supervisor does not count,
+    and a rank that ends well counts as a step."""
     ended_at = max((rank.died_at for rank in facts.ranks.values() if rank.ended_well), default=0.0)
     return max(attempt.running_at or 0.0, attempt.watched_at, facts.stepped_at, ended_at)
 
@@ -193,9 +195,9 @@ def quiet_since(facts: Facts, attempt: AttemptFacts) -> float:
 
 
 def silent_since(facts: Facts, attempt: AttemptFacts) -> float:
-    """Return since when (job clock) nothing speaks against a hang without a proof. Where there are steps, log lines
-    and I/O do so for as long as the ceiling; where there are none, they are all that one has, and processor time
-    alone does."""
+    """Return since when (job clock) nothing speaks against a hang without a proof. Log lines and I/O put this off
+    by the ceiling at most; before the first step they do so without limit, and processor time does so by the
+    ceiling at most."""
     assert facts.limits is not None
     since_s = gang_at(facts, attempt)
     if is_fixed(facts):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Deadlines:
-    """The job clock at one look. `wake_s` ends as the earliest deadline that was asked about and is still ahead."""
+    """The job clock during one call of `decide`. `wake_s` ends as the earliest deadline that was asked about and is
+    still ahead."""
 
     now_s: float
     wake_s: float = field(default=float("inf"))

@@ -99,7 +99,7 @@ class Place:
 class Prepare:
     """Run the setup lines if they have not run, find a free port on the first node, report `Prepared`.
 
-    The node must hold `resume`, complete, before.
+    The node must hold `resume`, complete, before this order.
     """
 
     at: float

@@ -89,7 +89,7 @@ class RankHeartbeat:
     io_bytes: int = 0
     # The median of its last step times; None before three of them.
     median_step_s: float | None = None
-    # The median of its own work in a step, without waiting for other ranks; None where it cannot be told.
+    # The median of its own work in a step, without waiting for other ranks; None where it is not known.
     own_work_s: float | None = None
     # Its script has ended and the interpreter exits.
     exiting: bool = False
@@ -116,7 +116,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorStarted:
-    """A supervisor took the lock. It has no contact yet, so no silence before counts."""
+    """A supervisor took the lock. It has no contact yet, so earlier silence does not count."""
 
     at: float
     pid: int
@@ -243,7 +243,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The regular report of an agent on its ranks. The latest of a node replaces the one before."""
+    """The regular report of an agent on its ranks. The latest of a node replaces the previous one."""
 
     at: float
     node: str
@@ -253,7 +253,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Nothing of an attempt, nor of any before it, runs on this node any more. `how`: asked, fenced or ended."""
+    """Nothing of an attempt, nor of any before it, still runs on this node. `how`: asked, fenced or ended."""
 
     at: float
     node: str
@@ -274,7 +274,8 @@ class Inspected:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFetchStarted:
-    """A complete checkpoint is on its way home from a host; `CheckpointFound` or `CheckpointInvalidated` follows."""
+    """A complete checkpoint is on its way from a host to the job folder; `CheckpointFound` or
+    `CheckpointInvalidated` follows."""
 
     at: float
     node: str
@@ -326,7 +327,7 @@ class AllocationEnding:
 @dataclass(frozen=True, slots=True)
 class AllocationEnded:
     """Request number `request`: the queue system says that the allocation is over for good, without a supervisor; the
-    job is in no queue any more."""
+    job is no longer in any queue."""
 
     at: float
     request: int

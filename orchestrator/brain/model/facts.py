@@ -1,6 +1,6 @@
 """Facts of a job: all that the brain knows of nodes, ranks, attempts and checkpoints.
 
-What was ordered and what was observed are two fields, always.
+What was ordered and what was observed are always two fields.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ News: TypeAlias = "e.Event | d.Decision"
 
 
 class AgentState(enum.Enum):
-    """What is seen of a node's agent."""
+    """Observed state of a node's agent."""
 
     ABSENT = "absent"
     LAUNCHING = "launching"
@@ -37,7 +37,7 @@ class AgentState(enum.Enum):
 
 
 class RankState(enum.Enum):
-    """What is seen of a rank's process."""
+    """Observed state of a rank's process."""
 
     WAITING = "waiting"
     ALIVE = "alive"
@@ -49,7 +49,7 @@ class Phase(enum.Enum):
 
     PREPARE = "prepare"  # agents come up, set up their nodes, and find a port
     RUN = "run"  # ranks were ordered to start
-    STOP = "stop"  # a verdict fell, all ranks ended, or the user cancelled: what is left is being stopped
+    STOP = "stop"  # a verdict was made, all ranks ended, or the user cancelled: what is left is being stopped
 
 
 class JobGoal(enum.Enum):
@@ -128,8 +128,8 @@ class NodeFacts:
     contact_at: float = 0.0
     ordered: Orders = field(default_factory=Orders)
 
-    # How long the agent may go on without contact: the longest of all times that it was told, the same while its ranks
-    # have made no step in the current attempt, and whether a connection ended since it was told; see `fence`.
+    # How long the agent may go on without contact: the longest of all times that it was given, the same while its ranks
+    # have made no step in the current attempt, and whether a connection ended since it was given; see `fence`.
     fence_s: float = 0.0
     alone_s: float = 0.0
     fence_lost: bool = False
@@ -243,7 +243,7 @@ class RankFacts:
 
     @property
     def failed(self) -> bool:
-        """Tell whether this rank ended badly and not by our own hand."""
+        """Tell whether this rank ended badly without being ordered to stop."""
         return (
             self.rank_state is RankState.EXITED
             and not self.ordered
@@ -268,7 +268,7 @@ class IgnoredCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class AllocationLoss:
-    """How an allocation was lost to an attempt; `node`: with which node, if it was one."""
+    """How an allocation was lost to an attempt; `node`: the node with which it was lost, if it was one."""
 
     at: float
     allocation: str
@@ -297,13 +297,13 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     round: int = 0
-    # What was said: the last alert of a hang unless it was resolved, the desync, remarks by rank, suspects by place.
+    # What was reported: the last unresolved alert of a hang, the desync, remarks by rank, suspects by place.
     alert: d.Verdict | None = None
     alerted_at: float | None = None
     desynced: d.Verdict | None = None
     remarks: dict[int, str] = field(default_factory=dict)
     suspects: dict[str, float] = field(default_factory=dict)
-    # Hangs that only patience saw were at one place twice: this attempt has patience up to the ceiling.
+    # Two hangs were at one place, both judged by patience alone: this attempt has patience up to the ceiling.
     patient: bool = False
 
     # How it ended: the verdict, its own steps up to the failure, and since when its ranks are being stopped.
@@ -421,7 +421,7 @@ class Facts:
     round_at: float = 0.0
 
     # Allocations of a queue system: the current one, all of them in order, the announced end of the current one, since when
-    # the job waits for another one and why, and the end after which there is no other one.
+    # the job waits for another one and why, and the end after which no other one follows.
     allocation: str = ""
     allocations: tuple[str, ...] = ()
     ending: e.AllocationEnding | None = None
@@ -474,7 +474,7 @@ class Facts:
 
     @property
     def queue(self) -> e.QueueTerms | None:
-        """What the job may do whose nodes come from a queue system; None for every other job."""
+        """What a job may do whose nodes come from a queue system; None for any other job."""
         return self.pool.queue if self.pool is not None else None
 
     @property
@@ -505,7 +505,7 @@ class Facts:
         """Return when (job clock) the current attempt's gang was at the latest seen to be broken, None if never.
 
         A gang that misses one rank makes no step, so its other ranks fence themselves when they are cut off. One
-        that is not known to be broken may train on behind a broken connection for ever.
+        that is not known to be broken may train on behind a broken connection without end.
         """
         attempt = self.attempt
         assert attempt is not None

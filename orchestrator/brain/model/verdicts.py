@@ -1,4 +1,4 @@
-"""The one way to build a verdict: the job's present step and plain values for what is not stated."""
+"""Builder of all verdicts: adds the job's present step, and default values for the fields that are not given."""
 
 from __future__ import annotations
 

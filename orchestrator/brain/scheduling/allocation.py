@@ -1,8 +1,9 @@
-"""Allocations of a queue system: how their news folds, the verdict when nodes are taken away, and when to requeue.
+"""Allocations of a queue system: how news of them is folded, the verdict when nodes are taken away, and when to
+requeue.
 
-Nodes that the queue takes away cost no budget, and a whole gang may save itself before. A job goes back to the queue only
-from an allocation that ends or has too few usable nodes, and then rests until it has another one. Nothing is launched on
-nodes of an old allocation: what may still run there must be clear, as on any lost node.
+Nodes that the queue takes away cost no budget, and a whole gang may save a checkpoint first. A job goes back to the
+queue only from an allocation that ends or has too few usable nodes, and then rests until it has another one. Nothing is
+launched on nodes of an old allocation: what may still run there must be clear, as on any lost node.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _WORDS = {
     Cause.NODE_LOST: "is lost with a node", Cause.FAILED: "has failed",
 }  # fmt: skip
 
-# How the news fold
+# How news is folded
 
 
 def began(facts: Facts, news: e.AllocationBegan) -> None:
@@ -85,8 +86,8 @@ def _loss_of(ending: e.AllocationEnding) -> AllocationLoss:
 
 
 def planned(facts: Facts, news: e.Planned) -> None:
-    """The nodes of an allocation take the place of the old ones in the middle of a job, whose ranks are still to be
-    judged. Old nodes are remembered for as long as something may run there, and at least until the next allocation."""
+    """Replace the nodes of the old allocation in the middle of a job, whose ranks are still to be judged. Old nodes
+    are remembered for as long as something may run there, and at least until the next allocation."""
     assert facts.attempt is not None
     number, known = facts.attempt.number, {node.name: node for node in facts.every_node()}
     there = {plan.name for plan in news.nodes}
@@ -138,7 +139,7 @@ def verdict(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verdic
     taken = attempt.allocation_loss or (_loss_of(facts.ending) if facts.ending is not None else None)
     if facts.queue is None or taken is None:
         return None
-    # Where the time was over and there is another allocation all the same, somebody wants the job to go on.
+    # A new allocation after the end of the time means that a user wants the job to go on.
     goes_on = facts.queue.requeues_at_time_limit or attempt.allocation_lost_at is not None
     return _verdict(facts, taken, retry=taken.cause is not Cause.TIME_LIMIT or goes_on)
 
@@ -224,7 +225,7 @@ def is_out_of_time(facts: Facts) -> bool:
 
 
 def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
-    """Tell whether too many stays in a row ended at their time limit and brought nothing."""
+    """Tell whether too many allocations in a row ended at their time limit and brought nothing."""
     stays = [(past.attempt, past.progressed) for past in facts.past if past.number > facts.resumed_after]
     if not stays or stays[-1][0] is not attempt:
         stays.append((attempt, facts.progressed()))
@@ -238,7 +239,7 @@ def is_fruitless(facts: Facts, attempt: AttemptFacts) -> bool:
 def leaves(
     facts: Facts, attempt: AttemptFacts, left: Iterable[NodeFacts], grace_s: float, deadlines: Deadlines
 ) -> bool:
-    """Tell whether not to wait any longer for nodes that are not clear, since the queue will clear them."""
+    """Tell whether to stop waiting for nodes that are not clear, since the queue will clear them."""
     if not why_leave(facts, attempt):
         return False
     if not any(
@@ -264,7 +265,7 @@ def avoid(facts: Facts) -> dict[str, str]:
 
 
 def over(facts: Facts, news: e.AllocationEnded, deadlines: Deadlines) -> list[Decision]:
-    """Return the end of a job that is in no queue any more: its ranks have ended with their nodes."""
+    """Return the end of a job that is no longer in any queue: its ranks have ended with their nodes."""
     attempt, cancelled = facts.attempt, facts.goal is JobGoal.CANCEL
     why = facts.cancelled if cancelled else f"{_name(news.allocation)} {_WORDS[news.cause]}: {news.why}"
     if attempt is None:

@@ -1,8 +1,8 @@
 """The checkpoint to resume from, the step that each checkpoint holds, and the proof that a script ignores its checkpoint.
 
-The newest checkpoint is the one of the most steps, not the last one reported; one that is overwritten with fewer steps, or
-invalidated, gives way to the one before. A number in a name counts as a step only where counting comes to about the same,
-since it may as well be an epoch or a micro-batch.
+The newest checkpoint is the one of the most steps, not the last one reported; one that is overwritten with fewer steps,
+or invalidated, gives way to the previous one. A number in a name counts as a step only where counting comes to about
+the same, since it may as well be an epoch or a micro-batch.
 
 A script that ignores its checkpoint makes the same steps once more, and each of its attempts looks like progress from the
 checkpoint on. The proof is a path that an earlier attempt wrote and that this one writes again after as many steps of its
@@ -68,7 +68,7 @@ def distrust(facts: Facts, attempt: AttemptFacts) -> None:
 
 
 def _is_out_of_step(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> bool:
-    """Tell whether the attempt wrote it after its ranks began to run different collectives, or may have."""
+    """Tell whether the attempt wrote the checkpoint after its ranks began to run different collectives, or may have."""
     verdict = attempt.verdict
     if verdict is None or verdict.kind is not d.Kind.DESYNC or attempt.failed_count is None:
         return False
@@ -93,7 +93,7 @@ def _numbers(path: str) -> list[int]:
 
 
 def _named(path: str, about: int) -> int | None:
-    """Return the step that the name of a checkpoint tells, None if no number in it is near `about`."""
+    """Return the step in the name of a checkpoint, None if no number in it is near `about`."""
     near = [number for number in _numbers(path) if abs(number - about) <= NEAR_STEPS]
     return near[-1] if near else None
 

@@ -22,7 +22,7 @@ ALONE_S_MAX = 900.0
 """How long at most an agent goes on without contact whose ranks have made no step."""
 
 GROWTH = 1.25
-"""How many times the last fence a new one must be to be sent."""
+"""A new fence is sent when it is at least this many times the last one."""
 
 
 def orders(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
@@ -62,7 +62,7 @@ def _pauses_s(facts: Facts) -> float:
 
 
 def _has_stepped(facts: Facts, node: NodeFacts) -> bool:
-    """Tell whether a rank of the node was heard to have made a step: then its agent knows of it as well."""
+    """Tell whether a rank of the node has reported a step: then its agent knows of it as well."""
     return any(rank.steps for rank in facts.ranks.values() if rank.node == node.name)
 
 

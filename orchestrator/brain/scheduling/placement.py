@@ -29,7 +29,7 @@ PATIENCE_S = 10.0
 BUSY_PAUSE_S = 2.0
 BUSY_PAUSE_S_MAX = 60.0
 BUSY_PAUSE_SHARE = 0.05
-"""How long to wait before busy hosts are asked again: this share of the time that was waited already, between these
+"""How long to wait before busy hosts are asked again: this share of the time already waited, between these
 limits; up to a second more, by the job's seed."""
 
 LAUNCH_S_MAX = 60.0
@@ -138,7 +138,8 @@ def queued_too_long(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -
 def _lost_for_good(
     facts: Facts, attempt: AttemptFacts, missing: list[NodeFacts], ready: int, deadlines: Deadlines
 ) -> Verdict | None:
-    """Return the verdict on lost hosts without a substitute, once they had as long to come back as a node may be silent."""
+    """Return the verdict on lost hosts without a substitute, once they have had as much time to come back as a node may
+    be silent."""
     assert facts.pool is not None and facts.limits is not None
     since_s = max(attempt.began_at, attempt.watched_at, attempt.queued_at)
     if not deadlines.passed(since_s + facts.limits.node_silent_s_max):
@@ -162,7 +163,7 @@ def _verdict(
 
 
 def _reasons(nodes: Iterable[NodeFacts]) -> tuple[str, ...]:
-    """Return why each host that is not there is not there."""
+    """Return, for each host that is not up, why it is not."""
     reasons = [f"{node.name}: {note(node)}" for node in nodes if note(node)]
     return tuple(reasons[:REASONS_SHOWN]) or ("no host says why",)
 
@@ -211,7 +212,7 @@ def _is_busy_anywhere(facts: Facts) -> bool:
 
 
 def asked_again_s(facts: Facts) -> float:
-    """Return when (job clock) busy hosts are asked again: all in one round, or they could never be had together."""
+    """Return when (job clock) busy hosts are asked again: all in one round, since a job needs them at the same time."""
     assert facts.pool is not None and facts.attempt is not None
     latest_s = max((node.busy.at for node in facts.nodes.values() if node.busy), default=0.0)
     pause_s = min(BUSY_PAUSE_SHARE * (latest_s - facts.attempt.began_at), BUSY_PAUSE_S_MAX)
@@ -322,7 +323,7 @@ def is_due(facts: Facts, node: NodeFacts, deadlines: Deadlines) -> bool:
 
 
 def _release(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[Decision]:
-    """Let go of the hosts that are there: others may need them while this job waits."""
+    """Let go of the hosts that are up: other jobs may need them while this job waits."""
     why = "other jobs come first" if facts.ahead else "not enough hosts are free: none is held meanwhile"
     return _dismissals(attempt, facts.nodes.values(), why, deadlines)
 

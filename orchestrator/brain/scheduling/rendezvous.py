@@ -1,7 +1,7 @@
 """The rendezvous of the ranks: which addresses are probed, where they meet, and the verdict when they cannot.
 
 The point is an address of the first node that every other node has reached, by a handshake with the first node's agent
-on the very port; each node uses the interface that led there.
+on the port itself; each node uses the interface that led there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class RendezvousPoint:
 
 @dataclass(frozen=True, slots=True)
 class Unreachable:
-    """A node that reaches no address of the first one, or only such as others do not reach; and what it tried."""
+    """A node that reaches no address of the first one, or only addresses that other nodes do not reach; and what
+    it tried."""
 
     node: NodeFacts
     first: NodeFacts

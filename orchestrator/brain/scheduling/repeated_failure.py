@@ -1,4 +1,5 @@
-"""Repeated failures: an attempt that fails as the one before did makes no progress, and another one would fail likewise."""
+"""Repeated failures: an attempt that fails like the previous one makes no progress, and the next one would fail the
+same way."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION, ignor
 
 ALIKE_MAX = 4
 """How many attempts in a row may be resumed and fail after the same number of steps of their own. A script that always
-overwrites one checkpoint does not show whether it begins from it; that it comes equally far each time does."""
+overwrites one checkpoint does not show whether it begins from it; failing equally far along each time does."""
 
 _OWN_FAULTS = (Kind.CRASH, Kind.OOM, Kind.HANG, Kind.LAUNCH)
 """What the job's own code can be the cause of; a lost node or a taken port may return without its fault."""
@@ -41,17 +42,18 @@ def recognise(facts: Facts, attempt: AttemptFacts, verdict: Verdict) -> Verdict:
 
 
 def is_unsure(facts: Facts) -> bool:
-    """Tell whether the last two attempts hung at one place, and only patience saw it: a third one shows whether what is
-    done there takes long."""
+    """Tell whether the last two attempts hung at one place, by the end of patience and without a proof: a third attempt
+    shows whether what is done there takes long."""
     before = [past.verdict for past in facts.past if past.number > facts.resumed_after][-2:]
     hangs = [one for one in before if one is not None and one.kind is Kind.HANG and one.patience_s]
     return len(hangs) == 2 and hangs[0].signature == hangs[1].signature
 
 
 def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the attempt before failed likewise: at the same step, or as far from the same checkpoint.
+    """Tell whether the previous attempt failed in the same way: at the same step, or as far from the same checkpoint.
 
-    Where no step is known, a signal does not count: someone outside may have sent it, at another place each time.
+    Where no step is known, a signal does not count: it may have come from outside, at a different place each
+    time.
     """
     if past.verdict is None or past.verdict.signature != verdict.signature:
         return False
@@ -63,14 +65,15 @@ def _same_point(past: PastAttempt, attempt: AttemptFacts, verdict: Verdict) -> b
 
 
 def _may_be_the_hosts(facts: Facts, past: PastAttempt, verdict: Verdict) -> bool:
-    """Tell whether both times ranks of one host hung, which is now set aside for another: only there it is known
-    whose fault it is."""
+    """Tell whether ranks of one host hung both times; that host is now replaced by another, which shows whose
+    fault it is."""
     on_one = past.verdict is not None and past.verdict.node == verdict.node != ""
     return verdict.kind is Kind.HANG and on_one and placement.has_another(facts)
 
 
 def _equally_far(before: list[PastAttempt], attempt: AttemptFacts, verdict: Verdict) -> bool:
-    """Tell whether the last attempts, this one with them, all failed so after as many steps of their own."""
+    """Tell whether the last attempts, including this one, all failed in this way after the same number of
+    their own steps."""
     count = attempt.own_steps(verdict)
     alike = [
         past

@@ -29,7 +29,8 @@ class GpuError(Exception):
 
 
 def program(path: str | None = None) -> str | None:
-    """Return where nvidia-smi is: in PATH or where drivers put it; with `path`, in that PATH only. None for nowhere."""
+    """Return where nvidia-smi is: in PATH or where drivers put it; with `path`, in that PATH only. None where it is not
+    found."""
     usual = _PLACES if path is None else ()
     return shutil.which("nvidia-smi", path=path) or next(
         (place for place in usual if shutil.which(place)), None

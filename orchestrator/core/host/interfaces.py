@@ -56,7 +56,7 @@ def _may_lead_away(sock: socket.socket, address: Address) -> bool:
         name = address.interface.encode()[:15]
         answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, struct.pack("16sh22x", name, 0))
     except OSError:
-        return False  # gone meanwhile
+        return False  # gone in the meantime
     (flags,) = struct.unpack_from("h", answer, 16)
     return bool(flags & _IFF_UP) and not flags & _IFF_LOOPBACK and not address.ip.startswith("127.")
 

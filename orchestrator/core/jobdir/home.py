@@ -81,8 +81,8 @@ def unended(folder: Path) -> list[JobDir]:
 
 
 def is_ours(job: JobDir) -> bool:
-    """Tell whether there is such a job, and it is this user's. Whether he may act for it `require_ours` tells: not in a
-    folder that others can write to."""
+    """Tell whether there is such a job, and it is this user's. `require_ours` decides whether the user may act on it:
+    not in a folder that others can write to."""
     return ownership.belongs(job.root) and ownership.belongs(job.plan)
 
 

@@ -1,6 +1,6 @@
 """File locks (flock) of a job: how one is taken, whether it is held, and by which process.
 
-Rules: a lock's file is its owner's alone (0600), since a file that can be read can be locked; the holder writes his pid
+Rules: a lock's file is its owner's alone (0600), since a file that can be read can be locked; the holder writes its pid
 and host into it; on a disk without locks neither question has an answer, so each raises.
 """
 

@@ -102,7 +102,7 @@ class IndexCursor:
         return self.time_ns, self._until
 
     def refresh(self) -> None:
-        """Look for new records at the next call, since the index may have grown."""
+        """Read new records at the next call, since the index may have grown."""
         self._ended = self._path is None
 
     def _fill(self, offset: int) -> bool:
@@ -137,7 +137,7 @@ def _count(fd: int) -> int:
 
 
 def _record(fd: int, number: int) -> tuple[int, int]:
-    """Return one record; a record that was cut away meanwhile lies after every time and offset."""
+    """Return one record; a record that was cut away in the meantime lies after every time and offset."""
     data = os.pread(fd, _RECORD.size, number * _RECORD.size)
     if len(data) < _RECORD.size:
         return _NEVER, _NEVER

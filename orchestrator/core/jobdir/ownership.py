@@ -1,10 +1,10 @@
 """Ownership of a job folder: whether all that would be executed, loaded or written there is the caller's alone.
 
 Rules: a folder and its files count as they are, never as what a symbolic link leads to. The folder is the caller's; its
-contents are his or root's, who could change them anyway; no other user can write to it. The two folders above it, `jobs`
-and the job home, may be shared when they are sticky and his or root's: the owner of a sticky folder can replace what
-lies in it. The folders further up are the choice of the user who named the job home. Jobs of other users are read, and
-nothing else.
+contents are the caller's or root's, who could change them anyway; no other user can write to it. The two folders above
+it, `jobs` and the job home, may be shared when they are sticky and the caller's or root's: the owner of a sticky folder
+can replace what lies in it. The folders further up are the choice of the user who named the job home. Jobs of other
+users are read, and nothing else.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def _of(path: Path) -> Fault | None:
     try:
         status = path.lstat()
     except FileNotFoundError:
-        return None  # it went meanwhile
+        return None  # gone in the meantime
     except OSError as err:
         return _unseen(path, err)
     caution = "once you know that it holds nothing but yours"

@@ -26,8 +26,8 @@ def node_env(
 ) -> dict[str, str]:
     """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's.
 
-    Over SSH it is added to the host's own, without the submitter's, which is that of another machine. On Slurm the step's
-    own choice of GPUs stands, whatever the submitter had chosen on his machine.
+    Over SSH it is added to the host's own, without the submitter's, which is that of another machine. On Slurm the
+    step's own choice of GPUs stands, whatever the submitter had chosen on the submit machine.
     """
     ours = {} if plan.ssh else outer
     if plan.slurm:

@@ -15,7 +15,7 @@ from pathlib import Path
 from orchestrator.core.jobdir.layout import JobDir, attempt_name, attempt_of, rank_name
 
 ATTEMPTS_MAX = 64
-"""How many attempts back a connection looks for files: their sizes in the job folder go into one message."""
+"""For how many attempts back a connection searches for files: their sizes in the job folder go into one message."""
 
 _RANK_DIR = re.compile(r"rank-([0-9]{5,9})")
 _RANK_FILE = re.compile(

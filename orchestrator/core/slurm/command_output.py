@@ -1,7 +1,7 @@
 """Output of squeue, sacct and scontrol about a job, read as values, and what it means in words for people. Pure.
 
-Rules: only formats that are the same since Slurm 20 are read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON. A
-state that is new is shown as it is, and no job is over for it.
+Rules: only formats that are the same since Slurm 20 are read: `squeue -o`, `sacct -P`, `scontrol show -o`, never JSON.
+An unknown state is shown as it is, and never counts as the end of a job.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NEVER = {
     "partitionconfig|badconstraints|maxmemperlimit": "KEY=VALUE; sinfo -o '%P %l %D %c %m %G %f' shows what there is",
     "(assoc|qos)(max.*(perjob|pernode|wall)|min).*": "KEY=VALUE; sacctmgr show qos, and assoc, show the limits",
 }
-"""Reasons that waiting does not mend, as patterns of their first word, and what to change in the job. No job is over for
-one of them, since an administrator may change the limits."""
+"""Reasons that waiting does not mend, as patterns of their first word, and what to change in the job. None of them ends
+a job, since an administrator may change the limits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def squeue(text: str) -> dict[str, QueueJob]:
 def sacct(text: str, name_of: Callable[[int], str]) -> dict[str, QueueJob]:
     """Read what `sacct -n -X -P --duplicates` prints; a job that was requeued has a line for each time, the latest last.
 
-    Only jobs that are over count: accounting is late about others, or has never finished their lines.
+    Only jobs that are over count: accounting is late for other jobs, or has never completed their lines.
     """
     jobs: dict[str, QueueJob] = {}
     for line in text.splitlines():

@@ -8,7 +8,7 @@ import itertools
 import re
 
 NODES_MAX = 65_536
-"""As many nodes as Slurm itself allows (MAX_SLURM_NODES)."""
+"""The largest number of nodes that Slurm itself allows (MAX_SLURM_NODES)."""
 
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 

@@ -1,9 +1,9 @@
-"""Slurm's states of a job: how far each is, and why a job is over that is in it. The only table of them. Pure.
+"""Slurm's states of a job: how far a job in each is, and why it is over. The only table of them. Pure.
 
-The names are those of Slurm 20 to 25 (`man squeue`, JOB STATE CODES; slurm.schedmd.com/job_state_codes.html). squeue and
-scontrol show a flag in place of the state under it. Flags that do not say how far the job is (LAUNCH_FAILED,
-RECONFIG_FAIL, REVOKED, UPDATE_DB) are unknown, like any word that is new here: for an unknown state no job is running,
-leaving or over.
+The names are those of Slurm 20 to 25 (`man squeue`, JOB STATE CODES; slurm.schedmd.com/job_state_codes.html). squeue
+and scontrol show a flag in place of the state under it. Flags that do not say how far the job is (LAUNCH_FAILED,
+RECONFIG_FAIL, REVOKED, UPDATE_DB) are unknown, like any word that is new here: a job in an unknown state counts neither
+as running, nor as leaving, nor as over.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ def stage_of(state: str) -> Stage:
 
 
 def cause_of(state: str) -> Cause:
-    """Return why a job is over that is in this state."""
+    """Return why a job in this state is over."""
     return _CAUSES.get(state, Cause.FAILED)

@@ -46,7 +46,7 @@ _FLAGS = "HIOQsv"
 """Short options without a value: another may follow in the same word."""
 
 _DEFAULTS = ("account", "partition", "qos", "reservation", "constraint", "wckey")
-"""Options that a user may set for all of his jobs, as SBATCH_ACCOUNT and so on."""
+"""Options that a user may set for all jobs, as SBATCH_ACCOUNT and so on."""
 
 _PLAIN = re.compile(r"-[A-Za-z0-9_@%+=:,./\[\]-]*")
 _HETEROGENEOUS = re.compile("(het|pack)(job)", re.IGNORECASE)

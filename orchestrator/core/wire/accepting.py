@@ -1,4 +1,4 @@
-"""Acceptor of connections on a port that strangers can reach, and the bounded crowd of those not yet known.
+"""Acceptor of connections on a port that strangers can reach, and the bounded crowd of peers not yet identified.
 
 Rules: the process keeps `FDS_RESERVED` descriptors for its own work; when the host has no descriptor or memory left,
 accepting pauses and is tried again; a flood leaves the event loop time for everything else.
@@ -21,7 +21,7 @@ BATCH_MAX = 64
 """How many connections are accepted at once."""
 
 BATCH_PAUSE_S = 0.02
-"""How long accepting pauses after a full batch: all else gets its turn, and 3,200 connections a second are accepted."""
+"""How long accepting pauses after a full batch: others get their turn, and 3,200 connections a second are accepted."""
 
 RETRY_S = 0.5
 """How long accepting pauses after a failure."""
@@ -93,8 +93,8 @@ def _fds_max() -> int:
 class Crowd(Generic[T]):
     """At most `most` waiting members, each with the address that it comes from.
 
-    One too many makes the oldest go, of the address that has the most: so a new member gets its time, however many come
-    from elsewhere, or even from the same address.
+    A member too many evicts the oldest member of the address that has the most, so that a new member gets its time,
+    however many come from elsewhere, or even from the same address.
     """
 
     def __init__(self, most: int) -> None:
@@ -109,7 +109,7 @@ class Crowd(Generic[T]):
         return one in self._addresses
 
     def add(self, one: T, address: str) -> T | None:
-        """Add a member; return the one that must go for it, which the caller removes."""
+        """Add a member; return the member that it evicts, which the caller removes."""
         self._addresses[one] = address
         self._counts[address] = self._counts.get(address, 0) + 1
         if len(self._addresses) <= self._most:

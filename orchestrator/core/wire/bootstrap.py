@@ -105,7 +105,7 @@ class SendBlob:
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """Something slow is going on, such as unpacking, or waiting for another launch in the same folder."""
+    """Something slow is in progress, such as unpacking, or waiting for another launch in the same folder."""
 
     at: str
 

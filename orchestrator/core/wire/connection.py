@@ -1,7 +1,7 @@
 """Connection between supervisor and agent: lines of JSON over TLS, with the job's own certificate pinned and the job's token.
 
-Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before anything of it is
-believed; a peer that is too slow to read is cut off, since what waits for it is bounded.
+Rules: a line has a limit, and so have the raw bytes that may follow it; a stranger is cut off before anything that it
+sends is trusted; a peer that is too slow to read is cut off, since what waits for it is bounded.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ async def dial_any(targets: Sequence[tuple[str, int]], context: ssl.SSLContext, 
 
 
 def _hang_up(task: asyncio.Task[Line]) -> None:
-    """Drop a connection that came up after another one had been chosen."""
+    """Drop a connection that opened after another one had been chosen."""
     if not task.cancelled() and task.exception() is None:
         task.result().abort()
 

@@ -214,7 +214,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The last message of a dismissed agent. Not sent again: a supervisor that misses it looks for the agent."""
+    """The last message of a dismissed agent. Not sent again: a supervisor that misses it checks on the agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +313,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """The job is over: go."""
+    """The job is over: exit."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ class Record:
         if attempt is None or current is None:
             return
         attempt.running_at = current.running_at
-        # It changes once the script is seen to have begun from nothing.
+        # It changes once the script is seen to have started from scratch.
         attempt.base_step = current.base_step
         made = max((rank.steps for rank in self.facts.ranks.values()), default=0)
         if made:

@@ -114,7 +114,7 @@ def rewrite(job: JobDir, plan: Plan, traces: Traces, *, is_over: bool) -> None:
 
 
 def _lack(job: JobDir) -> str:
-    """Return what the journal lacks; empty if it is whole. A torn last line, which a crash leaves, is no lack."""
+    """Return what the journal lacks; empty if it is whole. A torn last line, which a crash leaves, is not a lack."""
     recorded_bytes = facts_file.place(job)  # read first, since a journal that is written grows
     try:
         with os.fdopen(ownership.open_regular(job.journal), "rb") as file:

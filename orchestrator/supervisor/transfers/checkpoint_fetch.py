@@ -2,7 +2,7 @@
 checkpoint to the hosts of the next attempt.
 
 A state machine: agents' reports and ended copies go in; `news` for the brain, `notes` for the log, and copies that the
-carrier begins and gives up come out. It knows neither threads nor SSH, and its own work on the disk is quick.
+`BulkCopier` begins and gives up come out. It knows neither threads nor SSH, and its own work on the disk is quick.
 
 Rules
 - A version is an attempt, a name and its steps. It is fetched when every host that may have a part in it has reported
@@ -94,8 +94,8 @@ class CheckpointFetch:
     # What happens
 
     def begin(self, at: float, awaited: tuple[str, ...], stopped: Mapping[str, int]) -> None:
-        """Go on where the supervisor before left off. `awaited`: the paths that the brain still waits for; `stopped`:
-        the last attempt that each node is known to have stopped."""
+        """Go on where the previous supervisor left off. `awaited`: the paths that the brain still waits for;
+        `stopped`: the last attempt that each node is known to have stopped."""
         for node, attempt in stopped.items():
             self._reports.stop(node, attempt)
         for path in awaited:
@@ -113,8 +113,8 @@ class CheckpointFetch:
     def found(
         self, at: float, node: str, root: str, report: m.ManifestReported, placed: tuple[str, ...]
     ) -> None:
-        """A host reports its part of a complete checkpoint; `placed` are the nodes of that attempt. What must be
-        remembered is on disk when this returns, so that the report may be acknowledged."""
+        """Take a host's report of its part of a complete checkpoint; `placed` are the nodes of that attempt.
+        What must be remembered is on disk when this returns, so that the report may be acknowledged."""
         name, part = report.name, Part(node, root, report.steps, report.manifest)
         is_file = part.is_all_of(name)
         flaw = self._store.flaw(name, report.manifest) if report.manifest else ""
@@ -134,12 +134,12 @@ class CheckpointFetch:
             self._enter(at, before.with_part(part))
 
     def scanned(self, at: float, node: str, attempt: int, steps: int) -> None:
-        """A node has reported all that was complete when its ranks had made `steps` steps."""
+        """Note that a node has reported all that was complete when its ranks had made `steps` steps."""
         if self._reports.scan(node, attempt, steps):
             self._try_all(at)
 
     def stopped(self, at: float, node: str, attempt: int) -> None:
-        """A node has stopped an attempt, and has reported all that this leaves behind."""
+        """Note that a node has stopped an attempt, and has reported all that this leaves behind."""
         self._reports.stop(node, attempt)
         self._try_all(at)
 
@@ -156,12 +156,12 @@ class CheckpointFetch:
         self._try_all(at)
 
     def tidy(self, at: float) -> None:
-        """Time has passed: delete what `keep` does not keep, once the brain has got all news."""
+        """Delete what `keep` does not keep, once the brain has got all news."""
         if self._keep is not None and not self.news:
             self._prune(at, self._keep)
 
     def copied(self, at: float, done: Copied) -> None:
-        """A copy ended. One that was given up before changes nothing."""
+        """Take the result of a copy that ended. One that was given up before changes nothing."""
         in_flight = self._copies.pop(done.copy.key, None)
         if in_flight is None:
             return
@@ -248,7 +248,7 @@ class CheckpointFetch:
         self._finish(at, name)
 
     def _become(self, version: Version, state: VersionState) -> Version:
-        """Write down the state of a version; if the disk refuses, only this process knows it."""
+        """Write down the state of a version; if the disk refuses, only this process remembers it."""
         self._book[version.name].latest = version = dataclasses.replace(version, state=state)
         with contextlib.suppress(OSError):
             self._store.note(version)
@@ -266,7 +266,7 @@ class CheckpointFetch:
             self.carrier.copy(copy)
 
     def _finish(self, at: float, name: str) -> None:
-        """Install the version that was fetched, if it is whole and the one before is not being read."""
+        """Install the version that was fetched, if it is whole and the previous one is not being read."""
         entry = self._book.get(name)
         if entry is None or entry.fetched is None or self._is_copied(name):
             return
@@ -294,7 +294,7 @@ class CheckpointFetch:
         self._end(at, version, VersionState.GIVEN_UP, invalidated)
 
     def _end(self, at: float, version: Version, state: VersionState, news: News) -> None:
-        """Finish with a version, and go on with what was reported of its name meanwhile."""
+        """Finish with a version, and go on with what was reported of its name in the meantime."""
         entry = self._book[version.name]
         latest = entry.latest
         if entry.fetched is not None:

@@ -100,7 +100,7 @@ class CheckpointStore:
         return {}
 
     def note_lost(self, lost: dict[str, int]) -> None:
-        """Write down which nodes were lost; if the disk refuses, only this process knows it."""
+        """Write down which nodes were lost; if the disk refuses, only this process remembers it."""
         with contextlib.suppress(OSError):
             self._manifests.mkdir(exist_ok=True)
             replace_text(self._manifests / LOST, codec.dumps(lost))

@@ -139,7 +139,7 @@ class Version:
 
 
 class NodeReports:
-    """How far each node has reported the checkpoints on it, which decides for whom a version still waits.
+    """How far each node has reported the checkpoints on it, which decides for which nodes a version still waits.
 
     `lost`: the last attempt of each node whose agent was lost before it had reported all.
     """

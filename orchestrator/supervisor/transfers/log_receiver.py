@@ -1,8 +1,8 @@
 """The supervisor's side of log shipping: chunks of nodes' files go into the job folder.
 
-Rules: a node may write only files of the kinds that are shipped (`core/jobdir/shipped_files`), and only beyond what is
-there: nothing in the job folder is ever overwritten or cut. A full disk costs only time: chunks wait, no more come
-than fit into the agent's window, and they are written when there is room again.
+Rules: a node may write only files of the kinds that are shipped (`core/jobdir/shipped_files`), and only beyond the end
+of the file here: nothing in the job folder is ever overwritten or cut. A full disk costs only time: chunks wait, no
+more come than fit into the agent's window, and they are written when there is room again.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Rules: where a host sees the job folder nothing is transferred. A file lands in the job folder under the name that it
 has on the host. A checkpoint counts once it is whole in the job folder; before an attempt begins from it, it is on
-every host. Nothing here waits: bulk is copied by the backend's carrier, and a thread does what may take long.
+every host. Nothing here waits: large files are copied by the backend's `BulkCopier`, and a thread does what may take
+long.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Transfers:
         self.moved_at = 0.0
 
     def begin(self, facts: Facts, stopped: Mapping[str, int], at: float) -> None:
-        """Go on where the supervisor before left off. `stopped`: the last attempt that each node said to be over."""
+        """Go on where the previous supervisor left off. `stopped`: the last attempt that each node said to be over."""
         self._incarnations = {node.name: node.incarnation for node in facts.every_node() if node.incarnation}
         if self._checkpoint_fetch is not None:
             self._checkpoint_fetch.begin(at, tuple(facts.fetching), stopped)
@@ -67,8 +68,8 @@ class Transfers:
     # Nodes
 
     def greeted(self, hello: m.Hello, started: int, at: float) -> None:
-        """A node's agent says who it is, before all else. `started`: the last attempt that had ranks there; what an
-        earlier agent had not reported of it will not come."""
+        """Take an agent's greeting, the first message of a connection. `started`: the last attempt that had ranks
+        there; what an earlier agent had not reported of it will not come."""
         if self._incarnations.get(hello.node, hello.incarnation) != hello.incarnation:
             self.lost(hello.node, started, at)
         self._incarnations[hello.node] = hello.incarnation
@@ -115,7 +116,8 @@ class Transfers:
     # Checkpoints into the job folder
 
     def found(self, envelope: Envelope, attempt: int, gang: Gang, at: float) -> list[e.Event]:
-        """A node reports its part of a checkpoint; only those of the current attempt, with its gang, are fetched.
+        """Take a node's report of its part of a checkpoint; only those of the current attempt, with its gang, are
+        fetched.
 
         Raises CodecError when the report cannot be read.
         """
@@ -129,12 +131,12 @@ class Transfers:
         return self.news(at)
 
     def scanned(self, node: str, beat: m.Heartbeat, at: float) -> None:
-        """A node says how far it has reported its checkpoints."""
+        """Note how far a node has reported its checkpoints."""
         if self._checkpoint_fetch is not None and beat.reported_through_step >= 0:
             self._checkpoint_fetch.scanned(at, node, beat.attempt, beat.reported_through_step)
 
     def learned(self, event: e.Event) -> None:
-        """The brain has learned an event of a node, which may concern its checkpoints."""
+        """Take an event of a node that the brain has learned, which may concern its checkpoints."""
         if self._checkpoint_fetch is not None and isinstance(event, e.Stopped):
             self._checkpoint_fetch.stopped(event.at, event.node, event.attempt)
 

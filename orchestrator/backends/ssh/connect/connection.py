@@ -92,7 +92,7 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it has not been seen to break."""
+        """Whether the connection is open, as far as is known."""
         return self._transport.is_active()
 
     def run(self, command: str) -> RemoteCommand:

@@ -23,7 +23,7 @@ PROXY_WORDS_BYTES_MAX = 4096
 
 _log = logging.getLogger("paramiko")
 _log.addHandler(logging.NullHandler())
-_log.setLevel(logging.CRITICAL + 1)  # our own errors say the same in better words
+_log.setLevel(logging.CRITICAL + 1)  # the errors raised here say the same in better words
 _log.propagate = False
 
 
@@ -89,7 +89,7 @@ class Proxy:
         self._closed = False
 
     def words(self) -> str:
-        """Return the last line that it left on standard error."""
+        """Return the last line that the program wrote to standard error."""
         try:
             text = os.read(self._words, PROXY_WORDS_BYTES_MAX).decode(errors="replace").strip()
         except OSError:

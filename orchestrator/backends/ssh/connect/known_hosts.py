@@ -2,7 +2,7 @@
 
 A key that is known under the host's name is good. A key that contradicts a known key is refused under both policies. An
 unknown key is refused (`strict`), or added (`accept-new`). A host that is known by keys of other types only counts as
-contradicting: its known types were requested first, so it has none of them any more. Host certificates are not read,
+contradicting: its known types were requested first, so it no longer has any of them. Host certificates are not read,
 since paramiko verifies none: a `@cert-authority` line makes no key known.
 
 This module reads the files itself, since paramiko's `HostKeys` skips `@revoked` and patterns, and has no line numbers.

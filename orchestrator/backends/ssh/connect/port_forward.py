@@ -1,8 +1,8 @@
 """Port forward: bytes between a forwarded port of a host and the supervisor's own port.
 
-Rules: no host makes another wait, and what is not taken is not read. So each forwarded connection has two threads, one
-for each direction, and each reads only when all that it read before has been taken. Beyond that, the channel's window
-and the kernel's buffers bound what is kept, and hold up the sender.
+Rules: no host delays another, and nothing is read that the other side does not take. So each forwarded connection has
+two threads, one for each direction, and each reads only when all that it read before has been taken. Beyond that, the
+channel's window and the kernel's buffers bound what is kept, and hold up the sender.
 """
 
 from __future__ import annotations

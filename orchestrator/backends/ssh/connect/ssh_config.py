@@ -65,7 +65,7 @@ class Target:
 
     @property
     def port_option(self) -> str:
-        """The port option of a command for people, with a blank behind it; empty for the default port."""
+        """The port option of a command for people, followed by a space; empty for the default port."""
         return "" if self.port == DEFAULT_PORT else f"-p {self.port} "
 
 
@@ -100,7 +100,7 @@ def _resolve(host: str, user: str | None, port: int | None, through: Target | No
 
 
 def _chain(jumps: str, host: str, depth: int) -> Target:
-    """Return the last bastion of `user@first:port,second,…`; each is reached through the one before."""
+    """Return the last bastion of `user@first:port,second,…`; each is reached through the previous one."""
     last: Target | None = None
     for jump in jumps.split(","):
         match = _JUMP.match(jump.strip())

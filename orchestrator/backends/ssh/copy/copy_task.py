@@ -25,11 +25,11 @@ class Failed(Exception):
 
 
 class Unfit(Exception):
-    """The files cannot be copied by this tool, maybe by another."""
+    """The files cannot be copied by this tool, but perhaps by another."""
 
 
 class GivenUp(Exception):
-    """The copy is not wanted any more."""
+    """The copy is no longer wanted."""
 
 
 class CopyTask:
@@ -58,7 +58,7 @@ class CopyTask:
                 self._abort()
 
     def check(self) -> None:
-        """Raise GivenUp when the copy is not wanted any more."""
+        """Raise GivenUp when the copy is no longer wanted."""
         if self._given_up.is_set():
             raise GivenUp
 

@@ -22,7 +22,7 @@ from orchestrator.backends.ssh.copy.copy_task import STALL_S_MAX, Broken, CopyTa
 OUTPUT_BYTES_MAX = 16_384
 END_S_MAX = 5.0
 PARTIAL = ".orch-partial"
-"""Folder beside a fetched file for its begun part after a broken connection; removed once the file is whole."""
+"""Folder next to a fetched file for its begun part after a broken connection; removed once the file is whole."""
 
 _NO_SPACE = re.compile(rb"No space left on device|Disk quota exceeded|File too large")
 _NO_FILE = re.compile(
@@ -34,7 +34,7 @@ _LINE_CODES = (10, 12, 30, 35)
 
 
 def copy(task: CopyTask, ssh: tuple[str, ...], host: str, again: bool) -> None:
-    """Copy by rsync; `again`: it may find begun parts of files. Raises Unfit, Broken, Failed, GivenUp."""
+    """Copy by rsync; `again`: an earlier try may have left parts of files. Raises Unfit, Broken, Failed, GivenUp."""
     task.begin()
     with tempfile.TemporaryFile() as names:
         names.write(b"".join(b"./" + os.fsencode(name) + b"\0" for name in task.copy.names))

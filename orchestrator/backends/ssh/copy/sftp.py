@@ -1,7 +1,7 @@
 """Bulk copies by SFTP over an open connection, for hosts without rsync: file by file, each atomically.
 
-Files are sent by SFTP with many requests on their way at once, and fetched as the output of a command. A file is
-written under a temporary name and renamed when it is whole. A file that is already here as expected is not copied again.
+Files are sent by SFTP with many requests in flight, and fetched as the output of a command. A file is written under a
+temporary name and renamed when it is whole. A file that is already here as expected is not copied again.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _upload(task: CopyTask, sftp: paramiko.SFTPClient, source: IO[bytes], part: 
 
 @contextlib.contextmanager
 def _part_of(path: P, rename: Callable[[P, P], object], remove: Callable[[P], object]) -> Iterator[P]:
-    """Yield the path of a part file beside `path`; at the end rename it to `path`, or remove it where that fails."""
+    """Yield the path of a part file next to `path`; at the end rename it to `path`, or remove it where that fails."""
     part = path.with_name(f".orch-{secrets.token_hex(6)}.part")
     try:
         yield part
