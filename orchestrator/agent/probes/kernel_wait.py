@@ -49,6 +49,9 @@ READS = frozenset(
 )
 WRITES = frozenset({"write", "writev", "pwrite64", "pwritev", "sendto", "sendmsg", "fsync", "fdatasync"})
 OPENS = frozenset({"open", "openat", "openat2"})
+_LIMIT_IN_ARGUMENTS = frozenset({"poll", "epoll_wait", "epoll_pwait"})
+"""Calls whose time limit is an argument: it was read together with the call, and not from memory."""
+
 POLLS = frozenset({"poll", "ppoll", "select", "pselect6", "epoll_wait", "epoll_pwait", "epoll_pwait2"})
 NETWORK = POLLS | {"read", "readv", "recvfrom", "recvmsg"}
 LOCKS = frozenset({"flock", "fcntl"})
@@ -123,7 +126,8 @@ def wait_of(pid: int, tid: int) -> Wait:
     wakes_before = wakes(pid, tid)
     wait = _decoded(pid, call, args, wchan)
     is_same = procfs.text(task / "syscall") == text and wakes(pid, tid) == wakes_before
-    return wait if is_same or wait.ends_s is None else replace(wait, ends_s=0.0)
+    is_certain = is_same or wait.ends_s is None or call in _LIMIT_IN_ARGUMENTS
+    return wait if is_certain else replace(wait, ends_s=0.0)
 
 
 def wakes(pid: int, tid: int) -> int:
