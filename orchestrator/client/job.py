@@ -20,12 +20,12 @@ from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError, UserError
 from orchestrator.core.jobdir import full_disk, home, locks, ownership, requests, status_file
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.jobdir.status_file import Status
 from orchestrator.submission import supervisor_process
 
 if TYPE_CHECKING:
     from orchestrator.client.log_reader import LogLine, LogQuery
+    from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
     from orchestrator.supervisor.journal.lost_journal import Traces
 
@@ -315,6 +315,8 @@ class Job:
 
     def plan(self) -> Plan:
         """Return the plan made at submit. Raises ClusterError when the plan is missing or damaged."""
+        from orchestrator.core.jobdir.plan import Plan
+
         fix = "the folder is not a whole job any more; submit the job again"
         try:
             return codec.loads(Plan, ownership.read_regular(self.folder.plan))

@@ -64,6 +64,7 @@ LONG_FILES = {
     "orchestrator/brain/model/events.py": "one list of all that the brain can hear",
     "orchestrator/brain/model/facts.py": "one list of all that the brain knows",
     "orchestrator/cli/app.py": "one function for each verb",
+    "orchestrator/client/job.py": "one method for each thing that can be done with a job",
     "orchestrator/agent/rank/hook.py": "one file is what is copied into every rank",
     "orchestrator/core/wire/messages.py": "one list of all that supervisor and agents say",
     "tests/unit/test_architecture.py": "one list of all rules of the house",
