@@ -97,13 +97,13 @@ def _copy(source: str | Path, target: str | Path) -> None:
     if not Path(target).is_symlink():
         about = Path(source).lstat()
         os.utime(target, ns=(about.st_atime_ns, about.st_mtime_ns))
-        Path(target).chmod(about.st_mode & 0o777 & ~ownership.WRITABLE)
+        Path(target).chmod(ownership.mode_of_copy(about.st_mode))
 
 
 def _close_folders(root: Path) -> None:
     """Take others' right to write from the copies of folders, which have the modes of their sources."""
     for folder, _, _ in os.walk(root):
-        Path(folder).chmod(Path(folder).stat().st_mode & 0o777 & ~ownership.WRITABLE)
+        Path(folder).chmod(ownership.mode_of_copy(Path(folder).stat().st_mode))
 
 
 def _why(job: Job) -> Json:

@@ -177,7 +177,7 @@ def _copy_file(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
     status = source.stat()
     os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
-    target.chmod(status.st_mode & 0o777 & ~ownership.WRITABLE)
+    target.chmod(ownership.mode_of_copy(status.st_mode))
 
 
 def _copy_link(root: Path, source: Path, target: Path) -> None:

@@ -77,6 +77,11 @@ def is_own(path: Path) -> bool:
     return belongs(path) and _of(path) is None
 
 
+def mode_of_copy(mode: int) -> int:
+    """Return the mode of a copy: no set-user-ID bit, and no right to write for other users."""
+    return mode & 0o777 & ~WRITABLE
+
+
 @contextlib.contextmanager
 def closed_to_others() -> Iterator[None]:
     """Make nothing in this block writable by other users, whatever the umask is."""
