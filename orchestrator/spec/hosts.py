@@ -17,7 +17,7 @@ from orchestrator.spec.value_types import GPUS_EACH_MAX
 from orchestrator.spec.yaml_document import Fault, did_you_mean, escaped, missing_file, path_in, shown
 
 if TYPE_CHECKING:
-    from orchestrator.spec.model import Ssh
+    from orchestrator.spec.sections import Ssh
 
 HOSTS_MAX = 4096
 KNOWN_MAX = 65_536

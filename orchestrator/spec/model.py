@@ -3,246 +3,36 @@
 Rules: the description here is the help, the JSON Schema and the reference in one; a default is written as a user would
 write it. A rule between two fields is a validator of the later one, so that a fault of another field does not hide it; so
 is a rule about the disk, where the context is the job file's folder. Durations are read to seconds, as floats.
-`value_types` has the kinds of values.
+`sections` has the sections, `value_types` the kinds of values.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import get_args
 
 import pydantic
 from pydantic import Field, ValidationInfo
 
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
+from orchestrator.spec.sections import (
+    Checkpoint,
+    Logs,
+    Monitor,
+    Notify,
+    Rendezvous,
+    Restart,
+    Slurm,
+    Snapshot,
+    Ssh,
+)
 from orchestrator.spec.value_types import Entry, Line, Part, about, duration_text, whole
 from orchestrator.spec.yaml_document import missing_file, path_in, shown
 
 MACHINES_MAX = 4096
 RANKS_EACH_MAX = 4096
 """Most CPU ranks of a node."""
-PORT_MAX = 65_535
-BEATS_PER_NODE_TIMEOUT = 5
-DEFAULT_OCCASIONS = ("hang", "notice", "withdrawn", "failed")
-
-
-def _at_least(value: float, least_s: float, least_of: str) -> float:
-    if value < least_s:
-        raise ValueError(f"must be at least {least_of}, {duration_text(least_s)}")
-    return value
-
-
-class Rendezvous(Part):
-    """Where the ranks of an attempt meet."""
-
-    port: int | None = whole(
-        None, "Port of rank 0's store; by default a free one for each attempt.", high=PORT_MAX
-    )
-    interface: str | None = about(None, "Network interface of the ranks' traffic.", pattern=rules.INTERFACE)
-
-
-class Monitor(Part):
-    """When silence becomes a verdict, and what follows."""
-
-    heartbeat_s: rules.Heartbeat = about("1s", "Time between two heartbeats of a node, 100ms to 1m.")
-    queue_timeout: rules.SecondsOrOff = about(
-        "off",
-        "Backend ssh: longest wait for hosts that others use; or off. Slurm keeps its own queue.",
-    )
-    start_timeout: rules.Seconds = about(
-        "10m", "Longest time from an attempt's start until all its ranks run (not the first step)."
-    )
-    rendezvous_timeout: rules.SecondsOrOff = about(
-        "30m", "Longest time that ranks may wait for one another before their first step; or off."
-    )
-    first_step_timeout: rules.SecondsOrOff = about(
-        "off", "Longest time from the start of all ranks to the first step; or off."
-    )
-    hang_timeout: rules.SilenceOrOff = about(
-        "auto",
-        "Silence that makes a live job suspicious: `auto`, as its own step times tell; a time, after which unmoving "
-        "ranks are a hang without further patience; or off.",
-    )
-    hang_floor: rules.Seconds = about("5s", "Shortest silence that `hang_timeout: auto` finds suspicious.")
-    hang_ceiling: rules.Seconds = about("10m", "Longest silence that `hang_timeout: auto` finds innocent.")
-    hang_patience: rules.SilenceOrOff = about(
-        "auto",
-        "How long a rank may stand in one place while others wait for it, when no state proves that it never goes on: "
-        "`auto`, which is 5m; a time, at most hang_ceiling; or off. Twice that where it computes, polls, saves, evaluates "
-        "or exits, and longer where the job's own steps and pauses are long.",
-    )
-    node_timeout: rules.NodeSilence = about(
-        "1m", "Longest silence of a node, at least 5 heartbeats and 5s; then it is lost."
-    )
-    on_hang: rules.Hang = about("restart", "What follows a hang: a restart, a word to the user, or failure.")
-    on_desync: rules.Desync = about(
-        "fail", "What follows when ranks silently run different collectives: failure, or a word to the user."
-    )
-    stop_grace: rules.Pause = about("15s", "Time from TERM to KILL when user or time limit stop the job.")
-
-    @pydantic.field_validator("node_timeout")
-    @classmethod
-    def _spans_heartbeats(cls, value: float, info: ValidationInfo) -> float:
-        least_s = BEATS_PER_NODE_TIMEOUT * info.data.get("heartbeat_s", 0.0)
-        return _at_least(value, least_s, f"{BEATS_PER_NODE_TIMEOUT} heartbeats")
-
-    @pydantic.field_validator("hang_ceiling")
-    @classmethod
-    def _is_above_floor(cls, value: float, info: ValidationInfo) -> float:
-        return _at_least(value, info.data.get("hang_floor", 0.0), "monitor.hang_floor")
-
-    @pydantic.field_validator("hang_patience")
-    @classmethod
-    def _is_below_ceiling(cls, value: object, info: ValidationInfo) -> object:
-        ceiling_s = info.data.get("hang_ceiling", 0.0)
-        if isinstance(value, float) and ceiling_s < value:
-            raise ValueError(f"must not be more than monitor.hang_ceiling ({ceiling_s:g} s): raise that, too")
-        return value
-
-
-class Notify(Part):
-    """Notifications of what happens to the job."""
-
-    command: rules.Command | None = about(
-        None, "Command to run: it gets JSON on standard input, ORCH_NOTIFY_EVENT and more in its environment."
-    )
-    url: str | None = about(None, "Webhook to call: it gets the same JSON by POST.", pattern=rules.URL)
-    on: rules.Occasions = about(DEFAULT_OCCASIONS, f"Events: {', '.join(get_args(rules.Occasion))}.")
-
-    @pydantic.field_validator("url")
-    @classmethod
-    def _can_be_reached(cls, value: str | None) -> str | None:
-        return None if value is None else rules.address(value)
-
-
-class Restart(Part):
-    """How often and how fast a failed attempt is followed by another."""
-
-    max: int = whole(
-        3,
-        "Restarts after attempts that made no progress; one that got further than all before it is free; "
-        "0: never restart.",
-        low=0,
-    )
-    backoff: rules.Pause = about(
-        "1s",
-        "Wait before a restart, from the second failure in a row without progress on; doubles each time.",
-    )
-    backoff_max: rules.Pause = about("1m", "Longest wait before a restart.")
-    never_on_exit_codes: rules.ExitCodes = about(
-        (), "Exit codes of a rank after which the job fails at once."
-    )
-
-    @pydantic.field_validator("backoff_max")
-    @classmethod
-    def _is_longest(cls, value: float, info: ValidationInfo) -> float:
-        return _at_least(value, info.data.get("backoff", 0.0), "restart.backoff")
-
-
-class OnPreempt(Part):
-    """How ranks are told that Slurm is about to take their nodes."""
-
-    signal: rules.Signal = about("TERM", "Signal that tells ranks to save themselves.")
-    grace: rules.Grace = about(
-        "1m", "Time they have for that, at most 12h; then they are killed. Slurm may give less."
-    )
-
-
-class Checkpoint(Part):
-    """What a checkpoint is, and how a script is given one."""
-
-    path: rules.Glob = about("*", "Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute.")
-    keep: int | None = whole(None, "How many of the newest checkpoints to keep; by default all.")
-    resume_args: rules.ResumeArgs | None = about(
-        None, "Arguments appended when a good checkpoint exists; `{path}` stands for its path."
-    )
-    on_preempt: OnPreempt = about(
-        {}, "Backend slurm: how ranks are warned of preemption, and of the time limit's end."
-    )
-
-    @pydantic.field_validator("keep")
-    @classmethod
-    def _is_of_the_jobs_own(cls, value: int | None, info: ValidationInfo) -> int | None:
-        path = info.data.get("path", "")
-        if value is not None and path.startswith("/"):
-            raise ValueError(
-                f"has no effect with checkpoint.path {shown(path)}: only in ORCH_CHECKPOINT_DIR is anything deleted; "
-                "leave keep out, or write a path relative to that"
-            )
-        return value
-
-
-class Logs(Part):
-    """How ranks write their logs."""
-
-    unbuffered: bool = about(True, "Set PYTHONUNBUFFERED=1: lines appear when they are printed.")
-
-
-class Snapshot(Part):
-    """What is copied at submit."""
-
-    limit_mb: int = whole(500, "Largest code snapshot, in MB.", high=1_000_000)
-
-
-class Ssh(Part):
-    """The hosts of backend ssh."""
-
-    hosts: rules.Hosts = about((), "Hosts: a text like gpu[01-08].lab, or a list of such.")
-    hosts_file: Line | None = about(
-        None,
-        "File with a host on each line, relative to the job file: `gpu1 gpus=8 slots=16 address=10.0.0.1 "
-        "labels=a100,ib`; with ssh.hosts it only describes them.",
-    )
-    user: str | None = about(
-        None, "User on the hosts; by default what the SSH configuration says.", pattern=rules.USER
-    )
-    port: int | None = whole(None, "Port of sshd; by default what the SSH configuration says.", high=PORT_MAX)
-    host_keys: rules.HostKeys = about("strict", "Host keys must be known, or are learnt at first contact.")
-    remote_dir: Line = about("~/.orch", "Folder for jobs on the hosts.")
-    labels: rules.Lines = about((), "Labels of hosts_file that a host must have, all of them, to be used.")
-    sync: rules.Lines = about((), "Paths in workdir that git ignores and the hosts need, such as data/.")
-    copy_limit_mb: int | None = whole(
-        None, "Most MB per second for copies of checkpoints; by default no limit."
-    )
-
-
-class Slurm(Part):
-    """Options for Slurm in addition to nodes, GPUs and time."""
-
-    partition: Line | None = about(None, "Partition; by default the cluster's.")
-    account: Line | None = about(None, "Account that is charged.")
-    qos: Line | None = about(None, "Quality of service.")
-    constraint: Line | None = about(None, "Features a node must have.")
-    reservation: Line | None = about(None, "Reservation to run in.")
-    nodelist: Line | None = about(None, "Nodes to use.")
-    exclude: Line | None = about(None, "Nodes to avoid.")
-    gres: Line | None = about(None, "Generic resources, in place of those for gpus_per_node.")
-    cpus_per_task: int | None = whole(None, "CPU cores of each rank; by default 1.")
-    mem: Line | None = about(None, "Memory of a node, such as 64G.")
-    exclusive: bool = about(False, "Ask for whole nodes.")
-    mail: Line | None = about(None, "Address Slurm writes to when the job ends or fails.")
-    comment: Line | None = about(None, "Comment in Slurm's accounting.")
-    extra: rules.Options = about((), "More options for sbatch, such as --licenses=foo.")
-
-    @pydantic.field_validator("*")
-    @classmethod
-    def _fits_a_script(cls, value: object) -> object:
-        for text in value if isinstance(value, tuple) else (str(value),):
-            if len(text) > sbatch_options.OPTION_CHARS_MAX or not text.isprintable():
-                raise ValueError(
-                    f"must be printable, and at most {sbatch_options.OPTION_CHARS_MAX} characters"
-                )
-        return value
-
-    @pydantic.field_validator("extra")
-    @classmethod
-    def _is_not_ours(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for option in value:
-            if fault := sbatch_options.fault_of(option):
-                raise ValueError(f"{shown(option)} {fault}")
-        return value
 
 
 class JobSpec(Part):
