@@ -182,7 +182,9 @@ def _starts(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[D
     waiting = [
         node
         for node in facts.gang
-        if node.agent_state is AgentState.UP and max(node.started, node.ordered.start) < attempt.number
+        if node.agent_state is AgentState.UP
+        and node.ready >= attempt.number  # a new agent in place of a dead one is not
+        and max(node.started, node.ordered.start) < attempt.number
     ]
     if not waiting:
         return []

@@ -47,7 +47,8 @@ class Line:
             self.agent.line_broke(self)
             return
         self.heard_s = self.agent.world.now
-        host.heard_s = self.agent.world.clock
+        if deliver != self.boss.line_closed:  # the end of a line is no word of the host
+            host.heard_s = self.agent.world.clock
         deliver(*args)
 
     def down(self, deliver: Callable[..., None], *args: Any) -> None:

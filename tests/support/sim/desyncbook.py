@@ -96,7 +96,10 @@ class DesyncBook:
         odd = _odd(gang)
         must(bool(odd), f"no rank is out of step: {verdict}")
         must(not self.said, f"it is said again: {verdict}")
-        must(self.due_s is not None, f"not for so many steps have counts differed: {verdict}")
+        if self.due_s is None:  # a group that all its ranks have told of may be a part of the gang
+            silent = self.unsure or len(self.beat_s) < gang.size
+            must(silent, f"not for so many steps have counts differed: {verdict}")
+            return
         told = verdict.ranks if gang.size > 2 or gang.ranks[odd[0]].counted.odd < 0 else odd
         must(tuple(told) == tuple(odd), f"ranks {odd} are out of step: {verdict}")
         equal, unequal = self._split(gang)

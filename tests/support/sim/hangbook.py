@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 AT_ONCE = (" stopped ", " has left ")
 """What signatures say of hangs that need no second look: the state of the process says enough."""
 
+MOVED_S_MAX = 5.0
+"""For so long what was noticed may stand while steps come in that ranks made before one of them stood still."""
+
 
 class HangBook:
     """What was looked at and noticed in the present attempt."""
@@ -27,6 +30,7 @@ class HangBook:
         self.living = 0  # ranks
         self.heard = 0  # steps
         self.noticed: int | None = None  # the same when a hang was noticed that still stands
+        self.moved_s: float | None = None  # since when the job has moved in spite of that
         self.others = False  # there are hosts that could take another's place
 
     def looked(self, facts: Facts, decisions: list[d.Decision]) -> None:
@@ -35,8 +39,17 @@ class HangBook:
         self.living = sum(rank.rank_state is RankState.ALIVE for rank in facts.ranks.values())
         usable = [node for node in facts.nodes.values() if not (node.excluded or node.missing)]
         self.others = facts.pool is not None and len(usable) > facts.pool.nodes
-        if self.noticed is not None and not decisions:
-            self.ledger.must(self.heard <= self.noticed, "the job moves, and what was noticed still stands")
+        if self.noticed is None or self.heard <= self.noticed:
+            self.moved_s = None
+        elif not decisions:
+            now_s = self.ledger.world.now
+            self.moved_s = now_s if self.moved_s is None else self.moved_s
+            stands = now_s - self.moved_s > MOVED_S_MAX
+            self.ledger.must(not stands, "the job moves, and what was noticed still stands")
+
+    def supervised(self) -> None:
+        """Another supervisor, or one whose machine slept, may say again what it sees."""
+        self.suspects = {}
 
     def decided(self, decision: d.Decision) -> None:
         must = self.ledger.must

@@ -141,6 +141,8 @@ class Ledger:
         if self.queue is not None:
             self.queue.written(news)
         self.desyncs.written(news)
+        if isinstance(news, e.SupervisorStarted):
+            self.hangs.supervised()
         match news:
             case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentDisconnected() | e.AgentDied():
                 self._link(news)
@@ -393,7 +395,9 @@ class Ledger:
             case d.JobEnd.FAILED:
                 verdict = self.tries[-1].verdict if self.tries else None
                 never = self.queue is not None and self.queue.is_over and not self.tries
-                self.must(verdict is not None or unsure or never, f"failed without a verdict: {decision}")
+                asked = self.tries != [] and self.tries[-1].number == self.restarted  # then its time was over
+                known = verdict is not None or unsure or never or (asked and self.queue is not None)
+                self.must(known, f"failed without a verdict: {decision}")
                 self.must(not self.cancelled, f"it was cancelled: {decision}")
 
     def _gives_up(self, why: str) -> None:

@@ -158,7 +158,8 @@ class QueueBook:
         could_leave = (placement or (lost and few)) and not self.entered
         self._must(self.ending is not None or could_leave, f"it could stay: {decision}")
         self._must(not self.ledger.cancelled, f"it was cancelled: {decision}")
-        judged = attempt.verdict is not None or self.ledger.forgiven == len(self.ledger.tries)
+        asked = attempt.number == self.ledger.restarted  # by the user
+        judged = attempt.verdict is not None or asked or self.ledger.forgiven == len(self.ledger.tries)
         self._must(judged, f"for no reason: {decision}")
         lease = self.world.night.lease
         assert lease is not None
@@ -168,7 +169,8 @@ class QueueBook:
         waited_s = clock - self.stopping_s + ROUNDING_S
         near = ends_at is not None and clock >= ends_at - SHORT_S
         for host in self.world.hosts:
-            saving = bool(host.living()) and host.name in self.up and host.reaches_boss()
+            mortal = [rank for rank in host.living() if not rank.immortal_until_s]
+            saving = bool(mortal) and host.name in self.up and host.reaches_boss()
             self._must(
                 not saving or near or waited_s >= lease.grace_s, f"{host.name} still saves itself: {decision}"
             )

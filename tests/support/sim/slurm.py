@@ -167,13 +167,18 @@ class Slurm:
 
     def lost_power(self, host: Host) -> None:
         """A node is silent; after a while that is known. The supervisor is gone at once if it is the first one."""
-        if self.nodes and host.index == self.lent[0]:
+        is_first = bool(self.nodes) and host.index == self.lent[0]
+        if is_first:
             self.world.end_boss()
-        self.world.after(self.world.rng.uniform(*self.lease.noticed_s), self._notice, host)
+        given = self.given if is_first else 0
+        self.world.after(self.world.rng.uniform(*self.lease.noticed_s), self._notice, host, given)
 
-    def _notice(self, host: Host) -> None:
+    def _notice(self, host: Host, given: int) -> None:
+        """Lose a node that is still silent; the first one of the allocation `given` also when it has booted again."""
         if not host.up:
             self._lose(host.index, float("inf"))
+        elif given == self.given and self.nodes:
+            self._lose(host.index, LOOK_S)
 
     def _lose(self, index: int, lasts_s: float) -> None:
         """Take a node for lost; the job goes on without it unless it is the first one. What runs there lives on."""

@@ -15,6 +15,7 @@ from typing import Any, assert_never
 
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.events import NodePlan, Planned
+from orchestrator.core.observations import Activity
 
 from .boss import Boss, Killed
 from .gang import Gang, Rank, harm_rank
@@ -162,7 +163,8 @@ class World:
                 return
             self.now, _, act, args = heapq.heappop(self.heap)
             if self.now > self.night.must_end_s:
-                if any(_logs_for_ever(rank) for host in self.hosts for rank in host.living()):
+                living = [rank for host in self.hosts for rank in host.living()]
+                if any(_logs_for_ever(rank) for rank in living) or (living and all(map(_is_busy, living))):
                     return  # where no steps are, lines of log are all that one has: it is the user who ends that
                 raise Violation(f"the job has not ended after {self.now:.0f} s")
             self._guarded(act, args)
@@ -314,6 +316,12 @@ class World:
         host.cut_down += by if harm is not Harm.CUT_UP else 0
         if by < 0:
             host.reachable()
+
+
+def _is_busy(rank: Rank) -> bool:
+    """Tell whether a rank computes or sleeps for as long as it likes, and waits for no other."""
+    free = rank.gang.world.night.limits.hang_s_max == 0
+    return free and rank.stance is not None and rank.stance.activity in (Activity.SPINNING, Activity.SLEEPING)
 
 
 def _logs_for_ever(rank: Rank) -> bool:
