@@ -55,6 +55,8 @@ class Journal:
     def revived(self) -> Record:
         """Return what the journal comes to, from the last writing on if there is one."""
         is_there = self._kept and self._chance.random() >= LOST_SHARE
+        if not is_there:
+            self._kept = ""  # for good: who goes on without it writes lines that do not fit it
         record = facts_file.unpacked(self._kept) if is_there else Record()
         for n in range(record.last_n, len(self.lines)):
             record.learn(self._entry(n + 1))
