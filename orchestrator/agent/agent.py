@@ -86,7 +86,8 @@ class Agent:
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
-        self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
+        # For the end of an older attempt, or for the template that ranks are forked from
+        self._waiting: m.Prepare | m.Start | m.Stop | None = None
         self._inspector: inspector.Inspector | None = None
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
@@ -114,6 +115,7 @@ class Agent:
                 await asyncio.wait_for(self._wake.wait(), self._pause_s())
         dialing.cancel()
         self._preparation.let_go()
+        self._preparation.starter.close()
         self._hasher.close()
         if self._dismissed_at is not None:
             self._link.say_goodbye()
@@ -124,7 +126,7 @@ class Agent:
     def _pause_s(self) -> float:
         ranks = self._ranks
         if ranks is None:
-            return IDLE_TICK_S
+            return STOP_TICK_S if self._waiting is not None else IDLE_TICK_S
         is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
         is_inspecting = self._inspector is not None and self._inspector.is_inspecting
         return STOP_TICK_S if is_stopping or is_inspecting else TICK_S
@@ -226,9 +228,13 @@ class Agent:
         """Start rank 0 at once, and the others a moment later."""
         if self._ranks is not None or self._preparation.ready.attempt != order.attempt:
             return
+        if self._preparation.starter.is_importing:
+            self._waiting = order
+            return
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
-        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
+        starter = self._preparation.starter
+        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, starter=starter)
         ranks.begin()
         self._fence.begin()
         self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
@@ -238,7 +244,9 @@ class Agent:
         if not self._spawn(ranks, order, first):
             return
         if rest:
-            asyncio.get_running_loop().call_later(HEAD_START_S, self._start_rest, ranks, order, rest)
+            asyncio.get_running_loop().call_later(
+                0.0 if starter.is_warm else HEAD_START_S, self._start_rest, ranks, order, rest
+            )
         else:
             self._started(ranks)
 
@@ -268,6 +276,7 @@ class Agent:
     def _stop(self, order: m.Stop) -> None:
         ranks = self._ranks
         if ranks is None:
+            self._waiting = None
             self._preparation.let_go()
             self._link.report(m.Stopped(order.attempt, "asked"))
             return
@@ -300,6 +309,8 @@ class Agent:
         if pid == self._preparation.setup_pid:
             self._preparation.setup_ended(status)
             return
+        if self._preparation.starter.ended(pid):
+            return
         ranks = self._ranks
         process = ranks.of_pid(pid) if ranks else None
         if ranks is None or process is None:
@@ -312,6 +323,9 @@ class Agent:
 
     def _tick(self, now_s: float) -> None:
         ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
+        self._preparation.starter.poll()
+        if isinstance(self._waiting, m.Start) and not self._preparation.starter.is_importing:
+            self._go_on()
         if ranks is None:
             patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
             is_alone = no_contact_s > patience_s
@@ -346,7 +360,7 @@ class Agent:
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
         """Drive a stop on; tell whether all processes are gone and all checkpoints are reported."""
-        if not self._scanner.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
+        if not self._scanner.is_finishing and not ranks.push(self._preparation.pids):
             return False
         # An agent ended by a signal has no time to hash checkpoints.
         is_signalled = self._leaving and self._dismissed_at is None
@@ -361,6 +375,10 @@ class Agent:
         self._ranks = self._inspector = None
         if not self._ends_with_agent(ranks):
             self._link.report(m.Stopped(ranks.attempt, ranks.how))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Obey the order that has waited, if it is still the latest."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
             self._obey(waiting)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from orchestrator.agent import rendezvous_probe, setup_script
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
+from orchestrator.agent.rank import warm
 from orchestrator.core import observations
 from orchestrator.core.host import interfaces
 from orchestrator.core.jobdir.layout import JobDir
@@ -46,6 +47,7 @@ class Preparation:
         self._verifying: asyncio.Task[None] | None = None
         self._listener: rendezvous_probe.Listener | None = None
         self._program = ""
+        self.starter = warm.Starter()
         self.env: dict[str, str] = {}
         self.ready = m.Prepared(0, "", 0, ())
 
@@ -54,9 +56,14 @@ class Preparation:
         """The pid of the setup lines' shell while it runs."""
         return self._setup.pid if self._setup else None
 
+    @property
+    def pids(self) -> set[int]:
+        """The processes of the preparation that live on when ranks are stopped."""
+        return {self.setup_pid or 0, self.starter.pid}
+
     def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return a rank's command with this node's program first."""
-        return (self._program or wanted[0], *wanted[1:])
+        return (self._program or wanted[0], *wanted[1:]) if wanted else ()
 
     def begin(self, order: m.Prepare) -> None:
         """Prepare `order.attempt`; report `Prepared` or `PrepareFailed`, now or later."""
@@ -149,6 +156,7 @@ class Preparation:
         except setup_script.SetupError as err:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
             return
+        self.starter.prepare(self.argv(order.argv), {**order.defaults, **env}, self._job, self._config.node)
         port = held.getsockname()[1] if held is not None else 0
         self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order))
         self._report(self.ready)

@@ -57,6 +57,10 @@ class JobSpec(Part):
     entrypoint: rules.EntryPoint | None = about(
         None, 'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}.'
     )
+    start: rules.Start = about(
+        "auto",
+        "How a rank starts: as a fork of one process a node that has imported torch, where that is safe, or always as a new interpreter.",
+    )
     python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
     env: dict[rules.EnvName, rules.Scalar] = about(

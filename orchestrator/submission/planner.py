@@ -84,6 +84,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
         programs=_programs(spec, inventory) if over_ssh else (),
         notify=_notify(spec),
+        starts_fresh=spec.start == "fresh",
     )
 
 

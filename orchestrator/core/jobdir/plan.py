@@ -104,6 +104,8 @@ class Plan:
     slurm: PlannedSlurm | None = None
     programs: tuple[str, ...] = ()
     notify: PlannedNotify | None = None
+    # Each rank is a new interpreter; else a fork of its node's template where that can be
+    starts_fresh: bool = False
 
     @property
     def world_size(self) -> int:

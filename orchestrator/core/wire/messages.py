@@ -7,7 +7,7 @@ are not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from orchestrator.core.observations import (
@@ -250,6 +250,9 @@ class Prepare:
     port: int | None
     # The files of the checkpoint to start from, to be verified here
     resume: tuple[ManifestEntry, ...]
+    # What ranks will run, and the variables that nothing else sets: for the template that they are forked from, if any
+    argv: tuple[str, ...] = ()
+    defaults: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

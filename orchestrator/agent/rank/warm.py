@@ -1,0 +1,227 @@
+"""Agent's side of a warm start: the template process of a node, and the forks it makes in place of new interpreters.
+
+A template is never needed: where it is not ready in time, dies, does not answer, or says that a module makes it unfit,
+ranks are started by `spawn` as ever, and `why_fresh` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pkgutil
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.agent.rank import spawn
+from orchestrator.agent.rank.template import ALONE, COMMAND_ROOM, PACKET_BYTES_MAX
+from orchestrator.core import codec
+from orchestrator.core.jobdir.durable import replace_bytes
+from orchestrator.core.jobdir.layout import JobDir
+
+IMPORT_S_MAX = 60.0
+"""How long a start waits for a template that imports; then ranks are started as new interpreters."""
+
+FORK_S_MAX = 10.0
+"""How long a template may take to fork a rank."""
+
+MODULES = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel")
+"""What ranks of torch import at the latest when their first optimizer and DDP are made; `torch._dynamo` is half of it."""
+
+UNFIT_MAX = 8
+"""How many modules are left out, one after the other, before ranks are started as new interpreters for good."""
+
+
+def is_python_file(argv: tuple[str, ...]) -> bool:
+    """Tell whether a rank's command is a Python that runs a script or a module, which a template can do in its place."""
+    if len(argv) < 2:
+        return False
+    return argv[1].endswith(".py") or (argv[1] == "-m" and len(argv) > 2)
+
+
+@dataclass(slots=True)
+class Template:
+    """The template process of a node, for one program and environment."""
+
+    # The node's folder, with the hook below it
+    folder: Path
+    program: str
+    env: Mapping[str, str]
+    cwd: Path
+    modules: tuple[str, ...] = MODULES
+    pid: int = 0
+    is_ready: bool = False
+    why_fresh: str = ""
+    # Modules that made a template unfit, each with the reason
+    unfit: dict[str, str] = field(default_factory=dict)
+    began_at: float = 0.0
+    _line: socket.socket | None = None
+
+    def begin(self) -> None:
+        """Start the process. An OSError is a reason to start ranks fresh."""
+        folder = self.folder / "template"
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        names = ",".join(name for name in self.modules if name not in self.unfit)
+        source = pkgutil.get_data("orchestrator.agent.rank", "template.py")
+        assert source is not None
+        agent_pid = os.getpid()
+        env = {name: value for name, value in self.env.items() if name not in ALONE}
+        hook = str(self.folder / "hook")
+        env["PYTHONPATH"] = os.pathsep.join(part for part in (hook, env.get("PYTHONPATH", "")) if part)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / "template.py"
+            if not file.exists() or file.read_bytes() != source:
+                replace_bytes(file, source, durable=False)
+            with (folder / "template.log").open("ab", buffering=0) as log:
+                process = subprocess.Popen(
+                    [self.program, str(file), str(theirs.fileno()), hook, names, " " * COMMAND_ROOM],
+                    cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                    preexec_fn=lambda: spawn.die_with_parent(agent_pid, signal.SIGKILL),
+                )  # fmt: skip
+        except OSError as err:
+            self.why_fresh = f"its template cannot be started: {err.strerror or err}"
+            ours.close()
+            return
+        finally:
+            theirs.close()
+        process.returncode = 0  # reaped by the agent, as ranks are
+        self.pid, self._line, self.began_at = process.pid, ours, time.monotonic()
+
+    @property
+    def is_importing(self) -> bool:
+        """Tell whether it is not known yet whether this template can fork ranks; it is for a limited time."""
+        return self.pid != 0 and not self.is_ready and time.monotonic() - self.began_at < IMPORT_S_MAX
+
+    def fileno(self) -> int:
+        """The socket's descriptor, readable when there is something to `poll`; -1 without one."""
+        return self._line.fileno() if self._line is not None else -1
+
+    def poll(self) -> None:
+        """Take what the template has said without waiting; begin again without the module that made it unfit."""
+        answer = self._receive(0.0)
+        if answer is None or self.is_ready:
+            return
+        if "ready" in answer:
+            self.is_ready = True
+            return
+        module, reason = str(answer.get("unsafe", "?")), str(answer.get("reason", "?"))
+        self.unfit[module] = reason
+        self.end()
+        if module == MODULES[0] or len(self.unfit) > UNFIT_MAX:
+            self.why_fresh = f"import {module} {reason}"
+        else:
+            self.begin()
+
+    def fork(self, program: spawn.Program) -> int:
+        """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do."""
+        if not self.is_ready or self._line is None:
+            return 0
+        order = {
+            "argv": program.argv, "env": dict(program.env), "cwd": str(program.cwd), "output": str(program.output),
+            "agent": os.getpid(),
+        }  # fmt: skip
+        with contextlib.suppress(OSError):
+            self._line.send(json.dumps(order).encode())
+            if answer := self._receive(FORK_S_MAX):
+                pid = answer.get("pid", 0)
+                return pid if isinstance(pid, int) else 0
+        self.why_fresh = self.why_fresh or "its template did not answer"
+        self.end()
+        return 0
+
+    def _receive(self, wait_s: float) -> dict[str, object] | None:
+        """Return the next packet; None where there is none in time, and the template is given up when it is gone."""
+        line = self._line
+        if line is None or not select.select([line], [], [], wait_s)[0]:
+            return None
+        try:
+            packet = line.recv(PACKET_BYTES_MAX)
+            answer = codec.loads_plain(packet) if packet else None
+        except (OSError, ValueError):
+            answer = None
+        if not isinstance(answer, dict):
+            self.why_fresh = self.why_fresh or "its template died"
+            self.end()
+            return None
+        return answer
+
+    def ended(self) -> None:
+        """Note that the process was reaped."""
+        if not self.is_ready:
+            self.why_fresh = (
+                self.why_fresh or f"its template died; see {self.folder / 'template' / 'template.log'}"
+            )
+        self.pid, self.is_ready = 0, False
+
+    def end(self) -> None:
+        """Kill the process; ranks that it has forked live on."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self.is_ready, self.pid = False, 0
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+
+class Starter:
+    """How ranks are started on this node: forks of its template where there is one, else new interpreters."""
+
+    def __init__(self) -> None:
+        self._template: Template | None = None
+
+    def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str) -> None:
+        """Begin a template for ranks that will run `argv`, unless there is one or it could not take their place."""
+        before = self._template
+        if before is not None and (before.program, before.env) == (argv[:1] and argv[0], env):
+            return
+        self.close()
+        if is_python_file(argv):
+            self._template = Template(job.node(node), argv[0], dict(env), job.code)
+            self._template.begin()
+
+    @property
+    def pid(self) -> int:
+        """The pid of the template, 0 without one."""
+        return self._template.pid if self._template is not None else 0
+
+    @property
+    def is_importing(self) -> bool:
+        """Tell whether a start is to wait for the template."""
+        return self._template is not None and self._template.is_importing
+
+    @property
+    def is_warm(self) -> bool:
+        """Tell whether ranks are forked."""
+        return self._template is not None and self._template.is_ready
+
+    def poll(self) -> None:
+        """Take what the template has said."""
+        if self._template is not None:
+            self._template.poll()
+
+    def start(self, program: spawn.Program) -> int:
+        """Start a rank and return its pid. Raises OSError when its program cannot be executed."""
+        pid = self._template.fork(program) if self._template is not None else 0
+        return pid or spawn.start(program)
+
+    def ended(self, pid: int) -> bool:
+        """Tell whether a process that was reaped is the template, and note its end."""
+        if self._template is None or pid != self._template.pid or not pid:
+            return False
+        self._template.ended()
+        return True
+
+    def close(self) -> None:
+        """End the template."""
+        if self._template is not None:
+            self._template.end()
+            self._template = None
