@@ -269,7 +269,8 @@ class Agent:
         return True
 
     def _started(self, ranks: NodeRanks) -> None:
-        self._note(", ".join(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes))
+        pids = ", ".join(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes)
+        self._note(f"{pids}: {ranks.starter.how}")
         self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
@@ -346,7 +347,7 @@ class Agent:
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
         if ranks.makes_first_step():
-            self._beat_due = 0.0
+            self._beat_due, ranks.starter.has_stepped = 0.0, True
         if self._inspector is not None and (report := self._inspector.gather()) is not None:
             self._link.report(report)
         if ranks.want is RanksGoal.RUN:

@@ -63,7 +63,7 @@ class Preparation:
 
     def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return a rank's command with this node's program first."""
-        return (self._program or wanted[0], *wanted[1:]) if wanted else ()
+        return (self._program or wanted[0], *wanted[1:])
 
     def begin(self, order: m.Prepare) -> None:
         """Prepare `order.attempt`; report `Prepared` or `PrepareFailed`, now or later."""
@@ -156,7 +156,10 @@ class Preparation:
         except setup_script.SetupError as err:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
             return
-        self.starter.prepare(self.argv(order.argv), {**order.defaults, **env}, self._job, self._config.node)
+        if order.argv:
+            self.starter.prepare(
+                self.argv(order.argv), {**order.defaults, **env}, self._job, self._config.node
+            )
         port = held.getsockname()[1] if held is not None else 0
         self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order))
         self._report(self.ready)

@@ -1,7 +1,7 @@
 """Template of a node's ranks: a process that has imported what ranks import first, and forks each rank.
 
 Run by the job's own Python with the environment that the ranks of the node share. `warm.py` is the agent's side; they talk
-over a socket of packets, one JSON object each: first the template's `ready` or `unsafe`, then for each order of a rank
+over a socket of packets, one JSON object each: first the template's `ready`, `unfit` or `shadowed`, then for each order of a rank
 `pid` or `error`.
 
 Rules: standard library only, and readable for Python 3.8, as in `hook.py`. What is imported must leave the process as a
@@ -9,11 +9,14 @@ fork needs it (`unfit`); else the template names the module that did not, and en
 the template: the process between them ends at once, and the agent is the nearest subreaper.
 """
 
-# ruff: noqa: PTH100, PTH109, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208, RUF012, RUF063
+# ruff: noqa: PTH100, PTH109, PTH110, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208, RUF012, RUF063
 
 import gc
 import os
 import sys
+
+AT_START = frozenset(sys.modules)
+"""What a new interpreter has imported before its program begins."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -112,8 +115,24 @@ def import_all(names: "list[str]") -> "tuple[list[str], str, str]":
                 return imported, name, reason
             imported.append(name)
     finally:
-        os.environ.__class__ = known  # type: ignore[assignment]
+        os.environ.__class__ = known
     return imported, "", ""
+
+
+def shadowed(folder: str) -> str:
+    """Return the file of the program's own folder that a new interpreter would import in place of a module imported here;
+    "" where there is none."""
+    names = {name.partition(".")[0] for name in sys.modules if name not in AT_START} - AT_START
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return ""
+    for entry in sorted(entries):
+        name = entry.partition(".")[0]
+        is_module = entry.endswith((".py", ".so", ".pyc"))
+        if name in names and (is_module or os.path.exists(os.path.join(folder, entry, "__init__.py"))):
+            return entry
+    return ""
 
 
 def serve(line: "socket.socket") -> "dict[str, Any]":
@@ -259,13 +278,15 @@ def main() -> None:
     import json
     import socket
 
-    folder, names = sys.argv[2], sys.argv[3].split(",")
+    folder, names, own = sys.argv[2], sys.argv[3].split(","), sys.argv[4]
     line = socket.socket(fileno=SOCKET_FD)
     sys.path.pop(0)  # the folder of this file
     hook = load_hook(folder)
     imported, module, reason = import_all([name for name in names if name])
-    if reason:
-        line.send(json.dumps({"unsafe": module, "reason": reason}).encode())
+    entry = "" if reason else shadowed(own)
+    if reason or entry:
+        answer = {"unfit": module, "reason": reason} if reason else {"shadowed": entry}
+        line.send(json.dumps(answer).encode())
         os._exit(0)
     gc.collect()
     gc.freeze()

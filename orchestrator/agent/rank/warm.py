@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import pkgutil
+import re
 import select
 import signal
 import socket
@@ -38,11 +39,40 @@ UNFIT_MAX = 8
 """How many modules are left out, one after the other, before ranks are started as new interpreters for good."""
 
 
-def is_python_file(argv: tuple[str, ...]) -> bool:
-    """Tell whether a rank's command is a Python that runs a script or a module, which a template can do in its place."""
-    if len(argv) < 2:
-        return False
-    return argv[1].endswith(".py") or (argv[1] == "-m" and len(argv) > 2)
+TORCH = re.compile(
+    rb"^\s*(?:import|from)\s+(?:torch|accelerate|lightning|pytorch_lightning|transformers)\b", re.M
+)
+"""A line of a script that imports torch, or what imports it."""
+
+SCRIPT_BYTES_MAX = 1 << 20
+
+
+def reason_against(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> str:
+    """Return why ranks that run `argv` are no forks; "" where a template can take the place of their interpreters.
+
+    A program that is itself a script may do something for each rank, such as to bind it to cores. A script that does not
+    import torch would wait for nothing, until its ranks have been seen to make steps.
+    """
+    try:
+        with (cwd / argv[0]).open("rb") as file:
+            if file.read(4) != b"\x7fELF":
+                return f"{argv[0]} is a script"
+        if argv[1] == "-m":
+            script = cwd.joinpath(*argv[2].split(".")).with_suffix(".py")
+        else:
+            script = cwd / argv[1]
+        if script.suffix != ".py":
+            return f"{argv[1]} is no Python file"
+        with script.open("rb") as file:
+            imports = TORCH.search(file.read(SCRIPT_BYTES_MAX)) is not None
+    except (OSError, IndexError, ValueError):
+        return "its command is not a Python with a script or module of the code"
+    return "" if imports or has_stepped else f"{script.name} does not import torch"
+
+
+def program_folder(argv: tuple[str, ...], cwd: Path) -> Path:
+    """Return the folder that Python imports from first when it runs `argv`."""
+    return cwd if argv[1] == "-m" else (cwd / argv[1]).resolve().parent
 
 
 @dataclass(slots=True)
@@ -51,7 +81,7 @@ class Template:
 
     # The node's folder, with the hook below it
     folder: Path
-    program: str
+    argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     modules: tuple[str, ...] = MODULES
@@ -81,7 +111,10 @@ class Template:
                 replace_bytes(file, source, durable=False)
             with (folder / "template.log").open("ab", buffering=0) as log:
                 process = subprocess.Popen(
-                    [self.program, str(file), str(theirs.fileno()), hook, names, " " * COMMAND_ROOM],
+                    [
+                        *(self.argv[0], str(file), str(theirs.fileno()), hook, names),
+                        *(str(program_folder(self.argv, self.cwd)), " " * COMMAND_ROOM),
+                    ],
                     cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                     pass_fds=(theirs.fileno(),),
                     preexec_fn=lambda: spawn.die_with_parent(agent_pid, signal.SIGKILL),
@@ -112,7 +145,11 @@ class Template:
         if "ready" in answer:
             self.is_ready = True
             return
-        module, reason = str(answer.get("unsafe", "?")), str(answer.get("reason", "?"))
+        if "shadowed" in answer:
+            self.why_fresh = f"{answer['shadowed']} of the code takes the place of an installed module"
+            self.end()
+            return
+        module, reason = str(answer.get("unfit", "?")), str(answer.get("reason", "?"))
         self.unfit[module] = reason
         self.end()
         if module == MODULES[0] or len(self.unfit) > UNFIT_MAX:
@@ -177,16 +214,27 @@ class Starter:
 
     def __init__(self) -> None:
         self._template: Template | None = None
+        self._why_fresh = ""
+        self.has_stepped = False
 
     def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str) -> None:
         """Begin a template for ranks that will run `argv`, unless there is one or it could not take their place."""
         before = self._template
-        if before is not None and (before.program, before.env) == (argv[:1] and argv[0], env):
+        if before is not None and (before.argv[:2], before.env) == (argv[:2], env):
             return
         self.close()
-        if is_python_file(argv):
-            self._template = Template(job.node(node), argv[0], dict(env), job.code)
+        self._why_fresh = reason_against(argv, job.code, has_stepped=self.has_stepped)
+        if not self._why_fresh:
+            self._template = Template(job.node(node), argv, dict(env), job.code)
             self._template.begin()
+
+    @property
+    def how(self) -> str:
+        """How the ranks are started, for people."""
+        if self.is_warm:
+            return "forked from a process that had imported torch"
+        why = self._why_fresh or (self._template.why_fresh if self._template is not None else "")
+        return f"new interpreters{f': {why}' if why else ''}"
 
     @property
     def pid(self) -> int:
