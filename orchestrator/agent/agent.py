@@ -86,8 +86,7 @@ class Agent:
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)
         self._probing: set[asyncio.Task[None]] = set()
         self._ranks: NodeRanks | None = None
-        # For the end of an older attempt, or for the template that ranks are forked from
-        self._waiting: m.Prepare | m.Start | m.Stop | None = None
+        self._waiting: m.Prepare | m.Stop | None = None  # for the end of an older attempt
         self._inspector: inspector.Inspector | None = None
         self._latest = 0  # the highest attempt named in any order
         self._beat_due = 0.0
@@ -114,8 +113,7 @@ class Agent:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._pause_s())
         dialing.cancel()
-        self._preparation.let_go()
-        self._preparation.starter.close()
+        self._preparation.close()
         self._hasher.close()
         if self._dismissed_at is not None:
             self._link.say_goodbye()
@@ -126,7 +124,7 @@ class Agent:
     def _pause_s(self) -> float:
         ranks = self._ranks
         if ranks is None:
-            return STOP_TICK_S if self._waiting is not None else IDLE_TICK_S
+            return STOP_TICK_S if self._preparation.is_importing else IDLE_TICK_S
         is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
         is_inspecting = self._inspector is not None and self._inspector.is_inspecting
         return STOP_TICK_S if is_stopping or is_inspecting else TICK_S
@@ -228,13 +226,10 @@ class Agent:
         """Start rank 0 at once, and the others a moment later."""
         if self._ranks is not None or self._preparation.ready.attempt != order.attempt:
             return
-        if self._preparation.starter.is_importing:
-            self._waiting = order
-            return
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         starter = self._preparation.starter
-        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, starter=starter)
+        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, starter)
         ranks.begin()
         self._fence.begin()
         self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
@@ -244,9 +239,8 @@ class Agent:
         if not self._spawn(ranks, order, first):
             return
         if rest:
-            asyncio.get_running_loop().call_later(
-                0.0 if starter.is_warm else HEAD_START_S, self._start_rest, ranks, order, rest
-            )
+            head_s = 0.0 if starter.is_warm else HEAD_START_S
+            asyncio.get_running_loop().call_later(head_s, self._start_rest, ranks, order, rest)
         else:
             self._started(ranks)
 
@@ -269,15 +263,15 @@ class Agent:
         return True
 
     def _started(self, ranks: NodeRanks) -> None:
-        pids = ", ".join(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes)
-        self._note(f"{pids}: {ranks.starter.how}")
+        self._note(
+            ", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), ranks.starter.how])
+        )
         self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _stop(self, order: m.Stop) -> None:
         ranks = self._ranks
         if ranks is None:
-            self._waiting = None
             self._preparation.let_go()
             self._link.report(m.Stopped(order.attempt, "asked"))
             return
@@ -307,10 +301,7 @@ class Agent:
         self._wake.set()
 
     def _ended(self, pid: int, status: int) -> None:
-        if pid == self._preparation.setup_pid:
-            self._preparation.setup_ended(status)
-            return
-        if self._preparation.starter.ended(pid):
+        if self._preparation.ended(pid, status):
             return
         ranks = self._ranks
         process = ranks.of_pid(pid) if ranks else None
@@ -324,9 +315,7 @@ class Agent:
 
     def _tick(self, now_s: float) -> None:
         ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
-        self._preparation.starter.poll()
-        if isinstance(self._waiting, m.Start) and not self._preparation.starter.is_importing:
-            self._go_on()
+        self._preparation.poll()
         if ranks is None:
             patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
             is_alone = no_contact_s > patience_s
@@ -376,10 +365,6 @@ class Agent:
         self._ranks = self._inspector = None
         if not self._ends_with_agent(ranks):
             self._link.report(m.Stopped(ranks.attempt, ranks.how))
-        self._go_on()
-
-    def _go_on(self) -> None:
-        """Obey the order that has waited, if it is still the latest."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None and waiting.attempt == self._latest:
             self._obey(waiting)

@@ -94,10 +94,10 @@ class NodeRanks:
     attempt: int
     job: JobDir
     node: str
+    starter: warm.Starter = field(default_factory=warm.Starter)
     processes: list[RankProcess] = field(default_factory=list)
     want: RanksGoal = RanksGoal.RUN
     how: str = ""
-    starter: warm.Starter = field(default_factory=warm.Starter)
     kill_at: float = 0.0
     progress_at: float = 0.0
     oom_kills: int = 0

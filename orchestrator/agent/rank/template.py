@@ -185,8 +185,11 @@ def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
     os.environ.update(order["env"])
     os.chdir(order["cwd"])
     show_command(order["argv"])
+    # These were drawn when they were imported, once for all ranks.
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # as a new one: the state at import was drawn once for all
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     hook._start()
 
 
@@ -212,6 +215,8 @@ def run(words: "list[str]") -> None:
 
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main.__dict__["__annotations__"] = {}
     sys.modules["__main__"] = main
     is_safe = bool(getattr(sys.flags, "safe_path", False))
     if words[0] == "-m":
@@ -232,7 +237,6 @@ def run(words: "list[str]") -> None:
     main.__file__ = path
     main.__loader__ = SourceFileLoader("__main__", path)
     main.__dict__["__cached__"] = None
-    main.__dict__["__annotations__"] = {}
 
     def execute() -> None:
         with open(path, "rb") as file:
@@ -270,6 +274,7 @@ def load_hook(folder: str) -> "ModuleType":
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.__name__ = "sitecustomize"
     return module
 
 

@@ -29,7 +29,7 @@ from orchestrator.core.jobdir.layout import JobDir
 IMPORT_S_MAX = 60.0
 """How long a start waits for a template that imports; then ranks are started as new interpreters."""
 
-FORK_S_MAX = 10.0
+FORK_S_MAX = 5.0
 """How long a template may take to fork a rank."""
 
 MODULES = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel")
@@ -57,10 +57,8 @@ def reason_against(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> st
         with (cwd / argv[0]).open("rb") as file:
             if file.read(4) != b"\x7fELF":
                 return f"{argv[0]} is a script"
-        if argv[1] == "-m":
-            script = cwd.joinpath(*argv[2].split(".")).with_suffix(".py")
-        else:
-            script = cwd / argv[1]
+        is_module = argv[1] == "-m"
+        script = cwd.joinpath(*argv[2].split(".")).with_suffix(".py") if is_module else cwd / argv[1]
         if script.suffix != ".py":
             return f"{argv[1]} is no Python file"
         with script.open("rb") as file:
@@ -133,9 +131,10 @@ class Template:
         """Tell whether it is not known yet whether this template can fork ranks; it is for a limited time."""
         return self.pid != 0 and not self.is_ready and time.monotonic() - self.began_at < IMPORT_S_MAX
 
-    def fileno(self) -> int:
-        """The socket's descriptor, readable when there is something to `poll`; -1 without one."""
-        return self._line.fileno() if self._line is not None else -1
+    @property
+    def is_gone(self) -> bool:
+        """Tell whether it has died after it was ready, and another may be begun."""
+        return not self.pid and not self.why_fresh
 
     def poll(self) -> None:
         """Take what the template has said without waiting; begin again without the module that made it unfit."""
@@ -152,7 +151,7 @@ class Template:
         module, reason = str(answer.get("unfit", "?")), str(answer.get("reason", "?"))
         self.unfit[module] = reason
         self.end()
-        if module == MODULES[0] or len(self.unfit) > UNFIT_MAX:
+        if module == self.modules[0] or len(self.unfit) > UNFIT_MAX:
             self.why_fresh = f"import {module} {reason}"
         else:
             self.begin()
@@ -220,7 +219,7 @@ class Starter:
     def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str) -> None:
         """Begin a template for ranks that will run `argv`, unless there is one or it could not take their place."""
         before = self._template
-        if before is not None and (before.argv[:2], before.env) == (argv[:2], env):
+        if before is not None and (before.argv[:2], before.env) == (argv[:2], env) and not before.is_gone:
             return
         self.close()
         self._why_fresh = reason_against(argv, job.code, has_stepped=self.has_stepped)
