@@ -42,10 +42,6 @@ STOP_TICK_S = 0.02
 
 IDLE_TICK_S = 1.0
 
-HEAD_START_S = 0.15
-"""How much earlier rank 0 starts: it serves the store, and a rank that comes too early is refused and waits up to 0.6 s
-before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
-
 ALONE_S_MAX = 900.0
 """An agent without ranks leaves after this time without contact: another is started when it is needed."""
 
@@ -229,7 +225,8 @@ class Agent:
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         starter = self._preparation.starter
-        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, starter)
+        ranks = NodeRanks(order.attempt, self._job, self._config.node, starter=starter)
+        self._ranks = ranks
         ranks.begin()
         self._fence.begin()
         self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
@@ -239,8 +236,7 @@ class Agent:
         if not self._spawn(ranks, order, first):
             return
         if rest:
-            head_s = 0.0 if starter.is_warm else HEAD_START_S
-            asyncio.get_running_loop().call_later(head_s, self._start_rest, ranks, order, rest)
+            asyncio.get_running_loop().call_later(starter.head_start_s, self._start_rest, ranks, order, rest)
         else:
             self._started(ranks)
 

@@ -94,8 +94,8 @@ class NodeRanks:
     attempt: int
     job: JobDir
     node: str
-    starter: warm.Starter = field(default_factory=warm.Starter)
     processes: list[RankProcess] = field(default_factory=list)
+    starter: warm.Starter = field(default_factory=warm.Starter)
     want: RanksGoal = RanksGoal.RUN
     how: str = ""
     kill_at: float = 0.0

@@ -9,7 +9,7 @@ fork needs it (`unfit`); else the template names the module that did not, and en
 the template: the process between them ends at once, and the agent is the nearest subreaper.
 """
 
-# ruff: noqa: PTH100, PTH109, PTH110, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208, RUF012, RUF063
+# ruff: noqa: PTH100, PTH104, PTH109, PTH110, PTH115, PTH116, PTH118, PTH120, PTH123, PTH208, RUF012, RUF063
 
 import gc
 import os
@@ -177,6 +177,10 @@ def become_rank(order: "dict[str, Any]", hook: "ModuleType") -> None:
     ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
     if os.getppid() != order["agent"]:
         os._exit(1)
+    try:
+        os.rename(order["ticket"], order["ticket"] + "." + str(os.getpid()))
+    except OSError:
+        os._exit(1)  # the agent has given this fork up
     output = os.open(order["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(output, 1)
     os.dup2(output, 2)
