@@ -262,7 +262,7 @@ class Agent:
         self._note(
             ", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), ranks.starter.how])
         )
-        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
+        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), ranks.starter.how))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _stop(self, order: m.Stop) -> None:

@@ -188,6 +188,8 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         kind = f"{told['kind']}: " if told["kind"] else ""
         what = f"{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}"
         yield line(f"{_PAD}{what}")
+    if starts := attempt.get("starts"):
+        yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
     yield from _remarks(attempt.get("remarks", ()))
     if verdict is not None and not _has_culprit(verdict):
         for piece in _folded(verdict["evidence"]):

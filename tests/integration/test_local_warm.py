@@ -102,7 +102,7 @@ def _how(job: Sight, attempt: int = 1) -> str:
 def test_a_forked_rank_sees_what_a_new_interpreter_sees(desk: Desk, entry: str) -> None:
     warm, forked = _probe(desk, "auto", entrypoint=entry)
     fresh, new = _probe(desk, "fresh", entrypoint=entry)
-    assert "forked from a process" in _how(warm)
+    assert "forks of a process" in _how(warm)
     assert "new interpreters" in _how(fresh)
     for one, other in zip(forked, new, strict=True):
         assert {key for key in one if one[key] != other[key]} == set(), [
@@ -153,5 +153,5 @@ def test_ranks_start_when_their_template_is_dead_or_does_not_answer(desk: Desk, 
         (job.job.folder.code / f"go-{attempt}").touch()
     status = job.wait()
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 2), job.job.why()
-    assert "forked" in _how(job, 1) and "forked" in _how(job, 2)
-    assert ("forked" if signum == signal.SIGKILL else "did not answer") in _how(job, 3)
+    assert "forks" in _how(job, 1) and "forks" in _how(job, 2)
+    assert ("forks" if signum == signal.SIGKILL else "did not answer") in _how(job, 3)

@@ -262,7 +262,7 @@ class Starter:
     def how(self) -> str:
         """How the ranks are started, for people."""
         if self.is_warm:
-            return "forked from a process that had imported torch"
+            return "forks of a process that has imported torch"
         why = self._why_fresh or (self._template.why_fresh if self._template is not None else "")
         return f"new interpreters{f': {why}' if why else ''}"
 

@@ -119,6 +119,8 @@ class PrepareFailed:
 class Started:
     attempt: int
     pids: tuple[int, ...]
+    # How the ranks were started, for people
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
