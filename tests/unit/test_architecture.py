@@ -26,6 +26,7 @@ FUNCTION_LINES_MAX = 60
 
 LAYERS = (
     "core",
+    "core.settings",
     *("core.jobdir", "core.wire", "core.host", "core.slurm"),
     *("agent.rank", "agent.probes", "agent.outputs", "agent.evidence", "agent", "agent.bootstrap"),
     *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),

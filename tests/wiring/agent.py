@@ -43,7 +43,7 @@ MUTATIONS = (
         "tests/unit/agent/rank/test_processes.py::test_a_rank_does_not_outlive_its_agent"),
     Mutation("the hook is not on the ranks' path", "orchestrator/agent/rank/processes.py", "for part in (hook_folder, env.get(", "for part in (env.get(",
         "tests/unit/agent/rank/test_processes.py::test_the_users_word_wins_over_a_default_and_the_contract_over_both"),
-    Mutation("orch's settings win over the user's", "orchestrator/agent/rank/processes.py", "**order.defaults, **base, **rank.env,", "**base, **rank.env, **order.defaults,",
+    Mutation("orch's settings win over the user's", "orchestrator/agent/rank/processes.py", "**to_set(self.settings, rank.rank), **base, **rank.env", "**base, **rank.env, **to_set(self.settings, rank.rank)",
         "tests/unit/agent/rank/test_processes.py::test_the_users_word_wins_over_a_default_and_the_contract_over_both"),
     Mutation("an agent leaves the errors of ranks unmasked", "orchestrator/agent/rank/processes.py", "        forget_errors(self.job.node(self.node))", "        pass",
         "tests/unit/agent/test_agent.py::test_the_last_checkpoint_is_told_before_the_word_that_the_attempt_is_over"),
