@@ -26,9 +26,15 @@ _CGROUPS = "sys/fs/cgroup"
 _MARKUP = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
-    """Return the facts about this host. `environ` is the environment that ranks inherit here; `root` has /proc and /sys."""
+def gather(
+    environ: Mapping[str, str], *, asks_links: bool = False, root: Path = Path("/")
+) -> HostFacts:
+    """Return the facts about this host. `environ` is the environment that ranks inherit here; `root` has /proc and /sys.
+
+    With `asks_links` nvidia-smi is asked how GPUs are connected, within `gpus.LIST_S_MAX`.
+    """
     cpus = os.sched_getaffinity(0)
+    places = _gpus(root)
     slurm = environ.get("SLURM_CPUS_ON_NODE", "")
     return HostFacts(
         cpus=len(cpus),
@@ -36,7 +42,8 @@ def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
         quota_cpus=_quota_cpus(root),
         slurm_cpus=int(slurm) if slurm.isdecimal() else None,
         numa=_numa(root, cpus),
-        gpus=_gpus(root),
+        gpus=places,
+        gpu_links=gpu_links() if asks_links and len(places) > 1 else "",
         rdma=_rdma(root),
         interfaces=tuple(
             NetInterface(one.interface, one.ip, max(0, _number(root / "sys/class/net" / one.interface / "speed") or 0))

@@ -115,8 +115,11 @@ class Environments:
         return SetBy.SETUP, "the setup lines of the job file set it"
 
 
-def settings(facts: HostFacts, request: RankRequest, given: Environments) -> tuple[Setting, ...]:
-    """Return the settings of a node's ranks: those that orch decides, then others that are set, then what is left alone."""
+def settings(facts: HostFacts | None, request: RankRequest, given: Environments) -> tuple[Setting, ...]:
+    """Return the settings of a node's ranks: those that orch decides, then others that are set, then what is left alone.
+
+    `facts` are None for a node that is not known yet.
+    """
     decided = [
         _threads(facts, request), *_interfaces(request), *_flight_recorder(request), _watchdog(request),
         Setting("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", SetBy.ORCH, "a failed collective ends its rank, as under torchrun"),
@@ -159,12 +162,15 @@ def _given(name: str, request: RankRequest, given: Environments) -> Setting:
 # What orch decides
 
 
-def _threads(facts: HostFacts, request: RankRequest) -> Setting:
+def _threads(facts: HostFacts | None, request: RankRequest) -> Setting:
     """Return the number of threads: the rank's share of the host's cores, so that ranks never compete for them.
 
     torchrun gives every rank one thread. Where other jobs may come to the host, the share is counted by what a rank leases
     of it, a GPU or a slot; then it is the same whether they are there or not.
     """
+    if facts is None:
+        reason = f"the cores of the node, shared by {counted(request.ranks_on_host, 'rank')}"
+        return Setting("OMP_NUM_THREADS", None, SetBy.LATER, reason)
     cores = facts.cores
     what = counted(cores, "core")
     if facts.quota_cpus is not None and facts.quota_cpus < cores:
@@ -247,8 +253,8 @@ def _defaults(request: RankRequest) -> list[Setting]:
 # What is left alone, and why
 
 
-def _left_alone(facts: HostFacts, request: RankRequest, environ: Mapping[str, str]) -> list[Setting]:
-    if not request.gpus:
+def _left_alone(facts: HostFacts | None, request: RankRequest, environ: Mapping[str, str]) -> list[Setting]:
+    if not request.gpus or facts is None:
         return []
     network = _network(facts) if request.nodes > 1 and request.backend != "local" else []
     links = f" ({facts.gpu_links})" if facts.gpu_links else ""
