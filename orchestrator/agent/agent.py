@@ -229,7 +229,7 @@ class Agent:
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
         settings = self._preparation.settings(order.request)
-        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, settings)
+        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, settings=settings)
         for setting in settings:
             self._note(f"setting {setting.text}")
         ranks.begin()

@@ -25,7 +25,11 @@ def outline(data: Json) -> list[Line]:
         lines.append(line(f"  batch  {data['batch']}"))
     lines += [line(""), *_nodes(data["nodes"])]
     for names, variables in _alike(data["nodes"]):
-        lines += [line(""), line(Cell("environment of the ranks", "bold"), f" on {names}"), *_settings(variables)]
+        lines += [
+            line(""),
+            line(Cell("environment of the ranks", "bold"), f" on {names}"),
+            *_settings(variables),
+        ]
     lines += [line(""), line(Cell("also in their environment", "bold")), *_settings(data["variables"])]
     inherited = data["inherited"]
     more = f", and {counted(inherited, 'more variable')} of your shell" if inherited else ""

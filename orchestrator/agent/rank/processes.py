@@ -91,7 +91,6 @@ class NodeRanks:
     attempt: int
     job: JobDir
     node: str
-    settings: tuple[Setting, ...] = ()
     processes: list[RankProcess] = field(default_factory=list)
     want: RanksGoal = RanksGoal.RUN
     how: str = ""
@@ -101,6 +100,7 @@ class NodeRanks:
     stepped: bool = False
     # The process groups that were signalled to end, and have until `kill_at`.
     graced: frozenset[int] = frozenset()
+    settings: tuple[Setting, ...] = ()
 
     def begin(self) -> None:
         """Prepare for the first process of the attempt."""

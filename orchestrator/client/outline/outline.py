@@ -113,7 +113,9 @@ def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, .
     """Return the nodes, and notes on what is not known of them."""
     notes = []
     if plan.setup:
-        notes.append("the setup lines run on each node before its ranks, and what they set wins; they were not run here")
+        notes.append(
+            "the setup lines run on each node before its ranks, and what they set wins; they were not run here"
+        )
     if plan.ssh is not None:
         return _over_ssh(plan, environ), notes
     if plan.slurm is not None:

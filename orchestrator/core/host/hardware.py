@@ -26,9 +26,7 @@ _CGROUPS = "sys/fs/cgroup"
 _MARKUP = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def gather(
-    environ: Mapping[str, str], *, asks_links: bool = False, root: Path = Path("/")
-) -> HostFacts:
+def gather(environ: Mapping[str, str], *, asks_links: bool = False, root: Path = Path("/")) -> HostFacts:
     """Return the facts about this host. `environ` is the environment that ranks inherit here; `root` has /proc and /sys.
 
     With `asks_links` nvidia-smi is asked how GPUs are connected, within `gpus.LIST_S_MAX`.
@@ -46,7 +44,9 @@ def gather(
         gpu_links=gpu_links() if asks_links and len(places) > 1 else "",
         rdma=_rdma(root),
         interfaces=tuple(
-            NetInterface(one.interface, one.ip, max(0, _number(root / "sys/class/net" / one.interface / "speed") or 0))
+            NetInterface(
+                one.interface, one.ip, max(0, _number(root / "sys/class/net" / one.interface / "speed") or 0)
+            )
             for one in interfaces.addresses()
         ),
         environ={name: value for name, value in environ.items() if is_watched(name)},
@@ -64,7 +64,10 @@ def _quota_cpus(root: Path) -> float | None:
     """Return the smallest CPU quota of this process's cgroup and those above it (cgroups(7), both versions)."""
     quotas = []
     for line in text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        words = line.split(":", 2)
+        if len(words) < 3:
+            continue
+        controllers, path = words[1:]
         if controllers and "cpu" not in controllers.split(","):
             continue
         base = root / _CGROUPS / ("cpu" if controllers else "")
@@ -129,7 +132,9 @@ def gpu_links() -> str:
 def links_text(matrix: str) -> str:
     """Return the links among GPUs in the matrix that `nvidia-smi topo -m` prints, in words; empty for a single GPU."""
     rows = [_MARKUP.sub("", line).split() for line in matrix.splitlines()]
-    count = next((sum(word.startswith("GPU") and word[3:].isdecimal() for word in row) for row in rows if row), 0)
+    count = next(
+        (sum(word.startswith("GPU") and word[3:].isdecimal() for word in row) for row in rows if row), 0
+    )
     table = [row[1 : count + 1] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
     links = Counter(link for number, row in enumerate(table) for link in row[number + 1 :])
     if not links:

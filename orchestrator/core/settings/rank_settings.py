@@ -30,7 +30,9 @@ _OTHER_NAMES = {
 """Variables that torch has renamed, each with its earlier name: the node's torch is not known before the start."""
 
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "OMP_", "KMP_", "MKL_", "GOMP_", "FI_", "UCX_")
-_WATCHED = frozenset(("PYTHONUNBUFFERED", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUBLAS_WORKSPACE_CONFIG"))
+_WATCHED = frozenset(
+    ("PYTHONUNBUFFERED", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUBLAS_WORKSPACE_CONFIG")
+)
 
 
 def is_watched(name: str) -> bool:
@@ -109,7 +111,11 @@ class Environments:
         """Return who has set a variable of the sum, and where."""
         value = self.sum[name]
         if self.added.get(name) == value:
-            return (SetBy.YOU, chosen[name]) if name in chosen else (SetBy.SHELL, "it was set where you submitted")
+            return (
+                (SetBy.YOU, chosen[name])
+                if name in chosen
+                else (SetBy.SHELL, "it was set where you submitted")
+            )
         if self.host.get(name) == value:
             return SetBy.HOST, "it is set in the host's environment"
         return SetBy.SETUP, "the setup lines of the job file set it"
@@ -212,7 +218,9 @@ def _flight_recorder(request: RankRequest) -> list[Setting]:
         "TORCH_FR_BUFFER_SIZE": (RECORDED, on),
         "TORCH_FR_DUMP_TEMP_FILE": (f"{request.evidence}/torch-trace-of-rank-", dump),
     }
-    stacks = "a stack for each record is taken under Python's lock, and a dump could wait for that without end"
+    stacks = (
+        "a stack for each record is taken under Python's lock, and a dump could wait for that without end"
+    )
     both = [
         Setting(name, value, SetBy.ORCH, reason if name == new else f"the name of {new} in older releases")
         for new, (value, reason) in by_name.items()
@@ -267,8 +275,14 @@ def _network(facts: HostFacts) -> list[Setting]:
     active = [port for port in facts.rdma if port.state == "ACTIVE"]
     if not active:
         down = f" ({', '.join(f'{one.device} is {one.state}' for one in facts.rdma)})" if facts.rdma else ""
-        return [_alone("NCCL_IB_DISABLE", f"no InfiniBand or RoCE port is active{down}: NCCL uses sockets by itself")]
-    kinds = ", ".join(f"{one.device} {'RoCE' if one.roce else 'InfiniBand'} {_rate(one.rate)}" for one in active)
+        return [
+            _alone(
+                "NCCL_IB_DISABLE", f"no InfiniBand or RoCE port is active{down}: NCCL uses sockets by itself"
+            )
+        ]
+    kinds = ", ".join(
+        f"{one.device} {'RoCE' if one.roce else 'InfiniBand'} {_rate(one.rate)}" for one in active
+    )
     rest = [f"{one.device} is {one.state}" for one in facts.rdma if one not in active]
     passed = f"; it passes over the others ({', '.join(rest)})" if rest else ""
     found = [_alone("NCCL_IB_HCA", f"NCCL uses every active port by itself: {kinds}{passed}")]
@@ -293,7 +307,10 @@ def _binding(facts: HostFacts, environ: Mapping[str, str]) -> Setting:
             of_node[gpu.numa] = of_node.get(gpu.numa, 0) + 1
     if len(facts.numa) > 1 and of_node:
         cpus = {node.number: node.cpus for node in facts.numa}
-        near = (f"{counted(count, 'GPU')} near CPUs {cpus.get(node, '?')}" for node, count in sorted(of_node.items()))
+        near = (
+            f"{counted(count, 'GPU')} near CPUs {cpus.get(node, '?')}"
+            for node, count in sorted(of_node.items())
+        )
         reason = f"{reason} ({'; '.join(near)}: `command: numactl …` binds them)"
     return _alone("CPU affinity", reason)
 

@@ -106,7 +106,9 @@ def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
 
 
 def test_each_variable_of_the_user_is_known_with_the_field_that_set_it() -> None:
-    plan = jobs.plan(nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"}, env={"NCCL_DEBUG": "INFO", "A": "b"})
+    plan = jobs.plan(
+        nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"}, env={"NCCL_DEBUG": "INFO", "A": "b"}
+    )
     fields = {name: where.rpartition(" ")[2] for name, where in plan.origins.items()}
     assert fields == {
         "NCCL_DEBUG": "env.NCCL_DEBUG", "A": "env.A", "GLOO_SOCKET_IFNAME": "rendezvous.interface",
