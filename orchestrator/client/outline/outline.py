@@ -142,7 +142,7 @@ def _over_ssh(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]
         answer = answers[node.name]
         if isinstance(answer, LaunchError):
             fix = answer.fix or "look at the host, and try again"
-            nodes.append(NodeOutline(node.name, node.host, (), "", answer.reason, fix))
+            nodes.append(NodeOutline(node.name, node.host, (), "", str(answer), fix))
             continue
         ranks = _ranks(plan, taken) if taken < plan.pool.nodes else ()
         taken += bool(ranks)
