@@ -23,13 +23,8 @@ def outline(data: Json) -> list[Line]:
     lines.append(line(f"  runs   {data['command']}"))
     if data["batch"]:
         lines.append(line(f"  batch  {data['batch']}"))
-    lines += [line(""), *_nodes(data["nodes"])]
-    for names, variables in _alike(data["nodes"]):
-        lines += [
-            line(""),
-            line(Cell("environment of the ranks", "bold"), f" on {names}"),
-            *_settings(variables),
-        ]
+    lines += [line(""), *(_unknown(data["nodes"]) if data["backend"] == "slurm" else _nodes(data["nodes"]))]
+    lines += _environment(data["nodes"])
     lines += [line(""), line(Cell("also in their environment", "bold")), *_settings(data["variables"])]
     inherited = data["inherited"]
     more = f", and {counted(inherited, 'more variable')} of your shell" if inherited else ""
@@ -58,11 +53,19 @@ def _nodes(nodes: list[Json]) -> Iterator[Line]:
             yield line(f"  {node['name']}: fix: {node['fix']}")
 
 
+def _unknown(nodes: list[Json]) -> list[Line]:
+    """Return the nodes that Slurm has yet to choose, all in one line: they differ in nothing but their ranks."""
+    first = nodes[0]
+    devices = "CPUs" if first["devices"] == "CPU" else first["devices"]
+    chosen = f"{counted(len(nodes), 'node')} that Slurm chooses"
+    return [line(f"  nodes  {chosen}, {counted(len(first['ranks']), 'rank')} on {devices} each")]
+
+
 def _has(node: Json) -> str:
     """Return in a few words what a host has."""
     facts = node["facts"]
     if facts is None:
-        return "known in the allocation"
+        return "-"
     words = [counted(facts["cores"], "core")]
     if len(facts["numa"]) > 1:
         words.append(f"{len(facts['numa'])} NUMA nodes")
@@ -77,8 +80,21 @@ def _has(node: Json) -> str:
     return ", ".join(words) + ("" if node["ranks"] else "; in reserve")
 
 
-def _alike(nodes: list[Json]) -> Iterator[tuple[str, list[Json]]]:
-    """Yield the settings that differ, with the nodes that have them."""
+def _environment(nodes: list[Json]) -> Iterator[Line]:
+    """Yield the settings that all nodes share, then those in which some differ."""
+    groups = _alike(nodes)
+    if not groups:
+        return
+    common = [one for one in groups[0][1] if all(one in settings for _, settings in groups)]
+    yield from (line(""), line(Cell("environment of the ranks", "bold")), *_settings(common))
+    if len(groups) > 1:
+        for names, settings in groups:
+            yield line(Cell(f"on {named(names)}", "bold"))
+            yield from _settings([one for one in settings if one not in common])
+
+
+def _alike(nodes: list[Json]) -> list[tuple[list[str], list[Json]]]:
+    """Return the settings that differ, each with the nodes that have them."""
     names: list[tuple[list[str], list[Json]]] = []
     for node in nodes:
         if node["fault"]:
@@ -88,7 +104,7 @@ def _alike(nodes: list[Json]) -> Iterator[tuple[str, list[Json]]]:
             names.append(([node["name"]], node["settings"]))
         else:
             same.append(node["name"])
-    yield from ((named(held), settings) for held, settings in names)
+    return names
 
 
 def _settings(settings: list[Json]) -> Iterator[Line]:

@@ -225,7 +225,7 @@ def test_what_orch_plan_says_of_slurms_nodes_is_what_their_ranks_get(desk: Desk)
     settings = data["nodes"][0]["settings"]
     later = [one["name"] for one in settings if one["set_by"] == "orch, at the start"]
     assert later == ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
-    assert "known in the allocation" in desk.orch("plan", path).stdout
+    assert "2 nodes that Slurm chooses, 2 ranks on CPUs each" in desk.orch("plan", path).stdout
 
     job = desk.submit(dump, env={"NCCL_DEBUG": "INFO"}, slurm={"cpus_per_task": 1})
     assert job.wait()["state"] == "SUCCEEDED"

@@ -75,6 +75,9 @@ class Outline:
         """Return the object that `orch plan --json` prints."""
         data: Json = codec.pack(self)
         data.pop("exit_code")
+        for node in data["nodes"]:
+            if node["facts"] is not None:
+                node["facts"].pop("environ")  # the settings have it, without secrets
         return data
 
 
@@ -101,7 +104,7 @@ def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
         nodes=nodes,
         variables=(
             *(Setting(name, value, SetBy.YOU, plan.origins[name]) for name, value in plan.env.items() if not is_watched(name)),
-            *(Setting(name, "(secret)", SetBy.YOU, file.where("secrets")) for name in plan.secrets),
+            *(Setting(name, "(secret)", SetBy.YOU, file.where("secrets")) for name in plan.secrets if not is_watched(name)),
         ),
         inherited=sum(not is_watched(name) and name not in plan.env for name in outer),
         notes=tuple(notes),

@@ -212,21 +212,19 @@ def _interfaces(request: RankRequest) -> list[Setting]:
 
 
 def _flight_recorder(request: RankRequest) -> list[Setting]:
-    on = "torch records its last collectives, from which orch tells which rank a hang waits for"
-    dump = "where torch leaves that record when it gives up by itself; it adds the rank"
-    by_name = {
-        "TORCH_FR_BUFFER_SIZE": (RECORDED, on),
-        "TORCH_FR_DUMP_TEMP_FILE": (f"{request.evidence}/torch-trace-of-rank-", dump),
-    }
+    both = "; under its new name and its earlier one"
+    on = f"torch records its last collectives, from which orch tells which rank a hang waits for{both}"
+    dump = f"where torch leaves that record when it gives up by itself; it adds the rank{both}"
+    values = (RECORDED, on), (f"{request.evidence}/torch-trace-of-rank-", dump)
     stacks = (
         "a stack for each record is taken under Python's lock, and a dump could wait for that without end"
     )
-    both = [
-        Setting(name, value, SetBy.ORCH, reason if name == new else f"the name of {new} in older releases")
-        for new, (value, reason) in by_name.items()
-        for name in (new, _OTHER_NAMES[new])
+    recorder = [
+        Setting(name, value, SetBy.ORCH, reason)
+        for names, (value, reason) in zip(_OTHER_NAMES.items(), values, strict=True)
+        for name in names
     ]
-    return [*both, Setting("TORCH_INCLUDE_STACK_TRACE", "0", SetBy.ORCH, stacks)]
+    return [*recorder, Setting("TORCH_INCLUDE_STACK_TRACE", "0", SetBy.ORCH, stacks)]
 
 
 def _watchdog(request: RankRequest) -> Setting:
