@@ -134,11 +134,11 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
 
 
 def _warn_of_batch(before: Plan, after: Plan) -> None:
-    """Warn when a resumed job has another effective batch size: the training goes on with other steps than before."""
+    """Warn when a resumed job has another effective batch size: its steps are no longer those of before."""
     old, new = before.effective_batch, after.effective_batch
-    if old is not None and new is not None and old != new:
-        terminal.say(
-            f"warning: effective batch {old} → {new}: {after.batch_text}; if that is not meant, change the script's own "
-            "batch size or accumulation, and say so with --set batch.…",
-            err=True,
-        )
+    if after.batch is None or old is None or old == new:
+        return
+    accumulation, rest = divmod(old, after.batch.per_device * after.world_size)
+    keep = f"to keep {old}, let the script accumulate {accumulation} times, and --set batch.accumulation={accumulation}"
+    text = f"warning: effective batch {old} → {new}: {after.batch_text}"
+    terminal.say(text if rest or not accumulation else f"{text}\n         {keep}", err=True)

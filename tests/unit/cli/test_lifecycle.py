@@ -15,7 +15,8 @@ BATCH = {"per_device": 16, "accumulation": 4}
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ({"batch": BATCH}, {"batch": BATCH, "nodes": 1}, "effective batch 256 → 128: 128 = 16 per device × 4 accumulated × 2 ranks"),
+        ({"batch": BATCH}, {"batch": BATCH, "nodes": 1}, "effective batch 256 → 128: 128 = 16 per device × 4 accumulated × 2 ranks\n         to keep 256, let the script accumulate 8 times, and --set batch.accumulation=8\n"),
+        ({"batch": BATCH}, {"batch": BATCH, "nodes": 3}, "effective batch 256 → 384: 384 = 16 per device × 4 accumulated × 6 ranks\n"),
         ({"batch": BATCH}, {"batch": {**BATCH, "accumulation": 8}, "nodes": 1}, ""),
         ({"batch": BATCH}, {"batch": BATCH}, ""),
         ({}, {"nodes": 1}, ""),
