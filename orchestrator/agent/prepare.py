@@ -16,7 +16,7 @@ from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.core import observations
 from orchestrator.core.host import hardware, interfaces
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_settings import Environments, RankRequest, Setting, settings
+from orchestrator.core.settings.rank_settings import Environments, RankRequest, SetBy, Setting, settings
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
@@ -102,11 +102,12 @@ class Preparation:
         return {**self.env, **(step_env.share(self.env, ranks_here) if self._config.allocated else {})}
 
     def settings(self, request: RankRequest) -> tuple[Setting, ...]:
-        """Return the settings of this node's ranks, decided from what the host has now and from what else is set."""
+        """Return the settings of this node's ranks, from what the host has now and from what else is set."""
         assert self._order is not None, "ranks start where an attempt was prepared"
         facts = hardware.gather(self.env)
         host = self._environ if self._order.own_env else {}
-        return settings(facts, request, Environments(host, self._order.env, self.env))
+        decided = settings(facts, request, Environments(host, self._order.env, self.env))
+        return tuple(one for one in decided if one.set_by is not SetBy.LIBRARY)
 
     def _run_setup(self, order: m.Prepare) -> None:
         log = self._job.node_log(order.attempt, self._config.node)

@@ -38,7 +38,7 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
         has_rsync=shutil.which("rsync") is not None,
         program=program,
         torch=torch,
-        facts=hardware.gather(os.environ, asks_links=True),
+        facts=hardware.gather_all(os.environ),
     )
 
 

@@ -1,11 +1,13 @@
 """Hardware of this host as Linux shows it: CPUs, NUMA nodes, GPUs, InfiniBand and RoCE ports, interfaces.
 
-Read from /proc and /sys, within milliseconds; only `gpu_links` runs a program. What cannot be read is left out.
+What cannot be read is left out. `gather` reads files of the kernel alone, within milliseconds, so that an agent may call it;
+`gather_all` asks devices and nvidia-smi, too, which a faulty device can hold up.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 from collections import Counter
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.core.host import gpus, interfaces
 from orchestrator.core.host.procfs import text
+from orchestrator.core.observations import Address
 from orchestrator.core.settings.host_facts import GpuPlace, HostFacts, NetInterface, NumaNode, RdmaPort
 from orchestrator.core.settings.rank_settings import is_watched
 from orchestrator.core.text import counted, ranks_text
@@ -26,13 +29,12 @@ _CGROUPS = "sys/fs/cgroup"
 _MARKUP = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def gather(environ: Mapping[str, str], *, asks_links: bool = False, root: Path = Path("/")) -> HostFacts:
-    """Return the facts about this host. `environ` is the environment that ranks inherit here; `root` has /proc and /sys.
+def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
+    """Return the facts that values of settings follow from: CPUs, GPUs, and what is set.
 
-    With `asks_links` nvidia-smi is asked how GPUs are connected, within `gpus.LIST_S_MAX`.
+    `environ` is the environment that ranks inherit here; `root` has /proc and /sys.
     """
     cpus = os.sched_getaffinity(0)
-    places = _gpus(root)
     slurm = environ.get("SLURM_CPUS_ON_NODE", "")
     return HostFacts(
         cpus=len(cpus),
@@ -40,17 +42,25 @@ def gather(environ: Mapping[str, str], *, asks_links: bool = False, root: Path =
         quota_cpus=_quota_cpus(root),
         slurm_cpus=int(slurm) if slurm.isdecimal() else None,
         numa=_numa(root, cpus),
-        gpus=places,
-        gpu_links=gpu_links() if asks_links and len(places) > 1 else "",
-        rdma=_rdma(root),
-        interfaces=tuple(
-            NetInterface(
-                one.interface, one.ip, max(0, _number(root / "sys/class/net" / one.interface / "speed") or 0)
-            )
-            for one in interfaces.addresses()
-        ),
+        gpus=_gpus(root),
         environ={name: value for name, value in environ.items() if is_watched(name)},
     )
+
+
+def gather_all(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
+    """Return all facts, with ports, interfaces and the links between GPUs. nvidia-smi has `gpus.LIST_S_MAX`."""
+    facts = gather(environ, root)
+    return dataclasses.replace(
+        facts,
+        gpu_links=gpu_links() if len(facts.gpus) > 1 else "",
+        rdma=_rdma(root),
+        interfaces=tuple(_interface(root, one) for one in interfaces.addresses()),
+    )
+
+
+def _interface(root: Path, address: Address) -> NetInterface:
+    speed_mbit_s = _number(root / "sys/class/net" / address.interface / "speed")
+    return NetInterface(address.interface, address.ip, max(0, speed_mbit_s or 0))
 
 
 def _cores(root: Path, cpus: Iterable[int]) -> int:

@@ -48,7 +48,7 @@ def test_gpus_ports_and_numa_nodes_are_found(tmp_path: Path) -> None:
         "sys/devices/system/node/node1/cpulist": "3000-3007\n",
         "sys/devices/system/node/possible": "0-1\n",
     })  # fmt: skip
-    facts = hardware.gather({"NCCL_DEBUG": "INFO", "PATH": "/bin", "SLURM_CPUS_ON_NODE": "16"}, root=root)
+    facts = hardware.gather_all({"NCCL_DEBUG": "INFO", "PATH": "/bin", "SLURM_CPUS_ON_NODE": "16"}, root=root)
     assert facts.gpus == (GpuPlace("0000:1B:00.0", 0), GpuPlace("0000:43:00.0", None))
     assert facts.rdma == (
         RdmaPort("mlx5_0", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False),
@@ -59,7 +59,7 @@ def test_gpus_ports_and_numa_nodes_are_found(tmp_path: Path) -> None:
 
 
 def test_a_host_that_shows_nothing_has_its_cpus(tmp_path: Path) -> None:
-    facts = hardware.gather({}, root=tmp_path)
+    facts = hardware.gather_all({}, root=tmp_path)
     count = len(os.sched_getaffinity(0))
     assert (facts.cpus, facts.cores, facts.quota_cpus, facts.slurm_cpus) == (count, count, None, None)
     assert (facts.gpus, facts.rdma, facts.numa) == ((), (), ())
