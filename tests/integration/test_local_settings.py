@@ -51,9 +51,9 @@ def test_ranks_get_the_settings_that_are_planned_and_no_others(desk: Desk) -> No
         for setting in node.settings:
             assert f"setting {setting.name}" in log
     assert [(one.name, one.value, one.set_by) for one in planned.variables] == [("MINE", "1", SetBy.YOU)]
-    assert "setting NCCL_DEBUG=WARN  you: " in log and "job.yaml:" in log
-    assert "setting NCCL_SOCKET_NTHREADS=2  your shell: " in log
-    assert "setting TORCH_NCCL_TRACE_BUFFER_SIZE=3000  orch: as TORCH_FR_BUFFER_SIZE" in log
+    assert "setting NCCL_DEBUG=WARN (you: " in log and "job.yaml:" in log
+    assert "setting NCCL_SOCKET_NTHREADS=2 (your shell: " in log
+    assert "setting TORCH_NCCL_TRACE_BUFFER_SIZE=3000 (orch: as TORCH_FR_BUFFER_SIZE" in log
     assert (planned.batch_size, job.job.status()["effective_batch"]) == (32, 32)
 
 
@@ -66,4 +66,4 @@ def test_what_setup_lines_set_wins_and_is_named(desk: Desk) -> None:
     assert job.wait()["state"] == "SUCCEEDED"
     env = _environment(job, 0)
     assert (env["OMP_NUM_THREADS"], env["NCCL_DEBUG"], env["NCCL_DEBUG_FILE"]) == ("7", "WARN", "/dev/null")
-    assert "setting OMP_NUM_THREADS=7  setup lines: " in job.job.folder.node_log(1, "node-0").read_text()
+    assert "setting OMP_NUM_THREADS=7 (setup lines: " in job.job.folder.node_log(1, "node-0").read_text()

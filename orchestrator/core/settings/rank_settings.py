@@ -69,7 +69,7 @@ class Setting:
     def text(self) -> str:
         """The setting in one line."""
         shown = f"{self.name}={self.value}" if self.value is not None else self.name
-        return f"{shown}  {self.set_by.value}: {self.reason}"
+        return " ".join(f"{shown} ({self.set_by.value}: {self.reason})".split())  # a value may have lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,6 +192,11 @@ def test_each_rank_has_a_file_of_its_own_for_the_words_of_nccl() -> None:
     assert files == ["/job/evidence/rank-00000-nccl.log", "/job/evidence/rank-00012-nccl.log"]
 
 
+def test_a_setting_is_one_line_of_a_log_whatever_its_value() -> None:
+    setting = Setting("NCCL_X", "a\nb", SetBy.YOU, "job.yaml:3: env.NCCL_X")
+    assert setting.text == "NCCL_X=a b (you: job.yaml:3: env.NCCL_X)"
+
+
 def test_equal_nodes_get_equal_settings() -> None:
     assert settings(DGX, EIGHT, NOTHING) == settings(DGX, EIGHT, NOTHING)
 
