@@ -228,7 +228,10 @@ class Agent:
             return
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
-        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node)
+        settings = self._preparation.settings(order.request)
+        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, settings=settings)
+        for setting in settings:
+            self._note(f"setting {setting.text}")
         ranks.begin()
         self._fence.begin()
         self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
@@ -248,9 +251,7 @@ class Agent:
 
     def _spawn(self, ranks: NodeRanks, order: m.Start, starts: tuple[m.RankStart, ...]) -> bool:
         """Start some ranks; on failure report it, stop the others, and return False."""
-        env = self._preparation.env
-        if self._config.allocated:
-            env = {**env, **step_env.share(env, len(order.ranks))}
+        env = self._preparation.rank_env(len(order.ranks))
         try:
             ranks.start(order, starts, env)
         except OSError as err:
@@ -266,8 +267,7 @@ class Agent:
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _stop(self, order: m.Stop) -> None:
-        ranks = self._ranks
-        if ranks is None:
+        if (ranks := self._ranks) is None:
             self._preparation.let_go()
             self._link.report(m.Stopped(order.attempt, "asked"))
             return

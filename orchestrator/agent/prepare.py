@@ -14,8 +14,10 @@ from orchestrator.agent import rendezvous_probe, setup_script
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.core import observations
-from orchestrator.core.host import interfaces
+from orchestrator.core.host import hardware, interfaces
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_settings import Environments, RankRequest, SetBy, Setting, settings
+from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -94,6 +96,18 @@ class Preparation:
         if self._config.gpus and _GPUS not in order.env:
             env[_GPUS] = ",".join(self._config.gpus)
         return env
+
+    def rank_env(self, ranks_here: int) -> dict[str, str]:
+        """Return the environment that ranks start from; on Slurm with their share of the node's cores."""
+        return {**self.env, **(step_env.share(self.env, ranks_here) if self._config.allocated else {})}
+
+    def settings(self, request: RankRequest) -> tuple[Setting, ...]:
+        """Return the settings of this node's ranks, from what the host has now and from what else is set."""
+        assert self._order is not None, "ranks start where an attempt was prepared"
+        facts = hardware.gather(self.env)
+        host = self._environ if self._order.own_env else {}
+        decided = settings(facts, request, Environments(host, self._order.env, self.env))
+        return tuple(one for one in decided if one.set_by is not SetBy.LIBRARY)
 
     def _run_setup(self, order: m.Prepare) -> None:
         log = self._job.node_log(order.attempt, self._config.node)

@@ -18,8 +18,9 @@ from orchestrator.core.observations import (
     RankSeen,
     Reached,
 )
+from orchestrator.core.settings.rank_settings import RankRequest
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
@@ -276,8 +277,8 @@ class Start:
 
     attempt: int
     argv: tuple[str, ...]
-    # Variables that are set only where nothing else has set them
-    defaults: dict[str, str]
+    # What the settings of the ranks follow from, with the facts of the node
+    request: RankRequest
     ranks: tuple[RankStart, ...]
     # This agent scans for the attempt's checkpoints, if it may; on shared disks one agent of the gang does
     finds: bool = True
