@@ -224,9 +224,11 @@ class Agent:
             return
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
-        starter = self._preparation.starter
-        ranks = NodeRanks(order.attempt, self._job, self._config.node, starter=starter)
+        starter, settings = self._preparation.starter, self._preparation.settings(order.request)
+        ranks = NodeRanks(order.attempt, self._job, self._config.node, starter=starter, settings=settings)
         self._ranks = ranks
+        for setting in settings:
+            self._note(f"setting {setting.text}")
         ranks.begin()
         self._fence.begin()
         self._inspector = inspector.Inspector(ranks, order.ranks[0].env)
@@ -246,9 +248,7 @@ class Agent:
 
     def _spawn(self, ranks: NodeRanks, order: m.Start, starts: tuple[m.RankStart, ...]) -> bool:
         """Start some ranks; on failure report it, stop the others, and return False."""
-        env = self._preparation.env
-        if self._config.allocated:
-            env = {**env, **step_env.share(env, len(order.ranks))}
+        env = self._preparation.rank_env(len(order.ranks))
         try:
             ranks.start(order, starts, env)
         except OSError as err:
@@ -266,8 +266,7 @@ class Agent:
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _stop(self, order: m.Stop) -> None:
-        ranks = self._ranks
-        if ranks is None:
+        if (ranks := self._ranks) is None:
             self._preparation.let_go()
             self._link.report(m.Stopped(order.attempt, "asked"))
             return

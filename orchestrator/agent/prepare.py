@@ -15,8 +15,17 @@ from orchestrator.agent.keeper import TAG
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.agent.rank import warm
 from orchestrator.core import observations
-from orchestrator.core.host import interfaces
+from orchestrator.core.host import hardware, interfaces
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_settings import (
+    Environments,
+    RankRequest,
+    SetBy,
+    Setting,
+    settings,
+    to_set,
+)
+from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -134,6 +143,18 @@ class Preparation:
             env[_GPUS] = ",".join(self._config.gpus)
         return env
 
+    def rank_env(self, ranks_here: int) -> dict[str, str]:
+        """Return the environment that ranks start from; on Slurm with their share of the node's cores."""
+        return {**self.env, **(step_env.share(self.env, ranks_here) if self._config.allocated else {})}
+
+    def settings(self, request: RankRequest) -> tuple[Setting, ...]:
+        """Return the settings of this node's ranks, from what the host has now and from what else is set."""
+        assert self._order is not None, "ranks start where an attempt was prepared"
+        facts = hardware.gather(self.env)
+        host = self._environ if self._order.own_env else {}
+        decided = settings(facts, request, Environments(host, self._order.env, self.env))
+        return tuple(one for one in decided if one.set_by is not SetBy.LIBRARY)
+
     def _run_setup(self, order: m.Prepare) -> None:
         log = self._job.node_log(order.attempt, self._config.node)
         folder = self._job.node(self._config.node)
@@ -193,7 +214,7 @@ class Preparation:
             tag = {
                 TAG: f"{self._config.job}/{self._config.node}"
             }  # what a rank is forked from shows it for all
-            shared = {**order.defaults, **env, **tag}
+            shared = {**to_set(self.settings(order.request), 0), **env, **tag}
             self.starter.prepare(self.argv(order.argv), shared, self._job, self._config.node)
         self._held = order, held
         self.poll()

@@ -22,7 +22,7 @@ from orchestrator.submission.supervisor_process import revive
 VERBS = (
     *(lifecycle.submit, observe.status, observe.logs, observe.why, observe.stacks),
     *(lifecycle.cancel, lifecycle.restart, lifecycle.resume, observe.checkpoints, housekeeping.collect_verb),
-    *(job_file.check, job_file.render, job_file.init, job_file.schema, housekeeping.clean),
+    *(job_file.check, job_file.plan, job_file.render, job_file.init, job_file.schema, housekeeping.clean),
 )
 """The verbs in the order of a job's life, as `orch --help` lists them."""
 
@@ -45,7 +45,7 @@ def _revive_all() -> None:
             terminal.complain(f"{folder.id}: its supervisor cannot be looked after: {why}")
 
 
-_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "submit"})
+_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit"})
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Verbs for a job file: init, schema, check, render."""
+"""Verbs for a job file: init, schema, check, plan, render."""
 
 from __future__ import annotations
 
@@ -35,6 +35,28 @@ def check(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: 
     else:
         terminal.write(tables.findings([finding.as_json() for finding in findings]))
     return max((finding.exit_code for finding in findings), default=0)
+
+
+@click.command()
+@SPEC
+@BACKEND
+@SET
+@AS_JSON
+def plan(spec: Path, backend: str | None, overrides: tuple[str, ...], as_json: bool) -> int:
+    """Show where a job would run, and each variable of its ranks with who sets it and why; starts nothing.
+
+    Over SSH the hosts are asked what they have. On Slurm some of it is known only in the allocation.
+    """
+    from orchestrator.client.outline.outline import outline
+    from orchestrator.spec.load import load
+    from orchestrator.views import outline as outline_view
+
+    seen = outline(load(spec, overrides=overrides, backend=backend), os.environ)
+    if as_json:
+        print_json(seen.as_json())
+    else:
+        terminal.write(outline_view.outline(seen.as_json()))
+    return seen.exit_code
 
 
 @click.command()

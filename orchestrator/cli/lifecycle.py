@@ -21,6 +21,7 @@ from orchestrator.cli.group import (
 )
 from orchestrator.client.job import Job
 from orchestrator.core.errors import ClusterError, UserError
+from orchestrator.core.jobdir.plan import Plan
 from orchestrator.core.text import with_fix
 
 CANCEL_S_MAX = 120.0
@@ -45,7 +46,9 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
         state = job.status()["state"]
         print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
     else:
-        terminal.say(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
+        plan = job.plan()
+        batch = f"\n  batch   {plan.batch_text}" if plan.batch_text else ""
+        terminal.say(f"submitted {job.id}\n  runs    {plan.size}{batch}\n  folder  {job.folder.root}")
         if job.slurm_id:
             _print_queue(job)
     if follow:
@@ -120,8 +123,22 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
     if checkpoint == "":
         fix = "orch checkpoints lists what there is; without --from: the newest"
         raise UserError("names no checkpoint", "--from", fix)
+    before = found.plan() if overrides else None
     found.resume(checkpoint or "", overrides)
     terminal.say(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
+    if before is not None:
+        _warn_of_batch(before, found.plan())
     if found.slurm_id:
         _print_queue(found)
     return follow_job(found) if follow else 0
+
+
+def _warn_of_batch(before: Plan, after: Plan) -> None:
+    """Warn when a resumed job has another effective batch size: its steps are no longer those of before."""
+    old, new = before.effective_batch, after.effective_batch
+    if after.batch is None or old is None or old == new:
+        return
+    accumulation, rest = divmod(old, after.batch.per_device * after.world_size)
+    keep = f"to keep {old}, let the script accumulate {accumulation} times, and --set batch.accumulation={accumulation}"
+    text = f"warning: effective batch {old} → {new}: {after.batch_text}"
+    terminal.say(text if rest or not accumulation else f"{text}\n         {keep}", err=True)

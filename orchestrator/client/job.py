@@ -262,7 +262,7 @@ class Job:
         from orchestrator.client import slurm_status
 
         plan = self.plan()  # the new one, where there were overrides
-        sized: Status = {**before, "world_size": plan.world_size, "total_steps": plan.total_steps}
+        sized = status_file.sized(before, plan)
         slurm_status.requeue_status(self.folder, sized)
 
     def _await_resume(self, before: Status) -> None:

@@ -17,6 +17,7 @@ from pydantic import Field, ValidationInfo
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
 from orchestrator.spec.sections import (
+    Batch,
     Checkpoint,
     Logs,
     Monitor,
@@ -74,6 +75,9 @@ class JobSpec(Part):
         "fail", "What follows the time limit: failure, or on Slurm another turn in the queue, and going on."
     )
     total_steps: int | None = whole(None, "Optimizer steps of the training, to tell the time left.")
+    batch: Batch = about(
+        {}, "Batch size of the script, so that orch can show the effective one and say when it changes."
+    )
     rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
     monitor: Monitor = about({}, "When silence becomes a verdict, and what follows.")

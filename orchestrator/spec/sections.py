@@ -166,6 +166,20 @@ class Checkpoint(Part):
         return value
 
 
+class Batch(Part):
+    """How many samples one optimizer step takes, as the script has it: shown, and compared when a job is resumed."""
+
+    per_device: int | None = whole(None, "Samples that each rank takes at a time.")
+    accumulation: int = whole(1, "How many times each rank adds up gradients before one optimizer step.")
+
+    @pydantic.field_validator("accumulation")
+    @classmethod
+    def _adds_up_something(cls, value: int, info: ValidationInfo) -> int:
+        if value > 1 and info.data.get("per_device", 0) is None:
+            raise ValueError("needs batch.per_device, without which there is no batch size to show")
+        return value
+
+
 class Logs(Part):
     """How ranks write their logs."""
 

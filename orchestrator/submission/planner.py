@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.plan import (
     Plan,
+    PlannedBatch,
     PlannedNode,
     PlannedNotify,
     PlannedPool,
@@ -60,6 +61,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
     over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
     pool = _pool(file, inventory) if over_ssh or on_slurm else None
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
+    chosen = _chosen_env(spec)
     return Plan(
         id=job_id,
         name=spec.name,
@@ -70,8 +72,8 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         resume_args=resume_args,
         shell=shell,
         setup=tuple(spec.setup),
-        env={**_chosen_env(spec), **spec.env},
-        defaults=_defaults(spec),
+        env={name: value for name, (value, _) in chosen.items()},
+        defaults={"PYTHONUNBUFFERED": "1"} if spec.logs.unbuffered else {},
         secrets=tuple(spec.secrets),
         rendezvous_port=spec.rendezvous.port,
         heartbeat_s=spec.monitor.heartbeat_s,
@@ -85,7 +87,14 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         programs=_programs(spec, inventory) if over_ssh else (),
         notify=_notify(spec),
         starts_fresh=spec.start == "fresh",
+        origins={name: file.where(key) for name, (_, key) in chosen.items()},
+        batch=_batch(spec),
     )
+
+
+def _batch(spec: JobSpec) -> PlannedBatch | None:
+    size = spec.batch.per_device
+    return None if size is None else PlannedBatch(size, spec.batch.accumulation)
 
 
 def _notify(spec: JobSpec) -> PlannedNotify | None:
@@ -260,36 +269,13 @@ def _limits(spec: JobSpec) -> Limits:
     )
 
 
-def _chosen_env(spec: JobSpec) -> dict[str, str]:
-    """Return the variables that other fields of the job file stand for; like `env`, they are the user's choice."""
-    env = {f"NCCL_{name.upper()}": value for name, value in spec.nccl.items()}
-    if spec.rendezvous.interface:
-        env["GLOO_SOCKET_IFNAME"] = env["NCCL_SOCKET_IFNAME"] = spec.rendezvous.interface
-    return env
-
-
-TORCH_TRACE = {
-    # The flight recorder on, and as long as it is by default: older releases come with it switched off. Both names.
-    "TORCH_FR_BUFFER_SIZE": "2000",
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-    # A Python stack for each entry is taken under Python's lock, and dumping them may wait for that lock without end.
-    "TORCH_INCLUDE_STACK_TRACE": "0",
-    # By default torch's own watchdog aborts a rank after 480 s of a stuck watchdog thread: before a person who asked
-    # only to be notified has looked. The 600 s and 1,800 s of collectives are arguments in the script, not ours to set.
-    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
-}
-"""Settings of torch in the ranks: what the diagnosis of a hang needs, and that torch does not end the rank before it."""
-
-
-def _defaults(spec: JobSpec) -> dict[str, str]:
-    """Return the settings that hold only where the user, the setup lines or the machine have not set them."""
-    defaults = {"OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # as torchrun sets them
-    defaults.update(TORCH_TRACE)
-    if spec.logs.unbuffered:
-        defaults["PYTHONUNBUFFERED"] = "1"
-    if spec.backend == "local":
-        defaults["GLOO_SOCKET_IFNAME"] = defaults["NCCL_SOCKET_IFNAME"] = "lo"
-    return defaults
+def _chosen_env(spec: JobSpec) -> dict[str, tuple[str, str]]:
+    """Return the variables that the user has chosen, in `env` or by other fields, each with its value and its field."""
+    env = {f"NCCL_{name.upper()}": (value, f"nccl.{name}") for name, value in spec.nccl.items()}
+    if interface := spec.rendezvous.interface:
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+        env |= dict.fromkeys(names, (interface, "rendezvous.interface"))
+    return env | {name: (value, f"env.{name}") for name, value in spec.env.items()}
 
 
 def options(spec: JobSpec, pool: PlannedPool, chosen: tuple[tuple[str, str], ...]) -> tuple[str, ...]:

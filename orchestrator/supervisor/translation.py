@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import ssl
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -234,7 +234,7 @@ def prepare(
         port=plan.rendezvous_port,
         resume=tuple(resume),
         argv=() if plan.starts_fresh else plan.argv,
-        defaults=plan.defaults,
+        request=rank_env.settings_request(plan, view.node, len(view.slots()), "", Path("evidence")),
     )
 
 
@@ -259,18 +259,14 @@ def start(plan: Plan, decision: d.Start, view: NodeView, resume_from: str) -> m.
         )
         for slot in view.slots()
     )
-    defaults = {**_interface(decision), **plan.defaults}
+    interface = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
+    evidence = view.job.evidence(decision.attempt)
+    request = rank_env.settings_request(plan, view.node, len(ranks), interface, evidence)
     finds = plan.slurm is None or view.index == 0  # the disk is shared, and the first node is never a spare
-    return m.Start(decision.attempt, rank_env.arguments(plan, resume_from), defaults, ranks, finds)
+    return m.Start(decision.attempt, rank_env.arguments(plan, resume_from), request, ranks, finds)
 
 
 def stop(plan: Plan, decision: d.Stop) -> m.Stop:
     """Return the order to stop a node's ranks."""
     signal = plan.slurm.signal if plan.slurm is not None and decision.saves else "TERM"
     return m.Stop(decision.attempt, decision.grace_s, signal)
-
-
-def _interface(decision: d.Start) -> Mapping[str, str]:
-    """Return the variables that make gloo and NCCL use the probed interface; NCCL takes a bare name for a prefix."""
-    name = decision.interface or ("lo" if decision.address == "127.0.0.1" else "")
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else {}

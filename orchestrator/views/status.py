@@ -86,7 +86,7 @@ def job(status: Status) -> list[Line]:
     lines = [
         line(
             Cell(status["id"], "bold"),
-            f"  {counted(status['world_size'], 'rank')}{_count(nodes, has_pool)}, {status['backend']}",
+            f"  {counted(status['world_size'], 'rank')}{_count(nodes, has_pool)}, {status['backend']}{_batch(status)}",
         ),
         headline(status),
     ]
@@ -157,6 +157,10 @@ def outdated(status: Status) -> str:
 
 
 _RANK_HEADS = ("RANK", "NODE", "PID", "STATE", "STEP", "STEPS/S", "BEAT", "EXIT")
+
+
+def _batch(status: Status) -> str:
+    return f", batch {status['effective_batch']:,}" if "effective_batch" in status else ""
 
 
 def _count(nodes: Sequence[NodeStatus], has_pool: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from tests.support.cluster.box import Box
@@ -166,3 +167,38 @@ def test_check_names_each_hosts_faults_and_starts_nothing(desk: Desk, box: Box) 
     assert re.search("host key.*node2", told) and re.search("forward.*node3", told)
     wait_for(lambda: not desk.at_work(), "silence on all hosts")
     assert not box.host("node1").path("/home/trainer/.orch").exists()
+
+
+DUMP = "import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n"
+
+
+def test_what_orch_plan_says_of_hosts_is_what_their_ranks_get(desk: Desk, box: Box) -> None:
+    box.change_host_key("node2")
+    path = desk.write({"train.py": DUMP}, ssh={"hosts": "node[1-3]"}, env={"NCCL_DEBUG": "INFO"})
+    data = json.loads(desk.orch("plan", path, "--json").stdout)
+    node1, node2, node3 = data["nodes"]
+    assert "host key" in node2["fault"] and node2["fix"] and not node2["ranks"]
+    assert (node1["ranks"], node3["ranks"]) == ([0, 1], [2, 3])
+    later = {one["name"] for one in node1["settings"] if one["set_by"] == "orch, at the start"}
+    assert later == {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+    mine = next(one for one in node1["settings"] if one["name"] == "NCCL_DEBUG")
+    assert mine["value"] == "INFO" and mine["set_by"] == "you" and "job.yaml:" in mine["reason"]
+    shown = desk.orch("plan", path).stdout
+    assert "node2: fix: " in shown and "OMP_NUM_THREADS=1" in shown
+
+    job = desk.submit({"train.py": DUMP}, ssh={"hosts": "node[1-3]"}, env={"NCCL_DEBUG": "INFO"})
+    assert job.wait()["state"] == "SUCCEEDED"
+    for node in (node1, node3):
+        planned = {one["name"]: one["value"] for one in node["settings"] if one["value"] is not None}
+        plain = {name: value for name, value in planned.items() if "{" not in value}
+        for rank in node["ranks"]:
+            found = json.loads(job.log(rank).splitlines()[0])
+            assert {name: found[name] for name in plain} == plain
+            assert found["NCCL_SOCKET_IFNAME"] == f"={found['GLOO_SOCKET_IFNAME']}" != "=lo"
+
+
+def test_orch_plan_fails_where_too_few_hosts_answer(desk: Desk, box: Box) -> None:
+    box.change_host_key("node2")
+    done = desk.orch("plan", desk.write({"train.py": DUMP}), check=False)
+    assert done.returncode == 3
+    assert "1 host can be used, 2 wanted" in done.stdout

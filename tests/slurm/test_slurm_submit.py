@@ -215,3 +215,22 @@ def test_with_accounts_they_tell_how_a_job_ended_that_slurm_forgot(
     wait_for(lambda: not known(job.slurm_id()), "oblivion", OBLIVION_S_MAX, 0.5)
     told = job.status()
     assert told["state"] == "CANCELLED" and "was cancelled by trainer" in str(told["reason"])
+
+
+def test_what_orch_plan_says_of_slurms_nodes_is_what_their_ranks_get(desk: Desk) -> None:
+    dump = {"train.py": "import json, os\nprint(json.dumps(dict(os.environ)), flush=True)\n"}
+    path = desk.write(dump, env={"NCCL_DEBUG": "INFO"})
+    data = json.loads(desk.orch("plan", path, "--json").stdout)
+    assert [(node["host"], node["ranks"]) for node in data["nodes"]] == [("", [0, 1]), ("", [2, 3])]
+    settings = data["nodes"][0]["settings"]
+    later = [one["name"] for one in settings if one["set_by"] == "orch, at the start"]
+    assert later == ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    assert "2 nodes that Slurm chooses, 2 ranks on CPUs each" in desk.orch("plan", path).stdout
+
+    job = desk.submit(dump, env={"NCCL_DEBUG": "INFO"}, slurm={"cpus_per_task": 1})
+    assert job.wait()["state"] == "SUCCEEDED"
+    planned = {one["name"]: one["value"] for one in settings if one["value"] is not None}
+    plain = {name: value for name, value in planned.items() if "{" not in value}
+    found = json.loads(job.log(3).splitlines()[0])
+    assert {name: found[name] for name in plain} == plain
+    assert found["OMP_NUM_THREADS"] == "1"

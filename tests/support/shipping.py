@@ -14,6 +14,7 @@ from typing import Any
 
 from orchestrator.core import codec
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_settings import RankRequest
 from orchestrator.core.wire import connection
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Envelope
@@ -166,7 +167,7 @@ class Host:
         )
         env = {"ORCH_ATTEMPT": str(attempt), "ORCH_CHECKPOINT_DIR": str(self.root / "checkpoints")}
         starts = tuple(m.RankStart(rank, rank, {**env, "RANK": str(rank)}) for rank in range(ranks))
-        self.say(m.Start(attempt, ("nonesuch", "train.py"), {}, starts))
+        self.say(m.Start(attempt, ("nonesuch", "train.py"), RankRequest(), starts))
 
     async def end(self) -> int:
         """Dismiss the agent and return its exit code."""

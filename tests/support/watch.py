@@ -16,6 +16,7 @@ from orchestrator.agent.evidence.inspector import Inspector
 from orchestrator.agent.rank.processes import NodeRanks, install_hook
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_settings import RankRequest
 from orchestrator.core.wire import messages as m
 from tests.support import torch_window
 
@@ -63,7 +64,7 @@ class Watch:
             )
             for rank in range(ranks)
         )
-        order = m.Start(1, (sys.executable, "train.py"), {}, starts)
+        order = m.Start(1, (sys.executable, "train.py"), RankRequest(), starts)
         self.ranks.start(order, starts, os.environ)
         self.eyes = Inspector(self.ranks, starts[0].env)
         self.count = 0

@@ -26,12 +26,13 @@ FUNCTION_LINES_MAX = 60
 
 LAYERS = (
     "core",
+    "core.settings",
     *("core.jobdir", "core.wire", "core.host", "core.slurm"),
     *("agent.rank", "agent.probes", "agent.outputs", "agent.evidence", "agent", "agent.bootstrap"),
     *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),
     *("brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
     *("supervisor.journal", "supervisor.transfers", "supervisor"),
-    *("spec", "submission", "client", "views", "cli"),
+    *("spec", "submission", "client", "client.outline", "views", "cli"),
     "",
 )
 """The rooms; a room imports its own files and rooms that stand earlier here. The last one is the package's own files."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.agent.bootstrap.replies import Fault, fault
-from orchestrator.core.host import gpus
+from orchestrator.core.host import gpus, hardware
 from orchestrator.core.wire import bootstrap as w
 
 TORCH_S_MAX = 60.0
@@ -38,6 +38,7 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
         has_rsync=shutil.which("rsync") is not None,
         program=program,
         torch=torch,
+        facts=hardware.gather_all(os.environ),
     )
 
 

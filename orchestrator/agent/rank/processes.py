@@ -25,11 +25,8 @@ from orchestrator.core.jobdir import full_disk
 from orchestrator.core.jobdir.durable import replace_bytes
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.log_index import LogIndex
+from orchestrator.core.settings.rank_settings import Setting, to_set
 from orchestrator.core.wire import messages as m
-
-TRACE_FILE_ENVS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-"""Where torch dumps its flight recorder when it gives up by itself, by its new name and its old one. Unset, it would be
-the user's cache directory, which may be on a slow disk and where the user would not look."""
 
 KILL_AGAIN_S = 0.5
 """How long after a KILL the processes that still live get another one."""
@@ -104,6 +101,7 @@ class NodeRanks:
     stepped: bool = False
     # The process groups that were signalled to end, and have until `kill_at`.
     graced: frozenset[int] = frozenset()
+    settings: tuple[Setting, ...] = ()
 
     def begin(self) -> None:
         """Prepare for the first process of the attempt."""
@@ -111,21 +109,23 @@ class NodeRanks:
         self.oom_kills = _oom_kills()
 
     def start(self, order: m.Start, ranks: tuple[m.RankStart, ...], base: Mapping[str, str]) -> None:
-        """Start some ranks of the order. Raises OSError when a program cannot be executed, or the disk is full."""
+        """Start some ranks of the order. `base` wins over the settings, and a rank's own variables over both.
+
+        Raises OSError when a program cannot be executed, or the disk is full.
+        """
         self.job.attempt_logs(self.attempt).mkdir(parents=True, exist_ok=True)
         self.job.evidence(self.attempt).mkdir(parents=True, exist_ok=True)
         for rank in ranks:
-            self.processes.append(self._start_one(order, rank, base))
+            env = {**to_set(self.settings, rank.rank), **base, **rank.env}
+            self.processes.append(self._start_one(order, rank, env))
 
-    def _start_one(self, order: m.Start, rank: m.RankStart, base: Mapping[str, str]) -> RankProcess:
+    def _start_one(self, order: m.Start, rank: m.RankStart, given: Mapping[str, str]) -> RankProcess:
         folder = self.job.rank_run(self.node, self.attempt, rank.rank)
         folder.mkdir(parents=True, exist_ok=True)
         step_file = folder / STEP_FILE
         step_counter.create(step_file)
         hook_folder = str(self.job.node(self.node) / "hook")
-        trace = str(self.job.evidence(self.attempt) / "torch-trace-of-rank-")  # torch appends the number
-        traces = dict.fromkeys(TRACE_FILE_ENVS, trace)
-        env = {SOCKET_ENV: "1", **traces, **order.defaults, **base, **rank.env, RANK_DIR_ENV: str(folder)}
+        env = {SOCKET_ENV: "1", **given, RANK_DIR_ENV: str(folder)}
         env[STACK_SIGNAL_ENV] = str(int(STACK_SIGNAL))
         env["PYTHONPATH"] = os.pathsep.join(part for part in (hook_folder, env.get("PYTHONPATH", "")) if part)
         log = self.job.rank_log(self.attempt, rank.rank)

@@ -122,8 +122,8 @@ _MEANINGS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...] = 
     (
         _SYSTEM,
         _always(
-            "NCCL failed in a call of the system, mostly on sockets or shared memory: NCCL_DEBUG=INFO names it; look at "
-            "/dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
+            "NCCL failed in a call of the system, mostly on sockets or shared memory: the rank's nccl.log in the "
+            "evidence folder names it, or with NCCL_DEBUG its log; look at /dev/shm, the limit of locked memory, and NCCL_SOCKET_IFNAME"
         ),
     ),
     (

@@ -6,7 +6,7 @@ The supervisor works from the plan, so its types are plain data of the standard 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.core.limits import Limits
 from orchestrator.core.text import counted
@@ -78,6 +78,14 @@ class PlannedNotify:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """What the user's script takes for one optimizer step: samples of each device at a time, and how often it adds up."""
+
+    per_device: int
+    accumulation: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Everything decided before the first process starts."""
 
@@ -106,6 +114,24 @@ class Plan:
     notify: PlannedNotify | None = None
     # Each rank is a new interpreter; else a fork of its node's template where that can be
     starts_fresh: bool = False
+    # Where in the job file each variable of `env` stands
+    origins: dict[str, str] = field(default_factory=dict)
+    batch: PlannedBatch | None = None
+
+    @property
+    def effective_batch(self) -> int | None:
+        """The samples of one optimizer step of the whole job; None where the job file does not say."""
+        if self.batch is None:
+            return None
+        return self.batch.per_device * self.batch.accumulation * self.world_size
+
+    @property
+    def batch_text(self) -> str:
+        """The effective batch size with its factors; empty where the job file does not say."""
+        if self.batch is None:
+            return ""
+        factors = f"{self.batch.per_device} per device × {self.batch.accumulation} accumulated"
+        return f"{self.effective_batch} = {factors} × {counted(self.world_size, 'rank')}"
 
     @property
     def world_size(self) -> int:

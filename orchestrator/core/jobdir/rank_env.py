@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.settings.rank_settings import RankRequest
 
 
 def arguments(plan: Plan, resume_from: str) -> tuple[str, ...]:
@@ -91,6 +93,28 @@ def rank_env(
         "ORCH_RESUME_FROM": resume_from,
         "ORCH_TAG": f"{plan.id}/{seat.node}",
     }
+
+
+def settings_request(plan: Plan, node: str, ranks: int, interface: str | None, evidence: Path) -> RankRequest:
+    """Return what settings of a node's ranks follow from: the plan, and the node's share of it.
+
+    `interface` leads to the first node: empty where it is not known, None where it is found when the attempt starts.
+    """
+    planned = next((one for one in plan.nodes if one.name == node), None)
+    return RankRequest(
+        backend=plan.backend,
+        nodes=plan.pool.nodes if plan.pool is not None else len(plan.nodes),
+        ranks=ranks,
+        ranks_on_host=plan.world_size if plan.pool is None else ranks,
+        gpus=plan.pool.gpus_each if plan.pool is not None else len(planned.gpus) if planned else 0,
+        slots=planned.slots if planned else 0,
+        interface=interface,
+        evidence=str(evidence),
+        patience_s=max(plan.limits.hang_ceiling_s, plan.limits.hang_s_max or 0.0),
+        defaults=plan.defaults,
+        chosen=plan.origins,
+        secrets=plan.secrets,
+    )
 
 
 FOREIGN_PREFIXES = ("TORCHELASTIC_", "SLURM_", "SLURMD_", "PMI_", "PMIX_", "OMPI_", "PET_", "ORCH_")

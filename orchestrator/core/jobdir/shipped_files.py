@@ -20,7 +20,7 @@ ATTEMPTS_MAX = 64
 _RANK_DIR = re.compile(r"rank-([0-9]{5,9})")
 _RANK_FILE = re.compile(
     r"(?:logs/attempt-([0-9]{3,9})/rank-([0-9]{5,9})\.(?:log|idx)"
-    r"|evidence/attempt-([0-9]{3,9})/rank-([0-9]{5,9})-(?:stacks\.txt|flight\.jsonl))"
+    r"|evidence/attempt-([0-9]{3,9})/rank-([0-9]{5,9})-(?:stacks\.txt|flight\.jsonl|nccl\.log))"
 )
 
 
@@ -37,7 +37,7 @@ def files(job: JobDir, node: str, attempt: int) -> list[str]:
     for rank in _ranks(job, node, attempt):
         name = rank_name(rank)
         paths += [f"{logs}/{name}.log", f"{logs}/{name}.idx"]
-        paths += [f"{evidence}/{name}-stacks.txt", f"{evidence}/{name}-flight.jsonl"]
+        paths += [f"{evidence}/{name}-{what}" for what in ("stacks.txt", "flight.jsonl", "nccl.log")]
     return paths
 
 

@@ -103,7 +103,13 @@ class _ReadersKeys(TypedDict, total=False):
     full_disk: str
 
 
-class Status(_ReadersKeys):
+class _BatchKeys(TypedDict, total=False):
+    """The keys of a job whose file has `batch`."""
+
+    effective_batch: int
+
+
+class Status(_BatchKeys, _ReadersKeys):
     """One object of `orch status --json`."""
 
     id: str
@@ -140,7 +146,7 @@ NUMBER_MAX = 1e18
 
 def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
     """Return the status of a job of which only the plan is known."""
-    return {
+    status: Status = {
         "id": plan.id,
         "name": plan.name,
         "backend": plan.backend,
@@ -163,6 +169,16 @@ def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
         "travels": [],
         "written_at": iso(wall_s),
     }
+    return sized(status, plan)
+
+
+def sized(status: Status, plan: Plan) -> Status:
+    """Return a status with the size of the job as a plan has it."""
+    status = {**status, "world_size": plan.world_size, "total_steps": plan.total_steps}
+    status.pop("effective_batch", None)
+    if plan.effective_batch is not None:
+        status["effective_batch"] = plan.effective_batch
+    return status
 
 
 def without_nodes(status: Status) -> Status:

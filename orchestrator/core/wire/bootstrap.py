@@ -7,9 +7,10 @@ it begins; everything else there is noise, such as what a login shell prints. Th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from orchestrator.core.settings.host_facts import HostFacts
 from orchestrator.core.wire.messages import AgentConfig
 
 GO = b"go"
@@ -193,6 +194,7 @@ class HostSurveyed:
     program: str
     # Its torch's version, or why that is not known
     torch: str
+    facts: HostFacts = field(default_factory=HostFacts)
 
 
 Word: TypeAlias = (

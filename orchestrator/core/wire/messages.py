@@ -18,8 +18,9 @@ from orchestrator.core.observations import (
     RankSeen,
     Reached,
 )
+from orchestrator.core.settings.rank_settings import RankRequest
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Both ends run the same bundle, so a peer with another number is a stranger."""
 
 
@@ -252,9 +253,9 @@ class Prepare:
     port: int | None
     # The files of the checkpoint to start from, to be verified here
     resume: tuple[ManifestEntry, ...]
-    # What ranks will run, and the variables that nothing else sets: for the template that they are forked from, if any
+    # What ranks will run, empty where each is to be a new interpreter, and what the job wants of the node
     argv: tuple[str, ...] = ()
-    defaults: dict[str, str] = field(default_factory=dict)
+    request: RankRequest = field(default_factory=RankRequest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,8 +282,8 @@ class Start:
 
     attempt: int
     argv: tuple[str, ...]
-    # Variables that are set only where nothing else has set them
-    defaults: dict[str, str]
+    # What the settings of the ranks follow from, with the facts of the node
+    request: RankRequest
     ranks: tuple[RankStart, ...]
     # This agent scans for the attempt's checkpoints, if it may; on shared disks one agent of the gang does
     finds: bool = True

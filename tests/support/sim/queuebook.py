@@ -142,11 +142,12 @@ class QueueBook:
             self._must(stop.grace_s == lease.grace_s, f"the grace is {lease.grace_s}: {stop}")
         if ends_at is not None and not self.entered:
             least_s = self.world.night.limits.break_grace_s
-            most_s = min(lease.grace_s, max(least_s, ends_at - stop.at))
+            since_s = min(stop.at, self.stopping_s)  # an order that is given again ends nothing later
+            most_s = min(lease.grace_s, max(least_s, ends_at - since_s))
             by_itself = self.ending is not None and self.ending.cause is Cause.REQUEUED
             whole_s = not here or not by_itself or abs(stop.grace_s - most_s) < ROUNDING_S
             self._must(whole_s, f"{most_s:.1f} s, since the queue puts it back by itself: {stop}")
-            self._must(stop.grace_s <= max(least_s, ends_at - stop.at), f"until {ends_at:.1f}: {stop}")
+            self._must(stop.grace_s <= max(least_s, ends_at - since_s), f"until {ends_at:.1f}: {stop}")
 
     def _requeues(self, decision: d.Requeue) -> None:
         """Only from an allocation that ends or has too few nodes, and only by a job that is to go on."""

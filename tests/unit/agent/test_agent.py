@@ -15,6 +15,7 @@ from orchestrator.agent.agent import Agent
 from orchestrator.agent.evidence import inspector
 from orchestrator.agent.rank.processes import NodeRanks, RanksGoal
 from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.settings.rank_settings import RankRequest
 from orchestrator.core.wire import messages as m
 from orchestrator.supervisor import allocation_claim
 from tests.support import fake_host
@@ -115,7 +116,7 @@ def test_an_order_of_a_stale_attempt_is_not_obeyed(tmp_path: Path) -> None:
 def test_ranks_are_started_only_in_the_attempt_that_was_prepared(tmp_path: Path) -> None:
     agent = _agent(tmp_path)
     agent._obey(PREPARE)
-    agent._obey(m.Start(3, ("/no/such/program",), {}, (m.RankStart(0, 0, {}),)))
+    agent._obey(m.Start(3, ("/no/such/program",), RankRequest(), (m.RankStart(0, 0, {}),)))
     assert _reports(agent) == [m.Prepared(2, "", 0, ())]
 
 

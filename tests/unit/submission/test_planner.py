@@ -123,10 +123,6 @@ def test_how_hosts_are_reached_comes_from_the_spec() -> None:
     assert _plan().ssh == PlannedSsh(None, None, "strict", "~/.orch", (), None)
 
 
-def test_nothing_points_ranks_at_the_loopback_of_their_host() -> None:
-    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & _plan().defaults.keys()
-
-
 def test_a_plan_over_ssh_survives_its_file() -> None:
     plan = _plan()
     assert codec.loads(Plan, codec.dumps(plan)) == plan

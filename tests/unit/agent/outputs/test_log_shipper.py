@@ -90,6 +90,7 @@ def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship)
     ship.write("00001.log", b"b", 2)
     ship.write("evidence/attempt-001/rank-00003-stacks.txt", b"s")
     ship.write("evidence/attempt-001/rank-00003-flight.jsonl", b"f")
+    ship.write("evidence/attempt-001/rank-00003-nccl.log", b"n")
     ship.write("evidence/attempt-001/node-n0-gpus.txt", b"u")
     ship.write("logs/attempt-002/node-n0.log", b"n")
     ship.write("nodes/n0/agent.log", b"g")
@@ -111,6 +112,7 @@ def test_only_files_of_this_node_go_and_all_attempts_are_found_again(ship: Ship)
         "logs/attempt-001/rank-00003.idx": b"i" * 32,  # whole records
         "evidence/attempt-001/rank-00003-stacks.txt": b"s",
         "evidence/attempt-001/rank-00003-flight.jsonl": b"f",
+        "evidence/attempt-001/rank-00003-nccl.log": b"n",
         "evidence/attempt-001/node-n0-gpus.txt": b"u",
         "logs/attempt-002/rank-00001.log": b"b",
         "logs/attempt-002/node-n0.log": b"n",

@@ -23,6 +23,7 @@ import json, os, sys, time
 from pathlib import Path
 from orchestrator.agent.rank import spawn
 from orchestrator.agent.rank.processes import NodeRanks
+from orchestrator.core.settings.rank_settings import RankRequest, SetBy, Setting
 from orchestrator.core.wire import messages as m
 from orchestrator.core.jobdir.layout import JobDir
 
@@ -30,8 +31,9 @@ root, script, grace_s = sys.argv[1:]
 job = JobDir(Path(root))
 spawn.adopt_orphans()
 start = m.RankStart(0, 0, {"RANK": "0"})
-order = m.Start(1, ("/bin/sh", "-c", script), {"RANK": "default", "MINE": "default", "ORCHS": "default"}, (start,))
-ranks = NodeRanks(1, job, "node-0")
+order = m.Start(1, ("/bin/sh", "-c", script), RankRequest(), (start,))
+settings = tuple(Setting(name, "default", SetBy.ORCH, "") for name in ("RANK", "MINE", "ORCHS"))
+ranks = NodeRanks(1, job, "node-0", settings=settings)
 ranks.begin()
 ranks.start(order, (start,), {**os.environ, "RANK": "mine", "MINE": "mine"})
 print(ranks.processes[0].pid, flush=True)

@@ -105,12 +105,27 @@ def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
     assert (env["NCCL_SOCKET_IFNAME"], env["GLOO_SOCKET_IFNAME"]) == ("eth1", "eth1")
 
 
-def test_defaults_are_those_of_torchrun_and_of_one_machine() -> None:
-    assert jobs.plan().defaults == {
-        "OMP_NUM_THREADS": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "PYTHONUNBUFFERED": "1",
-        "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", **planner.TORCH_TRACE,
+def test_each_variable_of_the_user_is_known_with_the_field_that_set_it() -> None:
+    plan = jobs.plan(
+        nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"}, env={"NCCL_DEBUG": "INFO", "A": "b"}
+    )
+    fields = {name: where.rpartition(" ")[2] for name, where in plan.origins.items()}
+    assert fields == {
+        "NCCL_DEBUG": "env.NCCL_DEBUG", "A": "env.A", "GLOO_SOCKET_IFNAME": "rendezvous.interface",
+        "NCCL_SOCKET_IFNAME": "rendezvous.interface",
     }  # fmt: skip
-    assert "PYTHONUNBUFFERED" not in jobs.plan(logs={"unbuffered": "no"}).defaults
+    assert plan.origins.keys() == plan.env.keys()
+
+
+def test_lines_are_unbuffered_unless_the_job_file_says_otherwise() -> None:
+    assert jobs.plan().defaults == {"PYTHONUNBUFFERED": "1"}
+    assert jobs.plan(logs={"unbuffered": "no"}).defaults == {}
+
+
+def test_the_effective_batch_is_that_of_all_ranks() -> None:
+    plan = jobs.plan(batch={"per_device": 16, "accumulation": 4})
+    assert (plan.effective_batch, plan.batch_text) == (256, "256 = 16 per device × 4 accumulated × 4 ranks")
+    assert (jobs.plan().effective_batch, jobs.plan().batch_text) == (None, "")
 
 
 def test_ranks_inherit_nothing_of_another_launcher_and_no_secret_by_the_way() -> None:

@@ -1,0 +1,193 @@
+"""Outline of a job (`orch plan`): its nodes with hosts, ranks and devices, and each node's settings with their reasons.
+
+Starts nothing and leaves nothing behind. The settings come from the function that agents call when an attempt starts; what
+only an attempt or an allocation can tell is named as such.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.backends.api import LaunchError
+from orchestrator.client.outline.ask_hosts import ask_hosts
+from orchestrator.core import codec
+from orchestrator.core.codec import Json
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.host import hardware
+from orchestrator.core.jobdir import home, rank_env
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.settings.host_facts import HostFacts
+from orchestrator.core.settings.rank_settings import Environments, SetBy, Setting, is_watched, settings
+from orchestrator.core.slurm import step_env
+from orchestrator.core.text import counted, ranks_text
+from orchestrator.spec.load import SpecFile
+from orchestrator.submission import refusals, render, submit
+
+EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
+"""The folder for evidence of a job that has no folder yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOutline:
+    """One node, as far as it is known."""
+
+    name: str
+    # Empty on Slurm, which chooses it
+    host: str
+    # None for a host that is only used when others cannot be
+    ranks: tuple[int, ...]
+    devices: str
+    # Why the host cannot be used, and what to do; empty where it can
+    fault: str = ""
+    fix: str = ""
+    facts: HostFacts | None = None
+    settings: tuple[Setting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What `orch plan` shows."""
+
+    name: str
+    backend: str
+    # What it runs on, in words, and the command of a rank
+    size: str
+    command: str
+    world_size: int
+    # The effective batch size, and the same in words
+    batch_size: int | None
+    batch: str
+    nodes: tuple[NodeOutline, ...]
+    # Variables of the job file that are no settings
+    variables: tuple[Setting, ...]
+    # How many others ranks inherit of the submitter's environment
+    inherited: int
+    notes: tuple[str, ...]
+    exit_code: int
+
+    def as_json(self) -> Json:
+        """Return the object that `orch plan --json` prints."""
+        data: Json = codec.pack(self)
+        data.pop("exit_code")
+        for node in data["nodes"]:
+            if node["facts"] is not None:
+                node["facts"].pop("environ")  # the settings have it, without secrets
+        return data
+
+
+def outline(file: SpecFile, environ: Mapping[str, str]) -> Outline:
+    """Return what a submit of this job file would run, and with which settings. Raises OrchError as a submit would."""
+    wall_s = time.time()
+    plan = submit.plan_for(file, environ, home.new_id(file.spec.name, wall_s), wall_s)
+    refusals.refuse_missing(file, plan, environ)
+    render.render(plan, JobDir(home.home(environ) / "jobs" / plan.id), sys.executable)  # it may refuse
+    nodes, notes = _nodes(plan, environ)
+    outer = {} if plan.ssh is not None else _outer(plan, environ)
+    answered = sum(not node.fault for node in nodes)
+    wanted = plan.pool.nodes + plan.pool.spares if plan.pool is not None else len(nodes)
+    if answered < wanted:
+        notes.append(f"{counted(answered, 'host')} can be used, {wanted} wanted")
+    return Outline(
+        name=plan.name,
+        backend=plan.backend,
+        size=plan.size,
+        command=plan.argv[-1] if plan.shell else shlex.join(plan.argv),
+        world_size=plan.world_size,
+        batch_size=plan.effective_batch,
+        batch=plan.batch_text,
+        nodes=nodes,
+        variables=(
+            *(Setting(name, value, SetBy.YOU, plan.origins[name]) for name, value in plan.env.items() if not is_watched(name)),
+            *(Setting(name, "(secret)", SetBy.YOU, file.where("secrets")) for name in plan.secrets if not is_watched(name)),
+        ),
+        inherited=sum(not is_watched(name) and name not in plan.env for name in outer),
+        notes=tuple(notes),
+        exit_code=0 if answered >= wanted else ClusterError.exit_code,
+    )  # fmt: skip
+
+
+def _nodes(plan: Plan, environ: Mapping[str, str]) -> tuple[tuple[NodeOutline, ...], list[str]]:
+    """Return the nodes, and notes on what is not known of them."""
+    notes = []
+    if plan.setup:
+        notes.append(
+            "the setup lines run on each node before its ranks, and what they set wins; they were not run here"
+        )
+    if plan.ssh is not None:
+        return _over_ssh(plan, environ), notes
+    if plan.slurm is not None:
+        notes.append(
+            "Slurm chooses the nodes: their cores, GPUs and networks, and what Slurm and its nodes set, are known in the allocation"
+        )
+        return _on_slurm(plan, environ), notes
+    facts = hardware.gather_all(environ)
+    nodes = [
+        NodeOutline(
+            node.name, node.host, node.ranks, f"GPU {ranks_text(node.gpus)}" if node.gpus else "CPU", facts=facts,
+            settings=_settings(plan, node, facts, "lo", environ),
+        )
+        for node in plan.nodes
+    ]  # fmt: skip
+    return tuple(nodes), notes
+
+
+def _over_ssh(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]:
+    """Return all hosts: the first that can be used get the ranks, as the first attempt would have it if none is busy."""
+    assert plan.pool is not None
+    answers, nodes, taken = ask_hosts(plan, environ), [], 0
+    for node in plan.nodes:
+        answer = answers[node.name]
+        if isinstance(answer, LaunchError):
+            fix = answer.fix or "look at the host, and try again"
+            nodes.append(NodeOutline(node.name, node.host, (), "", str(answer), fix))
+            continue
+        ranks = _ranks(plan, taken) if taken < plan.pool.nodes else ()
+        taken += bool(ranks)
+        interface = None if plan.pool.nodes > 1 else "" if node.address else "lo"
+        decided = _settings(plan, node, answer, interface, environ)
+        nodes.append(NodeOutline(node.name, node.host, ranks, _devices(plan), facts=answer, settings=decided))
+    return tuple(nodes)
+
+
+def _on_slurm(plan: Plan, environ: Mapping[str, str]) -> tuple[NodeOutline, ...]:
+    assert plan.pool is not None
+    node = PlannedNode("", "", "", (), ())
+    decided = _settings(plan, node, None, None if plan.pool.nodes > 1 else "lo", environ)
+    return tuple(
+        NodeOutline(f"node {index}", "", _ranks(plan, index), _devices(plan), settings=decided)
+        for index in range(plan.pool.nodes)
+    )
+
+
+def _ranks(plan: Plan, index: int) -> tuple[int, ...]:
+    assert plan.pool is not None
+    each = plan.pool.ranks_each
+    return tuple(range(index * each, (index + 1) * each))
+
+
+def _devices(plan: Plan) -> str:
+    assert plan.pool is not None
+    return counted(plan.pool.gpus_each, "GPU") if plan.pool.gpus_each else "CPU"
+
+
+def _settings(
+    plan: Plan, node: PlannedNode, facts: HostFacts | None, interface: str | None, environ: Mapping[str, str]
+) -> tuple[Setting, ...]:
+    ranks = plan.pool.ranks_each if plan.pool is not None else len(node.ranks)
+    request = rank_env.settings_request(plan, node.name, ranks, interface, EVIDENCE)
+    secrets = {name: environ[name] for name in plan.secrets if name in environ}
+    host = facts.environ if facts is not None and plan.ssh is not None else {}
+    added = rank_env.node_env(plan, node, _outer(plan, environ), secrets)
+    return settings(facts, request, Environments(host, added, {**host, **added}))
+
+
+def _outer(plan: Plan, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what ranks inherit of the submitter's environment."""
+    outer = rank_env.outer_env(environ, plan.secrets)
+    return outer if plan.slurm is None else {n: v for n, v in outer.items() if n not in step_env.OF_THE_NODE}

@@ -1,0 +1,178 @@
+"""Hardware of this host as Linux shows it: CPUs, NUMA nodes, GPUs, InfiniBand and RoCE ports, interfaces.
+
+What cannot be read is left out. `gather` reads files of the kernel alone, within milliseconds, so that an agent may call it;
+`gather_all` asks devices and nvidia-smi, too, which a faulty device can hold up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from orchestrator.core.host import gpus, interfaces
+from orchestrator.core.host.procfs import text
+from orchestrator.core.observations import Address
+from orchestrator.core.settings.host_facts import GpuPlace, HostFacts, NetInterface, NumaNode, RdmaPort
+from orchestrator.core.settings.rank_settings import is_watched
+from orchestrator.core.text import counted, ranks_text
+
+CPUS_MAX = 4096
+"""Most CPUs in a list of the kernel."""
+
+_GPUS = "proc/driver/nvidia/gpus"
+_CGROUPS = "sys/fs/cgroup"
+_MARKUP = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
+    """Return the facts that values of settings follow from: CPUs, GPUs, and what is set.
+
+    `environ` is the environment that ranks inherit here; `root` has /proc and /sys.
+    """
+    cpus = os.sched_getaffinity(0)
+    slurm = environ.get("SLURM_CPUS_ON_NODE", "")
+    return HostFacts(
+        cpus=len(cpus),
+        cores=_cores(root, cpus),
+        quota_cpus=_quota_cpus(root),
+        slurm_cpus=int(slurm) if slurm.isdecimal() else None,
+        numa=_numa(root, cpus),
+        gpus=_gpus(root),
+        environ={name: value for name, value in environ.items() if is_watched(name)},
+    )
+
+
+def gather_all(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
+    """Return all facts, with ports, interfaces and the links between GPUs. nvidia-smi has `gpus.LIST_S_MAX`."""
+    facts = gather(environ, root)
+    return dataclasses.replace(
+        facts,
+        gpu_links=gpu_links() if len(facts.gpus) > 1 else "",
+        rdma=_rdma(root),
+        interfaces=tuple(_interface(root, one) for one in interfaces.addresses()),
+    )
+
+
+def _interface(root: Path, address: Address) -> NetInterface:
+    speed_mbit_s = _number(root / "sys/class/net" / address.interface / "speed")
+    return NetInterface(address.interface, address.ip, max(0, speed_mbit_s or 0))
+
+
+def _cores(root: Path, cpus: Iterable[int]) -> int:
+    """Return how many physical cores the CPUs belong to; where the kernel does not tell, each is one."""
+    folder = root / "sys/devices/system/cpu"
+    siblings = {cpu: text(folder / f"cpu{cpu}/topology/thread_siblings_list").strip() for cpu in cpus}
+    return len({names or f"cpu{cpu}" for cpu, names in siblings.items()})
+
+
+def _quota_cpus(root: Path) -> float | None:
+    """Return the smallest CPU quota of this process's cgroup and those above it (cgroups(7), both versions)."""
+    quotas = []
+    for line in text(root / "proc/self/cgroup").splitlines():
+        words = line.split(":", 2)
+        if len(words) < 3:
+            continue
+        controllers, path = words[1:]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        base = root / _CGROUPS / ("cpu" if controllers else "")
+        inner = Path(path.lstrip("/"))
+        for folder in (inner, *inner.parents):
+            quotas.append(_quota(base / folder, is_v2=not controllers))
+    return min((quota for quota in quotas if quota), default=None)
+
+
+def _quota(folder: Path, *, is_v2: bool) -> float | None:
+    if is_v2:
+        words = text(folder / "cpu.max").split()
+    else:
+        words = [text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
+        return None  # `max`, or -1: no limit
+    return int(words[0]) / int(words[1])
+
+
+def _numa(root: Path, cpus: set[int]) -> tuple[NumaNode, ...]:
+    folder, nodes = root / "sys/devices/system/node", []
+    for number in sorted(int(name[4:]) for name in _names(folder) if re.fullmatch(r"node\d{1,4}", name)):
+        usable = _listed(text(folder / f"node{number}/cpulist")) & cpus
+        if usable:
+            nodes.append(NumaNode(number, ranks_text(usable)))
+    return tuple(nodes)
+
+
+def _gpus(root: Path) -> tuple[GpuPlace, ...]:
+    """Return the GPUs that NVIDIA's driver lists; in a container only its own."""
+    places = []
+    for bus in _names(root / _GPUS):
+        numa = _number(root / "sys/bus/pci/devices" / bus.lower() / "numa_node")
+        places.append(GpuPlace(bus, numa if numa is not None and numa >= 0 else None))
+    return tuple(places)
+
+
+def _rdma(root: Path) -> tuple[RdmaPort, ...]:
+    folder, ports = root / "sys/class/infiniband", []
+    for device in _names(folder):
+        for port in _names(folder / device / "ports"):
+            here = folder / device / "ports" / port
+            state = text(here / "state").strip().rpartition(" ")[2]  # `4: ACTIVE`
+            is_roce = text(here / "link_layer").strip() == "Ethernet"
+            if port.isdecimal() and state:
+                ports.append(RdmaPort(device, int(port), state, text(here / "rate").strip(), is_roce))
+    return tuple(ports)
+
+
+def gpu_links() -> str:
+    """Return how this host's GPUs are connected, as `nvidia-smi topo -m` has it; empty where it does not answer."""
+    tool = gpus.program()
+    if tool is None:
+        return ""
+    with contextlib.suppress(gpus.GpuError):
+        done = gpus.run(tool, "topo", "-m", limit_s=gpus.LIST_S_MAX)
+        if done.returncode == 0:
+            return links_text(done.stdout)
+    return ""
+
+
+def links_text(matrix: str) -> str:
+    """Return the links among GPUs in the matrix that `nvidia-smi topo -m` prints, in words; empty for a single GPU."""
+    rows = [_MARKUP.sub("", line).split() for line in matrix.splitlines()]
+    count = next(
+        (sum(word.startswith("GPU") and word[3:].isdecimal() for word in row) for row in rows if row), 0
+    )
+    table = [row[1 : count + 1] for row in rows if row and re.fullmatch(r"GPU\d+", row[0]) and "X" in row]
+    links = Counter(link for number, row in enumerate(table) for link in row[number + 1 :])
+    if not links:
+        return ""
+    if len(links) == 1:
+        return f"{next(iter(links))} between all {len(table)} GPUs"
+    return ", ".join(f"{link} between {counted(pairs, 'pair')}" for link, pairs in sorted(links.items()))
+
+
+def _listed(cpus: str) -> set[int]:
+    """Return the numbers of a list such as `0-3,8`."""
+    numbers: set[int] = set()
+    for part in cpus.strip().split(","):
+        low, _, high = part.partition("-")
+        if low.isdecimal() and (high or low).isdecimal():
+            numbers.update(range(int(low), min(int(high or low), CPUS_MAX) + 1))
+    return numbers
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(text(path))
+    except ValueError:
+        return None
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))  # noqa: PTH208 -- names alone
+    except OSError:
+        return []

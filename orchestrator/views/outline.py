@@ -1,0 +1,118 @@
+"""View of `orch plan`: nodes with ranks and devices, then the variables of their ranks, each with its reason.
+
+Pure: the JSON object of the contract in, lines out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from orchestrator.core.codec import Json
+from orchestrator.core.settings.rank_settings import SetBy
+from orchestrator.core.text import counted, ranks_text
+from orchestrator.views.cells import Cell, Line, columns, line, named
+
+CONTRACT = "RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and the others of torchrun and orch"
+NODES_SHOWN_MAX = 32
+
+
+def outline(data: Json) -> list[Line]:
+    """Return the outline of a job as lines."""
+    lines = [line(Cell(f"{data['name']}", "bold"), f"  {data['size']}, backend {data['backend']}")]
+    lines.append(line(f"  runs   {data['command']}"))
+    if data["batch"]:
+        lines.append(line(f"  batch  {data['batch']}"))
+    lines += [line(""), *(_unknown(data["nodes"]) if data["backend"] == "slurm" else _nodes(data["nodes"]))]
+    lines += _environment(data["nodes"])
+    lines += [line(""), line(Cell("also in their environment", "bold")), *_settings(data["variables"])]
+    inherited = data["inherited"]
+    more = f", and {counted(inherited, 'more variable')} of your shell" if inherited else ""
+    if data["backend"] == "ssh":
+        more = ", and what their host sets"
+    lines.append(line(f"  {CONTRACT}{more}"))
+    return lines + [line(""), *(line(f"note: {note}") for note in data["notes"])] * bool(data["notes"])
+
+
+def _nodes(nodes: list[Json]) -> Iterator[Line]:
+    rows = [
+        (
+            Cell(node["name"]),
+            Cell(node["host"] or "-"),
+            Cell(ranks_text(node["ranks"]) or "-"),
+            Cell(node["devices"] or "-"),
+            Cell(node["fault"], "red") if node["fault"] else Cell(_has(node)),
+        )
+        for node in nodes[:NODES_SHOWN_MAX]
+    ]
+    yield from columns(rows, ("NODE", "HOST", "RANKS", "DEVICES", "THE HOST HAS"))
+    if len(nodes) > NODES_SHOWN_MAX:
+        yield line(f"and {len(nodes) - NODES_SHOWN_MAX} more")
+    for node in nodes:
+        if node["fix"]:
+            yield line(f"  {node['name']}: fix: {node['fix']}")
+
+
+def _unknown(nodes: list[Json]) -> list[Line]:
+    """Return the nodes that Slurm has yet to choose, all in one line: they differ in nothing but their ranks."""
+    first = nodes[0]
+    devices = "CPUs" if first["devices"] == "CPU" else first["devices"]
+    chosen = f"{counted(len(nodes), 'node')} that Slurm chooses"
+    return [line(f"  nodes  {chosen}, {counted(len(first['ranks']), 'rank')} on {devices} each")]
+
+
+def _has(node: Json) -> str:
+    """Return in a few words what a host has."""
+    facts = node["facts"]
+    if facts is None:
+        return "-"
+    words = [counted(facts["cores"], "core")]
+    if len(facts["numa"]) > 1:
+        words.append(f"{len(facts['numa'])} NUMA nodes")
+    if facts["gpus"]:
+        links = f" ({facts['gpu_links']})" if facts["gpu_links"] else ""
+        words.append(f"{counted(len(facts['gpus']), 'GPU')}{links}")
+    if facts["rdma"]:
+        active = sum(port["state"] == "ACTIVE" for port in facts["rdma"])
+        words.append(f"{active} of {counted(len(facts['rdma']), 'RDMA port')} active")
+    if facts["interfaces"]:
+        words.append(named(list(dict.fromkeys(one["name"] for one in facts["interfaces"]))))
+    return ", ".join(words) + ("" if node["ranks"] else "; in reserve")
+
+
+def _environment(nodes: list[Json]) -> Iterator[Line]:
+    """Yield the settings that all nodes share, then those in which some differ."""
+    groups = _alike(nodes)
+    if not groups:
+        return
+    common = [one for one in groups[0][1] if all(one in settings for _, settings in groups)]
+    yield from (line(""), line(Cell("environment of the ranks", "bold")), *_settings(common))
+    if len(groups) > 1:
+        for names, settings in groups:
+            yield line(Cell(f"on {named(names)}", "bold"))
+            yield from _settings([one for one in settings if one not in common])
+
+
+def _alike(nodes: list[Json]) -> list[tuple[list[str], list[Json]]]:
+    """Return the settings that differ, each with the nodes that have them."""
+    names: list[tuple[list[str], list[Json]]] = []
+    for node in nodes:
+        if node["fault"]:
+            continue
+        same = next((held for held, settings in names if settings == node["settings"]), None)
+        if same is None:
+            names.append(([node["name"]], node["settings"]))
+        else:
+            same.append(node["name"])
+    return names
+
+
+def _settings(settings: list[Json]) -> Iterator[Line]:
+    """Yield variables with the same reason together, then that reason."""
+    for (set_by, reason), group in groupby(settings, lambda one: (one["set_by"], one["reason"])):
+        for one in group:
+            is_set = one["value"] is not None
+            shown = f"={one['value']}" if is_set else "  (not set)" if set_by == SetBy.LIBRARY.value else ""
+            yield line(Cell(f"  {one['name']}{shown}", "" if is_set else "dim"))
+        who = "" if set_by == SetBy.LIBRARY.value else f"{set_by}: "
+        yield line(Cell(f"      {who}{reason}", "green" if set_by == SetBy.YOU.value else "dim"))

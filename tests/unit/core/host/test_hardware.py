@@ -1,0 +1,104 @@
+"""Is a host's hardware read from /proc and /sys as Linux writes it, and is what is missing left out?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.core.host import hardware
+from orchestrator.core.settings.host_facts import GpuPlace, NumaNode, RdmaPort
+
+MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
+GPU0\t X \tNV18\tNV18\tPXB\t0-47,96-143\t0\t\tN/A
+GPU1\tNV18\t X \tNV18\tSYS\t0-47,96-143\t0\t\tN/A
+GPU2\tNV18\tNV18\t X \tSYS\t0-47,96-143\t0\t\tN/A
+NIC0\tPXB\tSYS\tSYS\t X
+
+Legend:
+
+  X    = Self
+"""
+
+
+def _write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+def test_gpus_ports_and_numa_nodes_are_found(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    ib = "sys/class/infiniband"
+    root = _write(tmp_path, {
+        "proc/driver/nvidia/gpus/0000:1B:00.0/information": "Model: H100\n",
+        "proc/driver/nvidia/gpus/0000:43:00.0/information": "Model: H100\n",
+        "sys/bus/pci/devices/0000:1b:00.0/numa_node": "0\n",
+        "sys/bus/pci/devices/0000:43:00.0/numa_node": "-1\n",
+        f"{ib}/mlx5_0/ports/1/state": "4: ACTIVE\n",
+        f"{ib}/mlx5_0/ports/1/rate": "400 Gb/sec (4X NDR)\n",
+        f"{ib}/mlx5_0/ports/1/link_layer": "InfiniBand\n",
+        f"{ib}/mlx5_bond_0/ports/1/state": "1: DOWN\n",
+        f"{ib}/mlx5_bond_0/ports/1/rate": "100 Gb/sec (2X HDR)\n",
+        f"{ib}/mlx5_bond_0/ports/1/link_layer": "Ethernet\n",
+        "sys/devices/system/node/node0/cpulist": f"{cpu}\n",
+        "sys/devices/system/node/node1/cpulist": "3000-3007\n",
+        "sys/devices/system/node/possible": "0-1\n",
+    })  # fmt: skip
+    facts = hardware.gather_all({"NCCL_DEBUG": "INFO", "PATH": "/bin", "SLURM_CPUS_ON_NODE": "16"}, root=root)
+    assert facts.gpus == (GpuPlace("0000:1B:00.0", 0), GpuPlace("0000:43:00.0", None))
+    assert facts.rdma == (
+        RdmaPort("mlx5_0", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False),
+        RdmaPort("mlx5_bond_0", 1, "DOWN", "100 Gb/sec (2X HDR)", True),
+    )
+    assert facts.numa == (NumaNode(0, str(cpu)),), "a node whose CPUs are not ours to use is left out"
+    assert (facts.environ, facts.slurm_cpus) == ({"NCCL_DEBUG": "INFO"}, 16)
+
+
+def test_a_host_that_shows_nothing_has_its_cpus(tmp_path: Path) -> None:
+    facts = hardware.gather_all({}, root=tmp_path)
+    count = len(os.sched_getaffinity(0))
+    assert (facts.cpus, facts.cores, facts.quota_cpus, facts.slurm_cpus) == (count, count, None, None)
+    assert (facts.gpus, facts.rdma, facts.numa) == ((), (), ())
+
+
+def test_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    together = f"{cpus[0]}-{cpus[-1]}"
+    topology = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
+    root = _write(tmp_path, {topology.format(cpu): together for cpu in cpus})
+    assert hardware.gather({}, root=root).cores == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "250000 100000\n", "sys/fs/cgroup/a/b/cpu.max": "max 100000\n"}, 2.5),
+        ({"proc/self/cgroup": "0::/not/here\n", "sys/fs/cgroup/cpu.max": "400000 100000\n"}, 4.0),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        ({"proc/self/cgroup": "4:memory:/x\n2:cpu,cpuacct:/x\n", "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "150000\n", "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n"}, 1.5),
+        ({"proc/self/cgroup": "2:cpu:/\n", "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({"proc/self/cgroup": "damaged\n"}, None),
+    ],
+)  # fmt: skip
+def test_the_cpu_quota_of_a_cgroup_is_read_in_both_versions(
+    tmp_path: Path, files: dict[str, str], quota: float | None
+) -> None:
+    assert hardware.gather({}, root=_write(tmp_path, files)).quota_cpus == quota
+
+
+@pytest.mark.parametrize(
+    ("matrix", "text"),
+    [
+        (MATRIX, "NV18 between all 3 GPUs"),
+        (MATRIX.replace("GPU1\tNV18\t X \tNV18", "GPU1\tNV18\t X \tSYS"), "NV18 between 2 pairs, SYS between 1 pair"),
+        ("\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n", ""),
+        ("Failed to initialize NVML\n", ""),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_the_links_between_gpus_are_told_in_words(matrix: str, text: str) -> None:
+    assert hardware.links_text(matrix) == text

@@ -1,0 +1,208 @@
+"""Does every node get the settings that its hardware and the job call for, and does what is set already stand?"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from orchestrator.core.settings.host_facts import GpuPlace, HostFacts, NetInterface, NumaNode, RdmaPort
+from orchestrator.core.settings.rank_settings import (
+    Environments,
+    RankRequest,
+    SetBy,
+    Setting,
+    is_watched,
+    settings,
+    to_set,
+)
+
+LAPTOP = HostFacts(cpus=8, cores=4, interfaces=(NetInterface("wlan0", "192.168.1.7", 0),))
+GPUS = tuple(GpuPlace(f"0000:{bus:02x}:00.0", bus // 4) for bus in range(8))
+PORTS = tuple(RdmaPort(f"mlx5_{number}", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False) for number in range(4))
+DOWN = RdmaPort("mlx5_4", 1, "DOWN", "10 Gb/sec (4X SDR)", False)
+DGX = HostFacts(
+    cpus=192, cores=96, numa=(NumaNode(0, "0-47,96-143"), NumaNode(1, "48-95,144-191")), gpus=GPUS,
+    gpu_links="NV18 between all 8 GPUs", rdma=(*PORTS, DOWN), interfaces=(NetInterface("eth0", "10.0.0.1", 25_000),),
+)  # fmt: skip
+ROCE = dataclasses.replace(DGX, rdma=(RdmaPort("mlx5_0", 1, "ACTIVE", "100 Gb/sec (4X EDR)", True),))
+SLURM = dataclasses.replace(DGX, cpus=32, cores=32, slurm_cpus=32)
+EIGHT = RankRequest(
+    "ssh", nodes=2, ranks=8, ranks_on_host=8, gpus=8, interface="eth0", evidence="/job/evidence"
+)
+FOUR_CPU = RankRequest("local", nodes=2, ranks=2, ranks_on_host=4, interface="lo", evidence="/job/evidence")
+NOTHING = Environments({}, {}, {})
+
+
+def _by_name(
+    facts: HostFacts | None, request: RankRequest, given: Environments = NOTHING
+) -> dict[str, Setting]:
+    decided = settings(facts, request, given)
+    names = [one.name for one in decided]
+    assert len(names) == len(set(names)), "each variable is decided once"
+    assert all(one.reason for one in decided), "and has its reason"
+    return {one.name: one for one in decided}
+
+
+def _given(**values: str) -> Environments:
+    return Environments({}, values, values)
+
+
+def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
+    decided = _by_name(LAPTOP, FOUR_CPU)
+    assert {name: one.value for name, one in decided.items()} == {
+        "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo",
+        "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_FR_DUMP_TEMP_FILE": "/job/evidence/torch-trace-of-rank-",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/job/evidence/torch-trace-of-rank-",
+        "TORCH_INCLUDE_STACK_TRACE": "0", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "1800",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "NCCL_DEBUG": "WARN",
+        "NCCL_DEBUG_FILE": "/job/evidence/rank-{rank}-nccl.log",
+    }  # fmt: skip
+    assert {one.set_by for one in decided.values()} == {SetBy.ORCH}
+
+
+@pytest.mark.parametrize(
+    ("facts", "request_", "threads", "reason"),
+    [
+        (LAPTOP, {"ranks_on_host": 2}, "2", "4 cores shared by 2 ranks of the job here"),
+        (LAPTOP, {"ranks_on_host": 9}, "1", "4 cores shared by 9 ranks of the job here"),
+        (dataclasses.replace(LAPTOP, quota_cpus=2.5), {"ranks_on_host": 1}, "2", "a cgroup's limit of 2.5 CPUs shared by 1 rank of the job here"),
+        (dataclasses.replace(LAPTOP, quota_cpus=0.5), {"ranks_on_host": 1}, "1", "a cgroup's limit of 0.5 CPUs shared by 1 rank of the job here"),
+        (dataclasses.replace(LAPTOP, quota_cpus=64.0), {"ranks_on_host": 1}, "4", "4 cores shared by 1 rank of the job here"),
+        # Over SSH a rank on a CPU leases one slot, and others may lease the rest
+        (LAPTOP, {"backend": "ssh", "ranks_on_host": 2}, "1", "4 cores shared by 8 slots of the host, one for each CPU"),
+        (LAPTOP, {"backend": "ssh", "ranks_on_host": 2, "slots": 2}, "2", "4 cores shared by 2 slots of the host, as hosts_file says"),
+        # Others may lease the GPUs that this job leaves
+        (DGX, {"backend": "ssh", "ranks_on_host": 2, "gpus": 2}, "12", "96 cores shared by 8 GPUs of the host"),
+        (DGX, {"backend": "local", "ranks_on_host": 4, "gpus": 4}, "12", "96 cores shared by 8 GPUs of the host"),
+        # Parts of one GPU
+        (dataclasses.replace(DGX, gpus=GPUS[:1]), {"backend": "ssh", "ranks_on_host": 4, "gpus": 4}, "24", "96 cores shared by 4 ranks of the job here"),
+        # What Slurm gives is the job's alone
+        (SLURM, {"backend": "slurm", "ranks_on_host": 2, "gpus": 2}, "16", "32 CPUs from Slurm shared by 2 ranks of the job here"),
+        (dataclasses.replace(DGX, slurm_cpus=16), {"backend": "slurm", "ranks_on_host": 2, "gpus": 2}, "8", "16 CPUs from Slurm shared by 2 ranks of the job here"),
+    ],
+)  # fmt: skip
+def test_a_rank_gets_its_share_of_the_cores(
+    facts: HostFacts, request_: dict[str, Any], threads: str, reason: str
+) -> None:
+    decided = _by_name(facts, RankRequest(**request_))["OMP_NUM_THREADS"]
+    assert (decided.value, decided.reason) == (threads, reason)
+
+
+def test_nccl_is_left_to_find_infiniband_and_nvlink_and_what_it_finds_is_named() -> None:
+    decided = _by_name(DGX, EIGHT)
+    alone = {name: one.reason for name, one in decided.items() if one.set_by is SetBy.LIBRARY}
+    assert list(alone) == ["NCCL_IB_HCA", "NCCL_P2P_LEVEL", "CPU affinity"]
+    assert "mlx5_3 InfiniBand 400 Gb/s; it passes over the others (mlx5_4 is DOWN)" in alone["NCCL_IB_HCA"]
+    assert alone["NCCL_P2P_LEVEL"].endswith("(NV18 between all 8 GPUs)")
+    assert "4 GPUs near CPUs 0-47,96-143; 4 GPUs near CPUs 48-95,144-191" in alone["CPU affinity"]
+    assert not to_set(tuple(decided.values()), 0).keys() & alone.keys()
+
+
+def test_the_interface_that_reaches_the_others_is_named_whole_to_nccl() -> None:
+    decided = _by_name(DGX, EIGHT)
+    assert (decided["GLOO_SOCKET_IFNAME"].value, decided["NCCL_SOCKET_IFNAME"].value) == ("eth0", "=eth0")
+    unknown = _by_name(DGX, dataclasses.replace(EIGHT, interface=""))
+    assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & unknown.keys()
+
+
+def test_the_gid_of_roce_is_left_to_nccl() -> None:
+    decided = _by_name(ROCE, EIGHT)
+    assert decided["NCCL_IB_HCA"].reason.endswith("mlx5_0 RoCE 100 Gb/s")
+    assert (decided["NCCL_IB_GID_INDEX"].value, decided["NCCL_IB_GID_INDEX"].set_by) == (None, SetBy.LIBRARY)
+
+
+def test_without_an_active_port_it_is_said_that_nccl_uses_sockets() -> None:
+    decided = _by_name(dataclasses.replace(DGX, rdma=(DOWN,)), EIGHT)
+    assert "no InfiniBand or RoCE port is active (mlx5_4 is DOWN)" in decided["NCCL_IB_DISABLE"].reason
+    assert "NCCL_IB_HCA" not in decided
+    one_node = _by_name(DGX, dataclasses.replace(EIGHT, nodes=1))
+    assert not [name for name in one_node if name.startswith("NCCL_IB")]
+
+
+def test_slurms_binding_is_named_where_ranks_are_not_bound() -> None:
+    request = dataclasses.replace(EIGHT, backend="slurm")
+    assert _by_name(SLURM, request)["CPU affinity"].reason.endswith("and Slurm binds the node's task")
+
+
+def test_what_is_set_already_stands_and_is_named_with_who_set_it() -> None:
+    host = {"NCCL_IB_TIMEOUT": "22", "OMP_NUM_THREADS": "6", "NCCL_DEBUG": "TRACE", "PATH": "/bin"}
+    added = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_IB_HCA": "mlx5_0",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "9",
+        "HF_TOKEN": "x",
+    }
+    given = Environments(host, added, {**host, **added, "GLOO_SOCKET_IFNAME": "ib0"})
+    request = dataclasses.replace(
+        EIGHT, chosen={"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG", "NCCL_IB_HCA": "job.yaml:3: nccl.ib_hca"}
+    )
+    decided = _by_name(DGX, request, given)
+    assert {name: (decided[name].value, decided[name].set_by, decided[name].reason) for name in (
+        "NCCL_DEBUG", "NCCL_IB_HCA", "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "OMP_NUM_THREADS", "NCCL_IB_TIMEOUT", "GLOO_SOCKET_IFNAME"
+    )} == {
+        "NCCL_DEBUG": ("INFO", SetBy.YOU, "job.yaml:12: env.NCCL_DEBUG"),
+        "NCCL_IB_HCA": ("mlx5_0", SetBy.YOU, "job.yaml:3: nccl.ib_hca"),
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": ("9", SetBy.SHELL, "it was set where you submitted"),
+        "OMP_NUM_THREADS": ("6", SetBy.HOST, "it is set in the host's environment"),
+        "NCCL_IB_TIMEOUT": ("22", SetBy.HOST, "it is set in the host's environment"),
+        "GLOO_SOCKET_IFNAME": ("ib0", SetBy.SETUP, "the setup lines of the job file set it"),
+    }  # fmt: skip
+    assert not {"PATH", "HF_TOKEN"} & decided.keys(), "the others are not the business of NCCL and torch"
+    added_by_orch = to_set(tuple(decided.values()), 3)
+    assert not added_by_orch.keys() & given.sum.keys()
+
+
+def test_what_nccl_prints_goes_where_the_user_expects_it_once_he_has_asked_for_it() -> None:
+    assert "NCCL_DEBUG_FILE" not in _by_name(LAPTOP, FOUR_CPU, _given(NCCL_DEBUG="INFO"))
+    ours = _by_name(LAPTOP, FOUR_CPU, _given(NCCL_DEBUG_FILE="/tmp/nccl.%h"))
+    assert (ours["NCCL_DEBUG"].value, ours["NCCL_DEBUG_FILE"].value) == ("WARN", "/tmp/nccl.%h")
+
+
+@pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
+def test_the_users_length_of_the_flight_recorder_holds_under_both_of_its_names(name: str) -> None:
+    decided = _by_name(LAPTOP, FOUR_CPU, _given(**{name: "20000"}))
+    names = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    assert {decided[one].value for one in names} == {"20000"}
+
+
+def test_torch_waits_longer_than_orch() -> None:
+    patient = dataclasses.replace(EIGHT, patience_s=3600.5)
+    assert _by_name(DGX, patient)["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"].value == "7201"
+
+
+def test_a_secret_is_never_shown() -> None:
+    request = dataclasses.replace(FOUR_CPU, secrets=("NCCL_NET_PLUGIN_KEY",))
+    decided = _by_name(LAPTOP, request, _given(NCCL_NET_PLUGIN_KEY="s3cret"))["NCCL_NET_PLUGIN_KEY"]
+    assert "s3cret" not in decided.text
+
+
+def test_what_only_an_attempt_knows_is_named_so_and_not_set() -> None:
+    decided = _by_name(None, dataclasses.replace(EIGHT, backend="slurm", interface=None))
+    later = [name for name, one in decided.items() if one.set_by is SetBy.LATER]
+    assert later == ["OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
+    assert not to_set(tuple(decided.values()), 0).keys() & set(later)
+
+
+def test_each_rank_has_a_file_of_its_own_for_the_words_of_nccl() -> None:
+    decided = settings(LAPTOP, FOUR_CPU, NOTHING)
+    files = [to_set(decided, rank)["NCCL_DEBUG_FILE"] for rank in (0, 12)]
+    assert files == ["/job/evidence/rank-00000-nccl.log", "/job/evidence/rank-00012-nccl.log"]
+
+
+def test_a_setting_is_one_line_of_a_log_whatever_its_value() -> None:
+    setting = Setting("NCCL_X", "a\nb", SetBy.YOU, "job.yaml:3: env.NCCL_X")
+    assert setting.text == "NCCL_X=a b (you: job.yaml:3: env.NCCL_X)"
+
+
+def test_equal_nodes_get_equal_settings() -> None:
+    assert settings(DGX, EIGHT, NOTHING) == settings(DGX, EIGHT, NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("name", "watched"), [("NCCL_IB_HCA", True), ("PYTHONUNBUFFERED", True), ("PATH", False), ("CUDA_VISIBLE_DEVICES", False)]
+)  # fmt: skip
+def test_which_variables_bear_on_training(name: str, watched: bool) -> None:
+    assert is_watched(name) is watched

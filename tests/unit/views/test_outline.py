@@ -1,0 +1,70 @@
+"""Is the outline of a job the text that was looked at?"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from orchestrator.client.outline.outline import NodeOutline, Outline
+from orchestrator.core.settings.rank_settings import Environments, RankRequest, SetBy, Setting, settings
+from orchestrator.views import cells
+from orchestrator.views import outline as outline_view
+from tests.support import golden
+from tests.unit.core.settings.test_rank_settings import DGX, EIGHT, LAPTOP
+
+EVIDENCE = "{job_dir}/evidence/attempt-{attempt}"
+
+
+def _node(name: str, first: int, request: RankRequest, given: Environments) -> NodeOutline:
+    ranks = tuple(range(first, first + 8))
+    return NodeOutline(name, name, ranks, "8 GPUs", facts=DGX, settings=settings(DGX, request, given))
+
+
+def _outline() -> Outline:
+    request = dataclasses.replace(
+        EIGHT, interface=None, evidence=EVIDENCE, defaults={"PYTHONUNBUFFERED": "1"},
+        chosen={"NCCL_DEBUG": "job.yaml:12: env.NCCL_DEBUG"},
+    )  # fmt: skip
+    added = {"NCCL_DEBUG": "INFO"}
+    given = Environments({}, added, added)
+    other = Environments({"OMP_NUM_THREADS": "4"}, added, {"OMP_NUM_THREADS": "4", **added})
+    fault = NodeOutline(
+        "gpu3", "gpu3", (), "", "connect: no answer within 15 s", "look at the host, or try again"
+    )
+    return Outline(
+        "gpt", "ssh", "16 ranks on 2 nodes of 3 hosts, on 16 GPUs", "python3 train.py --lr 0.1", 16, 256,
+        "256 = 16 per device × 1 accumulated × 16 ranks",
+        (_node("gpu1", 0, request, given), _node("gpu2", 8, request, other), fault),
+        (Setting("FOO", "bar", SetBy.YOU, "job.yaml:13: env.FOO"), Setting("TOKEN", "(secret)", SetBy.YOU, "job.yaml:14: secrets")),
+        0, ("the setup lines run on each node",), 0,
+    )  # fmt: skip
+
+
+def test_the_outline_over_ssh_is_the_one_that_was_looked_at() -> None:
+    golden.check("plan-ssh.txt", cells.plain(outline_view.outline(_outline().as_json())))
+
+
+def test_the_outline_on_slurm_names_its_nodes_once() -> None:
+    request = RankRequest(
+        "slurm", nodes=64, ranks=8, ranks_on_host=8, gpus=8, interface=None, evidence=EVIDENCE
+    )
+    decided = settings(None, request, Environments({}, {}, {}))
+    nodes = tuple(
+        NodeOutline(f"node {index}", "", tuple(range(8 * index, 8 * index + 8)), "8 GPUs", settings=decided)
+        for index in range(64)
+    )
+    whole = dataclasses.replace(
+        _outline(), backend="slurm", nodes=nodes, inherited=30, batch="", variables=()
+    )
+    golden.check("plan-slurm.txt", cells.plain(outline_view.outline(whole.as_json())))
+
+
+def test_on_one_machine_the_environment_is_printed_once() -> None:
+    decided = settings(LAPTOP, RankRequest(interface="lo"), Environments({}, {}, {}))
+    nodes = tuple(
+        NodeOutline(f"node-{index}", "laptop", (index,), "CPU", facts=LAPTOP, settings=decided)
+        for index in range(2)
+    )
+    whole = dataclasses.replace(_outline(), backend="local", nodes=nodes, notes=())
+    text = cells.plain(outline_view.outline(whole.as_json()))
+    assert text.count("environment of the ranks") == 1
+    assert "node-1  laptop  1      CPU      4 cores, wlan0\n" in text
