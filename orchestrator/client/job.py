@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from orchestrator.client.log_reader import LogLine, LogQuery
     from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
+    from orchestrator.spec.load import SpecFile
     from orchestrator.supervisor.journal.lost_journal import Traces
 
 POLL_S = 0.1
@@ -370,11 +371,19 @@ def submit(
 ) -> Job:
     """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind."""
     from orchestrator.spec.load import load
-    from orchestrator.submission import submit as submission
 
     file = load(Path(spec), overrides=overrides, backend=backend)
     kept = [*overrides, *([f"backend={backend}"] if backend else [])]
-    job = Job(submission.submit(file, os.environ if environ is None else environ, kept))
+    return submit_file(file, kept, environ)
+
+
+def submit_file(
+    file: SpecFile, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Job:
+    """Submit a job file that was read with `overrides` and return the job. Raises OrchError, leaving nothing behind."""
+    from orchestrator.submission import submit as submission
+
+    job = Job(submission.submit(file, os.environ if environ is None else environ, overrides))
     if file.spec.backend == "slurm":
         from orchestrator.client import slurm_status
 
