@@ -76,17 +76,6 @@ TABLE: list[tuple[str, int, str]] = [
     ("--version", 0, "orch, version"),
     ("nosuch", 2, "No such command 'nosuch'"),
     ("--nosuch", 2, "No such option"),
-    ("run", 2, "Missing argument 'SCRIPT ARGS...'"),
-    ("run --prosc 2 train.py", 2, "Did you mean '--procs'?"),
-    ("run -x train.py", 2, "No such option '-x'"),
-    ("run -m", 2, "SCRIPT: -m must be followed by a module's dotted name"),
-    ("run tain.py --nodes 2", 2, "SCRIPT: no file tain.py in"),
-    ("run --nodes 0 --gpus x train.py", 2, "--gpus x: must be a whole number"),
-    ("run --env A train.py", 2, "write --env A=VALUE"),
-    ("run --backend slurm --gpus 1 train.py", 3, "sbatch"),
-    ("run --gpus 99 train.py", 2, "99 GPUs wanted"),
-    ("run --save good.yaml train.py", 2, "there is such a file already"),
-    ("run --save new.yaml --procs 2 python -m json.tool --x", 0, "orch submit new.yaml"),
     ("submit", 2, "Missing argument 'SPEC'"),
     ("submit nosuch.yaml", 2, "no file nosuch.yaml in"),
     ("submit good.yml", 2, "did you mean good.yaml?"),
@@ -323,18 +312,6 @@ def test_a_home_that_is_none_is_told_about(
             continue  # that one would be made
         assert said.code in ((0, 2) if kind != "file" and words != "submit good.yaml" else (3,)), words
         assert "Traceback" not in said.err
-
-
-def test_a_saved_line_is_the_job_file_that_it_would_run(orch: Type) -> None:
-    said = orch("run", "--save", "new.yaml", "--procs", "2", "train.py", "--save", "x", "--lr", "0.1")
-    assert said == Said(0, "wrote new.yaml; start it with: orch submit new.yaml --follow\n", "")
-    assert Path("new.yaml").read_text() == (
-        "# Written by: orch run --save new.yaml --procs 2 train.py --save x --lr 0.1\n"
-        "name: train\nprocs_per_node: 2\nentrypoint: train.py --save x --lr 0.1\n"
-    )
-    said = orch("run", "--save", "../new.yaml", "train.py")
-    assert "workdir: work\n" in Path("../new.yaml").read_text()
-    assert orch("render", "../new.yaml").code == 0
 
 
 VOCABULARY = ["run", "submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "--systemd", "--json", "--all", "--watch", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
