@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,6 +125,17 @@ class Job:
             if full_disk.is_used_up(self.folder.root):
                 status["full_disk"] = str(self.folder.root)
         return status
+
+    def _repr_html_(self) -> str:
+        """Return the job as a notebook shows it: its id, state and step, and its folder."""
+        try:
+            status = self.last_status()
+            words = [status["state"], f"attempt {status['attempt']}"]
+            words += [f"step {status['step']:,}"] if status["step"] is not None else []
+        except OrchError as err:
+            words = [err.what]
+        shown = " · ".join(html.escape(word) for word in words)
+        return f"<b>{html.escape(self.id)}</b> {shown}<br><code>{html.escape(str(self.folder.root))}</code>"
 
     def wait(self, timeout_s: float | None = None) -> Status:
         """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""

@@ -52,7 +52,8 @@ def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
     """Represent a text. One that every reader takes for the same number or truth value stays plain: orch reads it as text."""
     tag = "tag:yaml.org,2002:str"
     if _SAME_TO_ALL.fullmatch(value):
-        tag = str(yaml.SafeLoader("").resolve(yaml.ScalarNode, value, (True, False)))
+        kind = "bool" if value.isalpha() else "float" if "." in value else "int"
+        tag = f"tag:yaml.org,2002:{kind}"
     return dumper.represent_scalar(tag, value)
 
 

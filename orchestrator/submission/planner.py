@@ -266,11 +266,10 @@ def _accelerate_setup(file: SpecFile, inventory: Inventory, size: tuple[int, int
         "processes": size[1],
         "keep": sorted({*_chosen_env(spec), *spec.env, *spec.secrets}),
     }
-    named_python = (spec.python,) if spec.python else ()
-    if spec.entry.kind == "command":
-        pythons = named_python or ("python", "python3", inventory.python)
-    else:
-        pythons = named_python or (inventory.python, "python3")
+    is_command = spec.entry.kind == "command"
+    pythons = ["python", "python3", inventory.python] if is_command else [inventory.python, "python3"]
+    if spec.python:
+        pythons = [spec.python]
     look = " || ".join(f"command -v {shlex.quote(python)}" for python in pythons)
     # The setup script is ROOT/nodes/NAME/setup.sh, the bundle ROOT/orch.pyz.
     run = f'"$({look} || echo python3)" -m orchestrator.agent.rank.accelerate_env {shlex.quote(json.dumps(settings))}'

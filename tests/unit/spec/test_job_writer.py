@@ -23,7 +23,7 @@ SETTINGS = st.dictionaries(
 
 
 def test_a_job_file_is_as_one_would_write_it() -> None:
-    settings = {
+    settings: dict[str, job_writer.Setting] = {
         "name": "train",
         "nodes": 2,
         "entrypoint": job_writer.entry(["train.py", "--lr", "0.1"]),
@@ -50,8 +50,8 @@ def test_a_job_file_is_as_one_would_write_it() -> None:
 
 
 @given(SETTINGS)
-def test_what_is_written_is_read_back(settings: dict[str, object]) -> None:
-    document = yaml_document.compose(job_writer.job_file(settings), "job.yaml")  # type: ignore[arg-type]
+def test_what_is_written_is_read_back(settings: dict[str, job_writer.Setting]) -> None:
+    document = yaml_document.compose(job_writer.job_file(settings), "job.yaml")
     assert document.data == settings
     assert document.faults == []
 
