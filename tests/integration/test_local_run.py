@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import orchestrator
-from tests.support.local import Desk, Sight, wait_until
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, Sight, kill, wait_until
 
 RUN_S_MAX = 120.0
 SCRIPT = """
@@ -96,3 +97,60 @@ def test_python_runs_a_script_and_resumes_it_when_its_session_is_over(
     orchestrator.find("limited").resume(overrides=["entrypoint=train.py"])
     assert orchestrator.find("limited").wait(RUN_S_MAX)["state"] == "SUCCEEDED"
     assert json.loads(limited.folder.overrides.read_text()) == ["entrypoint=train.py"]
+
+
+STEPS = (
+    STEPPER
+    + """
+start = int(Path(os.environ["ORCH_RESUME_FROM"]).stem.split("-")[1]) if os.environ["ORCH_RESUME_FROM"] else 0
+def save(step):
+    if rank == 0 and step % 10 == 0:
+        (Path(os.environ["ORCH_CHECKPOINT_DIR"]) / f"step-{step}.txt").write_text("x")
+run(60 if start else 10000, each_s=0.05, at_step=save, start=start)
+"""
+)
+
+
+def test_a_job_of_a_session_that_was_cut_off_is_resumed_on_another_machine(desk: Desk) -> None:
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": STEPS}, entrypoint="train.py", checkpoint={"path": "step-*.txt"}
+    )
+    wait_until(lambda: job.seen()["checkpoint"], "a checkpoint")
+    _cut_off(job)
+    with pytest.raises(
+        orchestrator.UserError, match=r"the job was RUNNING on the-old-machine \d+ s ago"
+    ) as told:
+        job.job.resume()
+    assert "if that machine is gone, try again once that is 60 s ago" in told.value.fix
+    _age(job.job.folder.state)
+    assert "if that machine is gone: orch resume" in _status_text(desk)
+    job.job.resume()
+    status = job.wait()
+    assert (status["state"], status["attempt"]) == ("SUCCEEDED", 2)
+    assert job.attempts()[1]["resumed_from"] is not None
+    assert [node.host for node in job.job.plan().nodes] == [os.uname().nodename]
+
+
+def _cut_off(job: Sight) -> None:
+    """Kill all of a job at once, and let its folder look as if another machine had run it."""
+    job.kill_supervisor()
+    for proc in job.processes():
+        kill(proc)
+    wait_until(lambda: not job.processes(), "the end of all processes")
+    folder = job.job.folder
+    folder.lock.write_text("7 the-old-machine\n")
+    folder.plan.write_text(folder.plan.read_text().replace(f'"{os.uname().nodename}"', '"the-old-machine"'))
+
+
+def _age(state: Path) -> None:
+    """Make a status 100 s older."""
+    written = json.loads(state.read_text())
+    then = datetime.datetime.fromisoformat(written["written_at"]) - datetime.timedelta(seconds=100)
+    state.write_text(json.dumps({**written, "written_at": then.isoformat().replace("+00:00", "Z")}))
+
+
+def _status_text(desk: Desk) -> str:
+    argv = [sys.executable, "-m", "orchestrator.cli", "status"]
+    return subprocess.run(
+        argv, env=desk.environ, capture_output=True, text=True, timeout=RUN_S_MAX, check=True
+    ).stdout
