@@ -40,9 +40,9 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from orchestrator.cli.notebook import follow, run
     from orchestrator.client.job import Job, find, submit
     from orchestrator.core.errors import ClusterError, OrchError, UserError
-    from orchestrator.cli.notebook import follow, run
 
 __all__ = ["ClusterError", "Job", "OrchError", "UserError", "__version__", "find", "follow", "run", "submit"]
 

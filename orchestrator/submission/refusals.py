@@ -4,6 +4,7 @@ for an override without effect.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import sys
@@ -64,16 +65,22 @@ def _refuse_accelerate(file: SpecFile, plan: Plan) -> None:
         raise UserError(f"{named} lies outside workdir, and only workdir is copied", where, "copy it there")
     try:
         config = yaml.safe_load(path.read_text())
-        count = config.get("num_processes")
+        count = _named_processes(accelerate.args) or config.get("num_processes")
     except (OSError, ValueError, yaml.YAMLError, AttributeError) as err:
         raise UserError(
             f"{named} is not a configuration of Accelerate: {err}", where, "write it again"
         ) from err
-    if "--num_processes" not in accelerate.args and count not in (None, -1, plan.world_size):
-        what = f"{named} says num_processes: {count}, and the job has {plan.size}"
+    if str(count) not in ("None", "-1", str(plan.world_size)):
+        what = f"{named} or its args say num_processes: {count}, and the job has {plan.size}"
         fix = "say the same in both: nodes, and gpus_per_node or procs_per_node, in the job file; "
         fix += f"or accelerate.args: --num_processes {plan.world_size}, which comes before the file"
         raise UserError(what, where, fix)
+
+
+def _named_processes(args: Sequence[str]) -> str:
+    """Return the number of processes that options of accelerate launch name; empty where they name none."""
+    words = [word for arg in args for word in arg.split("=", 1)]
+    return dict(itertools.pairwise(words)).get("--num_processes", "")
 
 
 def refuse_uncopied(file: SpecFile, code: Snapshot) -> None:

@@ -198,7 +198,7 @@ def _check(line: str, words: list[str]) -> None:
     command = cli.commands.get(words[0])
     assert command is not None, line
     if words[0] == "run":  # what stands behind the script is the script's
-        script = next(index for index, word in enumerate(words) if word.endswith(".py"))
+        script = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
         words = words[:script]
     flags = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
     assert {word for word in words[1:] if word.startswith("-")} <= flags, line
