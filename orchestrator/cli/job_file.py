@@ -84,19 +84,24 @@ def init(file: Path, systemd: bool) -> int:
         click.echo(render.systemd_unit(sys.executable, home.home(os.environ), os.environ.get("PATH", "")))
         return 0
     text = (TEMPLATES / "job.yaml.j2").read_text()
+    write_new(file, text)
+    terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
+    return 0
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write a job file that does not exist yet. Raises UserError for one that does, and where it cannot be written."""
     try:
         with file.open("x") as out:
             out.write(text)
     except FileExistsError:
         raise UserError(
-            "there is such a file already", str(file), "name another: orch init other.yaml"
+            "there is such a file already", str(file), "name another file, such as other.yaml"
         ) from None
     except OSError as err:
         raise UserError(
             f"cannot be written: {err.strerror}", str(file), "name a place you can write to"
         ) from err
-    terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
-    return 0
 
 
 @click.command()

@@ -253,6 +253,11 @@ def _words(value: object, says: str) -> list[str]:
     return list(words)
 
 
+def _option_words(value: object) -> object:
+    """Split one text as a shell would."""
+    return _split(value) if isinstance(value, str) else value
+
+
 def _split(text: str) -> list[str]:
     try:
         return shlex.split(text)
@@ -284,7 +289,12 @@ def _listed(value: object) -> object:
 
 def _host_list(value: object) -> object:
     """Split `a,b gpu[1,3-5]` at commas and blanks outside of brackets."""
-    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", value) if isinstance(value, str) else value
+    return host_texts(value) if isinstance(value, str) else value
+
+
+def host_texts(text: str) -> list[str]:
+    """Return the texts of a list of hosts, cut at commas and blanks outside of brackets."""
+    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", text)
 
 
 def _bare_signal(value: object) -> object:
@@ -330,6 +340,9 @@ _ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
 EntryPoint: TypeAlias = Annotated[Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY)]
 _LISTED = BeforeValidator(_listed)
 Lines: TypeAlias = Annotated[tuple[Line, ...], _LISTED]
+Words: TypeAlias = Annotated[
+    tuple[Scalar, ...], BeforeValidator(_option_words, json_schema_input_type=_TEXT_OR_LIST)
+]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], BeforeValidator(_host_list)]
 Options: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=OPTION)], ...], _LISTED]
 Secrets: TypeAlias = Annotated[tuple[EnvName, ...], _LISTED]
