@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
 from pydantic_core import ErrorDetails
@@ -130,9 +130,9 @@ def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all fields."""
     for key, info in part.model_fields.items():
         yield f"{prefix}{key}"
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, Part):
-            yield from _names(kind, f"{prefix}{key}.")
+        for kind in (info.annotation, *get_args(info.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Part):
+                yield from _names(kind, f"{prefix}{key}.")
 
 
 def json_schema() -> dict[str, Any]:

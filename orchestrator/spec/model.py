@@ -17,6 +17,7 @@ from pydantic import Field, ValidationInfo
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
 from orchestrator.spec.sections import (
+    Accelerate,
     Checkpoint,
     Logs,
     Monitor,
@@ -72,6 +73,9 @@ class JobSpec(Part):
     total_steps: int | None = whole(None, "Optimizer steps of the training, to tell the time left.")
     rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
+    accelerate: Accelerate | None = about(
+        None, "Environment that `accelerate launch` would give the ranks; `{}`: by its defaults."
+    )
     monitor: Monitor = about({}, "When silence becomes a verdict, and what follows.")
     notify: Notify = about({}, "Notifications of what happens to the job.")
     restart: Restart = about({}, "How often and how fast a failed attempt is followed by another.")
