@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
-Setting: TypeAlias = "str | int | float | bool | None | Sequence[Setting] | Mapping[str, Setting]"
+Setting: TypeAlias = "str | int | float | bool | Sequence[Setting] | Mapping[str, Setting] | None"
 
 LINE_CHARS_MAX = 130_000
 """The length at which YAML breaks a line: never, since a text of a job file is at most this long."""

@@ -70,6 +70,11 @@ def take_over(document: Document, folder: Path) -> list[Became]:
     return []
 
 
+def apply(document: Document, key: str, folder: Path, taken: Taken) -> list[Became]:
+    """Put a launch line that was read elsewhere into a document; `key` is the field that its program gets."""
+    return _Takeover(document, key, folder, taken).run()
+
+
 def _taken(value: Value, *, as_program: bool) -> Taken | None:
     if isinstance(value, str):
         return recognise.in_text(value.strip(), as_program=as_program)
@@ -80,7 +85,9 @@ def _taken(value: Value, *, as_program: bool) -> Taken | None:
 
 def _fail(document: Document, key: str, field: str, what: str) -> None:
     document.faults.append(document.fault(key, what))
-    document.data[field] = {"command": "true"} if field == "entrypoint" else "true"  # no second fault of the same
+    document.data[field] = (
+        {"command": "true"} if field == "entrypoint" else "true"
+    )  # no second fault of the same
 
 
 class _Takeover:
@@ -99,7 +106,9 @@ class _Takeover:
         for one in settings:
             if one.key not in _PSEUDO and one.value not in (OF_NODE, OF_JOB, []):
                 self._set(one)
-        if any(one.key == "accelerate.args" for one in settings) and not self._document.data.get("accelerate"):
+        if any(one.key == "accelerate.args" for one in settings) and not self._document.data.get(
+            "accelerate"
+        ):
             self._put("accelerate", {})
         settings += self._of_config()
         self._set_size(settings)
@@ -129,7 +138,9 @@ class _Takeover:
         value: Value = list(one.value) if isinstance(one.value, list) else one.value
         if there is None:
             self._put(key, value)
-            self._became.append(Became(one.option, key, _shown(value)))
+            texts = value if key == "setup" and isinstance(value, list) else []
+            self._became += [Became(str(text), key, "runs once on each node") for text in texts]
+            self._became += [] if texts else [Became(one.option, key, _shown(value))]
         elif not one.yields and not _is_same(there, value) and not self._is_overridden(key):
             self._contradict(key, there, one)
         else:
@@ -178,6 +189,17 @@ class _Takeover:
         else:
             self._choose_device(count, settings)
         self._set_cpus(settings)
+        self._report_counts(count, settings)
+
+    def _report_counts(self, count: Setting, settings: Sequence[Setting]) -> None:
+        """Note what became of the other options that count ranks."""
+        known, ranks = {one.option for one in self._became}, self._ranks()
+        field = "gpus_per_node" if self._value("gpus_per_node") is not None else "procs_per_node"
+        for one in settings:
+            if one.key in (RANKS, RANKS_EACH) and one.option not in known and " without " not in one.option:
+                is_same = one.key == RANKS or one.value == ranks
+                text = ranks if is_same else f"{count.option} says how many ranks a node has"
+                self._became.append(Became(one.option, field if is_same else "", text))
 
     def _ranks_each(self, settings: Sequence[Setting]) -> Setting | None:
         """Return the ranks of a node: what is said firmly, else the first count that gives way to the job file's."""
@@ -208,6 +230,9 @@ class _Takeover:
         elif device == "cpu" or (backend == "local" and device is None and not _has_gpus()):
             number = "1" if count.value == ALL else str(count.value)
             self._replace("procs_per_node", count, number)
+            if device is None:
+                what = f"CPU ranks, since this machine has no GPU; with GPUs: gpus_per_node: {count.value}"
+                self._became[-1] = Became(count.option, "procs_per_node", f"{number} ({what})")
             if self._value("gpus_per_node") == ALL:
                 self._document.data.pop("gpus_per_node")
         else:
@@ -232,7 +257,11 @@ class _Takeover:
         if not isinstance(self._value("accelerate"), dict):
             return []
         named = self._value("accelerate.config_file")
-        path = path_in(path_in(self._folder, str(self._value("workdir") or ".")), str(named)) if named else _default_config()
+        path = (
+            path_in(path_in(self._folder, str(self._value("workdir") or ".")), str(named))
+            if named
+            else _default_config()
+        )
         args = self._value("accelerate.args")
         if path is None or (not named and "--cpu" in (args or [])):
             return []
@@ -242,11 +271,7 @@ class _Takeover:
         settings = accelerate.of_config(config or {}, path.name, yields=not named)
         chosen = {one.key for one in self._taken.settings if not one.yields}
         is_counted = not chosen.isdisjoint((RANKS, RANKS_EACH))
-        return [
-            one
-            for one in settings
-            if one.key not in chosen and not (is_counted and one.key == RANKS)
-        ]
+        return [one for one in settings if one.key not in chosen and not (is_counted and one.key == RANKS)]
 
 
 def _default_config() -> Path | None:
@@ -261,7 +286,7 @@ def _read_config(path: Path) -> Mapping[str, object] | None:
     """Return a configuration's keys, None where it cannot be read: Accelerate itself says why."""
     try:
         with path.open("rb") as file:
-            data = yaml.load(file.read(CONFIG_BYTES_MAX), Loader=yaml.BaseLoader)  # noqa: S506 -- makes texts only
+            data = yaml.load(file.read(CONFIG_BYTES_MAX), Loader=yaml.BaseLoader)
     except (OSError, ValueError, yaml.YAMLError):
         return None
     return data if isinstance(data, dict) else None

@@ -51,8 +51,10 @@ _FOR_RANKS = {
 """The options that Accelerate turns into variables of the ranks, by what they begin with."""
 
 _ARGS = "accelerate.args"
-_ELSEWHERE = "--tpu --tpu-cluster --no-tpu-cluster --tpu-use-sudo --vm= --env= --main-training-function= " \
+_ELSEWHERE = (
+    "--tpu --tpu-cluster --no-tpu-cluster --tpu-use-sudo --vm= --env= --main-training-function= "
     "--aws-access-key-id= --aws-secret-access-key= --mpirun-hostfile="
+)
 """Options for TPUs, SageMaker and MPI."""
 
 _OPTIONS = options(
@@ -87,7 +89,9 @@ def accelerate(words: Sequence[str], start: int) -> LaunchLine:
     given, at = read(words, start, _OPTIONS)
     for one in given:
         if one.name in _UNFIT:
-            raise ValueError(f"{one.text}: orch starts ranks on NVIDIA GPUs and CPUs, without MPI; leave it out")
+            raise ValueError(
+                f"{one.text}: orch starts ranks on NVIDIA GPUs and CPUs, without MPI; leave it out"
+            )
         if one.name.startswith("--deepspeed-") and one.name.endswith("-filter"):
             raise ValueError(f"{one.text}: name the hosts in ssh.hosts, and their GPUs in gpus_per_node")
     for_ranks = [one for one in given if one.option.key == _ARGS]

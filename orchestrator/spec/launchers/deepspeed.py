@@ -44,19 +44,25 @@ def deepspeed(words: Sequence[str], start: int) -> LaunchLine:
     given, at = read(words, start, _OPTIONS)
     settings, dropped = sorted_out(given)
     if (tuning := last(given, "--autotuning")) is not None:
-        raise ValueError(f"{tuning.text} starts many jobs one after the other; tune with deepspeed itself, on one node")
+        raise ValueError(
+            f"{tuning.text} starts many jobs one after the other; tune with deepspeed itself, on one node"
+        )
     if (nodes := last(given, "--num-nodes")) is not None:
         settings.append(Setting("nodes", str(number(nodes)), nodes.text))
     if (gpus := last(given, "--num-gpus")) is not None:
         settings.append(Setting(RANKS_EACH, str(number(gpus)), gpus.text))
     if (chosen := last(given, "-i")) is not None:
         settings += _chosen(chosen.value, chosen.text)
-        dropped.append(Dropped(chosen.text, "counts give nodes and gpus_per_node; orch chooses free GPUs of the hosts"))
+        dropped.append(
+            Dropped(chosen.text, "counts give nodes and gpus_per_node; orch chooses free GPUs of the hosts")
+        )
     if not any(one.key == RANKS_EACH for one in settings):
         settings.append(Setting(RANKS_EACH, ALL, "deepspeed without --num_gpus", yields=True))
     settings.append(Setting(DEVICE, "gpu", "deepspeed", yields=True))
     if (left_out := last(given, "-e")) is not None:
-        raise ValueError(f"{left_out.text}: leave the hosts out of ssh.hosts, or give their GPUs in ssh.hosts_file as gpus=N")
+        raise ValueError(
+            f"{left_out.text}: leave the hosts out of ssh.hosts, or give their GPUs in ssh.hosts_file as gpus=N"
+        )
     kind, local_rank = "script", "--local_rank"
     if last(given, "--module") is not None:
         kind = "module"
@@ -65,7 +71,9 @@ def deepspeed(words: Sequence[str], start: int) -> LaunchLine:
     if (silent := last(given, "--no-local-rank")) is not None:
         local_rank = ""
         dropped.append(Dropped(silent.text, "the script reads LOCAL_RANK, which orch sets"))
-    return LaunchLine("deepspeed", kind, program(words, at, "deepspeed"), tuple(settings), tuple(dropped), local_rank)
+    return LaunchLine(
+        "deepspeed", kind, program(words, at, "deepspeed"), tuple(settings), tuple(dropped), local_rank
+    )
 
 
 def _chosen(text: str, option: str) -> list[Setting]:
@@ -73,6 +81,8 @@ def _chosen(text: str, option: str) -> list[Setting]:
     slots = {host: names for host, _, names in (part.partition(":") for part in text.split("@"))}
     counts = {len(names.split(",")) for names in slots.values() if names}
     if len(counts) > 1 or (counts and not all(slots.values())):
-        raise ValueError(f"{option} takes different numbers of GPUs of its hosts; orch starts equally many on each node")
+        raise ValueError(
+            f"{option} takes different numbers of GPUs of its hosts; orch starts equally many on each node"
+        )
     each = [Setting(RANKS_EACH, str(counts.pop()), option)] if counts else []
     return [Setting("nodes", str(len(slots)), option), *each]

@@ -29,7 +29,9 @@ def of_variables(variables: Iterable[tuple[str, str]]) -> tuple[list[Setting], l
         text = f"{name}={value}"
         if name == _GPUS:
             settings += _gpus(value, text)
-            dropped.append(Dropped(text, f"orch takes free GPUs; to choose them, set {_GPUS} where you call orch"))
+            dropped.append(
+                Dropped(text, f"orch takes free GPUs; to choose them, set {_GPUS} where you call orch")
+            )
         elif is_orchs(name):
             dropped.append(Dropped(text, f"orch gives {name} its value on every rank"))
         else:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from orchestrator.spec.launchers.launch_line import (
     ALL,
     DEVICE,
-    RANKS_EACH,
-    Given,
     OF_JOB,
     OF_NODE,
+    RANKS_EACH,
+    Given,
     LaunchLine,
     Setting,
     last,

@@ -95,7 +95,11 @@ class Given:
     @property
     def text(self) -> str:
         """The option as one would write it in a shell."""
-        return shlex.join(self.words) if not any(_LATER.search(word) for word in self.words) else " ".join(self.words)
+        return (
+            shlex.join(self.words)
+            if not any(_LATER.search(word) for word in self.words)
+            else " ".join(self.words)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,9 @@ def read_one(words: Sequence[str], at: int, table: Options) -> tuple[Given, int]
 
 def sorted_out(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
     """Return the settings that options stand for by their tables, and those not needed. The last of two equal ones counts."""
-    settings = {one.option.key: Setting(one.option.key, one.value, one.text) for one in given if one.option.key}
+    settings = {
+        one.option.key: Setting(one.option.key, one.value, one.text) for one in given if one.option.key
+    }
     dropped = [Dropped(one.text, one.option.why) for one in given if one.option.why]
     return list(settings.values()), dropped
 

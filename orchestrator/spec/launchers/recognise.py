@@ -50,8 +50,16 @@ _NAMED = re.compile(
     r"|torch\.distributed\.(?:run|launch))\s"
 )
 _BEGINS_WITH_PYTHON = re.compile(r"(?:env\s+)?(?:[A-Za-z_]\w*=\S*\s+)*(?:\S*/)?python[0-9.]*\s")
+_BEHIND = re.compile(r"(?:\s*(?:\d*(?:>>|>&|>|<)|&>>?)\s*[^\s|&;]+)*\s*(\|\||&&|\||&(?!>))")
+"""Redirections, and the operator behind a command."""
+
 _SILENT = {"-u": "lines are never buffered: logs.unbuffered"}
-_AS_VARIABLE = {"-O": "PYTHONOPTIMIZE=1", "-OO": "PYTHONOPTIMIZE=2", "-B": "PYTHONDONTWRITEBYTECODE=1", "-s": "PYTHONNOUSERSITE=1"}
+_AS_VARIABLE = {
+    "-O": "PYTHONOPTIMIZE=1",
+    "-OO": "PYTHONOPTIMIZE=2",
+    "-B": "PYTHONDONTWRITEBYTECODE=1",
+    "-s": "PYTHONNOUSERSITE=1",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +91,8 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
     if found is None:
         return None
     line = _with_variables(found.line, found.variables)
+    if line.launcher == "srun" and _is_shell_call(line.program(words)):
+        return _in_shell_of_srun(line, line.program(words)[2])
     prefix = list(words[found.begin : found.launcher])
     if not line.local_rank and line.kind != "command" and not prefix:
         return Taken(line.launcher, tuple(line.program(words)), "", line.settings, line.dropped)
@@ -91,6 +101,17 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
         return Taken(line.launcher, None, " ".join(quoted), line.settings, line.dropped)
     plain = [*prefix, *([] if line.kind == "command" else [PYTHON]), *line.program(words)]
     return Taken(line.launcher, None, shlex.join(plain), line.settings, line.dropped)
+
+
+def _in_shell_of_srun(line: LaunchLine, text: str) -> Taken:
+    """Return what the shell text becomes that srun runs in each task."""
+    taken = in_text(text, as_program=True)
+    if taken is None:
+        line = of_tasks(line)
+        return Taken("srun", None, text, line.settings, line.dropped)
+    inner = LaunchLine(taken.launcher, "script", (0,), taken.settings, taken.dropped)
+    whole = of_tasks(line, inner) if taken.launcher == "python" else nested(line, inner)
+    return Taken("srun", taken.words, taken.shell, whole.settings, whole.dropped)
 
 
 def in_text(text: str, *, as_program: bool) -> Taken | None:
@@ -102,7 +123,9 @@ def in_text(text: str, *, as_program: bool) -> Taken | None:
     commands = [one for one in shell.commands if one.words]
     for inner in shell.inner:
         if _holds_line(inner):
-            raise ValueError("starts a launcher within $( ), where orch cannot take its place; write it as a line of its own")
+            raise ValueError(
+                "starts a launcher within $( ), where orch cannot take its place; write it as a line of its own"
+            )
     if shell.is_plain and len(commands) == 1:
         return in_words([word.text for word in commands[0].words], as_program=as_program)
     lines = [(one, found) for one in commands if (found := _line([word.text for word in one.words]))]
@@ -127,9 +150,7 @@ def names_launcher(text: str) -> bool:
     )
 
 
-def _line(
-    words: Sequence[str], *, as_program: bool = False, checks: bool = True
-) -> Found | None:
+def _line(words: Sequence[str], *, as_program: bool = False, checks: bool = True) -> Found | None:
     """Return the launch line in these words, None for other words."""
     before: list[tuple[str, str]] = []
     at = 1 if len(words) > 1 and words[0] == "env" and ASSIGNMENT.fullmatch(words[1]) else 0
@@ -179,6 +200,8 @@ def _through(words: Sequence[str], line: LaunchLine) -> LaunchLine:
     if line.launcher != "srun":
         return line
     offset = line.kept[0]
+    if _is_shell_call(words[offset:]):
+        return line
     found = _line(list(words[offset:]), as_program=True)
     if found is None:
         return of_tasks(line)
@@ -198,7 +221,7 @@ def _with_variables(line: LaunchLine, variables: Sequence[tuple[str, str]]) -> L
 def _python(words: Sequence[str], at: int) -> LaunchLine:
     """Return the line of an interpreter, whose ranks the job file counts."""
     settings, dropped, end = [], [], _behind_options(words, at + 1)
-    if "/" in words[at]:
+    if words[at] not in ("python", "python3"):
         settings.append(Setting("python", words[at], words[at]))
     for option in words[at + 1 : end]:
         if option in _AS_VARIABLE:
@@ -226,12 +249,24 @@ def _holds_line(text: str) -> bool:
         return True
 
 
-def _refuse_hidden(commands: Sequence[shell_text.Command], lines: Sequence[tuple[shell_text.Command, Found]]) -> None:
+def _refuse_hidden(
+    commands: Sequence[shell_text.Command], lines: Sequence[tuple[shell_text.Command, Found]]
+) -> None:
     """Raise ValueError for a launch line that shell text holds where orch cannot take the launcher's place."""
     for command in commands:
         words = [word.text for word in command.words]
-        if _base(words[0]) in (*_SHELLS, "eval", "xargs", "parallel") and any(_holds_line(word) for word in words[1:]):
-            raise ValueError(f"starts a launcher through {words[0]}; write its line without {words[0]} and quotes around it")
+        if _base(words[0]) in (*_SHELLS, "eval", "xargs", "parallel") and any(
+            _holds_line(word) for word in words[1:]
+        ):
+            raise ValueError(
+                f"starts a launcher through {words[0]}; write its line without {words[0]} and quotes around it"
+            )
+        if any(
+            _is_shell_call(words[at : at + 3]) and _holds_line(words[at + 2]) for at in range(1, len(words))
+        ):
+            raise ValueError(
+                "starts a launcher within quotes; write its line without a shell and quotes around it"
+            )
     if len(lines) > 1:
         raise ValueError("starts launchers more than once, and a job runs one program; make a job of each")
     if lines and lines[0][0].depth:
@@ -248,7 +283,13 @@ def _replaced(text: str, command: shell_text.Command, found: Found) -> str:
     before = [raw[at] for at in range(found.begin) if not is_orchs(words[at].text.partition("=")[0])]
     before += raw[found.begin : found.launcher]
     inner = " ".join([*before, *_shell_words(found.line, raw)])
-    return f"{text[: words[0].start]}{inner}{text[words[-1].end :]}"
+    rest = text[words[-1].end :]
+    behind = _BEHIND.match(rest)
+    if behind is not None and behind[1] == "&" and "wait" not in rest.split():
+        raise ValueError("starts a launcher in the background, and would end at once; leave the & out")
+    # A rank that fails must be seen, whatever its output is piped through.
+    fails = "set -o pipefail; " if behind is not None and behind[1] == "|" else ""
+    return f"{fails}{text[: words[0].start]}{inner}{rest}".strip()
 
 
 def _shell_words(line: LaunchLine, raw: Sequence[str]) -> list[str]:

@@ -30,6 +30,8 @@ def of_tasks(line: LaunchLine, program: LaunchLine | None = None) -> LaunchLine:
     more = program.settings if program is not None else ()
     dropped = (*line.dropped, *(program.dropped if program is not None else ()))
     settings = _with_device(settings, gpus)
+    if ranks is not None and gpus is not None:
+        settings.append(gpus)
     if ranks is None and gpus is None:
         settings.append(Setting(RANKS_EACH, "1", "srun without --ntasks", yields=True))
     return replace(inner, settings=(*settings, *more), dropped=dropped)
@@ -49,6 +51,8 @@ def nested(line: LaunchLine, inner: LaunchLine) -> LaunchLine:
     own = list(inner.settings)
     if gpus is not None and all(one.yields and one.value == ALL for one in counts):
         own = [one for one in own if one not in counts] + [gpus]
+    elif gpus is not None:
+        own.append(replace(gpus, yields=True))
     return replace(
         inner,
         settings=(*_with_device(outer, gpus), *own),

@@ -79,13 +79,13 @@ _REFUSED = {
 _TAKEN = {**_FIELDS, **dict.fromkeys(_EXTRA.split(), "slurm.extra")}
 _ALL_OWN = f"{_OWN} {' '.join(_REFUSED)}"
 SRUN = options("srun", _TAKEN, _NOT_NEEDED, own=_ALL_OWN)
-SBATCH = options(
-    "sbatch", _TAKEN, {**_NOT_NEEDED, "orch submit --follow waits": "-W/--wait"}, own=_ALL_OWN
-)
+SBATCH = options("sbatch", _TAKEN, {**_NOT_NEEDED, "orch submit --follow waits": "-W/--wait"}, own=_ALL_OWN)
 GPUS_EACH, GPUS_ALL = "gpus_of_a_node", "gpus"
 """Keys of settings with the GPUs of a node, and of all nodes together."""
 
-_TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<clock>\d+(?::\d+){0,2})")
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<clock>\d+(?::\d+){0,2})"
+)
 
 
 def srun(words: Sequence[str], start: int) -> LaunchLine:
@@ -105,7 +105,9 @@ def from_options(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
     settings, dropped = sorted_out([one for one in given if one.option.key != "slurm.extra"])
     extra = [one for one in given if one.option.key == "slurm.extra"]
     if extra:
-        settings.append(Setting("slurm.extra", [_joined(one) for one in extra], " ".join(one.text for one in extra)))
+        settings.append(
+            Setting("slurm.extra", [_joined(one) for one in extra], " ".join(one.text for one in extra))
+        )
     settings += _size(given, dropped)
     if (time := last(given, "-t")) is not None:
         settings.append(Setting("time_limit", duration(time), time.text))
@@ -125,7 +127,12 @@ def _joined(one: Given) -> str:
 def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
     """Return nodes, ranks, GPUs and cores."""
     found: list[Setting] = []
-    for name, key in (("-N", "nodes"), ("-n", RANKS), ("--ntasks-per-node", RANKS_EACH), ("-c", "slurm.cpus_per_task")):
+    for name, key in (
+        ("-N", "nodes"),
+        ("-n", RANKS),
+        ("--ntasks-per-node", RANKS_EACH),
+        ("-c", "slurm.cpus_per_task"),
+    ):
         one = last(given, name)
         if one is not None and is_later(one.value):
             count_later(one, dropped)
@@ -154,7 +161,10 @@ def _gpus(one: Given, dropped: list[Dropped]) -> list[Setting]:
         if not count:
             return [Setting("slurm.gres", one.value, one.text)]
         is_plain = one.value in ("gpu", f"gpu:{count}")
-        return [Setting(GPUS_EACH, str(count), one.text), *([] if is_plain else [Setting("slurm.gres", one.value, one.text)])]
+        return [
+            Setting(GPUS_EACH, str(count), one.text),
+            *([] if is_plain else [Setting("slurm.gres", one.value, one.text)]),
+        ]
     kind, _, count_text = one.value.rpartition(":")
     count = number(Given(one.name, count_text, one.option, one.words))
     gres = [Setting("slurm.gres", f"gpu:{kind}:{count}", one.text)] if kind and one.name != "-G" else []
@@ -168,8 +178,13 @@ def duration(one: Given) -> str:
         raise ValueError(f"{one.text}: write a time such as 12:00:00 or 2-00:00:00")
     if match["clock"]:
         parts = [int(part) for part in match["clock"].split(":")]
-        seconds = parts[0] * 60 if len(parts) == 1 else sum(
-            value * unit for value, unit in zip(parts, (3600, 60, 1) if len(parts) == 3 else (60, 1), strict=True)
+        seconds = (
+            parts[0] * 60
+            if len(parts) == 1
+            else sum(
+                value * unit
+                for value, unit in zip(parts, (3600, 60, 1) if len(parts) == 3 else (60, 1), strict=True)
+            )
         )
     else:
         units = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
@@ -188,5 +203,9 @@ def _env(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
         return []
     pairs = [word for word in one.value.split(",") if "=" in word]
     if not pairs:
-        dropped.append(Dropped(one.text, "ranks get the environment of the submit, and env and secrets of the job file"))
-    return [Setting(f"env.{name}", value, one.text) for name, _, value in (pair.partition("=") for pair in pairs)]
+        dropped.append(
+            Dropped(one.text, "ranks get the environment of the submit, and env and secrets of the job file")
+        )
+    return [
+        Setting(f"env.{name}", value, one.text) for name, _, value in (pair.partition("=") for pair in pairs)
+    ]

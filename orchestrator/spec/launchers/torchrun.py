@@ -85,7 +85,9 @@ def _count(one: Given, settings: list[Setting], dropped: list[Dropped]) -> None:
     elif one.value in ("gpu", "auto"):
         settings.append(Setting(RANKS_EACH, ALL, one.text))
     elif one.value == "cpu":
-        raise ValueError(f"{one.text}: the number of cores of the nodes is not known here; write procs_per_node: 4 and leave it out")
+        raise ValueError(
+            f"{one.text}: the number of cores of the nodes is not known here; write procs_per_node: 4 and leave it out"
+        )
     elif one.value == "xpu":
         raise ValueError(f"{one.text}: orch knows NVIDIA GPUs and CPU ranks only; write the number of ranks")
     else:
@@ -97,5 +99,3 @@ def count_later(one: Given, dropped: list[Dropped]) -> None:
     if "SLURM_" not in one.value:
         number(one)
     dropped.append(Dropped(one.text, "the job file says how many, and orch asks Slurm for them"))
-
-
