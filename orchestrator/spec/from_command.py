@@ -12,7 +12,9 @@ from orchestrator.core.errors import UserError
 from orchestrator.spec import job_writer, launch_lines
 from orchestrator.spec.launch_lines import Became
 from orchestrator.spec.launchers import recognise, sbatch_script
+from orchestrator.spec.launchers.launch_line import read
 from orchestrator.spec.launchers.recognise import Taken
+from orchestrator.spec.launchers.srun import SBATCH
 from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped
 
 SCRIPT_BYTES_MAX = 1 << 20
@@ -43,13 +45,10 @@ class MadeFile:
 def job_file(command: str, folder: Path) -> MadeFile:
     """Return the job file of a launch line, of `sbatch run.sh`, or of a script's path. Raises UserError or SpecError."""
     try:
-        taken, notes = _taken(command.strip(), folder)
+        taken = _taken(command.strip(), folder)
     except ValueError as err:
-        raise UserError(
-            f"this command {err}" if str(err)[:1].islower() else str(err),
-            "--from-command",
-            "change it, or write the job file by hand",
-        ) from err
+        fix = "change the line, or write the job file by hand: orch init"
+        raise UserError(str(err), "--from-command", fix) from err
     document = Document("--from-command")
     key = "entrypoint" if taken.words is not None else "command"
     document.places[key] = Place("--from-command", has_key=True)
@@ -65,48 +64,46 @@ def job_file(command: str, folder: Path) -> MadeFile:
     return MadeFile(
         job_writer.job_file(ordered, [f"Made from: {_short(command)}"]),
         tuple(became),
-        (*notes, *_advice(ordered)),
+        tuple(_advice(ordered)),
     )
 
 
-def _taken(command: str, folder: Path) -> tuple[Taken, list[str]]:
+def _taken(command: str, folder: Path) -> Taken:
     """Return what the command becomes. Raises ValueError for one that cannot be read."""
     words = shlex.split(command.replace("\\\n", " "), comments=False)
-    script, options = _script_of(words, folder)
+    script, directives, arguments = _script_of(words, folder)
     if script is not None:
-        text = _script_text(script)
-        directives = "".join(f"#SBATCH {option}\n" for option in options)
-        return sbatch_script.taken(f"{directives}{text}" if not options else _inserted(text, directives)), []
+        return sbatch_script.taken(_inserted(_script_text(script), directives), arguments)
     taken = recognise.in_text(command, as_program=True)
     if taken is None:
         if words and words[0].endswith(".py"):
-            return Taken("python", tuple(words), ""), []
+            return Taken("python", tuple(words), "")
         raise ValueError(
             "starts none of torchrun, accelerate launch, deepspeed, fabric run, srun and python, and is no sbatch script"
         )
-    return taken, []
+    return taken
 
 
-def _inserted(text: str, directives: str) -> str:
-    """Return a script with the options of sbatch's command line behind its own directives, over which they win."""
-    lines = text.splitlines(keepends=True)
-    last = max((number for number, line in enumerate(lines, 1) if line.startswith("#SBATCH")), default=1)
-    return "".join([*lines[:last], directives, *lines[last:]])
-
-
-def _script_of(words: list[str], folder: Path) -> tuple[Path | None, list[str]]:
-    """Return the sbatch script that a command names, and the options before it; None for another command."""
+def _script_of(words: list[str], folder: Path) -> tuple[Path | None, list[str], list[str]]:
+    """Return the script that a command names, the options for sbatch before it, and its arguments; None for another command."""
+    at, given = 0, []
     if words[:1] == ["sbatch"]:
-        from orchestrator.spec.launchers.launch_line import read
-        from orchestrator.spec.launchers.srun import SBATCH
-
-        given, at = read(words, 1, SBATCH)
+        options, at = read(words, 1, SBATCH)
         if at >= len(words):
             raise ValueError("sbatch names no script behind its options")
-        return folder / Path(words[at]).expanduser(), [one.text for one in given]
-    if len(words) == 1 and not words[0].endswith(".py") and (folder / Path(words[0]).expanduser()).is_file():
-        return folder / Path(words[0]).expanduser(), []
-    return None, []
+        given = [one.text for one in options] or ["-Q"]
+    elif words[:1] in (["bash"], ["sh"]) and len(words) > 1:
+        at = 1
+    path = folder / Path(words[at]).expanduser() if words else folder
+    is_script = words[:1] == ["sbatch"] or (path.is_file() and path.suffix != ".py")
+    return (path, given, words[at + 1 :]) if is_script else (None, [], [])
+
+
+def _inserted(text: str, options: list[str]) -> str:
+    """Return a script with the options of sbatch's command line behind its own directives, over which they win."""
+    lines = text.splitlines(keepends=True)
+    last = max((number for number, line in enumerate(lines, 1) if line.startswith("#SBATCH")), default=0)
+    return "".join([*lines[:last], *(f"#SBATCH {option}\n" for option in options), *lines[last:]])
 
 
 def _script_text(path: Path) -> str:
@@ -125,9 +122,7 @@ def name_of(taken: Taken) -> str:
     """Return a job's name: that of its script or module."""
     words = taken.words or tuple(taken.shell.split())
     scripts = [word for word in words if word.endswith(".py")]
-    modules = [
-        after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"
-    ]
+    modules = [after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"]
     stem = (scripts or modules or [_FALLBACK])[0].rpartition("/")[2].removesuffix(".py")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63]
     return name or _FALLBACK

@@ -122,13 +122,11 @@ class _Takeover:
     def _put_program(self) -> None:
         """Put the program in the line's place. Its faults are found later, at the same place."""
         taken, field = self._taken, self._key.partition(".")[0]
-        entry: Value = {"command": taken.shell}
+        entry: Value = taken.shell
         if taken.words is not None:
-            entry = list(taken.words)
-        elif field == "command":
-            entry = taken.shell
-        if field == "command" and taken.words is not None:
-            entry = recognise.shell_of(taken.words)
+            entry = list(taken.words) if self._key == "entrypoint" else recognise.shell_of(taken.words)
+        if field == "entrypoint" and not isinstance(entry, list):
+            entry = {"command": entry}
         self._document.data[field] = entry
 
     def _set(self, one: Setting) -> None:
@@ -193,7 +191,7 @@ class _Takeover:
 
     def _report_counts(self, count: Setting, settings: Sequence[Setting]) -> None:
         """Note what became of the other options that count ranks."""
-        known, ranks = {one.option for one in self._became}, self._ranks()
+        known, ranks = {one.option for one in (*self._became, *self._taken.dropped)}, self._ranks()
         field = "gpus_per_node" if self._value("gpus_per_node") is not None else "procs_per_node"
         for one in settings:
             if one.key in (RANKS, RANKS_EACH) and one.option not in known and " without " not in one.option:
@@ -230,9 +228,10 @@ class _Takeover:
         elif device == "cpu" or (backend == "local" and device is None and not _has_gpus()):
             number = "1" if count.value == ALL else str(count.value)
             self._replace("procs_per_node", count, number)
-            if device is None:
-                what = f"CPU ranks, since this machine has no GPU; with GPUs: gpus_per_node: {count.value}"
-                self._became[-1] = Became(count.option, "procs_per_node", f"{number} ({what})")
+            why = "since this machine has no GPU" if device is None else ""
+            why = next((f"by {one.option}" for one in settings if one.key == DEVICE), why)
+            what = f"{number} (CPU ranks, {why}; with GPUs: gpus_per_node: {count.value})"
+            self._became[-1] = Became(count.option, "procs_per_node", what)
             if self._value("gpus_per_node") == ALL:
                 self._document.data.pop("gpus_per_node")
         else:

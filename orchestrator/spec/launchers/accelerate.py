@@ -62,11 +62,7 @@ _OPTIONS = options(
     {
         "--config-file=": "accelerate.config_file",
         "--max-restarts=": "restart.max",
-        **{
-            (name if name.startswith("-") else f"{start}{name}"): _ARGS
-            for start, names in _FOR_RANKS.items()
-            for name in names.split()
-        },
+        **{f"{start}{name}": _ARGS for start, names in _FOR_RANKS.items() for name in names.split()},
     },
     {
         "orch makes the rendezvous, with a free port for each attempt": "--main-process-ip= --main-process-port= "

@@ -89,6 +89,7 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
         return in_text(words[2], as_program=False)
     found = _line(words, as_program=as_program)
     if found is None:
+        _refuse_quoted(words)
         return None
     line = _with_variables(found.line, found.variables)
     if line.launcher == "srun" and _is_shell_call(line.program(words)):
@@ -101,6 +102,14 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
         return Taken(line.launcher, None, " ".join(quoted), line.settings, line.dropped)
     plain = [*prefix, *([] if line.kind == "command" else [PYTHON]), *line.program(words)]
     return Taken(line.launcher, None, shlex.join(plain), line.settings, line.dropped)
+
+
+def _needs_no_shell(command: shell_text.Command, words: Sequence[str]) -> bool:
+    """Tell whether a shell would change only words that the launcher's place takes away, or words for another shell."""
+    found = _line(words)
+    if _is_shell_call(words[-3:]) or found is None:
+        return _is_shell_call(words[-3:])
+    return all(command.words[at].is_plain for at in (*range(found.launcher), *found.line.kept))
 
 
 def _in_shell_of_srun(line: LaunchLine, text: str) -> Taken:
@@ -126,8 +135,9 @@ def in_text(text: str, *, as_program: bool) -> Taken | None:
             raise ValueError(
                 "starts a launcher within $( ), where orch cannot take its place; write it as a line of its own"
             )
-    if shell.is_plain and len(commands) == 1:
-        return in_words([word.text for word in commands[0].words], as_program=as_program)
+    words = [word.text for word in commands[0].words] if len(commands) == 1 else []
+    if shell.is_plain or (words and not shell.has_operators and _needs_no_shell(commands[0], words)):
+        return in_words(words, as_program=as_program)
     lines = [(one, found) for one in commands if (found := _line([word.text for word in one.words]))]
     _refuse_hidden(commands, lines)
     if not lines:
@@ -157,7 +167,7 @@ def _line(words: Sequence[str], *, as_program: bool = False, checks: bool = True
     while at < len(words) and (match := ASSIGNMENT.fullmatch(words[at])):
         before.append((match[1], match[2]))
         at += 1
-    starts = [at]
+    starts = [at] if at < len(words) else []
     if at < len(words) and _base(words[at]) in _WRAPPERS:
         starts += range(at + 1, len(words))
     for start in starts:
@@ -254,19 +264,7 @@ def _refuse_hidden(
 ) -> None:
     """Raise ValueError for a launch line that shell text holds where orch cannot take the launcher's place."""
     for command in commands:
-        words = [word.text for word in command.words]
-        if _base(words[0]) in (*_SHELLS, "eval", "xargs", "parallel") and any(
-            _holds_line(word) for word in words[1:]
-        ):
-            raise ValueError(
-                f"starts a launcher through {words[0]}; write its line without {words[0]} and quotes around it"
-            )
-        if any(
-            _is_shell_call(words[at : at + 3]) and _holds_line(words[at + 2]) for at in range(1, len(words))
-        ):
-            raise ValueError(
-                "starts a launcher within quotes; write its line without a shell and quotes around it"
-            )
+        _refuse_quoted([word.text for word in command.words])
     if len(lines) > 1:
         raise ValueError("starts launchers more than once, and a job runs one program; make a job of each")
     if lines and lines[0][0].depth:
@@ -276,20 +274,42 @@ def _refuse_hidden(
         )
 
 
+def _refuse_quoted(words: Sequence[str]) -> None:
+    """Raise ValueError for a command that gives a launch line as text to a shell."""
+    name = _base(words[0]) if words else ""
+    if name in (*_SHELLS, "eval", "xargs", "parallel") and any(_holds_line(word) for word in words[1:]):
+        raise ValueError(
+            f"starts a launcher through {name}; write its line without {name} and quotes around it"
+        )
+    if any(_is_shell_call(words[at : at + 3]) and _holds_line(words[at + 2]) for at in range(1, len(words))):
+        raise ValueError(
+            "starts a launcher within quotes; write its line without a shell and quotes around it"
+        )
+
+
 def _replaced(text: str, command: shell_text.Command, found: Found) -> str:
     """Return shell text with the launcher's words replaced by the interpreter. Variables before it that are orch's go."""
-    words = command.words
-    raw = [text[word.start : word.end] for word in words]
-    before = [raw[at] for at in range(found.begin) if not is_orchs(words[at].text.partition("=")[0])]
-    before += raw[found.begin : found.launcher]
-    inner = " ".join([*before, *_shell_words(found.line, raw)])
+    words, line = command.words, found.line
+    gone = {at for at in range(found.begin) if is_orchs(words[at].text.partition("=")[0])}
+    gone |= set(range(found.launcher, len(words))) - set(line.kept)
+    python = "" if line.kind == "command" else f"{PYTHON} -m " if line.kind == "module" else f"{PYTHON} "
+    pieces, done = [text[: words[0].start]], words[0].start
+    for at, word in enumerate(words):
+        between = text[done : word.start]
+        pieces.append(between if between.strip(" \t\\\n") else between if at - 1 not in gone else "")
+        raw = text[word.start : word.end]
+        if at == line.kept[0]:
+            raw = f'{python}{raw} {line.local_rank}="$LOCAL_RANK"' if line.local_rank else f"{python}{raw}"
+        pieces.append("" if at in gone else raw)
+        done = word.end
+    inner = "".join(pieces)
     rest = text[words[-1].end :]
     behind = _BEHIND.match(rest)
     if behind is not None and behind[1] == "&" and "wait" not in rest.split():
         raise ValueError("starts a launcher in the background, and would end at once; leave the & out")
     # A rank that fails must be seen, whatever its output is piped through.
     fails = "set -o pipefail; " if behind is not None and behind[1] == "|" else ""
-    return f"{fails}{text[: words[0].start]}{inner}{rest}".strip()
+    return f"{fails}{inner}{rest}".strip()
 
 
 def _shell_words(line: LaunchLine, raw: Sequence[str]) -> list[str]:

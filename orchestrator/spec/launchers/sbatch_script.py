@@ -50,7 +50,8 @@ _IDLE = {
         "it is for the batch script, which is orch's own",
     ),
 }
-_VARIABLE = re.compile(r"\$(?:\{(?P<wrapped>\w+)\}|(?P<bare>[A-Za-z_]\w*))")
+_VARIABLE = re.compile(r"\$(?:\{(?P<wrapped>\w+)\}|(?P<bare>[A-Za-z_]\w*|[1-9]))")
+_ARGUMENTS = re.compile(r"\"\$[@*]\"|\$[@*]|\"\$\{[@*]\}\"")
 _SUM = re.compile(r"\$\(\(([\s\w$+*/(){}-]*)\)\)")
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "LOCAL_RANK")
 VALUES_DEEP_MAX = 5
@@ -69,14 +70,18 @@ class _Script:
     # Exports of values that other variables give, and the variables whose value another text has taken over
     pending: dict[str, str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    arguments: list[str] = field(default_factory=list)
     # Lines that start ranks, and those that start Python alone, each with its number
     launches: list[tuple[int, str]] = field(default_factory=list)
     programs: list[tuple[int, str]] = field(default_factory=list)
 
 
-def taken(text: str) -> Taken:
-    """Return what the job file says in place of a script. Raises ValueError for one that is not one training."""
-    script, given = _Script(), []
+def taken(text: str, arguments: Sequence[str] = ()) -> Taken:
+    """Return what the job file says in place of a script with these arguments; without an `#SBATCH` line it runs here.
+
+    Raises ValueError for a script that is not one training.
+    """
+    script, given = _Script(arguments=list(arguments)), []
     for number, line in _directives(text):
         words = shlex.split(line, comments=True)
         options, end = read(words, 0, SBATCH)
@@ -95,7 +100,8 @@ def taken(text: str) -> Taken:
     if ranks is None:
         ranks = Taken("python", None, line)
     whole = _with_directives(settings, script.dropped, ranks)
-    variables, not_needed = of_variables(script.env.items())
+    env = [pair for pair in script.env.items() if not recognise.names_launcher(pair[1])]
+    variables, not_needed = of_variables(env)
     more = [*script.settings, *(one for one in variables if one.key not in (RANKS_EACH, DEVICE))]
     if script.setup:
         more.append(Setting("setup", script.setup, "lines that prepare a node"))
@@ -103,7 +109,7 @@ def taken(text: str) -> Taken:
         ranks.launcher,
         ranks.words,
         ranks.shell,
-        (Setting("backend", "slurm", "sbatch", yields=True), *whole.settings, *more),
+        (*([Setting("backend", "slurm", "sbatch", yields=True)] if given else []), *whole.settings, *more),
         (*whole.dropped, *not_needed),
     )
 
@@ -146,6 +152,8 @@ def _take(number: int, item: str, script: _Script) -> None:
         script.dropped.append(Dropped(_short(item), "a list of the shell does not reach the ranks"))
     elif len(shell.commands) == 1 and _assigns(words):
         _variables(words[words[0] == "export" :], item, script, is_export=words[0] == "export")
+    elif words == ["shift"]:
+        del script.arguments[:1]
     elif name in _PREPARES:
         script.setup.append(_filled(item, script))
     elif name == "cd" and len(words) == 2:
@@ -211,10 +219,14 @@ def _filled(text: str, script: _Script) -> str:
 
     def value(match: re.Match[str]) -> str:
         name = match["wrapped"] or match["bare"]
+        if name.isdigit() and 0 < int(name) <= len(script.arguments):
+            return script.arguments[int(name) - 1]
         if name in script.values:
             script.used.add(name)
         return script.values.get(name, match[0])
 
+    if script.arguments:
+        text = _ARGUMENTS.sub(lambda _: shlex.join(script.arguments), text)
     for _ in range(VALUES_DEEP_MAX):
         new = _SUM.sub(lambda match: _sum(match[1], script) or match[0], _VARIABLE.sub(value, text))
         if new == text:

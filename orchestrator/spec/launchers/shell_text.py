@@ -43,6 +43,7 @@ class ShellText:
     # What stands in $( ) and in backquotes
     inner: tuple[str, ...]
     is_plain: bool
+    has_operators: bool
     # Loops, conditions, functions and subshells that are not closed
     open_depth: int = 0
 
@@ -68,7 +69,7 @@ class _Parser:
         commands = tuple(one for one in self._commands if one.words)
         words = [word for one in commands for word in one.words]
         is_plain = len(commands) == 1 and not self._has_operators and all(word.is_plain for word in words)
-        return ShellText(commands, tuple(self._inner), is_plain, self._depth)
+        return ShellText(commands, tuple(self._inner), is_plain, self._has_operators, self._depth)
 
     def _step(self) -> None:
         text, at = self._text, self._at

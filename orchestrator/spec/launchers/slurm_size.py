@@ -74,7 +74,8 @@ def _without_gpus(settings: Sequence[Setting]) -> tuple[list[Setting], Setting |
 def _with_device(settings: Sequence[Setting], gpus: Setting | None) -> list[Setting]:
     """Return the settings, and the device of ranks: Slurm gives no GPUs that are not asked for. Without any option srun
     uses the nodes that an sbatch script asked for."""
-    if not (settings or gpus) or any(one.key == DEVICE for one in settings):
+    has_own = any(one.key != "backend" for one in settings) or gpus is not None
+    if not has_own or any(one.key == DEVICE for one in settings):
         return list(settings)
     option, device = (gpus.option, "gpu") if gpus is not None else ("srun without GPUs", "cpu")
     return [*settings, Setting(DEVICE, device, option, yields=gpus is None)]

@@ -31,6 +31,7 @@ NOT_NEEDED = {
     "--duplicate-stderr-filters= --logs-specs= --event-log-handler=",
     "orch starts and watches the ranks its own way": "--monitor-interval= --start-method= --signals-to-handle= --run-path",
     "all ranks have the role default": "--role=",
+    "orch sets LOCAL_RANK, and gives the script no argument": "--use-env",
     "each rank has its own LOCAL_RANK and sees all GPUs of its job on the node": "--virtual-local-rank",
     "orch binds no rank to cores; a command can: numactl --cpunodebind=0 python3 train.py": "--numa-binding=",
 }
@@ -39,7 +40,7 @@ NOT_NEEDED = {
 _OWN = "--nnodes= --nproc-per-node= -m/--module --no-python"
 _TAKEN = {"--max-restarts=": "restart.max", "--shutdown-timeout=": "monitor.stop_grace"}
 _RUN = options("torchrun", _TAKEN, NOT_NEEDED, own=_OWN)
-_LAUNCH = options("torch.distributed.launch", _TAKEN, NOT_NEEDED, own=f"{_OWN} --use-env")
+_LAUNCH = options("torch.distributed.launch", _TAKEN, NOT_NEEDED, own=_OWN)
 
 
 def torchrun(words: Sequence[str], start: int) -> LaunchLine:
@@ -52,10 +53,8 @@ def distributed_launch(words: Sequence[str], start: int) -> LaunchLine:
     """Return the same for torch.distributed.launch, which tells the script its local rank unless `--use-env` is given."""
     given, at = read(words, start, _LAUNCH)
     line = _line(words, at, given, "torch.distributed.launch")
-    use_env = last(given, "--use-env")
-    if use_env is None:
-        return replace(line, local_rank="--local-rank" if line.kind != "command" else "")
-    return replace(line, dropped=(*line.dropped, Dropped(use_env.text, "orch sets LOCAL_RANK")))
+    is_told = last(given, "--use-env") is None and line.kind != "command"
+    return replace(line, local_rank="--local-rank" if is_told else "")
 
 
 def _line(words: Sequence[str], at: int, given: list[Given], launcher: str) -> LaunchLine:
