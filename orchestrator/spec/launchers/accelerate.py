@@ -18,6 +18,7 @@ from orchestrator.spec.launchers.launch_line import (
     LaunchLine,
     Setting,
     is_later,
+    kind_of,
     last,
     number,
     options,
@@ -94,10 +95,7 @@ def accelerate(words: Sequence[str], start: int) -> LaunchLine:
     settings, dropped = sorted_out([one for one in given if one.option.key != _ARGS])
     settings.append(Setting(_ARGS, [word for one in for_ranks for word in one.words], "accelerate launch"))
     settings += _size(given, dropped)
-    is_module, is_command = last(given, "-m") is not None, last(given, "--no-python") is not None
-    if is_module and is_command:
-        raise ValueError("accelerate launch cannot have --module and --no_python together")
-    kind = "module" if is_module else "command" if is_command else "script"
+    kind = kind_of("accelerate launch", given, "-m")
     kept = program(words, at, "accelerate launch")
     return LaunchLine("accelerate launch", kind, kept, tuple(settings), tuple(dropped))
 

@@ -11,6 +11,7 @@ from orchestrator.spec.launchers.launch_line import (
     Dropped,
     LaunchLine,
     Setting,
+    kind_of,
     last,
     number,
     options,
@@ -63,11 +64,7 @@ def deepspeed(words: Sequence[str], start: int) -> LaunchLine:
         raise ValueError(
             f"{left_out.text}: leave the hosts out of ssh.hosts, or give their GPUs in ssh.hosts_file as gpus=N"
         )
-    kind, local_rank = "script", "--local_rank"
-    if last(given, "--module") is not None:
-        kind = "module"
-    if last(given, "--no-python") is not None:
-        kind = "command"
+    kind, local_rank = kind_of("deepspeed", given, "--module"), "--local_rank"
     if (silent := last(given, "--no-local-rank")) is not None:
         local_rank = ""
         dropped.append(Dropped(silent.text, "the script reads LOCAL_RANK, which orch sets"))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 Value: TypeAlias = "str | list[str]"
+Kind: TypeAlias = Literal["script", "module", "command"]
 
 RANKS_EACH = "ranks_per_node"
 """Key of a setting with the ranks of a node: the job file has two fields for them, one for GPUs and one for CPU ranks."""
@@ -61,7 +62,7 @@ class LaunchLine:
     """A launch line that was read. `kept` are the positions of the program's words in the line, its name first."""
 
     launcher: str
-    kind: Literal["script", "module", "command"]
+    kind: Kind
     kept: tuple[int, ...]
     settings: tuple[Setting, ...] = ()
     dropped: tuple[Dropped, ...] = ()
@@ -154,7 +155,8 @@ def options(
 
 def read(words: Sequence[str], start: int, table: Options) -> tuple[list[Given], int]:
     """Read options from position `start` on, up to the first word that is none. Return them and that word's position."""
-    given, at = [], start
+    given: list[Given] = []
+    at = start
     while at < len(words) and words[at].startswith("-") and words[at] != "-":
         if words[at] == "--":
             return given, at + 1
@@ -208,6 +210,14 @@ def number(one: Given, low: int = 1) -> int:
 def is_later(text: str) -> bool:
     """Tell whether a shell would put something else in place of a text, or of a part of it."""
     return bool(_LATER.search(text))
+
+
+def kind_of(launcher: str, given: Sequence[Given], module: str) -> Kind:
+    """Return what a program is, by the options `--no-python` and the one named `module`."""
+    is_module, is_command = last(given, module) is not None, last(given, "--no-python") is not None
+    if is_module and is_command:
+        raise ValueError(f"{launcher} cannot have --module and --no-python together")
+    return "module" if is_module else "command" if is_command else "script"
 
 
 def program(words: Sequence[str], at: int, launcher: str) -> tuple[int, ...]:

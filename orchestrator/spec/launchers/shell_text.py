@@ -127,7 +127,8 @@ class _Parser:
 
     def _read(self) -> Word:
         """Read one word, whose first character is not blank."""
-        text, start, parts, is_plain = self._text, self._at, [], True
+        text, start = self._text, self._at
+        parts: list[str] = []
         is_plain = not text.startswith("~", start)
         while self._at < len(text) and not text[self._at].isspace() and text[self._at] not in ";&|()<>":
             char = text[self._at]

@@ -13,6 +13,7 @@ from orchestrator.spec.launchers.launch_line import (
     LaunchLine,
     Setting,
     is_later,
+    kind_of,
     last,
     number,
     options,
@@ -64,10 +65,7 @@ def _line(words: Sequence[str], at: int, given: list[Given], launcher: str) -> L
             _count(one, settings, dropped)
     if last(given, "--nproc-per-node") is None:
         settings.append(Setting(RANKS_EACH, "1", f"{launcher} without --nproc-per-node", yields=True))
-    is_module, is_command = last(given, "-m") is not None, last(given, "--no-python") is not None
-    if is_module and is_command:
-        raise ValueError(f"{launcher} cannot have --module and --no-python together")
-    kind = "module" if is_module else "command" if is_command else "script"
+    kind = kind_of(launcher, given, "-m")
     return LaunchLine(launcher, kind, program(words, at, launcher), tuple(settings), tuple(dropped))
 
 
