@@ -42,13 +42,16 @@ from orchestrator.core.version import VERSION as __version__
 if TYPE_CHECKING:
     from orchestrator.client.job import Job, find, submit
     from orchestrator.core.errors import ClusterError, OrchError, UserError
+    from orchestrator.notebook import follow, run
 
-__all__ = ["ClusterError", "Job", "OrchError", "UserError", "__version__", "find", "submit"]
+__all__ = ["ClusterError", "Job", "OrchError", "UserError", "__version__", "find", "follow", "run", "submit"]
 
 _WHERE = {
     "Job": "client.job",
     "find": "client.job",
     "submit": "client.job",
+    "run": "notebook",
+    "follow": "notebook",
     "OrchError": "core.errors",
     "UserError": "core.errors",
     "ClusterError": "core.errors",

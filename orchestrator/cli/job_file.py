@@ -68,7 +68,7 @@ def init(file: Path, command: str | None, systemd: bool) -> int:
         return 0
     if command is not None:
         return _from_command(file, command)
-    _write_new(file, (TEMPLATES / "job.yaml.j2").read_text())
+    write_new(file, (TEMPLATES / "job.yaml.j2").read_text())
     terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
     return 0
 
@@ -78,7 +78,7 @@ def _from_command(file: Path, command: str) -> int:
     from orchestrator.spec import from_command
 
     made = from_command.job_file(command, file.absolute().parent)
-    _write_new(file, made.text)
+    write_new(file, made.text)
     for one in made.became:
         became = f"→ {one.field}: {one.text}" if one.field else f"not needed, {one.text}"
         terminal.say(f"  {one.option}  {became}")
@@ -88,14 +88,14 @@ def _from_command(file: Path, command: str) -> int:
     return 0
 
 
-def _write_new(file: Path, text: str) -> None:
+def write_new(file: Path, text: str) -> None:
     """Write a job file that does not exist yet. Raises UserError for one that does, and where it cannot be written."""
     try:
         with file.open("x") as out:
             out.write(text)
     except FileExistsError:
         raise UserError(
-            "there is such a file already", str(file), "name another: orch init other.yaml"
+            "there is such a file already", str(file), "name another file, such as other.yaml"
         ) from None
     except OSError as err:
         raise UserError(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.core.errors import UserError
-from orchestrator.spec import job_writer, launch_lines
+from orchestrator.spec import job_writer, launch_lines, run_line
 from orchestrator.spec.launch_lines import Became
 from orchestrator.spec.launchers import recognise, sbatch_script
 from orchestrator.spec.launchers.launch_line import read
@@ -29,7 +28,6 @@ _ORDER = (
     "command",
     "python",
 )
-_FALLBACK = "job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,7 @@ def job_file(command: str, folder: Path) -> MadeFile:
         raise SpecError(document.faults)
     if taken.words is not None:
         document.data["entrypoint"] = _entry(taken.words)
-    document.data.setdefault("name", name_of(taken))
+    document.data.setdefault("name", run_line.name_of(taken.words or taken.shell.split()))
     data = document.data
     ordered: dict[str, Value] = {name: data[name] for name in _ORDER if name in data}
     ordered |= {name: value for name, value in data.items() if name not in ordered}
@@ -116,16 +114,6 @@ def _script_text(path: Path) -> str:
         ) from err
     except UnicodeDecodeError as err:
         raise UserError("is not a text", escaped(str(path)), "name an sbatch script") from err
-
-
-def name_of(taken: Taken) -> str:
-    """Return a job's name: that of its script or module."""
-    words = taken.words or tuple(taken.shell.split())
-    scripts = [word for word in words if word.endswith(".py")]
-    modules = [after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"]
-    stem = (scripts or modules or [_FALLBACK])[0].rpartition("/")[2].removesuffix(".py")
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63]
-    return name or _FALLBACK
 
 
 def _entry(words: tuple[str, ...]) -> Value:

@@ -6,6 +6,7 @@ would take it for something else (`off`, `1:30`); a list stands in one line.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,6 +17,9 @@ Setting: TypeAlias = "str | int | float | bool | Sequence[Setting] | Mapping[str
 
 LINE_CHARS_MAX = 130_000
 """The length at which YAML breaks a line: never, since a text of a job file is at most this long."""
+
+_SAME_TO_ALL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?|true|false")
+"""Numbers and truth values that are the same in YAML 1.1, YAML 1.2 and JSON."""
 
 
 def job_file(settings: Mapping[str, Setting], notes: Sequence[str] = ()) -> str:
@@ -45,10 +49,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    """Represent a text: plain where it is a number as one would write it, since orch reads every scalar as text."""
-    is_number = value.isascii() and value.isdecimal() and (value == "0" or not value.startswith("0"))
-    tag = "int" if is_number else "str"
-    return dumper.represent_scalar(f"tag:yaml.org,2002:{tag}", value)
+    """Represent a text. One that every reader takes for the same number or truth value stays plain: orch reads it as text."""
+    tag = "tag:yaml.org,2002:str"
+    if _SAME_TO_ALL.fullmatch(value):
+        kind = "bool" if value.isalpha() else "float" if "." in value else "int"
+        tag = f"tag:yaml.org,2002:{kind}"
+    return dumper.represent_scalar(tag, value)
 
 
 def _list(dumper: yaml.SafeDumper, value: Sequence[Any]) -> yaml.Node:

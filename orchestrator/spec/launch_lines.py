@@ -28,7 +28,7 @@ from orchestrator.spec.launchers.launch_line import (
 )
 from orchestrator.spec.launchers.recognise import Taken
 from orchestrator.spec.value_types import seconds_of
-from orchestrator.spec.yaml_document import Document, Place, Value, missing_file, path_in, shown
+from orchestrator.spec.yaml_document import Document, Place, Value, path_in, shown
 
 CONFIG_BYTES_MAX = 1 << 18
 SCRIPT_BYTES_MAX = 1 << 18
@@ -112,6 +112,8 @@ class _Takeover:
             self._put("accelerate", {})
         settings += self._of_config()
         self._set_size(settings)
+        if any(one.key == "accelerate.args" for one in settings):
+            self._tell_accelerate_of_cpus()
         for one in settings:
             if one.value in (OF_NODE, OF_JOB):
                 text = str(self._value("nodes") or 1) if one.value == OF_JOB else self._ranks()
@@ -261,16 +263,29 @@ class _Takeover:
             if named
             else _default_config()
         )
-        args = self._value("accelerate.args")
-        if path is None or (not named and "--cpu" in (args or [])):
-            return []
+        written = self._value("accelerate.args") or []
+        args = written.split() if isinstance(written, str) else [str(word) for word in written]
+        of_args = accelerate.size_of(args)
+        if path is None or (not named and "--cpu" in args):
+            return of_args
         config = _read_config(path)
-        if config is None and named and (missing := missing_file(path)):
-            self._document.faults.append(self._document.fault("accelerate.config_file", missing))
-        settings = accelerate.of_config(config or {}, path.name, yields=not named)
-        chosen = {one.key for one in self._taken.settings if not one.yields}
+        chosen = {one.key for one in (*self._taken.settings, *of_args) if not one.yields}
         is_counted = not chosen.isdisjoint((RANKS, RANKS_EACH))
-        return [one for one in settings if one.key not in chosen and not (is_counted and one.key == RANKS)]
+        in_file = accelerate.of_config(config or {}, path.name, yields=not named)
+        return of_args + [
+            one for one in in_file if one.key not in chosen and not (is_counted and one.key == RANKS)
+        ]
+
+    def _tell_accelerate_of_cpus(self) -> None:
+        """Add the option for CPU ranks to a line of accelerate launch: without it each rank would be alone."""
+        args = self._value("accelerate.args")
+        others = ("--cpu", "--multi_gpu", "--use_fsdp", "--use_deepspeed", "--use_megatron_lm")
+        is_free = args is None or (isinstance(args, list) and not any(str(word) in others for word in args))
+        if is_free and self._value("gpus_per_node") is None and self._value("accelerate.config_file") is None:
+            self._put("accelerate.args", [*(args if isinstance(args, list) else []), "--cpu"])
+            self._became.append(
+                Became("accelerate launch", "accelerate.args", "--cpu, since the ranks are CPU ranks")
+            )
 
 
 def _default_config() -> Path | None:

@@ -285,7 +285,12 @@ def _listed(value: object) -> object:
 
 def _host_list(value: object) -> object:
     """Split `a,b gpu[1,3-5]` at commas and blanks outside of brackets."""
-    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", value) if isinstance(value, str) else value
+    return host_texts(value) if isinstance(value, str) else value
+
+
+def host_texts(text: str) -> list[str]:
+    """Return the texts of a list of hosts, cut at commas and blanks outside of brackets."""
+    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", text)
 
 
 def _bare_signal(value: object) -> object:

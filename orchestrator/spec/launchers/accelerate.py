@@ -100,6 +100,16 @@ def accelerate(words: Sequence[str], start: int) -> LaunchLine:
     return LaunchLine("accelerate launch", kind, kept, tuple(settings), tuple(dropped))
 
 
+def size_of(args: Sequence[str]) -> list[Setting]:
+    """Return the size that options ask for which a job file gives as `accelerate.args`; what Accelerate would not take, it
+    refuses itself on the nodes."""
+    try:
+        given, _ = read(args, 0, _OPTIONS)
+        return [one for one in _size(given, []) if not one.yields]
+    except ValueError:
+        return []
+
+
 def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
     """Return nodes, ranks and device that options ask for; `--num_processes` counts the ranks of all machines."""
     found = []

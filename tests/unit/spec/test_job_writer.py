@@ -23,11 +23,11 @@ SETTINGS = st.dictionaries(
 
 
 def test_a_job_file_is_as_one_would_write_it() -> None:
-    settings = {
+    settings: dict[str, job_writer.Setting] = {
         "name": "train",
         "nodes": 2,
         "entrypoint": job_writer.entry(["train.py", "--lr", "0.1"]),
-        "env": {"A": "1", "B": "off", "C": "two words", "D": "0.5"},
+        "env": {"A": "1", "B": "off", "C": "two words", "D": "0.5", "E": "010"},
         "secrets": ["HF_TOKEN"],
         "logs": {"unbuffered": False},
     }
@@ -41,7 +41,8 @@ def test_a_job_file_is_as_one_would_write_it() -> None:
         "  A: 1\n"
         "  B: 'off'\n"
         "  C: two words\n"
-        "  D: '0.5'\n"
+        "  D: 0.5\n"
+        "  E: '010'\n"
         "secrets: [HF_TOKEN]\n"
         "logs:\n"
         "  unbuffered: false\n"
@@ -49,8 +50,8 @@ def test_a_job_file_is_as_one_would_write_it() -> None:
 
 
 @given(SETTINGS)
-def test_what_is_written_is_read_back(settings: dict[str, object]) -> None:
-    document = yaml_document.compose(job_writer.job_file(settings), "job.yaml")  # type: ignore[arg-type]
+def test_what_is_written_is_read_back(settings: dict[str, job_writer.Setting]) -> None:
+    document = yaml_document.compose(job_writer.job_file(settings), "job.yaml")
     assert document.data == settings
     assert document.faults == []
 
