@@ -14,7 +14,7 @@ from orchestrator.spec.launchers import recognise, sbatch_script
 from orchestrator.spec.launchers.launch_line import read
 from orchestrator.spec.launchers.recognise import Taken
 from orchestrator.spec.launchers.srun import SBATCH
-from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped
+from orchestrator.spec.yaml_document import Document, Place, SpecError, Value, escaped, missing_file, path_in
 
 SCRIPT_BYTES_MAX = 1 << 20
 _ORDER = (
@@ -71,7 +71,8 @@ def _taken(command: str, folder: Path) -> Taken:
     words = shlex.split(command.replace("\\\n", " "), comments=False)
     script, directives, arguments = _script_of(words, folder)
     if script is not None:
-        return sbatch_script.taken(_inserted(_script_text(script), directives), arguments)
+        text = _inserted(_script_text(script), directives)
+        return sbatch_script.taken(text, arguments, on_slurm=words[0] == "sbatch" or "#SBATCH" in text)
     taken = recognise.in_text(command, as_program=True)
     if taken is None:
         if words and words[0].endswith(".py"):
@@ -89,11 +90,11 @@ def _script_of(words: list[str], folder: Path) -> tuple[Path | None, list[str], 
         options, at = read(words, 1, SBATCH)
         if at >= len(words):
             raise ValueError("sbatch names no script behind its options")
-        given = [one.text for one in options] or ["-Q"]
+        given = [one.text for one in options]
     elif words[:1] in (["bash"], ["sh"]) and len(words) > 1:
         at = 1
-    path = folder / Path(words[at]).expanduser() if words else folder
-    is_script = words[:1] == ["sbatch"] or (path.is_file() and path.suffix != ".py")
+    path = path_in(folder, words[at]) if words else folder
+    is_script = words[:1] == ["sbatch"] or (not missing_file(path) and path.suffix != ".py")
     return (path, given, words[at + 1 :]) if is_script else (None, [], [])
 
 
@@ -105,13 +106,14 @@ def _inserted(text: str, options: list[str]) -> str:
 
 
 def _script_text(path: Path) -> str:
+    fix = "name the script as it lies here"
+    if missing := missing_file(path):
+        raise UserError(missing, "--from-command", fix)
     try:
         with path.open("rb") as file:
             return file.read(SCRIPT_BYTES_MAX).decode()
     except OSError as err:
-        raise UserError(
-            f"cannot be read: {err.strerror}", escaped(str(path)), "name the script as it lies here"
-        ) from err
+        raise UserError(f"cannot be read: {err.strerror}", escaped(str(path)), fix) from err
     except UnicodeDecodeError as err:
         raise UserError("is not a text", escaped(str(path)), "name an sbatch script") from err
 

@@ -193,7 +193,8 @@ class _Takeover:
 
     def _report_counts(self, count: Setting, settings: Sequence[Setting]) -> None:
         """Note what became of the other options that count ranks."""
-        known, ranks = {one.option for one in (*self._became, *self._taken.dropped)}, self._ranks()
+        ranks, known = self._ranks(), {one.option for one in self._became}
+        known |= {one.option for one in self._taken.dropped}
         field = "gpus_per_node" if self._value("gpus_per_node") is not None else "procs_per_node"
         for one in settings:
             if one.key in (RANKS, RANKS_EACH) and one.option not in known and " without " not in one.option:

@@ -76,8 +76,8 @@ class _Script:
     programs: list[tuple[int, str]] = field(default_factory=list)
 
 
-def taken(text: str, arguments: Sequence[str] = ()) -> Taken:
-    """Return what the job file says in place of a script with these arguments; without an `#SBATCH` line it runs here.
+def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
+    """Return what the job file says in place of a script with these arguments. `on_slurm`: it is one for sbatch.
 
     Raises ValueError for a script that is not one training.
     """
@@ -109,7 +109,7 @@ def taken(text: str, arguments: Sequence[str] = ()) -> Taken:
         ranks.launcher,
         ranks.words,
         ranks.shell,
-        (*([Setting("backend", "slurm", "sbatch", yields=True)] if given else []), *whole.settings, *more),
+        (*([Setting("backend", "slurm", "sbatch", yields=True)] if on_slurm else []), *whole.settings, *more),
         (*whole.dropped, *not_needed),
     )
 

@@ -161,7 +161,8 @@ class _Parser:
         return piece
 
     def _double_quoted(self) -> tuple[str, bool]:
-        parts, is_plain = [], True
+        parts: list[str] = []
+        is_plain = True
         self._at += 1
         while self._at < len(self._text):
             char = self._text[self._at]

@@ -10,7 +10,7 @@ HEAD = "#!/bin/bash\n#SBATCH -N 4 --ntasks-per-node=1\n#SBATCH --gres=gpu:8   # 
 
 
 def said(text: str, *arguments: str) -> dict[str, object]:
-    found = taken(text, arguments)
+    found = taken(text, arguments, on_slurm="#SBATCH" in text)
     return {one.key: one.value for one in reversed(found.settings)} | {"program": found.words or found.shell}
 
 
@@ -29,7 +29,9 @@ srun torchrun \\
   --nnodes $SLURM_NNODES --nproc-per-node $GPUS \\
   --rdzv-endpoint $MASTER_ADDR:$MASTER_PORT train.py --lr 0.1
 python evaluate.py
-"""
+""",
+        (),
+        on_slurm=True,
     )
     assert found.words == ("train.py", "--lr", "0.1")
     settings = {one.key: one.value for one in reversed(found.settings)}
@@ -94,7 +96,7 @@ def test_what_only_a_node_knows_is_exported_there() -> None:
 )
 def test_a_script_that_is_not_one_training_says_why(text: str, fault: str) -> None:
     with pytest.raises(ValueError) as caught:
-        taken(text)
+        taken(text, (), on_slurm=True)
     assert fault in str(caught.value)
 
 
