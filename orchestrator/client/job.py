@@ -267,13 +267,13 @@ class Job:
 
     def _goes_on(self, status: Status) -> UserError:
         """Return the refusal of a resume while the job goes on, or might do so on another machine."""
-        who = locks.holder(self.folder.lock)
-        if who is None or who["host"] == os.uname().nodename or status["backend"] != "local":
-            return UserError(
-                f"the job is {status['state']}", self.id, "orch cancel it first, or wait for its end"
-            )
-        what = f"the job was {status['state']} on {who['host']} {status.get('written_s', 0.0):.0f} s ago"
-        fix = f"orch cancel it there; if that machine is gone, try again once that is {supervisor_process.LEFT_S_MIN:g} s ago"
+        what, fix = f"the job is {status['state']}", "orch cancel it first, or wait for its end"
+        who, silent_s = locks.holder(self.folder.lock), status.get("written_s", 0.0)
+        if who is not None and who["host"] != os.uname().nodename and status["backend"] == "local":
+            what = f"{what} on {who['host']}, heard of {silent_s:.0f} s ago"
+            fix = "orch cancel it there, or wait for its end"
+            if silent_s < supervisor_process.LEFT_S_MIN:
+                fix += f"; if that machine is gone, try again once that is {supervisor_process.LEFT_S_MIN:g} s ago"
         return UserError(what, self.id, fix)
 
     def _resume_without_journal(

@@ -118,7 +118,7 @@ def test_a_job_of_a_session_that_was_cut_off_is_resumed_on_another_machine(desk:
     wait_until(lambda: job.seen()["checkpoint"], "a checkpoint")
     _cut_off(job)
     with pytest.raises(
-        orchestrator.UserError, match=r"the job was RUNNING on the-old-machine \d+ s ago"
+        orchestrator.UserError, match=r"the job is RUNNING on the-old-machine, heard of \d+ s ago"
     ) as told:
         job.job.resume()
     assert "if that machine is gone, try again once that is 60 s ago" in told.value.fix

@@ -264,10 +264,11 @@ def test_an_island_imports_only_its_own(island: str) -> None:
 
 
 def test_nobody_imports_the_command_line() -> None:
+    """The package's own face does, for type checkers: `orchestrator.run` shows a job as the command line does."""
     assert [
         _at(module, one)
         for module in MODULES
-        if _outer(module) != "cli"
+        if _outer(module) != "cli" and module != "orchestrator"
         for ours, one in _ours(module, typed=True)
         if _outer(ours) == "cli"
     ] == []

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 import orchestrator
-from orchestrator import notebook
+from orchestrator.cli import notebook
 from orchestrator.client.job import Job
 from orchestrator.core.errors import UserError
 from tests.support import folders, jobs
