@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pydantic
 from pydantic_core import ErrorDetails
 
-from orchestrator.spec import hosts, yaml_document
+from orchestrator.spec import hosts, launch_lines, yaml_document
 from orchestrator.spec.model import JobSpec
 from orchestrator.spec.value_types import PATTERNS, Entry, Part
 from orchestrator.spec.yaml_document import Document, Fault, SpecError, did_you_mean, escaped, shown
@@ -80,6 +80,7 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
 def checked(path: Path, text: str, document: Document) -> SpecFile:
     """Return the job file that a document holds, as if read from `path`. Raises SpecError with all faults at once."""
     folder, faults = path.absolute().parent, document.faults
+    launch_lines.take_over(document, folder)
     try:
         spec = JobSpec.model_validate(document.data, context=folder)
     except pydantic.ValidationError as err:

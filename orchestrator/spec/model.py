@@ -55,9 +55,13 @@ class JobSpec(Part):
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.Command | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
+    command: rules.Command | None = about(
+        None, "Shell command that a rank runs, in place of entrypoint; may hold a launch line."
+    )
     entrypoint: rules.EntryPoint | None = about(
-        None, 'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}.'
+        None,
+        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
+        'train.py", a list of words, or {command: …}.',
     )
     python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")

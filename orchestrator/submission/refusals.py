@@ -4,7 +4,6 @@ for an override without effect.
 
 from __future__ import annotations
 
-import itertools
 import os
 import socket
 import sys
@@ -64,23 +63,11 @@ def _refuse_accelerate(file: SpecFile, plan: Plan) -> None:
     if file.spec.backend == "ssh" and not path.resolve().is_relative_to(file.workdir):
         raise UserError(f"{named} lies outside workdir, and only workdir is copied", where, "copy it there")
     try:
-        config = yaml.safe_load(path.read_text())
-        count = _named_processes(accelerate.args) or config.get("num_processes")
-    except (OSError, ValueError, yaml.YAMLError, AttributeError) as err:
-        raise UserError(
-            f"{named} is not a configuration of Accelerate: {err}", where, "write it again"
-        ) from err
-    if str(count) not in ("None", "-1", str(plan.world_size)):
-        what = f"{named} or its args say num_processes: {count}, and the job has {plan.size}"
-        fix = "say the same in both: nodes, and gpus_per_node or procs_per_node, in the job file; "
-        fix += f"or accelerate.args: --num_processes {plan.world_size}, which comes before the file"
-        raise UserError(what, where, fix)
-
-
-def _named_processes(args: Sequence[str]) -> str:
-    """Return the number of processes that options of accelerate launch name; empty where they name none."""
-    words = [word for arg in args for word in arg.split("=", 1)]
-    return dict(itertools.pairwise(words)).get("--num_processes", "")
+        why = "" if isinstance(yaml.safe_load(path.read_text()), dict) else "it holds no keys"
+    except (OSError, ValueError, yaml.YAMLError) as err:
+        why = str(err)
+    if why:
+        raise UserError(f"{named} is not a configuration of Accelerate: {why}", where, "write it again")
 
 
 def refuse_uncopied(file: SpecFile, code: Snapshot) -> None:

@@ -32,7 +32,7 @@ LAYERS = (
     *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),
     *("brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
     *("supervisor.journal", "supervisor.transfers", "supervisor"),
-    *("spec", "submission", "client", "client.outline", "views", "cli"),
+    *("spec.launchers", "spec", "submission", "client", "client.outline", "views", "cli"),
     "",
 )
 """The rooms; a room imports its own files and rooms that stand earlier here. The last one is the package's own files."""

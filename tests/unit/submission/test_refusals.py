@@ -36,8 +36,6 @@ def _submit(tmp_path: Path, *overrides: str, entry: str = "entrypoint: train.py"
     ("config", "overrides", "said"),
     [
         ("", ("accelerate.config_file=fdsp.yaml",), r"no file fdsp\.yaml in .*; did you mean fsdp\.yaml\?"),
-        ("num_processes: 8\n", (), r"fsdp\.yaml or its args say num_processes: 8, and the job has 2 ranks on 1 node, on CPUs"),
-        ("num_processes: 2\n", ("accelerate.args=--num_processes=3",), r"say num_processes: 3, and the job has 2 ranks"),
         ("- a\n", (), r"fsdp\.yaml is not a configuration of Accelerate"),
         ("a: [\n", (), r"fsdp\.yaml is not a configuration of Accelerate: while parsing"),
         ("a: 1\n", ("backend=ssh", "ssh.hosts=h", "accelerate.config_file=/etc/hostname"), r"/etc/hostname lies outside workdir"),
