@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orchestrator.brain import notices
 from orchestrator.brain.diagnosis import desync, inspections, stragglers, suspects, suspicion
 from orchestrator.brain.diagnosis.diagnose import diagnose
 from orchestrator.brain.fold_beats import coalesced_beat
@@ -94,6 +95,8 @@ def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     its verdict."""
     if facts.goal is JobGoal.CANCEL:
         return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number)]
+    if given := notices.decide(facts, attempt, deadlines):
+        return given
     if facts.done:
         return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
     if attempt.restart_asked:

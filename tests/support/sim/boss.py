@@ -332,6 +332,7 @@ class Boss:
                 | d.Alert()
                 | d.ResolveAlert()
                 | d.Remark()
+                | d.Notice()
                 | d.Finish()
                 | d.EndJob()
             ):
