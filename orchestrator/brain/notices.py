@@ -15,7 +15,7 @@ from orchestrator.brain.model.decisions import Topic
 from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase, RankFacts
 from orchestrator.core.observations import Framework
 
-ALONE_STEPS = 50
+ALONE_STEPS = 30
 """After how many steps without a process group a rank counts as alone. One that has ended well will form none later."""
 
 NO_LONGER_ALONE = "the ranks no longer train alone"
@@ -43,7 +43,12 @@ def alone_text(facts: Facts) -> str:
         return ""
     steps = min(rank.steps for rank in ranks)
     after = f"after {steps:,} steps" if steps > 1 else "after a step"
-    return f"{len(ranks)} ranks train alone: none has formed a process group {after}; fix: {_mend(facts, ranks[0])}"
+    seen = (
+        "Accelerate has joined none of them"
+        if ranks[0].alone is Framework.ACCELERATE
+        else "none has formed a process group"
+    )
+    return f"{len(ranks)} ranks train alone: {seen} {after}; fix: {_mend(facts, ranks[0])}"
 
 
 def _attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:
@@ -61,8 +66,6 @@ def _mend(facts: Facts, rank: RankFacts) -> str:
             devices, nodes = len(facts.gang[0].ranks), len(facts.gang)
             return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) of Lightning, or Fabric likewise"
         case Framework.ACCELERATE:
-            return (
-                f'{together} env: {{ACCELERATE_USE_CPU: "true"}}, without which Accelerate joins no CPU ranks'
-            )
+            return f'{together} env: {{ACCELERATE_USE_CPU: "true"}}, without which Accelerate does not join ranks on CPUs'
         case _:
             return f"{together} torch.distributed.init_process_group() and DistributedDataParallel(model)"

@@ -283,7 +283,7 @@ class Groups:
         self._generation = 0
         self._optimizer_steps = OptimizerSteps()
         self._script_steps = ScriptSteps()
-        self._has_company = False  # a group with another process was formed, or that cannot be known
+        self._has_company = False  # it works with another process, or that cannot be known
         self.is_joined = False
 
     def cover_joins(self, join: "Any") -> None:
@@ -301,7 +301,7 @@ class Groups:
         """Write the row of `step`: 2 µs for eight groups."""
         row = COUNTS_WORD + step % RING_STEPS * ROW_WORDS
         words[row + OPTIMIZER_COLUMN] = 0
-        own_step = self._own_step(optimizer)
+        own_step, generation = self._own_step(optimizer), self._generation
         words[row + SCRIPT_STEP_COLUMN] = self._script_steps.next(own_step)
         torch = sys.modules.get("torch.distributed.distributed_c10d")
         if torch is not None and not self.is_joined:
@@ -315,7 +315,7 @@ class Groups:
             except Exception as err:
                 self._has_company = True
                 self._notes.add("collective counts", err)
-        if not self._has_company and step % ALONE_EVERY_STEPS == 1:
+        if not self._has_company and (step % ALONE_EVERY_STEPS == 1 or generation != self._generation):
             self.note_company(words)
 
     def _own_step(self, optimizer: object) -> "int | None":
@@ -328,7 +328,11 @@ class Groups:
 
     def note_company(self, words: memoryview) -> None:
         """Note whether this process trains alone, and with which framework: 1 µs."""
-        self._has_company = self._has_company or self.is_joined or has_other_gang()
+        if not self._has_company:
+            works = self._notes.guard(
+                "groups", lambda: self.is_joined or has_other_gang() or works_with_others()
+            )
+            self._has_company = works is not False
         words[ALONE_WORD] = 0 if self._has_company else 1 + ALONE_WITH.index(framework())
 
     def _write_row(self, words: memoryview, row: int, table: "Mapping[Any, object]") -> bool:
@@ -349,9 +353,6 @@ class Groups:
         before = [
             (group, column) for reference, column in self._columns for group in [reference()] if column >= 0
         ]
-        self._has_company = self._has_company or any(
-            len(ranks) > 1 for ranks in world.pg_group_ranks.values()
-        )
         groups = list(world.pg_map)[:GROUPS_MAX]
         kept = {id(group): column for group, column in before if any(group is other for other in groups)}
         free = [column for column in range(GROUPS_MAX) if column not in kept.values()]
@@ -460,12 +461,32 @@ def has_other_gang() -> bool:
     return rpc_is_up is not None and bool(rpc_is_up())
 
 
+def works_with_others() -> bool:
+    """Tell whether this process is in a process group with another one. Raises for another torch.
+
+    Accelerate on CPUs, unless it is told so, forms a group and then takes each process for the only one: it counts as
+    soon as it has run a collective.
+    """
+    torch = sys.modules.get("torch.distributed.distributed_c10d")
+    if torch is None:
+        return False
+    groups = [group for group, ranks in torch._world.pg_group_ranks.items() if len(ranks) > 1]
+    if not groups or accelerate_state().get("num_processes") != 1:
+        return bool(groups)
+    return any(group._get_sequence_number_for_group() for group in groups)
+
+
+def accelerate_state() -> "Mapping[str, object]":
+    """Return Accelerate's state of this process, empty where it is not in use."""
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    return getattr(state, "_shared_state", None) or {}
+
+
 def framework() -> str:
     """Return the one of ALONE_WITH that is to form this script's process group."""
     if any(module in sys.modules for module in LIGHTNING_MODULES):
         return "lightning"
-    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
-    return "accelerate" if getattr(state, "_shared_state", None) else "torch"
+    return "accelerate" if accelerate_state() else "torch"
 
 
 def fills_state() -> bool:
