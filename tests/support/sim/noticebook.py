@@ -48,11 +48,13 @@ class NoticeBook:
         return gang is not None and 1 < gang.size == sum(one >= steps for one in self.steps.values())
 
     def looked(self, decisions: list[d.Decision]) -> None:
-        """It is said in time."""
+        """It is said in time, and taken back at once."""
         late = self.due_s is not None and self.ledger.world.now > self.due_s and not decisions
         self.ledger.must(
             not late or self.said > self.withdrawn or self._is_over(), "ranks are alone, and nothing is said"
         )
+        wrong = self.said > self.withdrawn and not self._are_alone(1) and not decisions
+        self.ledger.must(not wrong or self._is_over(), "ranks are no longer alone, and it is not taken back")
 
     def _is_over(self) -> bool:
         return (
@@ -68,6 +70,9 @@ class NoticeBook:
             case d.Notice(topic=d.Topic.ALONE, withdrawn=False):
                 self.said += 1
                 must(self.said == 1, f"said again: {news}")
+                ok = self.ledger.tries[-1].ok
+                early = [rank for rank, steps in self.steps.items() if steps < ALONE_STEPS and rank not in ok]
+                must(not early, f"ranks {early} may form their group yet: {news}")
                 must(
                     self._are_alone(1), f"not all ranks are alone, or that is not known: {self.steps}, {news}"
                 )
