@@ -76,6 +76,8 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
         return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
+    if given := notices.decide(facts, attempt, deadlines):
+        return given
     if attempt.phase is Phase.STOP:
         return _stop(facts, attempt, deadlines)
     leaving = _dismiss(
@@ -95,8 +97,6 @@ def _close(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[De
     its verdict."""
     if facts.goal is JobGoal.CANCEL:
         return [d.Finish(deadlines.now_s, facts.cancelled, attempt.number)]
-    if given := notices.decide(facts, attempt, deadlines):
-        return given
     if facts.done:
         return [d.Finish(deadlines.now_s, "every rank exited with code 0", attempt.number)]
     if attempt.restart_asked:

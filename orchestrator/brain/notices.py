@@ -23,14 +23,13 @@ NO_LONGER_ALONE = "the ranks no longer train alone"
 
 def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.Decision]:
     """Give the notices that are due, and withdraw that on ranks that are alone when it no longer holds."""
-    if attempt.phase is not Phase.RUN:
-        return []
     now_s, number = deadlines.now_s, attempt.number
-    alone, noticed = alone_text(facts), attempt.notices.get(Topic.ALONE)
-    if alone and noticed is None:
-        return [d.Notice(now_s, alone, number, Topic.ALONE)]
-    if noticed and not alone:
-        return [d.Notice(now_s, NO_LONGER_ALONE, number, Topic.ALONE, withdrawn=True)]
+    if attempt.phase is Phase.RUN:
+        alone, noticed = alone_text(facts), attempt.notices.get(Topic.ALONE)
+        if alone and noticed is None:
+            return [d.Notice(now_s, alone, number, Topic.ALONE)]
+        if noticed and not alone:
+            return [d.Notice(now_s, NO_LONGER_ALONE, number, Topic.ALONE, withdrawn=True)]
     if attempt.differing and not any(Topic.STEPS in one.notices for one in _attempts(facts, attempt)):
         return [d.Notice(now_s, attempt.differing, number, Topic.STEPS)]
     return []
