@@ -270,13 +270,15 @@ class Groups:
     script destroys it. The first GROUPS_MAX groups of the table have a column each.
     """
 
-    def __init__(self, folder: str, notes: HookNotes) -> None:
+    def __init__(self, folder: str, notes: HookNotes, *, is_child: bool = False) -> None:
         self._path = os.path.join(folder, GROUPS_FILE)
         self._notes = notes
-        self.begin()
+        self.begin(is_child=is_child)
 
-    def begin(self) -> None:
-        """Begin without any group or step."""
+    def begin(self, *, is_child: bool) -> None:
+        """Begin without any group or step. Collectives of a child are not counted: children of two ranks may form a gang
+        each, with groups of equal names."""
+        self._is_child = is_child
         # In the order of torch's table; -1: the group has no count.
         self._columns: list[tuple[ref[Any], int]] = []
         self._table_length = 0
@@ -309,7 +311,7 @@ class Groups:
             self._notes.add("optimizers", err)
         words[row + SCRIPT_STEP_COLUMN] = self._script_steps.next(own_step)
         torch = sys.modules.get("torch.distributed.distributed_c10d")
-        if torch is not None and not self.is_joined:
+        if torch is not None and not self.is_joined and not self._is_child:
             try:
                 world = torch._world
                 table = world.pg_map
@@ -516,7 +518,9 @@ class Steps:
     spawned, claims as any other; a worker of a DataLoader never does.
     """
 
-    def __init__(self, folder: str, notes: HookNotes, on_claim: "Callable[[], None]") -> None:
+    def __init__(
+        self, folder: str, notes: HookNotes, on_claim: "Callable[[], None]", *, is_child: bool = False
+    ) -> None:
         import itertools
         import time
         from _thread import get_native_id
@@ -524,7 +528,7 @@ class Steps:
         self._folder = folder
         self._notes = notes
         self._on_claim = on_claim
-        self.groups = Groups(folder, notes)
+        self.groups = Groups(folder, notes, is_child=is_child)
         self._pid = os.getpid()
         self._count = itertools.count
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
@@ -553,7 +557,7 @@ class Steps:
         self._words = None
         self._retry_at_ns = 0
         self._next_step = self._count(1).__next__
-        self.groups.begin()
+        self.groups.begin(is_child=True)
 
     def at_exit(self) -> None:
         """Let torch's communication threads finish before the interpreter ends, and note that the process exits."""
@@ -737,9 +741,8 @@ class Hook:
         self._pid = os.getpid()
         self._notes = HookNotes(folder)
         if only_counts:
-            self._steps = Steps(folder, self._notes, lambda: None)
+            self._steps = Steps(folder, self._notes, lambda: None, is_child=True)
             self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._register)
-            self._when_imported("torch.distributed.algorithms.join", "Join", self._steps.groups.cover_joins)
             atexit.register(self._steps.at_exit)
             os.register_at_fork(after_in_child=self._steps.after_fork)
             return

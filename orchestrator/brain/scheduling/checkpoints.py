@@ -54,7 +54,8 @@ def adopt(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     if named is not None and attempt.ignored is None and attempt.base_step > 2 * NEAR_STEPS:
         attempt.resumes = True
     _enter(facts, attempt, news.path, step)
-    _offer(facts, attempt, d.Checkpoint(news.path, step), news.steps)
+    is_known = step > 0 or any(rank.steps for rank in facts.ranks.values())
+    _offer(facts, attempt, d.Checkpoint(news.path, step if is_known else None), news.steps)
 
 
 def _is_step(attempt: AttemptFacts, stated: int, count: int) -> bool:
