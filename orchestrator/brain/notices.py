@@ -65,6 +65,6 @@ def _mend(facts: Facts, rank: RankFacts) -> str:
             devices, nodes = len(facts.gang[0].ranks), len(facts.gang)
             return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) of Lightning, or Fabric likewise"
         case Framework.ACCELERATE:
-            return f'{together} env: {{ACCELERATE_USE_CPU: "true"}}, without which Accelerate does not join ranks on CPUs'
-        case _:
+            return f"{together} env: {{ACCELERATE_USE_CPU: 'true'}}, without which Accelerate and transformers join no ranks on CPUs"
+        case Framework.TORCH | None:
             return f"{together} torch.distributed.init_process_group() and DistributedDataParallel(model)"

@@ -46,7 +46,7 @@ def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> 
     ("framework", "words"),
     [
         (Framework.LIGHTNING, "Trainer(strategy='ddp', devices=1, num_nodes=2)"),
-        (Framework.ACCELERATE, 'env: {ACCELERATE_USE_CPU: "true"}'),
+        (Framework.ACCELERATE, "env: {ACCELERATE_USE_CPU: 'true'}"),
     ],
 )
 def test_the_mending_line_is_that_of_the_framework(framework: Framework, words: str) -> None:
