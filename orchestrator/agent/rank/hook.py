@@ -327,12 +327,12 @@ class Groups:
 
     def note_company(self, words: memoryview) -> None:
         """Note whether this process trains alone, and with which framework: 1 µs."""
-        if not self._has_company:
-            works = self._notes.guard(
-                "groups", lambda: self.is_joined or has_other_gang() or works_with_others()
-            )
-            self._has_company = works is not False
-        words[ALONE_WORD] = 0 if self._has_company else 1 + ALONE_WITH.index(framework())
+        alone_with = None if self._has_company else self._notes.guard("groups", self._alone_with)
+        self._has_company = alone_with is None
+        words[ALONE_WORD] = 1 + ALONE_WITH.index(alone_with) if alone_with else 0
+
+    def _alone_with(self) -> "str | None":
+        return None if self.is_joined or has_other_gang() or works_with_others() else framework()
 
     def _write_row(self, words: memoryview, row: int, table: "Mapping[Any, object]") -> bool:
         """Write the counts; return False when the columns were assigned for another table."""
@@ -494,7 +494,7 @@ def fills_state() -> bool:
     """Tell whether torch itself makes the present step, to fill the state of an optimizer before it saves or loads that."""
     if STATE_MODULE not in sys.modules:
         return False
-    frame = sys._getframe(2)
+    frame = sys._getframe(1)
     for _ in range(STATE_FRAMES_MAX):
         if frame is None:
             return False
@@ -588,7 +588,9 @@ class Steps:
     def _first_step(self, now_ns: int) -> "memoryview | None":
         if now_ns < self._retry_at_ns:
             return None
-        self._retry_at_ns = float("inf") if is_data_worker() else now_ns + CLAIM_RETRY_NS
+        self._retry_at_ns = (
+            float("inf") if self._notes.guard("worker", is_data_worker) else now_ns + CLAIM_RETRY_NS
+        )
         if self._retry_at_ns == float("inf"):
             return None
         if self._notes.guard("claim", lambda: claim(self._folder)):
