@@ -33,7 +33,7 @@ def beats(story: Story, *ranks: tuple[int, Framework | None]) -> list[d.Notice]:
 def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> None:
     story = running()
     assert not beats(story, (29, TORCH), (40, TORCH))
-    notice = only(beats(story, (30, TORCH), (41, TORCH)), d.Notice)
+    (notice,) = beats(story, (30, TORCH), (41, TORCH))
     assert notice.topic is Topic.ALONE
     assert notice.why == (
         "2 ranks train alone: none has formed a process group after 30 steps; fix: if they are to train together, "
@@ -50,7 +50,7 @@ def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> 
     ],
 )
 def test_the_mending_line_is_that_of_the_framework(framework: Framework, words: str) -> None:
-    notice = only(beats(running(), (30, framework), (30, framework)), d.Notice)
+    (notice,) = beats(running(), (30, framework), (30, framework))
     assert words in notice.why
 
 
@@ -77,7 +77,7 @@ def test_a_world_of_one_is_not_alone() -> None:
 def test_a_notice_is_taken_back_when_a_group_is_formed_late() -> None:
     story = running()
     assert beats(story, (30, TORCH), (30, TORCH))
-    notice = only(beats(story, (50, None), (50, TORCH)), d.Notice)
+    (notice,) = beats(story, (50, None), (50, TORCH))
     assert (notice.withdrawn, notice.why) == (True, notices.NO_LONGER_ALONE)
     assert not beats(story, (51, None), (51, None))
 
