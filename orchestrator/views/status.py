@@ -49,6 +49,8 @@ def headline(status: Status) -> Line:
     if status["step"] is not None:
         total = f"/{status['total_steps']:,}" if status["total_steps"] else ""
         parts.append(Cell(f"  step {status['step']:,}{total}"))
+    elif progress := status.get("progress"):
+        parts.append(Cell(f"  {progress}"))
     if status["steps_per_s"]:
         parts.append(Cell(f"  {status['steps_per_s']:.2f} steps/s"))
     if (remaining_s := eta_s(status)) is not None:
@@ -96,6 +98,10 @@ def job(status: Status) -> list[Line]:
     lines += queue(status)
     if status["suspicion"]:
         lines.append(line("suspicion   ", Cell(status["suspicion"], "yellow")))
+    for notice in status.get("notices", ()):
+        what, fix = with_fix(notice)
+        lines.append(line("notice      ", Cell(what, "yellow")))
+        lines += [line(f"            fix: {fix}")] if fix else []
     lines += _stragglers(status["stragglers"])
     if "supervisor" in status:
         lines.append(line(Cell(outdated(status), "bold red")))
@@ -291,7 +297,7 @@ def _rank_row(rank: RankStatus) -> list[Cell]:
         Cell(rank["node"]),
         Cell(or_dash(rank["pid"])),
         Cell(rank["state"], "red" if bad else ""),
-        Cell(or_dash(rank["step"])),
+        Cell(or_dash(rank["step"] if rank["step"] is not None else rank.get("progress"))),
         Cell(f"{pace:.2f}" if pace else "-"),
         Cell(duration(rank["beat_s"])),
         Cell(or_dash(rank["exit"]), "red" if bad else ""),

@@ -150,6 +150,8 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
             attempt.told.append(Told("noticed", verdict.kind.value, text, entry.wall_s))
         case d.ResolveAlert(why=why):
             attempt.told.append(Told("withdrawn", "", why, entry.wall_s))
+        case d.Notice(why=why, withdrawn=withdrawn):
+            attempt.told.append(Told("withdrawn" if withdrawn else "noticed", "", why, entry.wall_s))
         case d.Remark(why=why):
             attempt.remarks.append(why)
         case d.Finish(why=why):
