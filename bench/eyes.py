@@ -121,7 +121,7 @@ def beat(root: Path) -> None:
     try:
         for _ in range(BEATS):
             for process in processes:
-                process.reported_step = process.steps - 100
+                process.optimizer_steps = process.steps - 100
             began_s = time.perf_counter()
             ranks.heartbeats()
             took_s.append(time.perf_counter() - began_s)

@@ -95,9 +95,10 @@ def job_file() -> Iterator[Field]:
 def _fields(part: Json, sections: Json, prefix: str) -> Iterator[Field]:
     for key, info in part["properties"].items():
         name, description = f"{prefix}{key}", info["description"]
-        if "$ref" in info:
+        kinds = [kind["$ref"] for kind in (info, *info.get("anyOf", ())) if "$ref" in kind]
+        if kinds:
             yield Field(name, description, "section", "")
-            yield from _fields(sections[info["$ref"].rpartition("/")[2]], sections, f"{name}.")
+            yield from _fields(sections[kinds[0].rpartition("/")[2]], sections, f"{name}.")
         else:
             default = "required" if key in part.get("required", ()) else _default(info["default"])
             yield Field(name, description, _value(info), default)

@@ -2,7 +2,7 @@
 
 The rooms, in the order of a job's way. A room imports only itself and rooms further down, and a test holds that:
 
-    cli/            what one can type: verbs by kind, exit codes, terminal
+    cli/            what one can type: verbs by kind, exit codes, terminal, notebook
     views/          how results look: JSON objects in, lines out; pure
     client/         what one can do with a job: Job, status, logs, why, stacks, collect, check
     submission/     job file -> plan -> scripts -> job folder -> started or queued
@@ -40,15 +40,18 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
+    from orchestrator.cli.notebook import follow, run
     from orchestrator.client.job import Job, find, submit
     from orchestrator.core.errors import ClusterError, OrchError, UserError
 
-__all__ = ["ClusterError", "Job", "OrchError", "UserError", "__version__", "find", "submit"]
+__all__ = ["ClusterError", "Job", "OrchError", "UserError", "__version__", "find", "follow", "run", "submit"]
 
 _WHERE = {
     "Job": "client.job",
     "find": "client.job",
     "submit": "client.job",
+    "run": "cli.notebook",
+    "follow": "cli.notebook",
     "OrchError": "core.errors",
     "UserError": "core.errors",
     "ClusterError": "core.errors",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from orchestrator.brain import notices
 from orchestrator.brain.diagnosis import desync, inspections, stragglers, suspects, suspicion
 from orchestrator.brain.diagnosis.diagnose import diagnose
 from orchestrator.brain.fold_beats import coalesced_beat
@@ -75,6 +76,8 @@ def _decide(facts: Facts, deadlines: Deadlines) -> list[Decision]:
         return _dismiss(facts, facts.every_node(), "the allocation is given back", deadlines)
     if attempt is None:
         return _first(facts, deadlines)
+    if given := notices.decide(facts, attempt, deadlines):
+        return given
     if attempt.phase is Phase.STOP:
         return _stop(facts, attempt, deadlines)
     leaving = _dismiss(

@@ -43,10 +43,10 @@ def take(rank: RankFacts, beat: e.RankHeartbeat, at: float, watched_at: float) -
     rank.cpu_s = max(rank.cpu_s, beat.cpu_s)
     if beat.state != rank.state:
         rank.state, rank.state_at = beat.state, at
-    if beat.steps > rank.steps:
+    if beat.steps > rank.steps or beat.optimizer_steps > rank.optimizer_steps:
         if rank.steps:  # time without a supervisor is not a pause
             rank.pause_s = max(rank.pause_s, at - max(rank.step_at, watched_at))
-        rank.steps, rank.step_at = beat.steps, at
+        rank.steps, rank.step_at = max(beat.steps, rank.steps), at
     if beat.exiting and not rank.exiting:
         rank.exiting_at = at
     _rest(rank, beat)
@@ -61,6 +61,7 @@ def _rest(rank: RankFacts, beat: e.RankHeartbeat) -> None:
         beat.own_work_s,
         beat.exiting,
     )
+    rank.optimizer_steps, rank.alone, rank.progress = beat.optimizer_steps, beat.alone, beat.progress
 
 
 def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
@@ -68,7 +69,7 @@ def coalesced_beat(facts: Facts, node: str, at: float) -> e.Heartbeat:
     ranks = tuple(
         e.RankHeartbeat(
             rank.rank, rank.steps, rank.state, rank.log_bytes, rank.cpu_s, rank.io_bytes, rank.median_step_s, rank.own_work_s,
-            rank.exiting,
+            rank.exiting, optimizer_steps=rank.optimizer_steps, alone=rank.alone, progress=rank.progress,
             seen=e.SignTimes(
                 rank.sign_at, rank.step_at, rank.state_at, rank.beat_at, rank.busy_at, rank.exiting_at, rank.pause_s,
                 rank.activity_at,

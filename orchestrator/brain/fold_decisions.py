@@ -206,6 +206,10 @@ def _remark(facts: Facts, news: d.Remark) -> None:
     cast(AttemptFacts, facts.attempt).remarks[news.rank] = news.why
 
 
+def _notice(facts: Facts, news: d.Notice) -> None:
+    cast(AttemptFacts, facts.attempt).notices[news.topic] = "" if news.withdrawn else news.why
+
+
 def _finish(facts: Facts, news: d.Finish) -> None:
     _begin_stop(cast(AttemptFacts, facts.attempt), news.at)
 
@@ -249,6 +253,7 @@ FOLDS: dict[type[Any], Any] = {
     d.ResolveAlert: _resolve_alert,
     d.Suspect: _suspect,
     d.Remark: _remark,
+    d.Notice: _notice,
     d.Finish: _finish,
     d.Stop: _stop,
     d.EndJob: _end_job,

@@ -229,6 +229,7 @@ def _exited(facts: Facts, news: e.Exited) -> None:
     rank.died_at = news.at
     stopping = facts.attempt is not None and facts.attempt.phase is Phase.STOP
     rank.ordered = news.ordered or stopping
+    rank.alone = news.alone
     if news.steps > rank.steps:
         rank.steps, rank.step_at = news.steps, news.at
 

@@ -13,14 +13,14 @@ import sys
 
 import click
 
-from orchestrator.cli import housekeeping, job_file, lifecycle, observe, terminal
+from orchestrator.cli import housekeeping, job_file, lifecycle, observe, run_line, terminal
 from orchestrator.cli.group import CLUSTER_CANNOT, INTERRUPTED, cli
 from orchestrator.core.errors import OrchError
 from orchestrator.core.jobdir import home
 from orchestrator.submission.supervisor_process import revive
 
 VERBS = (
-    *(lifecycle.submit, observe.status, observe.logs, observe.why, observe.stacks),
+    *(run_line.run, lifecycle.submit, observe.status, observe.logs, observe.why, observe.stacks),
     *(lifecycle.cancel, lifecycle.restart, lifecycle.resume, observe.checkpoints, housekeeping.collect_verb),
     *(job_file.check, job_file.plan, job_file.render, job_file.init, job_file.schema, housekeeping.clean),
 )
@@ -45,7 +45,7 @@ def _revive_all() -> None:
             terminal.complain(f"{folder.id}: its supervisor cannot be looked after: {why}")
 
 
-_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit"})
+_NO_JOBS_NEEDED = frozenset({"init", "schema", "render", "check", "plan", "submit", "run"})
 
 
 def main() -> None:
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
         terminal.say(f"{new_line}interrupted", err=True)
         return INTERRUPTED
     except terminal.ReaderGone:
-        is_awaited = argv[0] in ("submit", "resume") and "--follow" in argv
+        is_awaited = argv[0] == "run" or (argv[0] in ("submit", "resume") and "--follow" in argv)
         return INTERRUPTED if is_awaited else 0  # 0 would say that the job has succeeded
     except OSError as err:
         terminal.complain(f"{err.filename or 'orch'}: {err.strerror or err}")

@@ -74,8 +74,13 @@ def render(spec: Path, backend: str | None, overrides: tuple[str, ...]) -> int:
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), default=Path("job.yaml"))
+@click.option(
+    "--from-command",
+    "command",
+    help="Make it of a launch line ('torchrun --nnodes 2 …', srun, accelerate, deepspeed, fabric) or an sbatch script.",
+)
 @click.option("--systemd", is_flag=True, help="Print a user unit that takes up your jobs after a boot.")
-def init(file: Path, systemd: bool) -> int:
+def init(file: Path, command: str | None, systemd: bool) -> int:
     """Write a job file to start from (job.yaml)."""
     from orchestrator.submission import render
     from orchestrator.submission.render import TEMPLATES
@@ -83,20 +88,41 @@ def init(file: Path, systemd: bool) -> int:
     if systemd:
         click.echo(render.systemd_unit(sys.executable, home.home(os.environ), os.environ.get("PATH", "")))
         return 0
-    text = (TEMPLATES / "job.yaml.j2").read_text()
+    if command is not None:
+        return _from_command(file, command)
+    write_new(file, (TEMPLATES / "job.yaml.j2").read_text())
+    terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
+    return 0
+
+
+def _from_command(file: Path, command: str) -> int:
+    """Write the job file of a launch line, and say what became of each option."""
+    from orchestrator.spec import from_command
+
+    made = from_command.job_file(command, file.absolute().parent)
+    write_new(file, made.text)
+    for one in made.became:
+        became = f"→ {one.field}: {one.text}" if one.field else f"not needed, {one.text}"
+        terminal.say(f"  {one.option}  {became}")
+    for note in made.notes:
+        terminal.say(f"note: {note}")
+    terminal.say(f"wrote {file}; look at it, then: orch submit {file} --follow")
+    return 0
+
+
+def write_new(file: Path, text: str) -> None:
+    """Write a job file that does not exist yet. Raises UserError for one that does, and where it cannot be written."""
     try:
         with file.open("x") as out:
             out.write(text)
     except FileExistsError:
         raise UserError(
-            "there is such a file already", str(file), "name another: orch init other.yaml"
+            "there is such a file already", str(file), "name another file, such as other.yaml"
         ) from None
     except OSError as err:
         raise UserError(
             f"cannot be written: {err.strerror}", str(file), "name a place you can write to"
         ) from err
-    terminal.say(f"wrote {file}; edit it, then: orch submit {file} --follow")
-    return 0
 
 
 @click.command()

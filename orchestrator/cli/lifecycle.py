@@ -42,6 +42,11 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
     from orchestrator.client.job import submit as submit_job
 
     job = submit_job(spec, backend=backend, overrides=overrides)
+    return report_submitted(job, follow=follow, as_json=as_json)
+
+
+def report_submitted(job: Job, *, follow: bool, as_json: bool) -> int:
+    """Print a new job, follow it if asked to, and return the exit code."""
     if as_json:
         state = job.status()["state"]
         print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)

@@ -173,17 +173,20 @@ def _live() -> Iterator[tuple[Print, Refresh]]:
             screen.print(Text.from_ansi(text), soft_wrap=True)
 
         def refresh(status: Status) -> None:
-            lines = [terminal.rich_text(one) for one in _footer(status, screen.width * REASON_LINES_MAX)]
+            last = cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim"))
+            shown = ((), *state_lines(status, screen.width * REASON_LINES_MAX), last)
+            lines = [terminal.rich_text(one) for one in shown]
             live.update(Text("\n").join(lines), refresh=True)
 
         yield out, refresh
 
 
-def _footer(status: Status, reason_chars: int) -> list[cells.Line]:
+def state_lines(status: Status, reason_chars: int) -> list[cells.Line]:
+    """Return how a job is doing, in few lines; a reason is cut at `reason_chars`."""
     checkpoint = status["checkpoint"]
     step = checkpoint["step"] if checkpoint else None
     saved = f"  checkpoint at step {step:,}" if step is not None else ""
-    lines = [(), cells.line(*status_view.headline(status), cells.Cell(saved, "dim"))]
+    lines = [cells.line(*status_view.headline(status), cells.Cell(saved, "dim"))]
     if status["reason"] and status["reason"] != status.get("queue", {}).get("said"):
         lines.append(cells.line(cells.Cell(cells.cut(status_view.reason(status), reason_chars), "dim")))
     if status["state"] not in ("STARTING", "RUNNING", "RESTARTING") or status.get("queue", {}).get("silent"):
@@ -192,5 +195,4 @@ def _footer(status: Status, reason_chars: int) -> list[cells.Line]:
         lines.append(cells.line(cells.Cell(cells.cut(suspicion, reason_chars), "yellow")))
     if "supervisor" in status:
         lines.append(cells.line(cells.Cell(status_view.outdated(status), "bold red")))
-    lines.append(cells.line(cells.Cell(f"{status['id']} · Ctrl-C leaves it running", "dim")))
     return lines

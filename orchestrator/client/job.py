@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from orchestrator.client.log_reader import LogLine, LogQuery
     from orchestrator.core.jobdir.plan import Plan
     from orchestrator.core.mask import Mask
+    from orchestrator.spec.load import SpecFile
     from orchestrator.supervisor.journal.lost_journal import Traces
 
 POLL_S = 0.1
@@ -36,6 +38,9 @@ STATE_S_MAX = 10.0
 
 RESUME_S_MAX = 30.0
 """How long it may take until a resumed job has begun its next attempt."""
+
+CLOSE_S_MAX = 120.0
+"""How long it may take to end a job whose machine is gone."""
 
 QUIET_S = 15.0
 """A living supervisor writes its status every half second; an older one names the supervisor that is late."""
@@ -124,6 +129,17 @@ class Job:
                 status["full_disk"] = str(self.folder.root)
         return status
 
+    def _repr_html_(self) -> str:
+        """Return the job as a notebook shows it: its id, state and step, and its folder."""
+        try:
+            status = self.last_status()
+            words = [status["state"], f"attempt {status['attempt']}"]
+            words += [f"step {status['step']:,}"] if status["step"] is not None else []
+        except OrchError as err:
+            words = [err.what]
+        shown = " · ".join(html.escape(word) for word in words)
+        return f"<b>{html.escape(self.id)}</b> {shown}<br><code>{html.escape(str(self.folder.root))}</code>"
+
     def wait(self, timeout_s: float | None = None) -> Status:
         """Wait until the job has ended and return its status. Raises TimeoutError after `timeout_s`."""
         deadline_s = time.monotonic() + (timeout_s if timeout_s is not None else float("inf"))
@@ -156,9 +172,20 @@ class Job:
 
             slurm_status.cancel(self.folder)
         else:
+            is_left = not was_lost and self._left_behind_by()
             requests.ask(self.folder.requests, "cancel")
             if was_lost:
                 self.look_after()
+            elif is_left:
+                supervisor_process.start_supervisor(self.folder)
+
+    def _left_behind_by(self) -> str:
+        """Return the machine that an unended local job has lost, empty for none, see `supervisor_process.left_behind_by`."""
+        try:
+            silent_s = self._written_status().get("written_s", 0.0)
+        except FileNotFoundError:
+            return ""
+        return supervisor_process.left_behind_by(self.folder, silent_s)
 
     def _may_end_without_journal(self) -> bool:
         """Prepare a job whose journal is lost for a supervisor that stops what still runs of it.
@@ -221,10 +248,13 @@ class Job:
         if traces := lost_journal.lost_or_damaged(self.folder, self.plan()):
             self._resume_without_journal(traces, checkpoint, overrides, environ)
             return
+        if self._left_behind_by():
+            self.cancel()  # by a supervisor of this machine, which finds nothing of it alive
+            self.wait(CLOSE_S_MAX)
         before = self.status()
         state = before["state"]
         if state not in status_file.ENDED:
-            raise UserError(f"the job is {state}", self.id, "orch cancel it first, or wait for its end")
+            raise self._goes_on(before)
         if state == "SUCCEEDED" and not overrides and not checkpoint:
             fix = "train on with --set entrypoint='train.py --steps 2000', repeat a part with --from CHECKPOINT, "
             fix += "or start over with orch submit"
@@ -234,6 +264,17 @@ class Job:
             self._queue_again(before)
         else:
             self._await_resume(before)
+
+    def _goes_on(self, status: Status) -> UserError:
+        """Return the refusal of a resume while the job goes on, or might do so on another machine."""
+        what, fix = f"the job is {status['state']}", "orch cancel it first, or wait for its end"
+        who, silent_s = locks.holder(self.folder.lock), status.get("written_s", 0.0)
+        if who is not None and who["host"] != os.uname().nodename and status["backend"] == "local":
+            what = f"{what} on {who['host']}, heard of {silent_s:.0f} s ago"
+            fix = "orch cancel it there, or wait for its end"
+            if silent_s < supervisor_process.LEFT_S_MIN:
+                fix += f"; if that machine is gone, try again once that is {supervisor_process.LEFT_S_MIN:g} s ago"
+        return UserError(what, self.id, fix)
 
     def _resume_without_journal(
         self, traces: Traces, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
@@ -370,11 +411,19 @@ def submit(
 ) -> Job:
     """Submit a job file and return the job. `overrides`: `key.path=value`. Raises OrchError, leaving nothing behind."""
     from orchestrator.spec.load import load
-    from orchestrator.submission import submit as submission
 
     file = load(Path(spec), overrides=overrides, backend=backend)
     kept = [*overrides, *([f"backend={backend}"] if backend else [])]
-    job = Job(submission.submit(file, os.environ if environ is None else environ, kept))
+    return submit_file(file, kept, environ)
+
+
+def submit_file(
+    file: SpecFile, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Job:
+    """Submit a job file that was read with `overrides` and return the job. Raises OrchError, leaving nothing behind."""
+    from orchestrator.submission import submit as submission
+
+    job = Job(submission.submit(file, os.environ if environ is None else environ, overrides))
     if file.spec.backend == "slurm":
         from orchestrator.client import slurm_status
 

@@ -21,6 +21,10 @@ class OrchError(Exception):
         head = f"{self.where}: {self.what}" if self.where else self.what
         return f"{head}\n  fix: {self.fix}" if self.fix else head
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what a notebook shows in place of a traceback, which says nothing to a person who can mend it."""
+        return str(self).splitlines()
+
 
 class UserError(OrchError):
     """The spec, the arguments or the files of the user are at fault."""

@@ -41,6 +41,14 @@ class Activity(enum.Enum):
         return self.value.replace("_", " ")
 
 
+class Framework(enum.Enum):
+    """What is to form the process group of a script."""
+
+    TORCH = "torch"
+    LIGHTNING = "lightning"
+    ACCELERATE = "accelerate"
+
+
 @dataclass(frozen=True, slots=True)
 class EnteredCollective:
     """A collective that a rank entered before its last one in a group; see `Collective`."""
@@ -75,7 +83,7 @@ class Collective:
 class CollectiveCounts:
     """How many collectives a rank had entered when one of its optimizer steps ended."""
 
-    # Optimizer steps of the rank up to then
+    # The rank's step then
     step: int
     # The optimizer of the last of them, 0 is the first that the rank used, and the step's number in that optimizer
     optimizer: int

@@ -9,17 +9,17 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pydantic
 from pydantic_core import ErrorDetails
 
-from orchestrator.spec import hosts, yaml_document
+from orchestrator.spec import hosts, launch_lines, yaml_document
 from orchestrator.spec.model import JobSpec
 from orchestrator.spec.value_types import PATTERNS, Entry, Part
 from orchestrator.spec.yaml_document import Document, Fault, SpecError, did_you_mean, escaped, shown
 
-__all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "json_schema", "load"]
+__all__ = ["Entry", "JobSpec", "SpecError", "SpecFile", "checked", "json_schema", "load"]
 
 MUST_BE = {
     "int": "a whole number",
@@ -74,7 +74,13 @@ def load(path: Path, *, overrides: Sequence[str] = (), backend: str | None = Non
         document.override(argument)
     if backend is not None:
         document.put("backend", backend, f"--backend {escaped(backend)}")
+    return checked(path, text, document)
+
+
+def checked(path: Path, text: str, document: Document) -> SpecFile:
+    """Return the job file that a document holds, as if read from `path`. Raises SpecError with all faults at once."""
     folder, faults = path.absolute().parent, document.faults
+    launch_lines.take_over(document, folder)
     try:
         spec = JobSpec.model_validate(document.data, context=folder)
     except pydantic.ValidationError as err:
@@ -130,9 +136,9 @@ def _names(part: type[Part], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of all fields."""
     for key, info in part.model_fields.items():
         yield f"{prefix}{key}"
-        kind = info.annotation
-        if isinstance(kind, type) and issubclass(kind, Part):
-            yield from _names(kind, f"{prefix}{key}.")
+        for kind in (info.annotation, *get_args(info.annotation)):
+            if isinstance(kind, type) and issubclass(kind, Part):
+                yield from _names(kind, f"{prefix}{key}.")
 
 
 def json_schema() -> dict[str, Any]:

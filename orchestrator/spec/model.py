@@ -17,6 +17,7 @@ from pydantic import Field, ValidationInfo
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
 from orchestrator.spec.sections import (
+    Accelerate,
     Batch,
     Checkpoint,
     Logs,
@@ -54,9 +55,13 @@ class JobSpec(Part):
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.Command | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
+    command: rules.Command | None = about(
+        None, "Shell command that a rank runs, in place of entrypoint; may hold a launch line."
+    )
     entrypoint: rules.EntryPoint | None = about(
-        None, 'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}.'
+        None,
+        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
+        'train.py", a list of words, or {command: …}.',
     )
     start: rules.Start = about(
         "auto",
@@ -80,6 +85,9 @@ class JobSpec(Part):
     )
     rendezvous: Rendezvous = about({}, "Where the ranks of an attempt meet.")
     nccl: rules.Nccl = about({}, "NCCL settings without their prefix: `debug: INFO` sets NCCL_DEBUG.")
+    accelerate: Accelerate | None = about(
+        None, "Environment that `accelerate launch` would give the ranks; `{}`: by its defaults."
+    )
     monitor: Monitor = about({}, "When silence becomes a verdict, and what follows.")
     notify: Notify = about({}, "Notifications of what happens to the job.")
     restart: Restart = about({}, "How often and how fast a failed attempt is followed by another.")

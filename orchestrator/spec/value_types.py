@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
+from orchestrator.spec.launchers.environment import OWNED_NAMES
 from orchestrator.spec.yaml_document import shown
 
 DURATION_S_MIN = 0.001
@@ -25,15 +26,10 @@ GPUS_EACH_MAX = 1024
 """Most GPUs of a node."""
 GRACE_S_MAX = 12 * 3600.0  # sbatch takes a --signal at most 65535 s before the limit
 
-# Variables that orch must set itself, or ranks would not find each other (the torchrun contract).
-OWNED_NAMES = (
-    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
-    *("ROLE_RANK", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"),
-)
 _NO_SCRIPTS = {
     r"-.*": "options stand behind it, only -m before",
-    r"python[0-9.]*": "leave python out, or choose one with `python:`",
-    r"torchrun|accelerate|deepspeed|horovodrun|mpirun|mpiexec|srun": "orch takes the place of {}",
+    r"horovodrun|mpirun|mpiexec": "orch takes the place of {}; write what it starts, and nodes and gpus_per_node",
+    r"accelerate|fabric|lightning": "only what starts a script is read, such as accelerate launch train.py",
     r"(ba|z|da|k)?sh|.*\.sh": "for a shell script write `command: bash run.sh`",
 }
 _UNITS_S = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -142,7 +138,7 @@ def duration(
     def read(value: object) -> float | str | None:
         if isinstance(value, str) and value.lower() in instead:
             return None if value.lower() == "off" else value.lower()
-        seconds = _seconds(str(value))
+        seconds = seconds_of(str(value))
         if not low_s <= seconds <= high_s:
             raise ValueError(f"must be {says}")
         return seconds
@@ -151,7 +147,7 @@ def duration(
     return BeforeValidator(read, json_schema_input_type=schema)
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str) -> float:
     """Return a duration's seconds, -1 for another text."""
     try:
         return float(text)
@@ -253,9 +249,14 @@ def _words(value: object, says: str) -> list[str]:
     return list(words)
 
 
+def _option_words(value: object) -> object:
+    """Split one text as a shell would."""
+    return _split(value) if isinstance(value, str) else value
+
+
 def _split(text: str) -> list[str]:
     try:
-        return shlex.split(text)
+        return shlex.split(text.replace("\\\n", " "))
     except ValueError as err:
         raise ValueError("has a quote or backslash that is not closed") from err
 
@@ -284,7 +285,12 @@ def _listed(value: object) -> object:
 
 def _host_list(value: object) -> object:
     """Split `a,b gpu[1,3-5]` at commas and blanks outside of brackets."""
-    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", value) if isinstance(value, str) else value
+    return host_texts(value) if isinstance(value, str) else value
+
+
+def host_texts(text: str) -> list[str]:
+    """Return the texts of a list of hosts, cut at commas and blanks outside of brackets."""
+    return re.findall(r"(?:\[[^\]\s]*\]?|[^,\s\[])+", text)
 
 
 def _bare_signal(value: object) -> object:
@@ -331,6 +337,9 @@ _ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
 EntryPoint: TypeAlias = Annotated[Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY)]
 _LISTED = BeforeValidator(_listed)
 Lines: TypeAlias = Annotated[tuple[Line, ...], _LISTED]
+Words: TypeAlias = Annotated[
+    tuple[Scalar, ...], BeforeValidator(_option_words, json_schema_input_type=_TEXT_OR_LIST)
+]
 Hosts: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=HOST)], ...], BeforeValidator(_host_list)]
 Options: TypeAlias = Annotated[tuple[Annotated[str, Field(pattern=OPTION)], ...], _LISTED]
 Secrets: TypeAlias = Annotated[tuple[EnvName, ...], _LISTED]

@@ -7,6 +7,7 @@ Slurm has chosen them.
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ from orchestrator.core.limits import Limits
 from orchestrator.core.mask import host_alone
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
 from orchestrator.core.text import counted
+from orchestrator.spec.yaml_document import path_in
 
 if TYPE_CHECKING:
     from orchestrator.spec.load import JobSpec, SpecFile
@@ -60,6 +62,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
     argv, shell = _argv(spec, inventory)
     over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
     pool = _pool(file, inventory) if over_ssh or on_slurm else None
+    nodes = _place(file, inventory, pool)
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
     chosen = _chosen_env(spec)
     return Plan(
@@ -67,11 +70,11 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         name=spec.name,
         backend=spec.backend,
         created_at=created_at,
-        nodes=_place(file, inventory, pool),
+        nodes=nodes,
         argv=argv,
         resume_args=resume_args,
         shell=shell,
-        setup=tuple(spec.setup),
+        setup=(*spec.setup, *_accelerate_setup(file, inventory, _size(nodes, pool))),
         env={name: value for name, (value, _) in chosen.items()},
         defaults={"PYTHONUNBUFFERED": "1"} if spec.logs.unbuffered else {},
         secrets=tuple(spec.secrets),
@@ -242,6 +245,49 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
         )
         raise UserError(what, file.where("gpus_per_node"), fix)
     return int(spec.gpus_per_node)
+
+
+def _size(nodes: tuple[PlannedNode, ...], pool: PlannedPool | None) -> tuple[int, int]:
+    """Return how many nodes and ranks an attempt has."""
+    if pool is not None:
+        return pool.nodes, pool.nodes * pool.ranks_each
+    return len(nodes), sum(len(node.ranks) for node in nodes)
+
+
+def accelerate_file(file: SpecFile, named: str) -> str:
+    """Return the path by which ranks find a configuration of Accelerate: relative to the code snapshot where it lies in
+    workdir."""
+    path = path_in(file.workdir, named)
+    inside = path.is_relative_to(file.workdir)
+    return str(path.relative_to(file.workdir) if inside else path)
+
+
+def _accelerate_setup(file: SpecFile, inventory: Inventory, size: tuple[int, int]) -> tuple[str, ...]:
+    """Return the setup lines that set what `accelerate launch` would set, by the job's own Python, see
+    `agent.rank.accelerate_env`; none without an `accelerate` section."""
+    spec = file.spec
+    if spec.accelerate is None:
+        return ()
+    named = spec.accelerate.config_file
+    settings = {
+        "args": list(spec.accelerate.args),
+        "config_file": accelerate_file(file, named) if named else None,
+        "nodes": size[0],
+        "processes": size[1],
+        "keep": sorted({*_chosen_env(spec), *spec.env, *spec.secrets}),
+    }
+    is_command = spec.entry.kind == "command"
+    pythons = ["python", "python3", inventory.python] if is_command else [inventory.python, "python3"]
+    if spec.python:
+        pythons = [spec.python]
+    look = " || ".join(f"command -v {shlex.quote(python)}" for python in pythons)
+    # The setup script is ROOT/nodes/NAME/setup.sh, the bundle ROOT/orch.pyz.
+    run = f'"$({look} || echo python3)" -m orchestrator.agent.rank.accelerate_env {shlex.quote(json.dumps(settings))}'
+    return (
+        "orch_root=${0%/nodes/*} # what accelerate launch would set:",
+        f'orch_env=$(cd -- "$orch_root/code" && PYTHONPATH="$orch_root/orch.pyz${{PYTHONPATH:+:$PYTHONPATH}}" {run})',
+        'eval "$orch_env"',
+    )
 
 
 def _limits(spec: JobSpec) -> Limits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Mapping
 
@@ -29,12 +30,17 @@ def resume(
     if old.slurm is not None:
         _resume_in_queue(job, old, path, overrides, environ)
         return
-    if overrides:
+    if overrides or _is_elsewhere(old):
         replan(job, old, overrides, environ)
     requests.ask(job.requests, "resume", path=path)
     job.ended.unlink(missing_ok=True)
     job.cleaned_hosts.unlink(missing_ok=True)  # it will be on hosts again
     start_supervisor(job)
+
+
+def _is_elsewhere(plan: Plan) -> bool:
+    """Tell whether a local job was planned on another machine, whose GPUs and Python were others."""
+    return plan.backend == "local" and any(node.host != socket.gethostname() for node in plan.nodes)
 
 
 def _resume_in_queue(

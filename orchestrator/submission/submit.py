@@ -73,6 +73,7 @@ def submit(file: SpecFile, environ: Mapping[str, str], overrides: Sequence[str] 
         from orchestrator.backends.ssh import fanout
 
         code = snapshot.with_sync(code, plan.ssh.sync, file.spec.snapshot.limit_mb, folder)
+        refusals.refuse_uncopied(file, code)
         fanout.refuse_locked_keys([node.host for node in plan.nodes], plan.ssh)
     job = _fill(folder, file, plan, code, environ, overrides)
     if plan.slurm is not None:

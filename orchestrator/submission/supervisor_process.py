@@ -72,6 +72,26 @@ def _is_supervised(job: JobDir) -> bool:
     return who is not None and who["host"] != os.uname().nodename
 
 
+LEFT_S_MIN = 60.0
+"""How long a job of another machine must have been silent before it can be taken over."""
+
+
+def left_behind_by(job: JobDir, silent_s: float) -> str:
+    """Return the machine of an unended local job if all that is in the job's folder says that nothing of it runs there any
+    more: no lock of its supervisor or of an agent is held, and its status is `silent_s` old. Empty for any other job.
+
+    Such is a job of a session that was ended from outside, whose folder is on a disk that was kept. An agent holds its lock
+    for as long as ranks of it can run. It is no proof, so only a person who resumes or cancels the job acts on it.
+    """
+    who = locks.holder(job.lock)
+    if job.ended.exists() or who is None or who["host"] == os.uname().nodename or home.is_slurm(job):
+        return ""
+    held = [job.lock, *job.root.glob("nodes/*/agent.lock")]
+    if _is_over_ssh(job) or silent_s < LEFT_S_MIN or any(locks.is_held(lock) for lock in held):
+        return ""
+    return str(who["host"])
+
+
 SUPERVISOR_ENV = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),

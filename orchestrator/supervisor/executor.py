@@ -131,6 +131,7 @@ class Executor:
                 | d.Alert()
                 | d.ResolveAlert()
                 | d.Remark()
+                | d.Notice()
                 | d.Finish()
                 | d.EndJob()
                 | d.Requeue()

@@ -73,6 +73,8 @@ def occasions(decision: d.Decision) -> tuple[str, ...]:
             return ("notice",)
         case d.ResolveAlert():
             return ("withdrawn",)
+        case d.Notice(withdrawn=withdrawn):
+            return ("withdrawn",) if withdrawn else ("notice",)
         case d.Suspect():
             return ("suspect",)
         case d.BeginAttempt(attempt=number) if number > 1:
@@ -127,6 +129,8 @@ def _text(event: str, decision: d.Decision, plan: Plan) -> str:
             return f"{plan.id}: goes on after all: {decision.why}"
         case d.Suspect():
             return f"{plan.id}: may hang in attempt {decision.attempt}: {decision.why}; nothing is done about it yet"
+        case d.Notice():
+            return f"{plan.id}: {decision.why}"
         case d.BeginAttempt():
             return f"{plan.id}: attempt {decision.attempt} begins: {decision.why}"
         case _:

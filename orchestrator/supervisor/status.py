@@ -102,6 +102,8 @@ def status(
         "step": facts.step,
         "steps_per_s": round(min(pace), 3) if pace else None,
         "suspicion": (suspects.text(facts, now.job_s) if facts.end is None else "") or None,
+        "notices": [text for text in attempt.notices.values() if text] if attempt else [],
+        "progress": _progress(facts),
         "stragglers": _stragglers(facts),
         "started_at": now.iso(facts.run_began_at),
         "ended_at": now.iso(facts.ended_at),
@@ -206,6 +208,13 @@ def _stragglers(facts: Facts) -> list[StragglerStatus]:
     ]
 
 
+def _progress(facts: Facts) -> str | None:
+    """Return the progress bar of a job that makes no steps: that of the first rank that has one, as people read it."""
+    if facts.attempt is None or any(rank.steps for rank in facts.ranks.values()):
+        return None
+    return next((rank.progress for rank in facts.ranks.values() if rank.progress), None)
+
+
 def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
 
@@ -252,4 +261,5 @@ def _rank(facts: Facts, rank: RankFacts, now: Now, rates: Mapping[int, float]) -
         "steps_per_s": round(rates[rank.rank], 3) if alive and rank.rank in rates else None,
         "beat_s": now.age_s(rank.beat_at) if alive else None,
         "exit": code,
+        "progress": rank.progress or None,
     }

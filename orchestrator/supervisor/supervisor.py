@@ -58,7 +58,7 @@ DECISIONS_MAX = 10_000
 TURNING_POINTS = (
     d.BeginAttempt, d.Place, d.Judge, d.Alert, d.ResolveAlert, d.Finish, d.EndJob, d.Requeue,
 )  # fmt: skip
-"""The decisions that are printed, notified of, and shown in a durable status."""
+"""The decisions that are printed, and shown in a durable status."""
 
 EVERYWHERE, HERE = "0.0.0.0", "127.0.0.1"
 
@@ -308,11 +308,11 @@ class Supervisor:
                 self._heartbeats.sent(node, ack)
 
     def _do(self, decision: d.Decision) -> None:
-        """Carry out one decision; show and print it if it is a turning point."""
+        """Carry out one decision and notify of it; show and print it if it is a turning point."""
+        self._notifier.tell(decision, self._brain.facts, status_object.iso(time.time()))
         if isinstance(decision, TURNING_POINTS):
             self._heartbeats.rates.clear()
             print(f"{status_object.iso(time.time())} {type(decision).__name__}: {decision.why}", flush=True)
-            self._notifier.tell(decision, self._brain.facts, status_object.iso(time.time()))
             self._show(durable=True)
         if isinstance(decision, d.Judge):
             self._executor.judged(decision.verdict, self._brain.facts, self._brain.now_s())

@@ -128,6 +128,9 @@ def heartbeat(node: str, report: m.Heartbeat, at: float) -> e.Heartbeat:
             exiting=r.exiting,
             groups=r.groups,
             collective_counts=r.collective_counts,
+            optimizer_steps=r.optimizer_steps,
+            alone=r.alone,
+            progress=r.progress,
         )
         for r in report.ranks
     )

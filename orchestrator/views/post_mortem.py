@@ -186,8 +186,10 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     yield line(f"{_PAD}from {source}, {_when(attempt['started_at'], attempt['ended_at'])}")
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
-        what = f"{told['what']} at {told['at'][11:19]} UTC: {kind}{short(told['text'], folder)}"
-        yield line(f"{_PAD}{what}")
+        text, fix = with_fix(short(told["text"], folder))
+        yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{text}")
+        if fix:
+            yield line(f"{_PAD}  fix: {fix}")
     if starts := attempt.get("starts"):
         yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
     yield from _remarks(attempt.get("remarks", ()))

@@ -49,6 +49,8 @@ def headline(status: Status) -> Line:
     if status["step"] is not None:
         total = f"/{status['total_steps']:,}" if status["total_steps"] else ""
         parts.append(Cell(f"  step {status['step']:,}{total}"))
+    elif progress := status.get("progress"):
+        parts.append(Cell(f"  {progress}"))
     if status["steps_per_s"]:
         parts.append(Cell(f"  {status['steps_per_s']:.2f} steps/s"))
     if (remaining_s := eta_s(status)) is not None:
@@ -96,6 +98,10 @@ def job(status: Status) -> list[Line]:
     lines += queue(status)
     if status["suspicion"]:
         lines.append(line("suspicion   ", Cell(status["suspicion"], "yellow")))
+    for notice in status.get("notices", ()):
+        what, fix = with_fix(notice)
+        lines.append(line("notice      ", Cell(what, "yellow")))
+        lines += [line(f"            fix: {fix}")] if fix else []
     lines += _stragglers(status["stragglers"])
     if "supervisor" in status:
         lines.append(line(Cell(outdated(status), "bold red")))
@@ -147,7 +153,8 @@ def outdated(status: Status) -> str:
     """Return that no supervisor keeps this status up to date, and which one last did."""
     holder, queued = status["supervisor"], status.get("queue")
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
-    more = "its batch script starts it again" if queued else "orch status there tells more"
+    gone = "; if that machine is gone: orch resume" if status["backend"] == "local" and holder else ""
+    more = "its batch script starts it again" if queued else f"orch status there tells more{gone}"
     more = "Slurm has suspended it" if queued and queued["state"] == "SUSPENDED" else more
     if full := status.get("full_disk"):
         more = f"the disk of {full} is full: the job goes on when there is room"
@@ -290,7 +297,7 @@ def _rank_row(rank: RankStatus) -> list[Cell]:
         Cell(rank["node"]),
         Cell(or_dash(rank["pid"])),
         Cell(rank["state"], "red" if bad else ""),
-        Cell(or_dash(rank["step"])),
+        Cell(or_dash(rank["step"] if rank["step"] is not None else rank.get("progress"))),
         Cell(f"{pace:.2f}" if pace else "-"),
         Cell(duration(rank["beat_s"])),
         Cell(or_dash(rank["exit"]), "red" if bad else ""),

@@ -32,7 +32,7 @@ LAYERS = (
     *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),
     *("brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
     *("supervisor.journal", "supervisor.transfers", "supervisor"),
-    *("spec", "submission", "client", "client.outline", "views", "cli"),
+    *("spec.launchers", "spec", "submission", "client", "client.outline", "views", "cli"),
     "",
 )
 """The rooms; a room imports its own files and rooms that stand earlier here. The last one is the package's own files."""
@@ -265,10 +265,11 @@ def test_an_island_imports_only_its_own(island: str) -> None:
 
 
 def test_nobody_imports_the_command_line() -> None:
+    """The package's own face does, for type checkers: `orchestrator.run` shows a job as the command line does."""
     assert [
         _at(module, one)
         for module in MODULES
-        if _outer(module) != "cli"
+        if _outer(module) != "cli" and module != "orchestrator"
         for ours, one in _ours(module, typed=True)
         if _outer(ours) == "cli"
     ] == []

@@ -197,6 +197,9 @@ def test_commands_in_the_documents_are_ones_that_orch_and_make_know(page: str) -
 def _check(line: str, words: list[str]) -> None:
     command = cli.commands.get(words[0])
     assert command is not None, line
+    if words[0] == "run":  # what stands behind the script is the script's
+        script = next((index for index, word in enumerate(words) if word.endswith(".py")), len(words))
+        words = words[:script]
     flags = {flag for option in command.params for flag in (*option.opts, *option.secondary_opts)}
     assert {word for word in words[1:] if word.startswith("-")} <= flags, line
 

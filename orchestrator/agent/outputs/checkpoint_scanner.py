@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.agent.outputs.checkpoint_formats import Shape, inspect_shape
+from orchestrator.agent.outputs.checkpoint_step import stated_step
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch, FoundCheckpoint
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.agent.rank.processes import NodeRanks
@@ -157,7 +158,7 @@ class CheckpointScanner:
     def _report_found(self, ranks: NodeRanks, checkpoint: FoundCheckpoint) -> None:
         path, steps = checkpoint.path, _step_at(ranks, checkpoint.mtime_ns)
         if not self._is_fetched:
-            self._report(m.CheckpointFound(ranks.attempt, str(path), steps))
+            self._report(m.CheckpointFound(ranks.attempt, str(path), steps, stated_step(path)))
             return
         shape = inspect_shape(path)
         if shape.mtime_ns != checkpoint.mtime_ns:

@@ -1,8 +1,9 @@
 """Hook in every Python process of a rank: this file, copied as `sitecustomize.py` to the front of PYTHONPATH.
 
 In each process it arms `faulthandler` on the stack signal and notes an uncaught exception. Once torch is imported it
-starts torch's worker server and counts optimizer steps and collectives. It notes when the process is exiting. At start
-it makes way for the `sitecustomize` that would have run without it.
+starts torch's worker server, counts optimizer steps and collectives, and notes whether the rank has formed a process
+group. It notes when the process is exiting. In a child that `multiprocessing` has spawned it only counts. At start it
+makes way for the `sitecustomize` that would have run without it.
 Under any other module name it does nothing, so that the agent can import its constants.
 
 Rules: standard library only, and as little of it as possible, since every interpreter start pays. It never breaks a
@@ -39,27 +40,43 @@ NOTES_FILE = "hook-notes.txt"
 GROUPS_FILE = "groups.json"
 SOCKET_FILE = "torch-{}.socket"
 
-# The step file is an array of little-endian u64: a header of 64 bytes, the time of step n at n % RING_STEPS, then a row
-# of ROW_WORDS words for each step. A group's column holds one more than the number of collectives that the group had
-# entered by the end of that step, 0 where it is not known. The last word tells whose step it was: OPTIMIZERS_MAX * (the
-# number of steps of that optimizer) + the optimizer's number, 0 where it is not known. GROUPS_FILE assigns the columns
-# for the generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD
-# was about to exit. THREAD_WORD: the kernel's id of the thread that made the last step.
+# The step file is an array of little-endian u64: a header of 128 bytes, the time of step n at n % RING_STEPS, then a
+# row of ROW_WORDS words for each step. Here a step is one of any optimizer. A group's column holds one more than the
+# number of collectives that the group had entered by the end of that step, 0 where it is not known. OPTIMIZER_COLUMN
+# tells whose step it was: OPTIMIZERS_MAX * (the number of steps of that optimizer) + the optimizer's number, 0 where it
+# is not known. SCRIPT_STEP_COLUMN: the script's step, see `ScriptSteps`. GROUPS_FILE assigns the columns for the
+# generation in GROUPS_WORD, which is odd while columns change. EXITING_WORD: when the process EXITING_PID_WORD was about
+# to exit. THREAD_WORD: the kernel's id of the thread that made the last step. ALONE_WORD: one of ALONE_WITH, counted from
+# 1, where the process trains and has formed no process group with another one; else 0.
 STEP_FILE_MAGIC = 0x4843524F  # b"ORCH" read as u32; the version is the upper half of the same word
-STEP_FILE_VERSION = 4
+STEP_FILE_VERSION = 5
 MAGIC_WORD, PID_WORD, STEP_WORD, TIME_WORD = range(4)
 EXITING_WORD, EXITING_PID_WORD, GROUPS_WORD, THREAD_WORD = range(4, 8)
-RING_WORD = 8
+ALONE_WORD = 8
+RING_WORD = 16
 RING_STEPS = 1024
 GROUPS_MAX = 8
 OPTIMIZERS_MAX = 8
-ROW_WORDS = GROUPS_MAX + 1
+OPTIMIZER_COLUMN, SCRIPT_STEP_COLUMN = GROUPS_MAX, GROUPS_MAX + 1
+ROW_WORDS = GROUPS_MAX + 2
 COUNTS_WORD = RING_WORD + RING_STEPS
 STEP_FILE_BYTES = 8 * (COUNTS_WORD + RING_STEPS * ROW_WORDS)
 CLAIMS_MAX = 64  # processes that may take over one step file in turn: a script may restart its trainer
 CLAIM_RETRY_NS = 1_000_000_000
 MESSAGE_CHARS_MAX = 4_000
 TRACEBACK_CHARS_MAX = 20_000
+ALONE_WITH = ("torch", "lightning", "accelerate")
+ALONE_EVERY_STEPS = 16  # how often it is checked
+# Libraries that connect ranks without torch.distributed: where one is imported, nothing is known.
+OTHER_GANGS = (
+    "horovod", "jax", "ray", "mpi4py", "torch_xla", "byteps", "bagua", "hivemind", "torchft", "monarch", "distributed",
+    "flwr", "paddle", "tensorflow",
+)  # fmt: skip
+LIGHTNING_MODULES = ("lightning", "pytorch_lightning", "lightning_fabric")
+# torch's own function that makes a step with zero gradients, to fill the state of an optimizer, and its module; how many
+# callers of the hook may lie between: those that wrap `Optimizer.step`.
+STATE_MODULE, STATE_FUNCTION = "torch.distributed.checkpoint.state_dict", "_init_optim_state"
+STATE_FRAMES_MAX = 6
 # A gloo thread that frees a tensor while Python ends aborts the process: pytorch/pytorch#179291, seen in 5 of 72
 # exits of a training that went well, and in 0 of 64 when the GIL was free for a moment before.
 EXIT_PAUSE_S = 0.05
@@ -68,11 +85,12 @@ _MULTIPROCESSING_STARTS = (
     "from multiprocessing.forkserver import",
     "from multiprocessing.resource_tracker import",
 )
+_SPAWNED = "--multiprocessing-fork"
 
 
 def may_arm(environ: "Mapping[str, str]", argv: "list[str]") -> bool:
     """Tell whether this process may arm: it is a rank's, and `multiprocessing` did not start it as a helper."""
-    if not environ.get(RANK_DIR_ENV) or "RANK" not in environ or "--multiprocessing-fork" in argv:
+    if not environ.get(RANK_DIR_ENV) or "RANK" not in environ:
         return False
     return not any(arg.startswith(_MULTIPROCESSING_STARTS) for arg in argv)
 
@@ -245,20 +263,29 @@ def place_of(value: BaseException) -> "tuple[str, int, str]":
 
 
 class Groups:
-    """Writes the number of collectives of each process group into the step file, at each step.
+    """Writes a step's row into the step file: whose step it was, the script's step, and the number of collectives of
+    each process group.
 
     It reads torch's table of groups and imports nothing. It keeps only weak references, since a group must die when the
     script destroys it. The first GROUPS_MAX groups of the table have a column each.
     """
 
-    def __init__(self, folder: str, notes: HookNotes) -> None:
+    def __init__(self, folder: str, notes: HookNotes, *, is_child: bool = False) -> None:
         self._path = os.path.join(folder, GROUPS_FILE)
         self._notes = notes
+        self.begin(is_child=is_child)
+
+    def begin(self, *, is_child: bool) -> None:
+        """Begin without any group or step. Collectives of a child are not counted: children of two ranks may form a gang
+        each, with groups of equal names."""
+        self._is_child = is_child
         # In the order of torch's table; -1: the group has no count.
         self._columns: list[tuple[ref[Any], int]] = []
         self._table_length = 0
         self._generation = 0
         self._optimizer_steps = OptimizerSteps()
+        self._script_steps = ScriptSteps()
+        self._has_company = False  # it works with another process, or that cannot be known
         self.is_joined = False
 
     def cover_joins(self, join: "Any") -> None:
@@ -273,21 +300,39 @@ class Groups:
         join.__enter__ = note_and_enter
 
     def count(self, words: memoryview, step: int, optimizer: object) -> None:
-        """Write the number of collectives that each group has entered by the end of `step`: 2 µs for eight groups."""
+        """Write the row of `step`: 2 µs for eight groups."""
         row = COUNTS_WORD + step % RING_STEPS * ROW_WORDS
-        words[row + GROUPS_MAX] = 0
-        torch = sys.modules.get("torch.distributed.distributed_c10d")
-        if torch is None or self.is_joined:
-            return
+        words[row + OPTIMIZER_COLUMN] = 0
+        generation = self._generation
         try:
-            world = torch._world
-            table = world.pg_map
-            if len(table) != self._table_length or not self._write_row(words, row, table):
-                self._assign_columns(words, world)
-                self._write_row(words, row, table)
-            words[row + GROUPS_MAX] = self._optimizer_steps.next(optimizer)
-        except Exception as err:
-            self._notes.add("collective counts", err)
+            own_step: int | None = self._optimizer_steps.next(optimizer)
+        except Exception as err:  # it is not one of torch's optimizers
+            own_step = None
+            self._notes.add("optimizers", err)
+        words[row + SCRIPT_STEP_COLUMN] = self._script_steps.next(own_step)
+        torch = sys.modules.get("torch.distributed.distributed_c10d")
+        if torch is not None and not self.is_joined and not self._is_child:
+            try:
+                world = torch._world
+                table = world.pg_map
+                if len(table) != self._table_length or not self._write_row(words, row, table):
+                    self._assign_columns(words, world)
+                    self._write_row(words, row, table)
+                words[row + OPTIMIZER_COLUMN] = own_step or 0
+            except Exception as err:
+                self._has_company = True
+                self._notes.add("collective counts", err)
+        if not self._has_company and (step % ALONE_EVERY_STEPS == 1 or generation != self._generation):
+            self.note_company(words)
+
+    def note_company(self, words: memoryview) -> None:
+        """Note whether this process trains alone, and with which framework: 1 µs."""
+        alone_with = None if self._has_company else self._notes.guard("groups", self._alone_with)
+        self._has_company = alone_with is None
+        words[ALONE_WORD] = 1 + ALONE_WITH.index(alone_with) if alone_with else 0
+
+    def _alone_with(self) -> "str | None":
+        return None if self.is_joined or has_other_gang() or works_with_others() else framework()
 
     def _write_row(self, words: memoryview, row: int, table: "Mapping[Any, object]") -> bool:
         """Write the counts; return False when the columns were assigned for another table."""
@@ -380,14 +425,102 @@ class OptimizerSteps:
         return number, reference
 
 
+class ScriptSteps:
+    """Counts the steps of a script's loop, in which several optimizers may step: the one that steps most counts.
+
+    A step begins when an optimizer steps that has stepped since the last one began. So the two optimizers of a GAN make
+    one step together, five steps of a critic before one of its generator are five, and phases one after the other, each
+    with an optimizer of its own, all count.
+    """
+
+    def __init__(self) -> None:
+        self._stepped = -1  # a bit for each optimizer; at first all, so that the first step begins one
+        self._steps = 0
+
+    def next(self, own_step: "int | None") -> int:
+        """Return the script's step after one more step of an optimizer, as `OptimizerSteps.next` returns it. Those beyond
+        OPTIMIZERS_MAX never begin one, such as many small ones that step in turn."""
+        if own_step is None:
+            self._steps += 1
+        elif own_step:
+            bit = 1 << own_step % OPTIMIZERS_MAX
+            if self._stepped & bit:
+                self._steps += 1
+                self._stepped = bit
+            else:
+                self._stepped |= bit
+        return self._steps
+
+
+def has_other_gang() -> bool:
+    """Tell whether a library other than torch.distributed's process groups may connect this process to others."""
+    modules = sys.modules
+    for module in OTHER_GANGS:  # half as long as `any`
+        if module in modules:
+            return True
+    rpc_is_up = getattr(sys.modules.get("torch.distributed.rpc.api"), "_is_current_rpc_agent_set", None)
+    return rpc_is_up is not None and bool(rpc_is_up())
+
+
+def works_with_others() -> bool:
+    """Tell whether this process is in a process group with another one. Raises for another torch.
+
+    Accelerate on CPUs, unless it is told so, forms a group and then takes each process for the only one: it counts as
+    soon as it has run a collective.
+    """
+    torch = sys.modules.get("torch.distributed.distributed_c10d")
+    if torch is None:
+        return False
+    groups = [group for group, ranks in torch._world.pg_group_ranks.items() if len(ranks) > 1]
+    if not groups or accelerate_state().get("num_processes") != 1:
+        return bool(groups)
+    return any(group._get_sequence_number_for_group() for group in groups)
+
+
+def accelerate_state() -> "Mapping[str, object]":
+    """Return Accelerate's state of this process, empty where it is not in use."""
+    state = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    return getattr(state, "_shared_state", None) or {}
+
+
+def framework() -> str:
+    """Return the one of ALONE_WITH that is to form this script's process group."""
+    if any(module in sys.modules for module in LIGHTNING_MODULES):
+        return "lightning"
+    return "accelerate" if accelerate_state() else "torch"
+
+
+def fills_state() -> bool:
+    """Tell whether torch itself makes the present step, to fill the state of an optimizer before it saves or loads that."""
+    if STATE_MODULE not in sys.modules:
+        return False
+    frame = sys._getframe(1)
+    for _ in range(STATE_FRAMES_MAX):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == STATE_FUNCTION:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def is_data_worker() -> bool:
+    """Tell whether this process is a worker of a DataLoader: steps there are none of the training."""
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    return worker_info is not None and worker_info() is not None
+
+
 class Steps:
     """Counts this process's optimizer steps in the rank's step file, if this process holds the claim.
 
     The first process that steps claims the file and runs `on_claim`. The other processes of the rank do not write, and
-    check once a second whether the claimer has died. A forked child never writes.
+    check once a second whether the claimer has died. A child that trains in place of the rank's first process, forked or
+    spawned, claims as any other; a worker of a DataLoader never does.
     """
 
-    def __init__(self, folder: str, notes: HookNotes, on_claim: "Callable[[], None]") -> None:
+    def __init__(
+        self, folder: str, notes: HookNotes, on_claim: "Callable[[], None]", *, is_child: bool = False
+    ) -> None:
         import itertools
         import time
         from _thread import get_native_id
@@ -395,8 +528,9 @@ class Steps:
         self._folder = folder
         self._notes = notes
         self._on_claim = on_claim
-        self.groups = Groups(folder, notes)
+        self.groups = Groups(folder, notes, is_child=is_child)
         self._pid = os.getpid()
+        self._count = itertools.count
         self._next_step = itertools.count(1).__next__  # atomic under the GIL
         self._time_ns = time.time_ns
         self._thread_id = get_native_id
@@ -405,7 +539,9 @@ class Steps:
 
     def after_step(self, optimizer: object, args: object, kwargs: object) -> None:
         """Run after each optimizer step, as torch's global hook. STEP_WORD is written last: once it is there, the
-        rest is valid."""
+        rest is valid. A step that torch makes to fill the optimizer's state does not count."""
+        if fills_state():
+            return
         step = self._next_step()
         now_ns = self._time_ns()
         words = self._words or self._first_step(now_ns)
@@ -417,9 +553,11 @@ class Steps:
             words[STEP_WORD] = step
 
     def after_fork(self) -> None:
-        """Stop counting for good in a forked child."""
+        """Begin to count in a forked child: it claims the file where its parent makes no steps."""
         self._words = None
-        self._retry_at_ns = float("inf")
+        self._retry_at_ns = 0
+        self._next_step = self._count(1).__next__
+        self.groups.begin(is_child=True)
 
     def at_exit(self) -> None:
         """Let torch's communication threads finish before the interpreter ends, and note that the process exits."""
@@ -434,6 +572,7 @@ class Steps:
     def _note_exit(self) -> None:
         words = self._words
         if words is not None:
+            self.groups.note_company(words)
             words[EXITING_PID_WORD] = self._pid
             words[EXITING_WORD] = self._time_ns()
         elif os.getsid(0) == self._pid:
@@ -449,7 +588,11 @@ class Steps:
     def _first_step(self, now_ns: int) -> "memoryview | None":
         if now_ns < self._retry_at_ns:
             return None
-        self._retry_at_ns = now_ns + CLAIM_RETRY_NS
+        self._retry_at_ns = (
+            float("inf") if self._notes.guard("worker", is_data_worker) else now_ns + CLAIM_RETRY_NS
+        )
+        if self._retry_at_ns == float("inf"):
+            return None
         if self._notes.guard("claim", lambda: claim(self._folder)):
             self._retry_at_ns = float("inf")  # ours for good, even if the file cannot be used
             self._words = self._notes.guard("step file", lambda: open_step_file(self._folder))
@@ -592,12 +735,19 @@ def keep_new_name(environ: "MutableMapping[str, str]") -> None:
 class Hook:
     """All parts of the hook in one process of a rank. Every entry point swallows errors."""
 
-    def __init__(self, environ: "Mapping[str, str]") -> None:
+    def __init__(self, environ: "Mapping[str, str]", *, only_counts: bool = False) -> None:
+        """`only_counts`: in a child that `multiprocessing` has spawned, which may be one of many workers for data."""
         import atexit
 
         folder = self._folder = environ[RANK_DIR_ENV]
         self._pid = os.getpid()
         self._notes = HookNotes(folder)
+        if only_counts:
+            self._steps = Steps(folder, self._notes, lambda: None, is_child=True)
+            self._when_imported("torch.optim.optimizer", "register_optimizer_step_post_hook", self._register)
+            atexit.register(self._steps.at_exit)
+            os.register_at_fork(after_in_child=self._steps.after_fork)
+            return
         self._errors = Errors(folder, self._notes)
         self._steps = Steps(folder, self._notes, self._errors.wrap)
         self._stacks = self._notes.guard("stacks", lambda: Stacks(folder, int(environ[STACK_SIGNAL_ENV])))
@@ -621,6 +771,9 @@ class Hook:
 
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()
+        self._register(register)
+
+    def _register(self, register: "Callable[..., object]") -> None:
         # A compiled optimizer.step would trace into the hook and warn about it; this mark keeps dynamo out.
         Steps.after_step._torchdynamo_disable = True  # type: ignore[attr-defined]
         register(self._steps.after_step)
@@ -648,7 +801,7 @@ def _start() -> None:
 
         # Raises in a subinterpreter, whose end says nothing.
         _signal.signal(_signal.SIGINT, _signal.getsignal(_signal.SIGINT))
-        sys._orch_hook = Hook(os.environ)  # type: ignore[attr-defined]
+        sys._orch_hook = Hook(os.environ, only_counts=_SPAWNED in argv)  # type: ignore[attr-defined]
 
 
 if __name__ == "sitecustomize":

@@ -19,6 +19,7 @@ from orchestrator.agent.rank.error_file import forget_errors
 from orchestrator.agent.rank.flight_recorder import OwnWork, WorkerServerClient
 from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV, STEP_FILE
 from orchestrator.agent.rank.io_counter import IoCounter
+from orchestrator.agent.rank.progress_bar import ProgressBar
 from orchestrator.core import observations
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir import full_disk
@@ -52,18 +53,20 @@ class RankProcess:
     counter: step_counter.StepCounter
     log_bytes: int = 0
     steps: int = 0
+    # Steps of all its optimizers together, at the last heartbeat.
+    optimizer_steps: int = 0
     exit_code: int | None = None
     world_size: int = 0
-    # The step of the last heartbeat.
-    reported_step: int = 0
     worker_server: WorkerServerClient = field(init=False)
     own_work: OwnWork = field(init=False)
     io_counter: IoCounter = field(init=False)
+    progress_bar: ProgressBar = field(init=False)
 
     def __post_init__(self) -> None:
         self.worker_server = WorkerServerClient(self.folder)
         self.own_work = OwnWork(self.worker_server)
         self.io_counter = IoCounter(self.pid)
+        self.progress_bar = ProgressBar(self.log)
 
     @property
     def exited(self) -> bool:
@@ -156,7 +159,8 @@ class NodeRanks:
         failure = _failure(process, exit_code)
         oom = signum == signal.SIGKILL and _oom_kills() > self.oom_kills
         ordered = self.want is RanksGoal.STOP
-        return m.Exited(self.attempt, process.rank, code, signum, process.steps, failure, oom, ordered)
+        alone = process.counter.alone_with()
+        return m.Exited(self.attempt, process.rank, code, signum, process.steps, failure, oom, ordered, alone)
 
     def heartbeats(self) -> tuple[m.RankHeartbeat, ...]:
         """Return the heartbeats of the living ranks, and note when one made a step."""
@@ -165,21 +169,21 @@ class NodeRanks:
     def _heartbeat(self, process: RankProcess) -> m.RankHeartbeat | None:
         """Return one rank's heartbeat; None when it has ended and is about to be reaped."""
         now_s = time.monotonic()
-        steps = process.counter.read().step
-        if steps > process.steps:
-            process.steps = steps
+        last, before = process.counter.read(), process.optimizer_steps
+        if last.rows != before:
             self.progress_at = now_s
+        process.steps, process.optimizer_steps = max(process.steps, last.step), last.rows
         stat = procfs.stat(process.pid)
         if stat is not None and stat.state in "ZX" and _is_reapable(process.pid):
             return None
         state, cpu_s = (stat.state, stat.cpu_s) if stat else ("X", 0.0)
-        counts = process.counter.collective_counts(process.reported_step, steps)
-        process.reported_step = steps
+        counts = process.counter.collective_counts(before, last.rows)
         return m.RankHeartbeat(
-            process.rank, steps, state, process.log_bytes, cpu_s, process.counter.rate_per_s(),
+            process.rank, last.step, state, process.log_bytes, cpu_s, process.counter.rate_per_s(),
             io_bytes=process.io_counter.bytes(now_s), median_step_s=process.counter.median_step_s(),
-            own_work_s=process.own_work.poll(process.counter, now_s) if steps else None, exiting=process.is_exiting(),
+            own_work_s=process.own_work.poll(process.counter, now_s) if last.rows else None, exiting=process.is_exiting(),
             groups=tuple(group.key for group in process.counter.groups()), collective_counts=counts,
+            optimizer_steps=last.rows, alone=process.counter.alone_with(), progress=process.progress_bar.text(last.rows),
         )  # fmt: skip
 
     def note_logs(self, now_ns: int) -> None:

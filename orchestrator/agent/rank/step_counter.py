@@ -1,5 +1,8 @@
 """Step counter of a rank: its steps with their times, its speed, and its collective counts at each step.
 
+A step is one of the script's loop, in which several optimizers may step (`hook.ScriptSteps`). The file has a row for
+each step of any optimizer.
+
 Read from the step file, in which the rank's hook counts. The agent makes the file (`create`) before the rank starts;
 the hook writes it through a mapping, and `hook.py` states its layout. Writer and reader share memory without a lock:
 the time of a step and its counts are in the ring before the step is counted, so what is counted can be read.
@@ -17,17 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.agent.rank.hook import (
+    ALONE_WITH,
+    ALONE_WORD,
     COUNTS_WORD,
     EXITING_PID_WORD,
     EXITING_WORD,
     GROUPS_FILE,
-    GROUPS_MAX,
     GROUPS_WORD,
+    OPTIMIZER_COLUMN,
     OPTIMIZERS_MAX,
     PID_WORD,
     RING_STEPS,
     RING_WORD,
     ROW_WORDS,
+    SCRIPT_STEP_COLUMN,
     STEP_FILE_BYTES,
     STEP_FILE_MAGIC,
     STEP_FILE_VERSION,
@@ -59,13 +65,15 @@ _ROW = struct.Struct(f"<{ROW_WORDS}Q")
 class LastStep:
     """The last step that a rank has finished; all 0 before the first step."""
 
-    # Optimizer steps of that process: a script that restarts its trainer counts from 1 again.
+    # Steps of that process: a script that restarts its trainer counts from 1 again.
     step: int
     # Wall clock of its node.
     time_ns: int
     # The process and the thread that made the step (the kernel's ids).
     pid: int
     tid: int = 0
+    # Rows of the file: steps of all its optimizers together.
+    rows: int = 0
 
 
 NO_STEP = LastStep(step=0, time_ns=0, pid=0)
@@ -88,7 +96,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """The end of a step (wall clock) and how many collectives each group had entered by then; None: not known."""
+    """The end of a step of any optimizer (wall clock) and how many collectives each group had entered by then; None:
+    not known."""
 
     step: int
     time_ns: int
@@ -121,10 +130,16 @@ class StepCounter:
         words = _HEADER.unpack_from(self._map)
         if words[0] != STEP_FILE_MAGIC | STEP_FILE_VERSION << 32 or words[STEP_WORD] == 0:
             return NO_STEP
-        step = words[STEP_WORD]
+        row = words[STEP_WORD]
         # From the ring, not from the header: the header's time may already be that of the next step.
-        (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + step % RING_STEPS))
-        return LastStep(step=step, time_ns=time_ns, pid=words[PID_WORD], tid=words[THREAD_WORD])
+        (time_ns,) = struct.unpack_from("<Q", self._map, 8 * (RING_WORD + row % RING_STEPS))
+        return LastStep(self._step_of(row), time_ns, words[PID_WORD], words[THREAD_WORD], row)
+
+    def alone_with(self) -> observations.Framework | None:
+        """Return what is to form the rank's process group, where it trains and has formed none; None where it has, or
+        that is not known."""
+        number = self._words[ALONE_WORD]
+        return observations.Framework(ALONE_WITH[number - 1]) if 0 < number <= len(ALONE_WITH) else None
 
     def exiting_pid(self) -> int | None:
         """Return the process that is exiting: it has nothing left to do but to end. None while the rank runs."""
@@ -133,8 +148,8 @@ class StepCounter:
 
     def rate_per_s(self) -> float | None:
         """Return steps per second over the last 32 steps, and no more than the last 10 s; None before two steps."""
-        step = self.read().step
-        times_ns = self._times_ns(max(1, step - RATE_STEPS_MAX), step)
+        last = self.read().rows
+        times_ns = self._times_ns(max(1, last - RATE_STEPS_MAX), last)
         rate = None
         for back in range(1, len(times_ns)):
             before_ns = times_ns[-1 - back]
@@ -143,12 +158,12 @@ class StepCounter:
                 break
             if elapsed_ns > RATE_WINDOW_NS and rate is not None:
                 break
-            rate = back * 1e9 / elapsed_ns
+            rate = (self._step_of(last) - self._step_of(last - back)) * 1e9 / elapsed_ns
         return rate
 
     def median_step_s(self) -> float | None:
         """Return the median time between the last 128 steps, without an iteration's short ones; None before 3."""
-        last = self.read().step
+        last = self.read().rows
         times_ns = [time_ns for time_ns in self._times_ns(max(1, last - MEDIAN_STEPS_MAX), last) if time_ns]
         durations_ns = sorted(b - a for a, b in itertools.pairwise(times_ns) if b > a)
         if len(durations_ns) < MEDIAN_STEPS_MIN:
@@ -162,11 +177,11 @@ class StepCounter:
 
         None before the first step, and for a moment older than the ring of 1,024 steps.
         """
-        last = self.read()
+        last = self.read().rows
         ring = _RING.unpack_from(self._map, 8 * RING_WORD)
-        for step in range(last.step, max(0, last.step - RING_STEPS), -1):
-            if 0 < ring[step % RING_STEPS] <= time_ns:
-                return step
+        for row in range(last, max(0, last - RING_STEPS), -1):
+            if 0 < ring[row % RING_STEPS] <= time_ns:
+                return self._step_of(row)
         return None
 
     def groups(self) -> tuple[Group, ...]:
@@ -180,13 +195,13 @@ class StepCounter:
         return self._groups
 
     def collective_counts(self, since: int, last: int) -> tuple[observations.CollectiveCounts, ...]:
-        """Return the counts at up to 4 steps after `since` and up to `last`, chosen as all other ranks choose them.
+        """Return the counts at up to 4 rows after `since` and up to `last`, chosen as all other ranks choose them.
 
         The optimizer steps are multiples of a power of two, the largest with two multiples in the range: ranks that are
         some steps apart, or send heartbeats at different moments, still choose steps in common.
         """
         since = since if since <= last else 0  # a trainer that was restarted
-        words, at = self._words, COUNTS_WORD + GROUPS_MAX
+        words, at = self._words, COUNTS_WORD + OPTIMIZER_COLUMN
         steps = range(max(since, last - RING_STEPS + 1) + 1, last + 1)  # the oldest is being overwritten
         pairs = [(words[at + step % RING_STEPS * ROW_WORDS] // OPTIMIZERS_MAX, step) for step in steps]
         chosen, stride = [pair for pair in pairs if pair[0]], 1
@@ -198,7 +213,7 @@ class StepCounter:
         """Return the counts at the last steps, 64 at most, at which a count grew by a different number than at the
         same optimizer's previous step; in addition, the counts at the oldest step in the ring and at the last
         step."""
-        last = self.read().step
+        last = self.read().rows
         first = max(1, last - RING_STEPS + 2)  # the oldest is being overwritten
         entries = self._collective_counts(range(first, last + 1))
         changes: set[observations.CollectiveCounts] = set()
@@ -215,8 +230,8 @@ class StepCounter:
         return tuple(dict.fromkeys((*entries[:1], *last_changes, *entries[-1:])))
 
     def step_ends(self, steps_max: int) -> tuple[StepEnd, ...]:
-        """Return the last steps, oldest first."""
-        last = self.read().step
+        """Return the last steps of any optimizer, oldest first."""
+        last = self.read().rows
         columns = [group.column for group in self.groups()]
         ends = []
         for step in range(max(1, last - min(steps_max, RING_STEPS - 1) + 1), last + 1):
@@ -236,10 +251,16 @@ class StepCounter:
             return ()
         rows = ((step, self._row(step)) for step in steps)
         return tuple(
-            observations.CollectiveCounts(step, row[-1] % OPTIMIZERS_MAX, row[-1] // OPTIMIZERS_MAX, counts)
-            for step, row in rows
-            if row[-1] and (counts := _counts(row, columns)) is not None
+            observations.CollectiveCounts(
+                row[SCRIPT_STEP_COLUMN] or number, own % OPTIMIZERS_MAX, own // OPTIMIZERS_MAX, counts
+            )
+            for number, row in rows
+            if (own := row[OPTIMIZER_COLUMN]) and (counts := _counts(row, columns)) is not None
         )
+
+    def _step_of(self, row: int) -> int:
+        """Return the script's step at a row of the file."""
+        return self._words[COUNTS_WORD + row % RING_STEPS * ROW_WORDS + SCRIPT_STEP_COLUMN] or row
 
     def _row(self, step: int) -> tuple[int, ...]:
         return _ROW.unpack_from(self._map, 8 * (COUNTS_WORD + step % RING_STEPS * ROW_WORDS))

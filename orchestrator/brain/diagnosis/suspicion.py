@@ -74,7 +74,10 @@ class Sign:
 
 
 SIGNS = (
-    Sign("step", Weight.GANG, "an optimizer step was made", lambda rank, beat: beat.steps > rank.steps),
+    Sign(
+        "step", Weight.GANG, "an optimizer step was made",
+        lambda rank, beat: beat.steps > rank.steps or beat.optimizer_steps > rank.optimizer_steps,
+    ),
     Sign("log", Weight.RANK, "the rank's log has grown", lambda rank, beat: beat.log_bytes > rank.log_bytes),
     Sign(
         "I/O", Weight.RANK, "64 KiB or more read or written between two beats: data, a checkpoint that grows",

@@ -25,6 +25,13 @@ class Kind(enum.Enum):
     DESYNC = "desync"
 
 
+class Topic(enum.Enum):
+    """What a notice is about."""
+
+    ALONE = "alone"
+    STEPS = "steps"
+
+
 class JobEnd(enum.Enum):
     """How a job ends."""
 
@@ -212,6 +219,18 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class Notice:
+    """Something about all ranks, or about how the job is set up, that a person should know. It only informs."""
+
+    at: float
+    why: str
+    attempt: int
+    topic: Topic
+    # What it said before no longer holds.
+    withdrawn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """The attempt is over without a verdict: every rank ended well, or the user cancelled."""
 
@@ -281,6 +300,7 @@ Decision: TypeAlias = (
     | ResolveAlert
     | Suspect
     | Remark
+    | Notice
     | Finish
     | Stop
     | EndJob

@@ -11,6 +11,7 @@ from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
     Failure,
+    Framework,
     RankInspection,
     RankSeen,
     Reached,
@@ -79,7 +80,7 @@ class RankHeartbeat:
     """One rank's signs of life."""
 
     rank: int
-    # Optimizer steps since this process began.
+    # Its script's steps since this process began.
     steps: int
     # The letter in /proc/PID/stat.
     state: str
@@ -97,6 +98,11 @@ class RankHeartbeat:
     # many collectives of each group it had run.
     groups: tuple[str, ...] = ()
     collective_counts: tuple[CollectiveCounts, ...] = ()
+    # Steps of all its optimizers together. What is to form its process group, where it trains and has formed none. The
+    # last progress bar in its log, where it makes no steps.
+    optimizer_steps: int = 0
+    alone: Framework | None = None
+    progress: str = ""
     # Never sent by agents: set where heartbeats were coalesced into one for the journal, see `Brain.beats`.
     seen: SignTimes | None = None
 
@@ -226,8 +232,8 @@ class Started:
 class Exited:
     """A rank's process ended. Exactly one of `code` and `signal` is set.
 
-    `steps`: its optimizer steps; `oom`: the kernel's OOM killer was at work on its host; `ordered`: its agent was
-    stopping it.
+    `steps`: its steps; `oom`: the kernel's OOM killer was at work on its host; `ordered`: its agent was stopping it;
+    `alone`: as in `RankHeartbeat`.
     """
 
     at: float
@@ -240,6 +246,7 @@ class Exited:
     failure: Failure | None
     oom: bool
     ordered: bool
+    alone: Framework | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,13 +293,15 @@ class CheckpointFetchStarted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFound:
-    """A complete checkpoint; `steps`: the optimizer steps of that attempt's processes when it was written."""
+    """A complete checkpoint; `steps`: the steps of that attempt's processes when it was written; `stated`: the job's
+    step as the checkpoint itself states it."""
 
     at: float
     node: str
     attempt: int
     path: str
     steps: int
+    stated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -217,6 +217,9 @@ class RankFacts:
     io_bytes: int = 0
     median_step_s: float | None = None
     own_work_s: float | None = None
+    optimizer_steps: int = 0
+    alone: observations.Framework | None = None
+    progress: str = ""
     exiting: bool = False
     exiting_at: float = 0.0
     busy_at: float = 0.0
@@ -267,6 +270,14 @@ class IgnoredCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class StatedStep:
+    """The step that a checkpoint states of itself, and the attempt's own steps when it was written."""
+
+    step: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationLoss:
     """How an allocation was lost to an attempt; `node`: the node with which it was lost, if it was one."""
 
@@ -297,12 +308,13 @@ class AttemptFacts:
     inspection: int = 0
     inspected_at: float | None = None
     round: int = 0
-    # What was reported: the last unresolved alert of a hang, the desync, remarks by rank, suspects by place.
+    # What was reported: the last unresolved alert of a hang, the desync, remarks by rank, suspects by place, notices.
     alert: d.Verdict | None = None
     alerted_at: float | None = None
     desynced: d.Verdict | None = None
     remarks: dict[int, str] = field(default_factory=dict)
     suspects: dict[str, float] = field(default_factory=dict)
+    notices: dict[d.Topic, str] = field(default_factory=dict)
     # Two hangs were at one place, both judged by patience alone: this attempt has patience up to the ceiling.
     patient: bool = False
 
@@ -321,6 +333,14 @@ class AttemptFacts:
     checkpointed: bool = False
     resumes: bool = False
     ignored: IgnoredCheckpoint | None = None
+
+    # The last step that a checkpoint of it stated, with its own count then; whether such numbers have gone back, so that
+    # they are not the job's steps. The count of its checkpoint that was adopted last; how stated and counted steps
+    # differ, in words.
+    stated: StatedStep | None = None
+    misstated: bool = False
+    adopted_count: int = 0
+    differing: str = ""
 
     @property
     def lost_its_nodes(self) -> bool:

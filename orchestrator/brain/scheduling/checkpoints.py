@@ -1,8 +1,10 @@
 """The checkpoint to resume from, the step that each checkpoint holds, and the proof that a script ignores its checkpoint.
 
 The newest checkpoint is the one of the most steps, not the last one reported; one that is overwritten with fewer steps,
-or invalidated, gives way to the previous one. A number in a name counts as a step only where counting comes to about
-the same, since it may as well be an epoch or a micro-batch.
+or invalidated, gives way to the previous one. What a checkpoint states of its step (`agent.outputs.checkpoint_step`)
+counts before what was counted, unless such numbers go back while steps are made, as the step of an epoch does. Any
+other number in a name counts as a step only where counting comes to about the same, since it may as well be an epoch or
+a micro-batch.
 
 A script that ignores its checkpoint makes the same steps once more, and each of its attempts looks like progress from the
 checkpoint on. The proof is a path that an earlier attempt wrote and that this one writes again after as many steps of its
@@ -15,7 +17,7 @@ import re
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AttemptFacts, Facts, IgnoredCheckpoint
+from orchestrator.brain.model.facts import AttemptFacts, Facts, IgnoredCheckpoint, StatedStep
 
 OLDER_MAX = 100
 """How many earlier checkpoints are remembered to fall back on."""
@@ -27,6 +29,11 @@ APART_STEPS = 3 * NEAR_STEPS
 """How far off a sum of three such counts may be."""
 
 SUSPICION = "the script seems to begin anew instead of from its checkpoint"
+DIFFERS_SHARE = 0.2
+DIFFERS_MIN = 10
+"""By which share of the larger, and by how many steps at least, a stated step and a counted one differ when that is
+said: a save in the background ends some steps later."""
+
 QUESTION = "does it read ORCH_RESUME_FROM, or checkpoint.resume_args?"
 
 _NUMBER = re.compile(r"[0-9]+")
@@ -40,11 +47,37 @@ def adopt(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound) -> None:
     about = attempt.base_step + news.steps
     named = _named(news.path, about)
     step = about if named is None else named
+    if news.stated is not None and _is_step(attempt, news.stated, news.steps):
+        step = news.stated
+        _compare(facts, attempt, news, about)
     # Close to 0 the count alone is near the sum as well, so that a fitting name proves nothing.
     if named is not None and attempt.ignored is None and attempt.base_step > 2 * NEAR_STEPS:
         attempt.resumes = True
     _enter(facts, attempt, news.path, step)
-    _offer(facts, attempt, d.Checkpoint(news.path, step))
+    is_known = step > 0 or any(rank.steps for rank in facts.ranks.values())
+    _offer(facts, attempt, d.Checkpoint(news.path, step if is_known else None), news.steps)
+
+
+def _is_step(attempt: AttemptFacts, stated: int, count: int) -> bool:
+    """Tell whether what checkpoints state is the job's step: it must have grown beyond what came before."""
+    before, attempt.stated = attempt.stated, StatedStep(stated, count)
+    if stated <= attempt.base_step and attempt.base_step:
+        return False
+    if before is not None and stated < before.step and count >= before.count:
+        attempt.misstated, attempt.differing = True, ""
+    return not attempt.misstated
+
+
+def _compare(facts: Facts, attempt: AttemptFacts, news: e.CheckpointFound, about: int) -> None:
+    """Note a stated step that differs from what was counted, where steps were counted at all."""
+    assert news.stated is not None
+    apart = abs(news.stated - about)
+    if news.steps and apart >= max(DIFFERS_MIN, DIFFERS_SHARE * max(news.stated, about)):
+        name = news.path.rstrip("/").rpartition("/")[2]
+        attempt.differing = (
+            f"{name} says step {news.stated:,}, the counter {about:,}: what the checkpoint says is taken, "
+            "and the counter counts steps of the optimizer"
+        )
 
 
 def invalidate(facts: Facts, news: e.CheckpointInvalidated) -> None:
@@ -146,13 +179,17 @@ def _enter(facts: Facts, attempt: AttemptFacts, path: str, step: int) -> None:
     facts.writers[path] = attempt.number
 
 
-def _offer(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint) -> None:
-    """Adopt a checkpoint unless there is one of more steps."""
+def _offer(facts: Facts, attempt: AttemptFacts, checkpoint: d.Checkpoint, count: int | None = None) -> None:
+    """Adopt a checkpoint unless there is one of more steps. `count`: the attempt's own steps when it was written; where
+    some of its checkpoints state other steps than were counted, only these can be compared."""
     step = checkpoint.step or 0
     if _is_out_of_step(facts, attempt, checkpoint):
         return
     if facts.checkpoint is not None and step < (facts.checkpoint.step or 0):
-        return
+        is_own = facts.writers.get(facts.checkpoint.path) == attempt.number
+        if not is_own or attempt.stated is None or count is None or count < attempt.adopted_count:
+            return
+    attempt.adopted_count = max(attempt.adopted_count, count or 0)
     attempt.checkpointed = attempt.checkpointed or step > attempt.base_step
     if facts.checkpoint is not None:
         facts.older.append(facts.checkpoint)

@@ -43,7 +43,13 @@ class NodeStatus(TypedDict):
     note: str
 
 
-class RankStatus(TypedDict):
+class _LaterRankKeys(TypedDict, total=False):
+    """The key that supervisors of earlier versions did not write: see `Status.progress`."""
+
+    progress: str | None
+
+
+class RankStatus(_LaterRankKeys):
     """One rank of the present attempt; `exit` is its exit code, or minus the signal that ended it."""
 
     rank: int
@@ -103,13 +109,21 @@ class _ReadersKeys(TypedDict, total=False):
     full_disk: str
 
 
+class _LaterKeys(TypedDict, total=False):
+    """The keys that supervisors of earlier versions did not write: a job keeps the version that it was submitted with."""
+
+    # What a person should know of how the job is set up, and the progress of a job without steps, `37/1200 (tqdm)`.
+    notices: list[str]
+    progress: str | None
+
+
 class _BatchKeys(TypedDict, total=False):
     """The keys of a job whose file has `batch`."""
 
     effective_batch: int
 
 
-class Status(_BatchKeys, _ReadersKeys):
+class Status(_BatchKeys, _ReadersKeys, _LaterKeys):
     """One object of `orch status --json`."""
 
     id: str
@@ -159,6 +173,8 @@ def unknown(plan: Plan, state: str, reason: str, wall_s: float) -> Status:
         "world_size": plan.world_size,
         "reason": reason,
         "suspicion": None,
+        "notices": [],
+        "progress": None,
         "stragglers": [],
         "created_at": iso(plan.created_at),
         "started_at": None,

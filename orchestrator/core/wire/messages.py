@@ -14,6 +14,7 @@ from orchestrator.core.observations import (
     Address,
     CollectiveCounts,
     Failure,
+    Framework,
     RankInspection,
     RankSeen,
     Reached,
@@ -56,7 +57,7 @@ class RankHeartbeat:
     """One rank's signs of life."""
 
     rank: int
-    # Optimizer steps
+    # Its script's steps
     steps: int
     # The letter of /proc
     state: str
@@ -76,6 +77,12 @@ class RankHeartbeat:
     groups: tuple[str, ...] = ()
     # Some of its last steps with their counts, in order
     collective_counts: tuple[CollectiveCounts, ...] = ()
+    # Steps of all its optimizers together: each is progress
+    optimizer_steps: int = 0
+    # What is to form its process group, where it trains and has formed none
+    alone: Framework | None = None
+    # The last progress bar in the log of a rank that makes no steps, such as `37/1200 (tqdm)`; empty for none
+    progress: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +141,8 @@ class Exited:
     failure: Failure | None
     oom: bool
     ordered: bool
+    # As in `RankHeartbeat`
+    alone: Framework | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +165,7 @@ class CheckpointFound:
     attempt: int
     path: str
     steps: int
+    stated: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,8 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
             attempt.told.append(Told("withdrawn", "", why, entry.wall_s))
         case e.Started(how=how) if how and how not in attempt.starts:
             attempt.starts.append(how)
+        case d.Notice(why=why, withdrawn=withdrawn):
+            attempt.told.append(Told("withdrawn" if withdrawn else "noticed", "", why, entry.wall_s))
         case d.Remark(why=why):
             attempt.remarks.append(why)
         case d.Finish(why=why):

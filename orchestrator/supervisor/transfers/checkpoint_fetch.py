@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.agent.outputs import checkpoint_series
+from orchestrator.agent.outputs.checkpoint_step import stated_step
 from orchestrator.backends.api import BulkCopier, Copied, Copy, Direction
 from orchestrator.brain.model import events as e
 from orchestrator.core.jobdir.layout import JobDir
@@ -362,4 +363,5 @@ class CheckpointFetch:
 
 
 def _found(at: float, version: Version, path: str) -> e.CheckpointFound:
-    return e.CheckpointFound(at, version.node, version.attempt, path, version.steps_begun)
+    stated = stated_step(Path(path))
+    return e.CheckpointFound(at, version.node, version.attempt, path, version.steps_begun, stated)

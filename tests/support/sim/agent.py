@@ -146,6 +146,7 @@ class Agent:
                     cpu_s + rank.burnt_s,
                     median_step_s=median_step_s,
                     exiting=rank.left,
+                    alone=rank.alone,
                     groups=() if rank.is_silent else counts.GROUPS,
                     collective_counts=() if rank.is_silent else counts.marks(rank),
                 )

@@ -120,6 +120,7 @@ class Boss:
         if self.record.is_first_step:
             self._write_beats()
         self.world.ledger.desyncs.heard(beat)
+        self.world.ledger.notices.heard(beat)
         self.look()
 
     def receive(self, line: Line, sequence: int, report: e.Event) -> None:
@@ -332,6 +333,7 @@ class Boss:
                 | d.Alert()
                 | d.ResolveAlert()
                 | d.Remark()
+                | d.Notice()
                 | d.Finish()
                 | d.EndJob()
             ):

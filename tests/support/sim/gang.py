@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from orchestrator.core.observations import Activity, Failure
+from orchestrator.core.observations import Activity, Failure, Framework
 
 from .counts import Counted, fall_out_of_step
 from .night import OUT_OF_STEP, Fault, Harm, Naming
@@ -61,6 +61,13 @@ class Rank:
     def count(self) -> int:
         """Its steps."""
         return 0 if self.serves or self.gang.world.night.prints else max(self.polled, self.gang.count)
+
+    @property
+    def alone(self) -> Framework | None:
+        """Return what is to form its process group, as long as it has formed none."""
+        night, count = self.gang.world.night, self.count
+        is_alone = 0 < count <= night.alone_steps and self.number != night.company_rank
+        return Framework.TORCH if is_alone else None
 
     @property
     def is_stuck(self) -> bool:

@@ -176,7 +176,17 @@ class Host:
             gang = rank.gang
             count = 0 if self.world.night.prints else gang.count
             exit = e.Exited(
-                0.0, self.name, gang.attempt, rank.number, code, signal, count, failure, oom, ordered
+                0.0,
+                self.name,
+                gang.attempt,
+                rank.number,
+                code,
+                signal,
+                count,
+                failure,
+                oom,
+                ordered,
+                rank.alone,
             )
             self.agent.exited(exit)
 
@@ -185,7 +195,8 @@ class Host:
         if agent is None or agent.started != attempt:
             return
         if not self.world.travels:
-            agent.post(e.CheckpointFound(0.0, self.name, attempt, path, count))
+            stated = self.world.saved[path] if self.world.night.states else None
+            agent.post(e.CheckpointFound(0.0, self.name, attempt, path, count, stated))
         elif (attempt, path) not in self.world.counts:
             self.world.counts[attempt, path] = count
             agent.post(e.CheckpointFetchStarted(0.0, self.name, attempt, path))

@@ -15,6 +15,7 @@ from orchestrator.brain.model.facts import News
 from .desyncbook import DesyncBook
 from .hangbook import HangBook
 from .night import Harm, Naming
+from .noticebook import NoticeBook
 from .poolbook import PoolBook
 from .queuebook import QueueBook
 from .tries import Try, goes_round
@@ -69,6 +70,7 @@ class Ledger:
         self.watched_s = self.stopped_s = 0.0
         self.hangs = HangBook(self)
         self.desyncs = DesyncBook(self)
+        self.notices = NoticeBook(self)
 
     def note(self, what: News | str) -> None:
         self.notes.append((self.world.clock, what))
@@ -85,6 +87,7 @@ class Ledger:
         self.looks += 1
         self.hangs.looked(boss.brain.facts, decisions)
         self.desyncs.looked(decisions)
+        self.notices.looked(decisions)
         if self.tries:
             self._true_step(boss)
         if self.pool is not None and not decisions:
@@ -143,6 +146,7 @@ class Ledger:
         self.desyncs.written(news)
         if isinstance(news, e.SupervisorStarted):
             self.hangs.supervised()
+        self.notices.written(news)
         match news:
             case e.Planned() | e.SupervisorStarted() | e.AgentUp() | e.AgentDisconnected() | e.AgentDied():
                 self._link(news)
@@ -201,7 +205,10 @@ class Ledger:
         attempt.saved = attempt.saved or (newest and step > attempt.base)
 
     def _step(self, attempt: Try, path: str) -> int:
-        """Return the step of what an attempt wrote: the true one if the name bears it, else as the time says."""
+        """Return the step of what an attempt wrote: the true one if it states that, or its name bears it, else as the
+        time says."""
+        if self.world.night.states:
+            return self.world.saved[path]
         about = attempt.base + attempt.wrote[path]
         true = self.world.saved[path]
         named = self.world.night.naming in (Naming.ITS_OWN, Naming.STEP)

@@ -56,6 +56,13 @@ NAMED = {
         Fault(Harm.SKIPS_ONE, rank=2, step=14), asks=(Ask(60.0),), save_steps=5
     ),
     "desync-noticed": _night(Fault(Harm.ADDS_ONE, rank=1, step=14), limits=limits_of(on_desync="notify")),
+    "ranks-that-are-alone": _night(steps=40, alone_steps=99),
+    "ranks-that-are-alone-for-a-while": _night(steps=60, alone_steps=45),
+    "ranks-of-which-one-is-in-company": _night(steps=40, alone_steps=99, company_rank=2),
+    "ranks-that-are-alone-and-end-early": _night(steps=12, alone_steps=99),
+    "checkpoints-that-state-their-step": _night(
+        Fault(Harm.CRASH, rank=2, step=28), naming=Naming.SAVE, late_steps=9, states=True
+    ),
     "stopped-rank": _night(Fault(Harm.STOPPED, rank=3, step=14)),
     "node-lost-and-fenced": _night(Fault(Harm.CUT_BOTH, node=1, step=14, lasts_s=70.0), Fault(Harm.HANG, rank=0, step=15)),
     "host-reboots": _night(Fault(Harm.HOST_LOST, node=1, step=14, lasts_s=40.0), local=False),

@@ -132,6 +132,9 @@ class Night:
     thread_saves_steps: int = 16  # how often a thread runs collectives of its own
     sends: bool = False  # ranks send to single others, which is counted with their collectives
     probe_rank: int = -1  # this rank alone makes steps of another optimizer now and then
+    alone_steps: int = 0  # for so many steps ranks have formed no process group
+    company_rank: int = -1  # but this one has
+    states: bool = False  # checkpoints state the step that they hold
     late_steps: int = 0  # so many steps too late, at most, a checkpoint's time is taken
     hosts: Hosts | None = None  # a pool of hosts, from which the job takes `nodes`
     lease: Lease | None = (

@@ -128,6 +128,8 @@ TABLE: list[tuple[str, int, str]] = [
     ("init new.yaml", 0, "wrote new.yaml"),
     ("init good.yaml", 2, "there is such a file already"),
     ("init nosuch/job.yaml", 2, "cannot be written"),
+    ("init line.yaml --from-command train.py", 0, "wrote line.yaml"),
+    ("init line.yaml --from-command ls", 2, "starts none of torchrun"),
     ("init --systemd", 0, " -m orchestrator.cli status --all"),
     ("schema", 0, '"entrypoint"'),
     ("clean", 0, "ended jobs have left nothing behind"),
@@ -314,7 +316,7 @@ def test_a_home_that_is_none_is_told_about(
         assert "Traceback" not in said.err
 
 
-VOCABULARY = ["submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "--systemd", "--json", "--all", "--watch", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
+VOCABULARY = ["run", "submit", "status", "logs", "why", "cancel", "resume", "checkpoints", "collect", "check", "render", "init", "schema", "clean", "--systemd", "--from-command", "--from-command", "--json", "--all", "--watch", "--rank", "--node", "--attempt", "--tail", "--since", "--grep", "--follow", "-f", "--set", "--backend", "--from", "--to", "--wait", "--no-wait", "--verify", "--older-than", "--yes", "--help", "-h", "--", "-", "=", "0", "1", "-1", "99999999999999999999", "1e9", "nan", "10m", "node-0", "done", "broken", "good.yaml", "bad.yaml", "train.py", "nodes=2", "nodes=0", "name=x", "a=b", "..", ".", "/", "~", "*", "(", "[", "é", "\x1b[2J", "\n", "None", "local", "ssh", "slurm", "/dev/null", "/no/such"]  # fmt: skip
 
 
 def test_no_words_make_a_traceback(orch: Type) -> None:
@@ -331,7 +333,7 @@ def test_no_words_make_a_traceback(orch: Type) -> None:
 
 def _starts_something(words: list[str]) -> bool:
     """Tell whether these words might start a process or copy files: that is tested with real processes."""
-    return words[0] in ("submit", "resume", "collect", "check")
+    return words[0] in ("run", "submit", "resume", "collect", "check")
 
 
 @pytest.mark.slow

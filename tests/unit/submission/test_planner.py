@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from typing import Any
 
 import pytest
@@ -146,3 +148,26 @@ def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> No
     node = PlannedNode("n1", "n1", "", (), ())
     outer = {"HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "7"}
     assert node_env(jobs.plan(backend="slurm"), node, outer, {}) == {"HF_HOME": "/data"}
+
+
+def test_accelerates_environment_is_the_last_setup_line_by_the_jobs_python() -> None:
+    plan = _plan(
+        setup=["module load cuda"],
+        accelerate={"config_file": "conf/fsdp.yaml", "args": "--debug"},
+        env={"B": "1"},
+        secrets=["A"],
+        nccl={"debug": "INFO"},
+    )
+    first, _, run, last = plan.setup
+    assert (first, last) == ("module load cuda", 'eval "$orch_env"')
+    assert f"$(command -v {PYTHON} || command -v python3 ||" in run
+    settings = json.loads(shlex.split(run.removeprefix("orch_env=$(").removesuffix(")"))[-1])
+    assert settings == {
+        "args": ["--debug"],
+        "config_file": "conf/fsdp.yaml",
+        "nodes": 2,
+        "processes": 4,
+        "keep": ["A", "B", "NCCL_DEBUG"],
+    }
+    assert "command -v .venv/bin/python ||" in _plan(accelerate={}, python=".venv/bin/python").setup[1]
+    assert _plan().setup == ()

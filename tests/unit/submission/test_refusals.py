@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.spec.load import load
 from orchestrator.submission import refusals, submit
+from orchestrator.submission.snapshot import Snapshot
 from tests.support import folders
 
 SPEC = "name: gpt\nprocs_per_node: 2\n"
@@ -28,6 +30,37 @@ def _submit(tmp_path: Path, *overrides: str, entry: str = "entrypoint: train.py"
         submit.submit(load(tmp_path / "job.yaml", overrides=overrides), environ)
     finally:
         assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "overrides", "said"),
+    [
+        ("", ("accelerate.config_file=fdsp.yaml",), r"no file fdsp\.yaml in .*; did you mean fsdp\.yaml\?"),
+        ("- a\n", (), r"fsdp\.yaml is not a configuration of Accelerate"),
+        ("a: [\n", (), r"fsdp\.yaml is not a configuration of Accelerate: while parsing"),
+        ("a: 1\n", ("backend=ssh", "ssh.hosts=h", "accelerate.config_file=/etc/hostname"), r"/etc/hostname lies outside workdir"),
+    ],
+)  # fmt: skip
+def test_a_configuration_of_accelerate_that_cannot_be_is_refused_at_submit(
+    tmp_path: Path, config: str, overrides: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "fsdp.yaml").write_text(config)
+    with pytest.raises(UserError, match=said) as told:
+        _submit(tmp_path, "accelerate.config_file=fsdp.yaml", *overrides)
+    assert told.value.fix
+    assert "accelerate.config_file" in told.value.where
+
+
+def test_a_configuration_of_accelerate_that_git_ignores_does_not_reach_hosts(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "fsdp.yaml").write_text("num_processes: 2\n")
+    (tmp_path / "job.yaml").write_text(
+        f"{SPEC}entrypoint: train.py\naccelerate: {{config_file: fsdp.yaml}}\n"
+    )
+    file, code = load(tmp_path / "job.yaml"), Snapshot(tmp_path, (Path("train.py"),), (Path("fsdp.yaml"),), 0)
+    with pytest.raises(UserError, match=r"git ignores fsdp\.yaml, so it is not copied to the hosts"):
+        refusals.refuse_uncopied(file, code)
+    refusals.refuse_uncopied(file, replace(code, synced=(Path("fsdp.yaml"),)))
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,40 @@ def test_a_slow_rank_has_a_line_with_its_factor_and_its_host() -> None:
     assert "\n            and 2 more: --json shows all\n" in text
 
 
+def test_a_notice_and_its_fix_have_a_line_each_until_it_is_withdrawn() -> None:
+    said = "4 ranks train alone: none has formed a process group after 30 steps; fix: form one"
+    notice = d.Notice(5.0, said, 1, d.Topic.ALONE)
+    text = cells.plain(status_view.job(_status([*RUNNING, notice], 6.0)))
+    assert (
+        "\nnotice      4 ranks train alone: none has formed a process group after 30 steps\n            fix: form one\n"
+        in text
+    )
+    told = cells.plain(post_mortem.post_mortem(jobs.told([*RUNNING, notice])))
+    assert (
+        "UTC: 4 ranks train alone: none has formed a process group after 30 steps\n    fix: form one" in told
+    )
+    gone = d.Notice(6.0, "the ranks no longer train alone", 1, d.Topic.ALONE, withdrawn=True)
+    assert "notice" not in cells.plain(status_view.job(_status([*RUNNING, notice, gone], 6.0)))
+    told = cells.plain(post_mortem.post_mortem(jobs.told([*RUNNING, notice, gone])))
+    assert "withdrawn at " in told and "the ranks no longer train alone" in told
+
+
+def test_a_job_without_steps_shows_the_progress_bar_of_its_log() -> None:
+    beat = e.Heartbeat(3.0, "node-0", 1, (e.RankHeartbeat(0, 0, "S", 9, 1.0, progress="37/1200 (tqdm)"),))
+    shown = _status([*jobs.submitted(), *jobs.running(1, 1.0, 0), beat], 4.0)
+    assert shown["step"] is None and shown["progress"] == "37/1200 (tqdm)"
+    lines = cells.plain(status_view.job(shown)).splitlines()
+    assert lines[1].startswith("RUNNING  attempt 1  37/1200 (tqdm)")
+    assert [line for line in lines if line.startswith("0 ") and "37/1200 (tqdm)" in line]
+
+
+def test_a_status_that_an_earlier_version_wrote_is_shown() -> None:
+    old = cast(dict[str, Any], _status(RUNNING, 6.0))
+    old = {key: value for key, value in old.items() if key not in ("notices", "progress")}
+    old["ranks"] = [{k: v for k, v in rank.items() if k != "progress"} for rank in old["ranks"]]
+    assert cells.plain(status_view.job(cast(Status, old)))
+
+
 def test_remarks_stand_in_their_attempt() -> None:
     said = "slow: rank 1 on node-0, 1.8 x its peers (180 ms a step) since step 12"
     told = jobs.told([*RUNNING, d.Remark(5.0, said, 1, 1), *jobs.crash(1, 6.0, 23, 23)])

@@ -48,8 +48,7 @@ class Bench:
         for step, time_ns in {count: time.time_ns(), **self.times_ns}.items():
             words[step % RING_STEPS] = time_ns
         magic = STEP_FILE_MAGIC | STEP_FILE_VERSION << 32
-        head = (magic, os.getpid(), count, words[count % RING_STEPS], 0, 0, 0, 0)
-        assert len(head) == RING_WORD
+        head = (magic, os.getpid(), count, words[count % RING_STEPS], *[0] * (RING_WORD - 4))
         with self.beat.open("r+b") as file:
             file.write(struct.pack(f"<{RING_WORD + RING_STEPS}Q", *head, *words))
 

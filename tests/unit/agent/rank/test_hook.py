@@ -70,16 +70,36 @@ def test_a_forked_child_stays_silent(rank: Rank) -> None:
     assert rank.last_step().step == 3
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-def test_the_children_of_multiprocessing_stay_silent(rank: Rank, method: str) -> None:
+def children(rank: Rank, method: str, work: str) -> None:
+    """Run a script whose only steps are those of two children, one after the other."""
     script = rank.script(
         "import multiprocessing, torch.optim.optimizer, colorsys\n"
-        "def work():\n    torch.optim.optimizer.step()\n"
+        f"def work(steps):\n    {work}\n"
         "if __name__ == '__main__':\n"
-        f"    child = multiprocessing.get_context({method!r}).Process(target=work)\n"
-        "    child.start(); child.join()\n    print(child.exitcode)\n"
+        "    for steps in (3, 5):\n"
+        f"        child = multiprocessing.get_context({method!r}).Process(target=work, args=(steps,))\n"
+        "        child.start(); child.join()\n        print(child.exitcode)\n"
     )
-    assert rank.run([sys.executable, script]).stdout == b"0\n"
+    assert rank.run([sys.executable, script]).stdout == b"0\n0\n"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_count_where_their_parent_makes_no_steps(rank: Rank, method: str) -> None:
+    children(rank, method, "for _ in range(steps): torch.optim.optimizer.step()")
+    assert rank.last_step().step == 5
+    assert rank.files() == ["steps", "steps-claim-0", "steps-claim-1"]
+
+
+def test_the_children_of_a_fork_server_stay_silent(rank: Rank) -> None:
+    children(rank, "forkserver", "torch.optim.optimizer.step()")
+    assert rank.last_step() == NO_STEP
+    assert rank.files() == ["steps"]
+
+
+def test_a_worker_for_data_makes_no_steps(rank: Rank) -> None:
+    rank.script("", "torch/utils/__init__.py")
+    rank.script("def get_worker_info():\n    return 'worker 0'\n", "torch/utils/data.py")
+    children(rank, "spawn", "import torch.utils.data; torch.optim.optimizer.step()")
     assert rank.last_step() == NO_STEP
     assert rank.files() == ["steps"]
 

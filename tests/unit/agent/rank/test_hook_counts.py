@@ -54,6 +54,101 @@ def rank(tmp_path: Path) -> Rank:
     return rank
 
 
+# Steps of the script.
+
+
+def steps_of(rank: Rank, loop: str) -> int:
+    """Return the step of a script with optimizers `a`, `b` and `c`."""
+    text = f"{GROUPS}\na, b, c = (Optimizer(parameters) for parameters in (1, 2, 3))\n{loop}\n"
+    assert rank.run([sys.executable, rank.script(text)]).stdout == b""
+    return rank.last_step().step
+
+
+@pytest.mark.parametrize(
+    ("loop", "step"),
+    [
+        ("for _ in range(10): a.step(); b.step()", 10),
+        ("for _ in range(10): a.step(); b.step(); c.step()", 10),
+        ("for _ in range(4):\n    for _ in range(5): a.step()\n    b.step()", 20),
+        ("for _ in range(4):\n    b.step()\n    for _ in range(5): a.step()", 20),
+        ("for turn in range(10):\n    a.step()\n    if turn % 2: b.step()", 10),
+        ("for one in (a, b):\n    for _ in range(10): one.step()", 19),
+        ("many = [Optimizer(9) for _ in range(300)]\nfor _ in range(4):\n    for one in many: one.step()", 4),
+    ],
+    ids=[
+        "gan",
+        "three",
+        "critic",
+        "critic last",
+        "delayed actor",
+        "one after the other",
+        "one for each layer",
+    ],
+)
+def test_the_optimizer_that_steps_most_counts(rank: Rank, loop: str, step: int) -> None:
+    assert steps_of(rank, loop) == step
+
+
+def test_the_speed_and_the_time_of_a_checkpoint_are_those_of_the_scripts_steps(rank: Rank) -> None:
+    steps_of(rank, "import time\nfor _ in range(20): a.step(); b.step(); time.sleep(0.01)")
+    reader = rank.reader()
+    last, rate = reader.read(), reader.rate_per_s()
+    assert (last.step, last.rows) == (20, 40)
+    assert rate is not None and rate < 100
+    assert reader.step_at(last.time_ns) == 20
+
+
+def test_a_step_that_torch_makes_to_fill_an_optimizers_state_is_none(rank: Rank) -> None:
+    rank.script("", "torch/distributed/checkpoint/__init__.py")
+    rank.script(
+        "def _init_optim_state(optimizer):\n    (lambda: optimizer.step())()\n",
+        "torch/distributed/checkpoint/state_dict.py",
+    )
+    loop = "from torch.distributed.checkpoint.state_dict import _init_optim_state\n"
+    assert (
+        steps_of(rank, loop + "for _ in range(3): _init_optim_state(a); a.step(); _init_optim_state(a)") == 3
+    )
+    assert rank.last_step().rows == 3
+
+
+# Ranks that are alone.
+
+
+@pytest.mark.parametrize(
+    ("before", "alone"),
+    [
+        ("", observations.Framework.TORCH),
+        ("world.add('0', [0])", observations.Framework.TORCH),
+        ("sys.modules['lightning'] = sys", observations.Framework.LIGHTNING),
+        ("world.add('0', [0, 1])", None),
+        ("world.add('0', [0]); world.add('1', [0, 1])", None),
+        ("world.destroy(world.add('0', [0, 1])) if a.step() else 0; world.add('0', [0, 1])", None),
+        ("sys.modules['horovod'] = sys", None),
+        ("del world.pg_map", None),
+    ],
+    ids=[
+        "none",
+        "a world of one",
+        "lightning",
+        "a gang",
+        "a second group",
+        "late",
+        "horovod",
+        "another torch",
+    ],
+)
+def test_a_rank_without_a_process_group_is_alone(
+    rank: Rank, before: str, alone: observations.Framework | None
+) -> None:
+    steps_of(rank, f"import sys\n{before}\nfor _ in range(3): a.step()")
+    assert rank.reader().alone_with() is alone
+
+
+def test_a_rank_that_joins_others_late_is_alone_until_then(rank: Rank) -> None:
+    steps_of(rank, "for _ in range(60): a.step()\nworld.add('0', [0, 1])\na.step()")
+    assert rank.reader().alone_with() is None
+
+
 # Collective counts.
 
 
@@ -104,15 +199,15 @@ for parameters in range(10, 20):
     reader = rank.reader()
     assert reader.collective_counts(0, 6) == (
         observations.CollectiveCounts(2, 0, 2, (2,)),
-        observations.CollectiveCounts(4, 1, 2, (2,)),
+        observations.CollectiveCounts(3, 1, 2, (2,)),
     )
     assert reader.collective_counts(5, 7) == (
-        observations.CollectiveCounts(6, 0, 3, (3,)),
-        observations.CollectiveCounts(7, 0, 4, (5,)),
+        observations.CollectiveCounts(4, 0, 3, (3,)),
+        observations.CollectiveCounts(5, 0, 4, (5,)),
     )
     assert reader.history()[:2] == (
         observations.CollectiveCounts(1, 0, 1, (1,)),
-        observations.CollectiveCounts(7, 0, 4, (5,)),
+        observations.CollectiveCounts(5, 0, 4, (5,)),
     )
     assert [(mark.optimizer, mark.optimizer_step) for mark in reader.collective_counts(7, 17)] == [
         (number, 1) for number in (4, 5, 6, 7)

@@ -48,7 +48,7 @@ def test_a_moment_tells_its_step(tmp_path: Path) -> None:
 def test_what_the_ring_has_forgotten_is_unknown(tmp_path: Path) -> None:
     reader = written(tmp_path / "steps", seconds(*range(1, 2001)))
     oldest = 2000 - hook.RING_STEPS + 1
-    assert reader.read() == LastStep(step=2000, time_ns=2000 * 10**9, pid=7)
+    assert reader.read() == LastStep(step=2000, time_ns=2000 * 10**9, pid=7, rows=2000)
     assert reader.step_at(oldest * 10**9) == oldest
     assert reader.step_at(oldest * 10**9 - 1) is None
 

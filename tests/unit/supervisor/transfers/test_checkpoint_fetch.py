@@ -28,7 +28,7 @@ def test_a_checkpoint_is_coming_at_once_and_found_when_its_files_are_at_home(wor
     assert coming == e.CheckpointFetchStarted(1.0, "n0", 1, world.path("step_10.pt"))
     assert world.home("step_10.pt") == {}
     (found,) = world.arrive("n0")
-    assert found == e.CheckpointFound(1.0, "n0", 1, world.path("step_10.pt"), 10)
+    assert found == e.CheckpointFound(1.0, "n0", 1, world.path("step_10.pt"), 10, stated=10)
     assert world.home("step_10.pt") == {"step_10.pt": b"ten"}
     assert world.waits() == ()
 

@@ -1,0 +1,139 @@
+"""Environment that `accelerate launch` would give the ranks of this node, by the code of the installed Accelerate.
+
+The job's Python runs this file once on each node, as the last setup line. Accelerate reads its options and its
+configuration and prepares a launch as it always does; in place of the launch, the variables that it would have set are
+printed as lines for the shell. Those that orch sets itself, and those of the job file's `env`, are left out.
+
+Only the standard library, as far back as Python 3.8: the job's Python need not be the one that runs the agent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+SCRIPT = "orch-starts-the-ranks"
+"""Stands for the training script, which Accelerate's parser asks for."""
+
+OWNED_PREFIXES = ("TORCHELASTIC_", "SLURM_", "PMI_", "PMIX_", "OMPI_", "PET_", "ORCH_")
+OWNED_NAMES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK"),
+    *("ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "PWD", "OLDPWD", "SHLVL", "_"),
+)
+"""Variables that are orch's: places of ranks, rendezvous, GPUs."""
+
+
+class Refused(Exception):
+    """Accelerate cannot prepare the launch, or would start something that orch cannot replace."""
+
+
+class _Launch(BaseException):
+    """The moment at which Accelerate would start processes, with the environment that they would get."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        super().__init__()
+        self.env = dict(env)
+
+
+def main(words: Sequence[str]) -> int:
+    """Print the variables as lines for a shell; on failure say why on standard error, and return 1.
+
+    The word is a JSON object: `args`, `config_file` or null, `processes` and `nodes` of the job, and `keep`, the names
+    that are not to be changed.
+    """
+    settings = json.loads(words[0])
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print at import is not for the shell
+    try:
+        found = variables(settings)
+    except Refused as err:
+        print(f"orch: {err}", file=sys.stderr)
+        return 1
+    with lines:
+        lines.writelines(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(found.items()))
+    names = " ".join(sorted(found)) or "nothing"
+    print(f"orch: as accelerate launch would, this sets {names}", file=sys.stderr)
+    return 0
+
+
+def variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the launch would change of this process's environment. Raises Refused."""
+    before = dict(os.environ)
+    env = _environment(_launch_module(), settings)
+    kept = {*settings["keep"], *OWNED_NAMES}
+    return {
+        name: value
+        for name, value in env.items()
+        if before.get(name) != value and name not in kept and not name.startswith(OWNED_PREFIXES)
+    }
+
+
+def _launch_module() -> Any:
+    try:
+        return importlib.import_module("accelerate.commands.launch")
+    except ImportError as err:
+        fix = "install accelerate in the job's Python, or name another with `python:`"
+        raise Refused(f"{sys.executable} cannot import accelerate ({err}); {fix}") from err
+
+
+def _environment(launch: Any, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment in which Accelerate would start the ranks. Raises Refused."""
+    args = _parsed(launch, settings)
+    which = f"accelerate {_version()}"
+    config = settings["config_file"]
+    read = f" with {config}" if config else ""
+    _stop_before_processes(launch)
+    try:
+        launch.launch_command(args)
+    except _Launch as moment:
+        return moment.env
+    except (Exception, SystemExit) as err:
+        why = " ".join(str(err).split()) or type(err).__name__
+        raise Refused(f"{which} cannot launch{read}: {why}") from err
+    raise Refused(f"{which}{read} starts no local processes; orch cannot take the place of such a launch")
+
+
+def _parsed(launch: Any, settings: Mapping[str, Any]) -> Any:
+    """Return Accelerate's options as its own parser reads them; processes and nodes are those of the job."""
+    place = ["--num_processes", str(settings["processes"]), "--num_machines", str(settings["nodes"])]
+    # Port 0 is a free one: nothing listens on it, and Accelerate asks whether it is taken.
+    place += ["--machine_rank", "0", "--main_process_ip", "127.0.0.1", "--main_process_port", "0"]
+    if settings["nodes"] > 1:
+        place += ["--deepspeed_multinode_launcher", "standard"]  # the others start processes on other nodes
+    config = ["--config_file", settings["config_file"]] if settings["config_file"] else []
+    parser = launch.launch_command_parser()
+
+    def refuse(message: str) -> NoReturn:
+        raise Refused(f"accelerate {_version()} does not take accelerate.args: {message}")
+
+    parser.error = refuse  # its own would print every option
+    args = parser.parse_args([*settings["args"], *config, *place, SCRIPT])
+    if args.training_script != SCRIPT:
+        raise Refused(f"accelerate.args holds {args.training_script}, which is not an option; leave it out")
+    return args
+
+
+def _stop_before_processes(launch: Any) -> None:
+    """Replace the calls by which Accelerate starts processes: torchrun's `run`, and a process of its own."""
+    run = importlib.import_module("torch.distributed.run")
+
+    def stop(*_: object, env: Mapping[str, str] | None = None, **__: object) -> NoReturn:
+        raise _Launch(os.environ if env is None else env)
+
+    run.run = stop  # type: ignore[attr-defined]
+    launch.subprocess = types.SimpleNamespace(Popen=stop, run=stop, CalledProcessError=OSError)
+
+
+def _version() -> str:
+    return str(getattr(importlib.import_module("accelerate"), "__version__", "of an unknown version"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Notices: what a person should know of how a job is set up. They harm no rank; each is given once.
+
+Ranks that are alone: with a world of several ranks, each makes steps, and none has formed a process group with another,
+so that each trains a copy of its own. Nothing is said while one rank has, or it is not known of one: a script may form
+its group late, some ranks may work alone on purpose, and other libraries connect ranks without torch.distributed.
+
+Steps: a checkpoint states another step than was counted.
+"""
+
+from __future__ import annotations
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model.deadlines import Deadlines
+from orchestrator.brain.model.decisions import Topic
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase, RankFacts
+from orchestrator.core.observations import Framework
+
+ALONE_STEPS = 30
+"""After how many steps without a process group a rank counts as alone. One that has ended well will form none later."""
+
+NO_LONGER_ALONE = "the ranks no longer train alone"
+
+
+def decide(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> list[d.Decision]:
+    """Give the notices that are due, and withdraw that on ranks that are alone when it no longer holds."""
+    now_s, number = deadlines.now_s, attempt.number
+    if attempt.phase is Phase.RUN:
+        alone, noticed = alone_text(facts), attempt.notices.get(Topic.ALONE)
+        if alone and noticed is None:
+            return [d.Notice(now_s, alone, number, Topic.ALONE)]
+        if noticed and not alone:
+            return [d.Notice(now_s, NO_LONGER_ALONE, number, Topic.ALONE, withdrawn=True)]
+    if attempt.differing and not any(Topic.STEPS in one.notices for one in _attempts(facts, attempt)):
+        return [d.Notice(now_s, attempt.differing, number, Topic.STEPS)]
+    return []
+
+
+def alone_text(facts: Facts) -> str:
+    """Say that all ranks train alone, and how to mend that; empty where they do not."""
+    ranks = list(facts.ranks.values())
+    if len(ranks) < 2 or not all(_is_alone(rank) for rank in ranks):
+        return ""
+    steps = min(rank.steps for rank in ranks)
+    after = f"after {steps:,} steps" if steps > 1 else "after a step"
+    seen = (
+        "Accelerate has joined none of them"
+        if ranks[0].alone is Framework.ACCELERATE
+        else "none has formed a process group"
+    )
+    return f"{len(ranks)} ranks train alone: {seen} {after}; fix: {_mend(facts, ranks[0])}"
+
+
+def _attempts(facts: Facts, attempt: AttemptFacts) -> list[AttemptFacts]:
+    return [*(past.attempt for past in facts.past), attempt]
+
+
+def _is_alone(rank: RankFacts) -> bool:
+    return rank.alone is not None and (rank.steps >= ALONE_STEPS or (rank.ended_well and rank.steps > 0))
+
+
+def _mend(facts: Facts, rank: RankFacts) -> str:
+    together = "if they are to train together,"
+    match rank.alone:
+        case Framework.LIGHTNING:
+            devices, nodes = len(facts.gang[0].ranks), len(facts.gang)
+            return f"{together} Trainer(strategy='ddp', devices={devices}, num_nodes={nodes}) of Lightning, or Fabric likewise"
+        case Framework.ACCELERATE:
+            return f"{together} env: {{ACCELERATE_USE_CPU: 'true'}}, without which Accelerate and transformers join no ranks on CPUs"
+        case Framework.TORCH | None:
+            return f"{together} torch.distributed.init_process_group() and DistributedDataParallel(model)"

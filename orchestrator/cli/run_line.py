@@ -1,0 +1,131 @@
+"""Verb that runs a script without a job file: run."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from orchestrator.cli import terminal
+from orchestrator.cli.group import AS_JSON, SET
+from orchestrator.cli.job_file import write_new
+from orchestrator.cli.lifecycle import report_submitted
+from orchestrator.core.errors import UserError
+
+if TYPE_CHECKING:
+    from orchestrator.spec.load import SpecFile
+
+
+_TYPED = "orch.run"
+
+
+class _Line(click.Command):
+    """A verb that ends with a command: what stands behind the first word is the command's, options too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the verb's own options; `-m` begins a command as a script does."""
+        ctx.meta[_TYPED] = tuple(args)
+        ctx.allow_interspersed_args = False
+        ctx.ignore_unknown_options = True
+        rest = super().parse_args(ctx, args)
+        first = next(iter(ctx.params.get("words") or ()), "")
+        if first.startswith("-") and first != "-m":
+            options = [name for param in self.params for name in param.opts if name.startswith("--")]
+            raise click.NoSuchOption(first.partition("=")[0], ctx=ctx, possibilities=_near(first, options))
+        return rest
+
+
+def _near(word: str, options: list[str]) -> list[str] | None:
+    import difflib
+
+    return difflib.get_close_matches(word.partition("=")[0], options, n=1) or None
+
+
+@click.command(cls=_Line)
+@click.option("--nodes", type=int, metavar="N", help="Machines to run on; by default 1, or all of --hosts.")
+@click.option("--gpus", metavar="N|auto", help="GPUs of each, one rank each; by default all there are.")
+@click.option("--procs", type=int, metavar="N", help="CPU ranks of each.")
+@click.option("--backend", metavar="BACKEND", help="Run on local (the default), ssh or slurm.")
+@click.option("--hosts", metavar="HOSTS", help="Hosts over SSH, such as gpu[01-04].")
+@click.option("--name", metavar="NAME", help="The job's name; by default the script's.")
+@click.option("--env", "env", multiple=True, metavar="K=V", help="A variable of the ranks; repeatable.")
+@click.option("--python", metavar="PYTHON", help="Python of the ranks; by default the one that runs orch.")
+@SET
+@click.option(
+    "--follow/--detach", default=True, help="Show logs and state until the job ends (the default), or return."
+)
+@click.option(
+    "--save", type=click.Path(path_type=Path), metavar="FILE", help="Write the job file, and start nothing."
+)
+@AS_JSON
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="SCRIPT ARGS...")
+def run(
+    words: tuple[str, ...],
+    env: tuple[str, ...],
+    overrides: tuple[str, ...],
+    follow: bool,
+    save: Path | None,
+    as_json: bool,
+    **said: str | int | None,
+) -> int:
+    """Run a script without a job file.
+
+    SCRIPT is train.py, -m pkg.train, or a launch line such as torchrun --nproc-per-node 2 train.py; what stands behind it belongs to it. Ctrl-C detaches, and the job goes on. The job's folder gets the job file that the line stands for.
+    """
+    file = _job_file(words, env, overrides, said, save)
+    if save is not None:
+        write_new(save, file.text)
+        terminal.say(f"wrote {save}; start it with: orch submit {shlex.quote(str(save))} --follow")
+        return 0
+    from orchestrator.client.job import submit_file
+
+    return report_submitted(submit_file(file), follow=follow, as_json=as_json)
+
+
+def _job_file(
+    words: tuple[str, ...],
+    env: tuple[str, ...],
+    overrides: tuple[str, ...],
+    said: dict[str, str | int | None],
+    save: Path | None,
+) -> SpecFile:
+    """Return the job file that the line stands for. Raises UserError, naming the options that are wrong."""
+    from orchestrator.spec import run_line
+    from orchestrator.spec.yaml_document import escaped
+
+    here = Path.cwd()
+    path = here / "job.yaml" if save is None else save.absolute()
+    python, command = run_line.without_python(words)
+    if python and said["python"] is None:
+        said = {
+            **said,
+            "python": _named_python(python, over_ssh=bool(said["hosts"] or said["backend"] == "ssh")),
+        }
+    settings = {} if path.parent.resolve() == here else {"workdir": os.path.relpath(here, path.parent)}
+    line = run_line.RunLine(command, env=_variables(env), overrides=overrides, settings=settings, **said)  # type: ignore[arg-type]
+    typed = click.get_current_context().meta[_TYPED]
+    notes = [f"Written by: orch run {escaped(shlex.join(typed))}"]
+    return run_line.job_file(line, path, notes, lambda name, value: f"--{name} {value}")
+
+
+def _variables(texts: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables of `--env`. Raises UserError for one without a value."""
+    for text in texts:
+        if "=" not in text:
+            fix = f"write --env {text}=VALUE; a variable of this environment is inherited anyway, and over SSH named by "
+            raise UserError("has no value", f"--env {text}", f"{fix}--set secrets=[{text}]")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def _named_python(word: str, *, over_ssh: bool) -> str | None:
+    """Return the interpreter that a command begins with, as ranks find it: None for the one that runs orch."""
+    if over_ssh or os.sep in word:
+        return word
+    found = shutil.which(word)
+    is_ours = found is not None and Path(found).parent == Path(sys.executable).parent
+    return None if is_ours else found or word

@@ -1,0 +1,66 @@
+"""Writer of a job file: settings in, YAML out that `load` reads as the same settings. Pure.
+
+Rules: only what is given is written, in the order in which it is given. A text is quoted where another reader of YAML
+would take it for something else (`off`, `1:30`); a list stands in one line.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import yaml
+
+Setting: TypeAlias = "str | int | float | bool | Sequence[Setting] | Mapping[str, Setting] | None"
+
+LINE_CHARS_MAX = 130_000
+"""The length at which YAML breaks a line: never, since a text of a job file is at most this long."""
+
+_SAME_TO_ALL = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?|true|false")
+"""Numbers and truth values that are the same in YAML 1.1, YAML 1.2 and JSON."""
+
+
+def job_file(settings: Mapping[str, Setting], notes: Sequence[str] = ()) -> str:
+    """Return a job file with `settings`, and with `notes` as lines of comment at its top."""
+    comment = "".join(f"# {line}".rstrip() + "\n" for note in notes for line in note.splitlines() or [""])
+    body = yaml.dump(
+        dict(settings),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=LINE_CHARS_MAX,
+    )
+    return f"{comment}{body}"
+
+
+def entry(words: Sequence[str]) -> str | list[str]:
+    """Return the words of a command as `entrypoint` holds them: as one text where a reader sees the same words in it, else
+    as a list."""
+    return " ".join(words) if all(word == shlex.quote(word) for word in words) else list(words)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writer of plain YAML, without anchors."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    """Represent a text. One that every reader takes for the same number or truth value stays plain: orch reads it as text."""
+    tag = "tag:yaml.org,2002:str"
+    if _SAME_TO_ALL.fullmatch(value):
+        kind = "bool" if value.isalpha() else "float" if "." in value else "int"
+        tag = f"tag:yaml.org,2002:{kind}"
+    return dumper.represent_scalar(tag, value)
+
+
+def _list(dumper: yaml.SafeDumper, value: Sequence[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", value, flow_style=True)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(list, _list)
+_Dumper.add_representer(tuple, _list)

@@ -1,0 +1,300 @@
+"""An sbatch script as a job: `#SBATCH` lines, what prepares each node, variables, and the one line that starts the training."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from orchestrator.spec.launchers import recognise, shell_text
+from orchestrator.spec.launchers.environment import ASSIGNMENT, of_variables
+from orchestrator.spec.launchers.launch_line import (
+    DEVICE,
+    RANKS,
+    RANKS_EACH,
+    Dropped,
+    Given,
+    LaunchLine,
+    Setting,
+    is_later,
+    read,
+)
+from orchestrator.spec.launchers.recognise import Taken
+from orchestrator.spec.launchers.slurm_size import nested, of_tasks
+from orchestrator.spec.launchers.srun import SBATCH, from_options
+
+_PREPARES = {"module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval", "ulimit", "unset", "spack", "pyenv",
+             "umask", "alias", "shopt"}  # fmt: skip
+_IDLE = {
+    **dict.fromkeys(
+        (
+            "echo",
+            "printf",
+            "date",
+            "hostname",
+            "nvidia-smi",
+            "pwd",
+            "which",
+            "env",
+            "printenv",
+            "lscpu",
+            "cat",
+            "ls",
+        ),
+        "it prints only",
+    ),
+    **dict.fromkeys(("scontrol", "squeue", "sinfo", "sacct", "scancel"), "orch asks Slurm itself"),
+    **dict.fromkeys(
+        ("set", "wait", "exit", "sleep", "trap", "true", ":"),
+        "it is for the batch script, which is orch's own",
+    ),
+}
+_VARIABLE = re.compile(r"\$(?:\{(?P<wrapped>\w+)\}|(?P<bare>[A-Za-z_]\w*|[1-9]))")
+_ARGUMENTS = re.compile(r"\"\$[@*]\"|\$[@*]|\"\$\{[@*]\}\"")
+_SUM = re.compile(r"\$\(\(([\s\w$+*/(){}-]*)\)\)")
+_OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "LOCAL_RANK")
+VALUES_DEEP_MAX = 5
+"""How often a value may name another variable, whose value names another."""
+
+
+@dataclass(slots=True)
+class _Script:
+    """What was read of a script so far."""
+
+    settings: list[Setting] = field(default_factory=list)
+    dropped: list[Dropped] = field(default_factory=list)
+    values: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    setup: list[str] = field(default_factory=list)
+    # Exports of values that other variables give, and the variables whose value another text has taken over
+    pending: dict[str, str] = field(default_factory=dict)
+    used: set[str] = field(default_factory=set)
+    arguments: list[str] = field(default_factory=list)
+    # Lines that start ranks, and those that start Python alone, each with its number
+    launches: list[tuple[int, str]] = field(default_factory=list)
+    programs: list[tuple[int, str]] = field(default_factory=list)
+
+
+def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
+    """Return what the job file says in place of a script with these arguments. `on_slurm`: it is one for sbatch.
+
+    Raises ValueError for a script that is not one training.
+    """
+    script, given = _Script(arguments=list(arguments)), []
+    for number, line in _directives(text):
+        words = shlex.split(line, comments=True)
+        options, end = read(words, 0, SBATCH)
+        if end < len(words):
+            raise ValueError(f"line {number}: {words[end]} is no option of sbatch")
+        given += options
+    settings, script.dropped = from_options(given)
+    script.values |= _known_of_slurm(settings, given)
+    for number, item in items(text):
+        _take(number, item, script)
+    number, line = _launch(script)
+    try:
+        ranks = recognise.in_text(line, as_program=True)
+    except ValueError as err:
+        raise ValueError(f"line {number}: {err}") from err
+    if ranks is None:
+        ranks = Taken("python", None, line)
+    whole = _with_directives(settings, script.dropped, ranks)
+    env = [pair for pair in script.env.items() if not recognise.names_launcher(pair[1])]
+    variables, not_needed = of_variables(env)
+    more = [*script.settings, *(one for one in variables if one.key not in (RANKS_EACH, DEVICE))]
+    if script.setup:
+        more.append(Setting("setup", script.setup, "lines that prepare a node"))
+    return Taken(
+        ranks.launcher,
+        ranks.words,
+        ranks.shell,
+        (*([Setting("backend", "slurm", "sbatch", yields=True)] if on_slurm else []), *whole.settings, *more),
+        (*whole.dropped, *not_needed),
+    )
+
+
+def _directives(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#SBATCH"):
+            yield number, line.removeprefix("#SBATCH").strip()
+
+
+def items(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the commands of a script, each with the number of its first line; a loop or condition is one."""
+    start, held = 0, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not held and (not line.strip() or line.lstrip().startswith("#")):
+            continue
+        start = start if held else number
+        held = f"{held}{line}\n"
+        if line.endswith("\\"):
+            continue
+        try:
+            is_open = shell_text.parsed(held).open_depth > 0
+        except ValueError:
+            is_open = True
+        if not is_open:
+            yield start, held.replace("\\\n", " ").strip()
+            held = ""
+    if held:
+        raise ValueError(f"line {start}: a quote, loop or condition is not closed")
+
+
+def _take(number: int, item: str, script: _Script) -> None:
+    """Sort one command of the script."""
+    shell = shell_text.parsed(item)
+    if not shell.commands:
+        return
+    words = [word.text for word in shell.commands[0].words]
+    name = words[0].rpartition("/")[2]
+    if re.match(r"\w+=\(", item):
+        script.dropped.append(Dropped(_short(item), "a list of the shell does not reach the ranks"))
+    elif len(shell.commands) == 1 and _assigns(words):
+        _variables(words[words[0] == "export" :], item, script, is_export=words[0] == "export")
+    elif words == ["shift"]:
+        del script.arguments[:1]
+    elif name in _PREPARES:
+        script.setup.append(_filled(item, script))
+    elif name == "cd" and len(words) == 2:
+        _folder(words[1], item, script)
+    elif name in _IDLE:
+        script.dropped.append(Dropped(_short(item), _IDLE[name]))
+    elif recognise.names_launcher(filled := _filled(item, script)):
+        script.launches.append((number, filled))
+    elif re.match(r"(?:\S*/)?python[0-9.]*\s", filled) and not shell.commands[0].depth:
+        script.programs.append((number, filled))
+    elif script.launches or script.programs:
+        script.dropped.append(
+            Dropped(_short(item), "it stands behind the training; run it when the job has ended")
+        )
+    else:
+        script.setup.append(_filled(item, script))
+
+
+def _assigns(words: Sequence[str]) -> bool:
+    rest = words[1:] if words[0] in ("export", "declare", "local") else words
+    return bool(rest) and all(ASSIGNMENT.fullmatch(word) or words[0] == "export" for word in rest)
+
+
+def _variables(words: Sequence[str], item: str, script: _Script, *, is_export: bool) -> None:
+    """Note variables: those that are known go into `env` where they are exported, others are made on each node."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        value = _filled(value, script)
+        if not equals:
+            if name in script.values and is_export:
+                script.env[name] = script.values[name]
+        elif not is_later(value):
+            script.values[name] = value
+            if is_export:
+                script.env[name] = value
+        elif name in _OF_RANKS:
+            script.dropped.append(Dropped(_short(item), f"orch gives {name} its value on every rank"))
+        elif "scontrol" in value or "hostname" in value:
+            script.dropped.append(Dropped(_short(item), "orch knows the nodes, and makes the rendezvous"))
+        elif "$(" in value or "`" in value:
+            script.setup.append(f"export {name}={_quoted(value)}")
+        else:
+            script.values[name] = value
+            if is_export:
+                script.pending[name] = f"export {name}={_quoted(value)}"
+
+
+def _quoted(value: str) -> str:
+    return '"' + value.replace('"', '\\"') + '"'
+
+
+def _folder(path: str, item: str, script: _Script) -> None:
+    if "SLURM_SUBMIT_DIR" in path or path in (".", "$PWD"):
+        script.dropped.append(Dropped(item, "ranks start in the job's copy of workdir"))
+    elif is_later(path):
+        raise ValueError(f"{item}: write the folder of the code as workdir")
+    else:
+        script.settings.append(Setting("workdir", path, item))
+
+
+def _filled(text: str, script: _Script) -> str:
+    """Return a text with the variables filled in that the script sets, and with sums of numbers."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match["wrapped"] or match["bare"]
+        if name.isdigit() and 0 < int(name) <= len(script.arguments):
+            return script.arguments[int(name) - 1]
+        if name in script.values:
+            script.used.add(name)
+        return script.values.get(name, match[0])
+
+    if script.arguments:
+        text = _ARGUMENTS.sub(lambda _: shlex.join(script.arguments), text)
+    for _ in range(VALUES_DEEP_MAX):
+        new = _SUM.sub(lambda match: _sum(match[1], script) or match[0], _VARIABLE.sub(value, text))
+        if new == text:
+            break
+        text = new
+    return text
+
+
+def _sum(text: str, script: _Script) -> str:
+    """Return a product, sum or quotient of two numbers, empty for another text."""
+    words = re.fullmatch(r"\s*(\w+)\s*([*+/-])\s*(\w+)\s*", text)
+    if words is None:
+        return ""
+    left, right = (script.values.get(words[at], words[at]) for at in (1, 3))
+    if not (left.isdecimal() and right.isdecimal()) or (words[2] == "/" and not int(right)):
+        return ""
+    results = {"*": int(left) * int(right), "+": int(left) + int(right), "-": int(left) - int(right)}
+    return str(results[words[2]] if words[2] in results else int(left) // int(right))
+
+
+def _known_of_slurm(settings: Sequence[Setting], given: Sequence[Given]) -> dict[str, str]:
+    """Return Slurm's variables that the directives give their values."""
+    values = {one.key: str(one.value) for one in settings}
+    known = {"SLURM_NNODES": values.get("nodes", "1"), "SLURM_JOB_NUM_NODES": values.get("nodes", "1")}
+    pairs = (("gpus_of_a_node", "SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE"), (RANKS, "SLURM_NTASKS SLURM_NPROCS"),
+             (RANKS_EACH, "SLURM_NTASKS_PER_NODE"), ("slurm.cpus_per_task", "SLURM_CPUS_PER_TASK"))  # fmt: skip
+    for key, names in pairs:
+        if key in values:
+            known |= dict.fromkeys(names.split(), values[key])
+    return known
+
+
+def _launch(script: _Script) -> tuple[int, str]:
+    """Return the line that starts the training. Raises ValueError where there is none, or more than one."""
+    found = [one for one in script.launches if "python" in one[1] or not one[1].lstrip().startswith("srun")]
+    found = found or script.launches[:]
+    programs = script.programs
+    if not found:
+        found, programs = programs, []
+    script.setup += [line for number, line in programs if found and number < found[0][0]]
+    script.setup += [line for name, line in script.pending.items() if name not in script.used]
+    if not found:
+        raise ValueError(
+            "no line of the script starts a training; name the line: orch init --from-command 'torchrun …'"
+        )
+    if len(found) > 1:
+        numbers = " and ".join(str(number) for number, _ in found[:5])
+        raise ValueError(
+            f"lines {numbers} each start a training, and a job runs one; give orch init one of these lines"
+        )
+    return found[0]
+
+
+def _with_directives(settings: list[Setting], dropped: list[Dropped], ranks: Taken) -> LaunchLine:
+    """Return the directives together with the line that starts the training."""
+    outer = LaunchLine("sbatch", "script", (0,), tuple(settings), tuple(dropped))
+    own = [one for one in ranks.settings if not (one.key == DEVICE and one.yields)]
+    inner = LaunchLine(ranks.launcher, "script", (0,), tuple(own), ranks.dropped)
+    if ranks.launcher not in ("srun", "python"):
+        return nested(outer, inner)
+    firm = {one.key for one in own if not one.yields}
+    sizes = {RANKS, RANKS_EACH} if firm & {RANKS, RANKS_EACH} else set()
+    left = [one for one in settings if one.key not in firm | sizes]
+    whole = of_tasks(replace(outer, settings=tuple(left)), inner)
+    kept = [one for one in whole.settings if one in own or one.key not in sizes]
+    return replace(whole, settings=tuple(kept))
+
+
+def _short(text: str) -> str:
+    first, _, more = text.partition("\n")
+    return f"{first} …" if more else first

@@ -1,0 +1,211 @@
+"""Options of srun and of `#SBATCH` lines (Slurm 22.05 to 25.11) as fields of a job file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from orchestrator.core.slurm.sbatch_options import gpus_of
+from orchestrator.spec.launchers.launch_line import (
+    DEVICE,
+    RANKS,
+    RANKS_EACH,
+    Dropped,
+    Given,
+    LaunchLine,
+    Setting,
+    is_later,
+    last,
+    number,
+    options,
+    program,
+    read,
+    sorted_out,
+)
+from orchestrator.spec.launchers.torchrun import count_later
+
+_FIELDS = {
+    "-A/--account=": "slurm.account",
+    "-p/--partition=": "slurm.partition",
+    "-q/--qos=": "slurm.qos",
+    "-C/--constraint=": "slurm.constraint",
+    "--reservation=": "slurm.reservation",
+    "-w/--nodelist=": "slurm.nodelist",
+    "-x/--exclude=": "slurm.exclude",
+    "--mem=": "slurm.mem",
+    "--comment=": "slurm.comment",
+    "--mail-user=": "slurm.mail",
+    "-J/--job-name=": "name",
+    "-D/--chdir=": "workdir",
+}
+_OWN = (
+    "-N/--nodes= -n/--ntasks= --ntasks-per-node= --ntasks-per-gpu= -c/--cpus-per-task= -t/--time= --gres= -G/--gpus= "
+    "--gpus-per-node= --gpus-per-task= --exclusive=? --export=?"
+)
+_LOGS = "orch keeps the logs in the job's folder: orch logs"
+_SCRIPT = "orch's own batch script has it"
+_NOT_NEEDED = {
+    _LOGS: "-o/--output= -e/--error= -i/--input= --open-mode= -l/--label -u/--unbuffered -v/--verbose -Q/--quiet "
+    "-X/--disable-status --slurmd-debug= --quit-on-interrupt",
+    "orch asks for a new turn in the queue itself: time_limit_action: requeue": "--requeue --no-requeue",
+    "orch is warned before the time limit, and warns the ranks: checkpoint.on_preempt": "--signal=",
+    "orch ends and restarts all ranks when one fails": "-K/--kill-on-bad-exit=? -k/--no-kill=? -W/--wait=",
+    "Slurm tells of the end and of failures: slurm.mail": "--mail-type=",
+    "orch starts one agent on each node, and the ranks from it": "--jobid= --het-group= --overlap -O/--overcommit --exact "
+    "-m/--distribution= --cpu-bind= --mem-bind= --gpu-bind= --accel-bind= --mpi= --multi-prog --pty -r/--relative= "
+    "--resv-ports=? --bcast=? --bcast-exclude= --send-libs=? --compress=? -T/--threads= --propagate=? -E/--preserve-env "
+    "-I/--immediate=? --msg-timeout= --prolog= --epilog= --task-prolog= --task-epilog= -Z/--no-allocate "
+    "--ntasks-per-core= --ntasks-per-socket= --x11=?",
+    _SCRIPT: "--parsable --get-user-env=? --export-file= --ignore-pbs --wait-all-nodes=",
+}
+_EXTRA = (
+    "--acctg-freq= --bb= --bbf= -b/--begin= --cluster-constraint= --container= --contiguous -S/--core-spec= "
+    "--cores-per-socket= --cpu-freq= --cpus-per-gpu= --deadline= --delay-boot= -d/--dependency= -B/--extra-node-info= "
+    "--gid= --gpu-freq= --gpus-per-socket= --gres-flags= --hint= -H/--hold --kill-on-invalid-dep= -L/--licenses= "
+    "--mcs-label= --mem-per-cpu= --mem-per-gpu= --mincpus= --network= --nice=? --power= --prefer= --priority= --profile= "
+    "--reboot -s/--oversubscribe --sockets-per-node= --spread-job --switches= --thread-spec= --threads-per-core= "
+    "--time-min= --tmp= --uid= --use-min-nodes --wckey= --batch= --container-id= --container-image= --container-mounts= "
+    "--container-workdir= --no-container-mount-home --container-mount-home --container-name= --container-writable"
+)
+"""Options that sbatch takes as they are, as `slurm.extra`; the last are those of pyxis."""
+
+_REFUSED = {
+    "-a/--array=": "a job is one job; submit it several times with --set",
+    "-M/--clusters=": "orch asks the one cluster of this machine",
+    "-F/--nodefile=": "write slurm.nodelist",
+    "--wrap=": "write its text as command",
+    "--test-only": "then nothing is started",
+}
+_TAKEN = {**_FIELDS, **dict.fromkeys(_EXTRA.split(), "slurm.extra")}
+_ALL_OWN = f"{_OWN} {' '.join(_REFUSED)}"
+SRUN = options("srun", _TAKEN, _NOT_NEEDED, own=_ALL_OWN)
+SBATCH = options("sbatch", _TAKEN, {**_NOT_NEEDED, "orch submit --follow waits": "-W/--wait"}, own=_ALL_OWN)
+GPUS_EACH, GPUS_ALL = "gpus_of_a_node", "gpus"
+"""Keys of settings with the GPUs of a node, and of all nodes together."""
+
+_TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?)|(?P<clock>\d+(?::\d+){0,2})"
+)
+
+
+def srun(words: Sequence[str], start: int) -> LaunchLine:
+    """Return the launch line whose options begin at `start`; its program may itself be a launch line."""
+    given, at = read(words, start, SRUN)
+    settings, dropped = from_options(given)
+    settings.append(Setting("backend", "slurm", "srun", yields=True))
+    return LaunchLine("srun", "command", program(words, at, "srun"), tuple(settings), tuple(dropped))
+
+
+def from_options(given: Sequence[Given]) -> tuple[list[Setting], list[Dropped]]:
+    """Return the settings that options of srun or sbatch stand for, and those not needed."""
+    for one in given:
+        for names, fix in _REFUSED.items():
+            if one.name == names.split("/")[0].rstrip("=?"):
+                raise ValueError(f"{one.text}: {fix}")
+    settings, dropped = sorted_out([one for one in given if one.option.key != "slurm.extra"])
+    extra = [one for one in given if one.option.key == "slurm.extra"]
+    if extra:
+        settings.append(
+            Setting("slurm.extra", [_joined(one) for one in extra], " ".join(one.text for one in extra))
+        )
+    settings += _size(given, dropped)
+    if (time := last(given, "-t")) is not None:
+        settings.append(Setting("time_limit", duration(time), time.text))
+    if (alone := last(given, "--exclusive")) is not None:
+        settings.append(Setting("slurm.exclusive", "true", alone.text))
+    settings += _env(given, dropped)
+    return settings, dropped
+
+
+def _joined(one: Given) -> str:
+    """Return an option as one word for sbatch."""
+    if len(one.words) == 1:
+        return one.words[0]
+    return f"{one.words[0]}={one.value}" if one.words[0].startswith("--") else f"{one.words[0]}{one.value}"
+
+
+def _size(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
+    """Return nodes, ranks, GPUs and cores."""
+    found: list[Setting] = []
+    for name, key in (
+        ("-N", "nodes"),
+        ("-n", RANKS),
+        ("--ntasks-per-node", RANKS_EACH),
+        ("-c", "slurm.cpus_per_task"),
+    ):
+        one = last(given, name)
+        if one is not None and is_later(one.value):
+            count_later(one, dropped)
+        elif one is not None:
+            low, _, high = one.value.partition("-")
+            count = Given(one.name, high or low, one.option, one.words)
+            found.append(Setting(key, str(number(count)), one.text))
+    for name in ("--gres", "--gpus-per-node", "--gpus-per-task", "-G", "--ntasks-per-gpu"):
+        if (one := last(given, name)) is not None:
+            found += _gpus(one, dropped)
+    return found
+
+
+def _gpus(one: Given, dropped: list[Dropped]) -> list[Setting]:
+    """Return what an option says of GPUs. A kind of GPU needs `slurm.gres`, which names it."""
+    if is_later(one.value):
+        count_later(one, dropped)
+        return []
+    if one.name in ("--gpus-per-task", "--ntasks-per-gpu"):
+        if one.value.rpartition(":")[2] != "1":
+            raise ValueError(f"{one.text}: orch starts one rank for each GPU")
+        dropped.append(Dropped(one.text, "orch starts one rank for each GPU"))
+        return [Setting(DEVICE, "gpu", one.text)]
+    if one.name == "--gres":
+        count = gpus_of(one.value)
+        if not count:
+            return [Setting("slurm.gres", one.value, one.text)]
+        is_plain = one.value in ("gpu", f"gpu:{count}")
+        return [
+            Setting(GPUS_EACH, str(count), one.text),
+            *([] if is_plain else [Setting("slurm.gres", one.value, one.text)]),
+        ]
+    kind, _, count_text = one.value.rpartition(":")
+    count = number(Given(one.name, count_text, one.option, one.words))
+    gres = [Setting("slurm.gres", f"gpu:{kind}:{count}", one.text)] if kind and one.name != "-G" else []
+    return [Setting(GPUS_ALL if one.name == "-G" else GPUS_EACH, str(count), one.text), *gres]
+
+
+def duration(one: Given) -> str:
+    """Return a time limit as a job file has it: `2-12` is `60h`. Raises ValueError for one without end."""
+    match = _TIME.fullmatch(one.value)
+    if match is None:
+        raise ValueError(f"{one.text}: write a time such as 12:00:00 or 2-00:00:00")
+    if match["clock"]:
+        parts = [int(part) for part in match["clock"].split(":")]
+        seconds = (
+            parts[0] * 60
+            if len(parts) == 1
+            else sum(
+                value * unit
+                for value, unit in zip(parts, (3600, 60, 1) if len(parts) == 3 else (60, 1), strict=True)
+            )
+        )
+    else:
+        units = {"days": 86_400, "hours": 3600, "minutes": 60, "seconds": 1}
+        seconds = sum(int(match[name] or 0) * unit for name, unit in units.items())
+    left, text = seconds, ""
+    for letter, unit in (("h", 3600), ("m", 60), ("s", 1)):
+        count, left = divmod(left, unit)
+        text += f"{count}{letter}" if count else ""
+    return text or "1m"
+
+
+def _env(given: Sequence[Given], dropped: list[Dropped]) -> list[Setting]:
+    """Return the variables that `--export=ALL,NAME=value` sets."""
+    one = last(given, "--export")
+    if one is None:
+        return []
+    pairs = [word for word in one.value.split(",") if "=" in word]
+    if not pairs:
+        dropped.append(
+            Dropped(one.text, "ranks get the environment of the submit, and env and secrets of the job file")
+        )
+    return [
+        Setting(f"env.{name}", value, one.text) for name, _, value in (pair.partition("=") for pair in pairs)
+    ]

@@ -1,0 +1,98 @@
+"""Torchrun, also as `python -m torch.distributed.run` and `python -m torch.distributed.launch` (torch 2.13)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from orchestrator.spec.launchers.launch_line import (
+    ALL,
+    RANKS_EACH,
+    Dropped,
+    Given,
+    LaunchLine,
+    Setting,
+    is_later,
+    kind_of,
+    last,
+    number,
+    options,
+    program,
+    read,
+    sorted_out,
+)
+
+_RENDEZVOUS = "orch makes the rendezvous, with a free port for each attempt"
+_LOGS = "orch keeps a log of each rank: orch logs --rank 2"
+NOT_NEEDED = {
+    _RENDEZVOUS: "--rdzv-backend= --rdzv-endpoint= --rdzv-id= --rdzv-conf= --standalone --master-addr= --local-addr=",
+    f"{_RENDEZVOUS}; rendezvous.port fixes it": "--master-port=",
+    "orch numbers the nodes": "--node-rank=",
+    _LOGS: "--log-dir= -r/--redirects= -t/--tee= --local-ranks-filter= --duplicate-stdout-filters= "
+    "--duplicate-stderr-filters= --logs-specs= --event-log-handler=",
+    "orch starts and watches the ranks its own way": "--monitor-interval= --start-method= --signals-to-handle= --run-path",
+    "all ranks have the role default": "--role=",
+    "orch sets LOCAL_RANK, and gives the script no argument": "--use-env",
+    "each rank has its own LOCAL_RANK and sees all GPUs of its job on the node": "--virtual-local-rank",
+    "orch binds no rank to cores; a command can: numactl --cpunodebind=0 python3 train.py": "--numa-binding=",
+}
+"""Options of torchrun that orch does not need."""
+
+_OWN = "--nnodes= --nproc-per-node= -m/--module --no-python"
+_TAKEN = {"--max-restarts=": "restart.max", "--shutdown-timeout=": "monitor.stop_grace"}
+_RUN = options("torchrun", _TAKEN, NOT_NEEDED, own=_OWN)
+_LAUNCH = options("torch.distributed.launch", _TAKEN, NOT_NEEDED, own=_OWN)
+
+
+def torchrun(words: Sequence[str], start: int) -> LaunchLine:
+    """Return the launch line whose options begin at `start`."""
+    given, at = read(words, start, _RUN)
+    return _line(words, at, given, "torchrun")
+
+
+def distributed_launch(words: Sequence[str], start: int) -> LaunchLine:
+    """Return the same for torch.distributed.launch, which tells the script its local rank unless `--use-env` is given."""
+    given, at = read(words, start, _LAUNCH)
+    line = _line(words, at, given, "torch.distributed.launch")
+    is_told = last(given, "--use-env") is None and line.kind != "command"
+    return replace(line, local_rank="--local-rank" if is_told else "")
+
+
+def _line(words: Sequence[str], at: int, given: list[Given], launcher: str) -> LaunchLine:
+    settings, dropped = sorted_out(given)
+    for one in (last(given, "--nnodes"), last(given, "--nproc-per-node")):
+        if one is not None:
+            _count(one, settings, dropped)
+    if last(given, "--nproc-per-node") is None:
+        settings.append(Setting(RANKS_EACH, "1", f"{launcher} without --nproc-per-node", yields=True))
+    kind = kind_of(launcher, given, "-m")
+    return LaunchLine(launcher, kind, program(words, at, launcher), tuple(settings), tuple(dropped))
+
+
+def _count(one: Given, settings: list[Setting], dropped: list[Dropped]) -> None:
+    """Note how many nodes, or ranks on each, an option asks for."""
+    if is_later(one.value):
+        count_later(one, dropped)
+    elif one.name == "--nnodes":
+        low, _, high = one.value.partition(":")
+        most = number(replace(one, value=high or low))
+        settings.append(Setting("nodes", str(most), one.text))
+        if high and low != high:
+            dropped.append(Dropped(one.text, f"a job keeps its number of nodes: {most}, the most of these"))
+    elif one.value in ("gpu", "auto"):
+        settings.append(Setting(RANKS_EACH, ALL, one.text))
+    elif one.value == "cpu":
+        raise ValueError(
+            f"{one.text}: the number of cores of the nodes is not known here; write procs_per_node: 4 and leave it out"
+        )
+    elif one.value == "xpu":
+        raise ValueError(f"{one.text}: orch knows NVIDIA GPUs and CPU ranks only; write the number of ranks")
+    else:
+        settings.append(Setting(RANKS_EACH, str(number(one)), one.text))
+
+
+def count_later(one: Given, dropped: list[Dropped]) -> None:
+    """Note a count that Slurm's variables would give. Raises ValueError for other variables."""
+    if "SLURM_" not in one.value:
+        number(one)
+    dropped.append(Dropped(one.text, "the job file says how many, and orch asks Slurm for them"))

@@ -1,0 +1,130 @@
+"""A job without a file: what `orch run` or `orchestrator.run` say of it, as the job file that it stands for. Pure.
+
+Rules: a field that is not said is not written. A fault names the option or argument that set the field, not a line of a
+file that the user never wrote.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from orchestrator.spec import hosts, job_writer
+from orchestrator.spec.load import SpecFile, checked
+from orchestrator.spec.value_types import NAME, host_texts
+from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, Document, Place, Value, escaped
+
+Spell: TypeAlias = Callable[[str, str], str]
+"""How a setting was written, from its name and value: `--nodes 2` on the command line, `nodes=2` in Python."""
+
+FALLBACK_NAME = "job"
+NAME_CHARS_MAX = 63
+_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
+_SHELL = re.compile(r"(.*/)?((ba|z|da|k)?sh|[^/]+\.sh)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """The words of a command, and what is said of the job that runs it; None or empty: not said."""
+
+    words: tuple[str, ...]
+    nodes: int | None = None
+    gpus: int | str | None = None
+    procs: int | None = None
+    backend: str | None = None
+    hosts: str | Sequence[str] | None = None
+    name: str | None = None
+    env: Mapping[str, object] = field(default_factory=dict)
+    python: str | None = None
+    # Fields by their dotted keys, and `key.path=value` with the value in YAML
+    settings: Mapping[str, object] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+
+
+def job_file(line: RunLine, path: Path, notes: Sequence[str], spell: Spell) -> SpecFile:
+    """Return the job file of a line, as if it were read from `path`. Raises SpecError with all faults at once."""
+    document = Document(escaped(str(path)))
+    named = _hosts(line.hosts)
+    nodes = line.nodes if line.nodes is not None or not named else len(named)
+    document.put(
+        "name", line.name if line.name is not None else name_of(line.words), spell("name", line.name or "")
+    )
+    _say(
+        document,
+        "backend",
+        line.backend or (None if line.hosts is None else "ssh"),
+        spell("backend", line.backend or ""),
+    )
+    _say(document, "nodes", nodes, spell("nodes", str(nodes)))
+    _say(document, "gpus_per_node", line.gpus, spell("gpus", str(line.gpus)))
+    _say(document, "procs_per_node", line.procs, spell("procs", str(line.procs)))
+    if _SHELL.fullmatch(next(iter(line.words), "")):
+        document.put("command", list(line.words), "SCRIPT")
+    else:
+        document.put("entrypoint", _data(job_writer.entry(line.words)), "SCRIPT")
+    _say(document, "python", line.python, spell("python", line.python or ""))
+    _say(document, "env", line.env or None, spell("env", "…"))
+    document.places |= {f"env.{name}": Place(spell("env", name)) for name in line.env}
+    _say(document, "ssh.hosts", line.hosts, spell("hosts", str(line.hosts)))
+    for key, value in line.settings.items():
+        document.put(key, _data(value), spell("set", key))
+    for override in line.overrides:
+        document.override(override)
+    return checked(path, job_writer.job_file(document.data, notes), document)
+
+
+def name_of(words: Sequence[str]) -> str:
+    """Return the name of a job that runs these words: its script's or module's."""
+    scripts = [word for word in words if word.endswith(".py")]
+    modules = [after.rpartition(".")[2] for word, after in itertools.pairwise(words) if word == "-m"]
+    first = scripts[0] if scripts else modules[-1] if modules else next(iter(words), "")
+    stem = first.rstrip("/").rpartition("/")[2].removesuffix(".py")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:NAME_CHARS_MAX]
+    return name if re.match(NAME, name) else FALLBACK_NAME
+
+
+def without_python(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the interpreter that a command begins with, and the script or module behind it; no interpreter for a command that
+    begins otherwise, or whose module is a launcher, which the job file itself reads."""
+    rest = list(words[1:])
+    if not words or not _PYTHON.fullmatch(words[0]):
+        return "", tuple(words)
+    while rest[:1] == ["-u"]:  # lines are not buffered anyway
+        rest = rest[1:]
+    is_launcher = rest[:1] == ["-m"] and rest[1:2] and rest[1].partition(".")[0] in LAUNCHERS
+    if not rest or is_launcher or (rest[0].startswith("-") and rest[0] != "-m"):
+        return "", tuple(words)
+    return words[0], tuple(rest)
+
+
+LAUNCHERS = ("torch", "accelerate", "deepspeed", "lightning", "fabric")
+"""Packages whose modules start the ranks of a job, such as torch.distributed.run."""
+
+
+def _hosts(said: str | Sequence[str] | None) -> list[str]:
+    """Return the hosts that are named; none where one of them cannot be read, which the job file's reader reports."""
+    texts = host_texts(said) if isinstance(said, str) else said or ()
+    try:
+        return list(dict.fromkeys(name for text in texts for name in hosts.expand(text)))
+    except ValueError:
+        return []
+
+
+def _say(document: Document, key: str, value: object, origin: str) -> None:
+    if value is not None:
+        document.put(key, _data(value), escaped(origin, ECHO_CHARS_MAX))
+
+
+def _data(value: object) -> Value:
+    """Return a value as a job file would hold it: each scalar as the text that one would write."""
+    if isinstance(value, Mapping):
+        return {str(name): _data(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_data(inner) for inner in value]
+    if value is None or isinstance(value, str):
+        return value
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,34 @@
+"""Do hosts over SSH, which share no disk, get what `accelerate launch` would set from a file in the code?"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.support.cluster.desk import Desk
+
+pytest.importorskip("accelerate")
+
+CONFIG = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "FSDP",
+    "fsdp_config": {"fsdp_version": 2},
+    "mixed_precision": "bf16",
+    "num_processes": 4,
+}
+SCRIPT = """
+import os
+names = ("RANK", "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_FSDP", "FSDP_VERSION", "FSDP_OFFLOAD_PARAMS")
+print("found", *(os.environ.get(name) for name in names), flush=True)
+"""
+
+
+def test_every_host_computes_the_environment_from_the_code_that_it_has(desk: Desk) -> None:
+    spec: dict[str, Any] = {"nodes": 2, "ssh": {"hosts": "node[1-2]"}, "env": {"FSDP_OFFLOAD_PARAMS": "mine"}}
+    files = {"train.py": SCRIPT, "conf/fsdp.yaml": json.dumps(CONFIG)}
+    job = desk.submit(files, entrypoint="train.py", accelerate={"config_file": "conf/fsdp.yaml"}, **spec)
+    assert job.wait()["state"] == "SUCCEEDED", job.story()
+    for rank in range(4):
+        assert f"found {rank} bf16 true 2 mine" in job.log(rank)

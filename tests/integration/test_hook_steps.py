@@ -1,0 +1,179 @@
+"""What counts as a step, and who trains alone, under real torch and the libraries that people train with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.rank import hook
+from orchestrator.core.observations import Framework
+from tests.support.hooked import RUN_S_MAX, Rank, free_port, gang, lay_out, torchrun_env
+from tests.support.torch_script import WITHOUT_DYNAMO
+
+STEPS = 12
+
+GAN = f"""{WITHOUT_DYNAMO}
+generator, critic = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+of_generator = torch.optim.SGD(generator.parameters(), lr=0.1)
+of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+for step in range({STEPS}):
+    of_critic.zero_grad()
+    (critic(torch.randn(4, 8)) - critic(generator(torch.randn(4, 8)).detach())).mean().backward()
+    of_critic.step()
+    of_generator.zero_grad()
+    critic(generator(torch.randn(4, 8))).mean().backward()
+    of_generator.step()
+"""
+SCALED = f"""{WITHOUT_DYNAMO}
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer, scaler = torch.optim.SGD([weight], lr=0.1), torch.amp.GradScaler("cpu", init_scale=2.0)
+for step in range({STEPS}):
+    optimizer.zero_grad()
+    scaler.scale(weight.sum() * (float("inf") if step % 4 == 0 else 1.0)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+DCP = f"""
+import sys, torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.fsdp import fully_shard
+dist.init_process_group("gloo")
+model = torch.nn.Linear(8, 8)
+fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+def state():
+    return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+dcp.save(state(), checkpoint_id=sys.argv[1])
+before = state()
+dcp.load(before, checkpoint_id=sys.argv[1])
+set_state_dict(model, optimizer, model_state_dict=before["model"], optim_state_dict=before["optimizer"])
+for step in range({STEPS}):
+    model(torch.ones(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step % 4 == 3:
+        dcp.save(state(), checkpoint_id=sys.argv[1])
+dist.destroy_process_group()
+"""
+SPAWN = f"""
+import torch.multiprocessing
+def work(rank, port):
+    {WITHOUT_DYNAMO.replace(chr(10), chr(10) + "    ")}
+    import torch.distributed as dist
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size=2)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for step in range({STEPS}):
+        weight.sum().backward()
+        dist.all_reduce(weight.grad)
+        optimizer.step()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    import sys
+    torch.multiprocessing.spawn(work, args=(int(sys.argv[1]),), nprocs=2)
+"""
+LIGHTNING = f"""
+import torch, lightning
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Linear(8, 1)
+    def training_step(self, batch, number):
+        return self.model(batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+trainer = lightning.Trainer(
+    accelerator="cpu", max_steps={STEPS}, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False,
+)
+trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(100, 8), batch_size=4))
+"""
+ACCELERATE = f"""
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator()
+model = torch.nn.Linear(8, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for step in range({STEPS}):
+    accelerator.backward(model(torch.ones(4, 8)).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+print("of", accelerator.num_processes)
+"""
+
+
+def _train(ranks: list[Rank], text: str, *words: str, **env: str) -> list[bytes]:
+    """Run `text` as the script of all ranks at once; return their logs."""
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "TORCHELASTIC_RUN_ID": "test"}
+    running = [
+        subprocess.Popen(
+            [sys.executable, rank.script(text), *words],
+            env={**rank.env, **torchrun_env(number, len(ranks)), **meeting, hook.SOCKET_ENV: "1", **env},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )
+        for number, rank in enumerate(ranks)
+    ]  # fmt: skip
+    logs = [process.communicate(timeout=RUN_S_MAX)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * len(ranks), b"\n".join(logs).decode()
+    assert not [note for rank in ranks for note in rank.dir.glob(hook.NOTES_FILE)]
+    return logs
+
+
+def _steps(rank: Rank) -> tuple[int, int]:
+    """Return the rank's steps, and those of all its optimizers together."""
+    last = rank.last_step()
+    return last.step, last.rows
+
+
+def test_the_two_optimizers_of_a_gan_make_one_step_together(tmp_path: Path) -> None:
+    rank = lay_out(tmp_path)
+    _train([rank], GAN)
+    assert _steps(rank) == (STEPS, 2 * STEPS)
+
+
+def test_a_step_that_the_grad_scaler_leaves_out_is_none(tmp_path: Path) -> None:
+    rank = lay_out(tmp_path)
+    _train([rank], SCALED)
+    assert _steps(rank) == (STEPS - 3, STEPS - 3)
+
+
+def test_the_steps_that_fill_the_optimizer_for_a_sharded_checkpoint_are_none(tmp_path: Path) -> None:
+    ranks = gang(tmp_path)
+    _train(ranks, DCP, str(tmp_path / "saved"))
+    assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
+    assert [rank.reader().alone_with() for rank in ranks] == [None, None]
+
+
+def test_the_steps_of_spawned_children_are_those_of_their_rank(tmp_path: Path) -> None:
+    rank = lay_out(tmp_path)
+    _train([rank], SPAWN, str(free_port()))
+    assert _steps(rank) == (STEPS, STEPS)
+    assert rank.reader().alone_with() is None
+    assert not rank.reader().groups(), "the gangs of two ranks' children would be taken for one"
+
+
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [(LIGHTNING, Framework.LIGHTNING), (ACCELERATE, Framework.ACCELERATE)],
+    ids=["lightning", "accelerate"],
+)
+def test_ranks_that_their_library_has_not_joined_are_alone(
+    tmp_path: Path, text: str, framework: Framework
+) -> None:
+    ranks = gang(tmp_path)
+    _train(ranks, text)
+    assert [_steps(rank) for rank in ranks] == [(STEPS, STEPS)] * 2
+    assert [rank.reader().alone_with() for rank in ranks] == [framework] * 2
+
+
+def test_the_variable_that_the_notice_names_joins_the_ranks_of_accelerate(tmp_path: Path) -> None:
+    ranks = gang(tmp_path)
+    logs = _train(ranks, ACCELERATE, ACCELERATE_USE_CPU="true")
+    assert all(b"of 2" in log for log in logs)
+    assert [rank.reader().alone_with() for rank in ranks] == [None, None]
+    assert "ACCELERATE_USE_CPU" not in os.environ

@@ -1,0 +1,80 @@
+"""Is a person told how far a job without steps is, that its ranks train alone, and what its checkpoint says of its step?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.views import cells, post_mortem, status
+from tests.support.local import FAKE_TORCH, STEPPER, Desk, wait_until
+
+ALONE = STEPPER + "run(60)\n"
+SAVES = (
+    STEPPER
+    + """
+import json
+from pathlib import Path
+
+
+def save(step):
+    folder = Path(os.environ["ORCH_CHECKPOINT_DIR"], f"checkpoint-{step // 2}")
+    if rank == 0 and step == 40:
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(json.dumps({"global_step": step // 2}))
+        (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
+run(60, at_step=save)
+"""
+)
+INFERS = """
+import time
+from tqdm import tqdm
+for _ in tqdm(range(1000)):
+    time.sleep(0.02)
+"""
+
+
+def test_ranks_that_train_alone_are_told_to_their_user(desk: Desk, tmp_path: Path) -> None:
+    told = tmp_path / "told.jsonl"
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": ALONE}, nodes=2, procs_per_node=1, entrypoint="train.py",
+        notify={"command": f"(cat; echo) >> {told}", "on": ["notice"]},
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED"
+    words = "2 ranks train alone: none has formed a process group after "
+    (notice,) = job.news(d.Notice)
+    assert notice.why.startswith(words)
+    shown = cells.plain(status.job(job.job.last_status()))
+    assert (
+        f"notice      {words}" in shown and "fix: if they are to train together, torch.distributed" in shown
+    )
+    assert words in cells.plain(post_mortem.post_mortem(job.job.why()))
+    wait_until(job.job.folder.ended.exists, "the end of the supervisor's work")
+    (note,) = [json.loads(line) for line in told.read_text().splitlines()]
+    assert (note["event"], note["verdict"]) == ("notice", None)
+    assert words in note["text"]
+    assert not job.news(d.Judge, d.Alert)
+
+
+def test_what_a_checkpoint_says_of_its_step_counts_and_is_said(desk: Desk) -> None:
+    job = desk.submit({**FAKE_TORCH, "train.py": SAVES}, nodes=1, procs_per_node=1, entrypoint="train.py")
+    end = job.wait()
+    assert end["state"] == "SUCCEEDED"
+    assert end["checkpoint"] is not None and end["checkpoint"]["step"] == 20
+    (notice,) = job.news(d.Notice)
+    assert notice.why.startswith("checkpoint-20 says step 20, the counter ")
+    assert notice.why in cells.plain(status.job(end))
+
+
+def test_a_progress_bar_is_the_progress_of_a_job_without_steps(desk: Desk) -> None:
+    job = desk.submit({"infer.py": INFERS}, nodes=1, procs_per_node=2, entrypoint="infer.py")
+    wait_until(lambda: job.seen()["progress"], "a bar")
+    seen = job.job.last_status()
+    assert seen["step"] is None
+    assert all(str(rank["progress"]).endswith("/1000 (tqdm)") for rank in seen["ranks"] if rank["progress"])
+    assert "/1000 (tqdm)" in cells.plain([status.headline(seen)])
+    job.job.cancel()
+    assert job.wait()["state"] == "CANCELLED"
+    assert not job.news(d.Judge, d.Alert, d.Suspect, d.Notice)

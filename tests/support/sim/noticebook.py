@@ -1,0 +1,84 @@
+"""Who trains alone, and is that said when it is so, once, and never when it is not? The oracle of notices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.facts import News
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
+ALONE_STEPS = 30
+"""After so many steps of each rank it is said."""
+
+SAID_S_MAX = 1.0
+
+
+class NoticeBook:
+    """What the ranks of the present attempt have told, and what was said of it."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._begin()
+
+    def _begin(self) -> None:
+        self.steps: dict[int, int] = {}  # of ranks whose last word is that they are alone
+        self.said = self.withdrawn = 0
+        self.due_s: float | None = None
+
+    def heard(self, beat: e.Heartbeat) -> None:
+        tries = self.ledger.tries
+        if not tries or beat.attempt != tries[-1].number:
+            return
+        for one in beat.ranks:
+            if one.alone is None:
+                self.steps.pop(one.rank, None)
+            else:
+                self.steps[one.rank] = one.steps
+        if not self._are_alone(ALONE_STEPS):
+            self.due_s = None
+        elif self.due_s is None:
+            self.due_s = self.ledger.world.now + SAID_S_MAX
+
+    def _are_alone(self, steps: int) -> bool:
+        gang = self.ledger.world.gangs.get(self.ledger.tries[-1].number)
+        return gang is not None and 1 < gang.size == sum(one >= steps for one in self.steps.values())
+
+    def looked(self, decisions: list[d.Decision]) -> None:
+        """It is said in time, and taken back at once."""
+        late = self.due_s is not None and self.ledger.world.now > self.due_s and not decisions
+        self.ledger.must(
+            not late or self.said > self.withdrawn or self._is_over(), "ranks are alone, and nothing is said"
+        )
+        wrong = self.said > self.withdrawn and not self._are_alone(1) and not decisions
+        self.ledger.must(not wrong or self._is_over(), "ranks are no longer alone, and it is not taken back")
+
+    def _is_over(self) -> bool:
+        return (
+            bool(self.ledger.tries and self.ledger.tries[-1].number == self.ledger.stopped)
+            or self.ledger.cancelled
+        )
+
+    def written(self, news: News) -> None:
+        must = self.ledger.must
+        match news:
+            case d.BeginAttempt():
+                self._begin()
+            case d.Notice(topic=d.Topic.ALONE, withdrawn=False):
+                self.said += 1
+                must(self.said == 1, f"said again: {news}")
+                ok = self.ledger.tries[-1].ok
+                early = [rank for rank, steps in self.steps.items() if steps < ALONE_STEPS and rank not in ok]
+                must(not early, f"ranks {early} may form their group yet: {news}")
+                must(
+                    self._are_alone(1), f"not all ranks are alone, or that is not known: {self.steps}, {news}"
+                )
+            case d.Notice(topic=d.Topic.ALONE):
+                self.withdrawn += 1
+                must(self.said == self.withdrawn == 1, f"nothing was said before: {news}")
+                must(not self._are_alone(1), f"they still are alone: {news}")
+            case _:
+                pass

@@ -1,0 +1,134 @@
+"""Is it said that ranks train alone, and that a checkpoint states another step than was counted; once, and never wrongly?"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.brain import notices
+from orchestrator.brain.model import decisions as d
+from orchestrator.brain.model import events as e
+from orchestrator.brain.model.decisions import Topic
+from orchestrator.core.observations import Framework
+from tests.support.brain_story import Story, only
+
+TORCH = Framework.TORCH
+
+
+def running(nodes: int = 2) -> Story:
+    story = Story(nodes, fence_s=None)
+    story.run()
+    return story
+
+
+def beats(story: Story, *ranks: tuple[int, Framework | None]) -> list[d.Notice]:
+    """Let every rank tell its steps and what it is alone with; return the notices."""
+    story.now_s += 1.0
+    said = []
+    for rank, (steps, alone) in enumerate(ranks):
+        beat = e.RankHeartbeat(rank, steps, "S", 0, 0.0, optimizer_steps=steps, alone=alone)
+        said += story.hear(e.Heartbeat(0.0, f"n{rank}", 1, (beat,)))
+    return [one for one in said if isinstance(one, d.Notice)]
+
+
+def test_ranks_that_train_alone_are_named_once_with_the_line_that_mends_it() -> None:
+    story = running()
+    assert not beats(story, (29, TORCH), (40, TORCH))
+    (notice,) = beats(story, (30, TORCH), (41, TORCH))
+    assert notice.topic is Topic.ALONE
+    assert notice.why == (
+        "2 ranks train alone: none has formed a process group after 30 steps; fix: if they are to train together, "
+        "torch.distributed.init_process_group() and DistributedDataParallel(model)"
+    )
+    assert not beats(story, (60, TORCH), (61, TORCH))
+
+
+@pytest.mark.parametrize(
+    ("framework", "words"),
+    [
+        (Framework.LIGHTNING, "Trainer(strategy='ddp', devices=1, num_nodes=2)"),
+        (Framework.ACCELERATE, "env: {ACCELERATE_USE_CPU: 'true'}"),
+    ],
+)
+def test_the_mending_line_is_that_of_the_framework(framework: Framework, words: str) -> None:
+    (notice,) = beats(running(), (30, framework), (30, framework))
+    assert words in notice.why
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        ((90, TORCH), (90, None)),
+        ((90, TORCH), (0, None)),
+        ((90, None), (90, None)),
+        ((0, None), (0, None)),
+    ],
+    ids=["one in a group", "one without a step", "a gang", "no steps at all"],
+)
+def test_nothing_is_said_unless_every_rank_is_known_to_be_alone(
+    ranks: tuple[tuple[int, Framework | None], ...],
+) -> None:
+    assert not beats(running(), *ranks)
+
+
+def test_a_world_of_one_is_not_alone() -> None:
+    assert not beats(running(1), (90, TORCH))
+
+
+def test_a_notice_is_taken_back_when_a_group_is_formed_late() -> None:
+    story = running()
+    assert beats(story, (30, TORCH), (30, TORCH))
+    (notice,) = beats(story, (50, None), (50, TORCH))
+    assert (notice.withdrawn, notice.why) == (True, notices.NO_LONGER_ALONE)
+    assert not beats(story, (51, None), (51, None))
+
+
+def test_ranks_that_end_well_before_they_are_named_are_named_before_the_end() -> None:
+    story = running()
+    ended = [e.Exited(0.0, f"n{rank}", 1, rank, 0, None, 5, None, False, False, TORCH) for rank in (0, 1)]
+    decided = story.hear(*ended)
+    assert [type(one) for one in decided[:2]] == [d.Notice, d.Finish]
+    assert "after 5 steps" in decided[0].why
+
+
+# Stated steps.
+
+
+def found(count: int, stated: int | None, path: str = "", attempt: int = 1) -> e.CheckpointFound:
+    return e.CheckpointFound(0.0, "n0", attempt, path or f"/run/step-{stated}.pt", count, stated)
+
+
+def test_the_step_that_a_checkpoint_states_counts_and_a_difference_is_said_once() -> None:
+    story = running(1)
+    notice = only(story.hear(found(1000, 500, "/run/checkpoint-500")), d.Notice)
+    assert notice.topic is Topic.STEPS
+    assert notice.why.startswith("checkpoint-500 says step 500, the counter 1,000:")
+    assert story.brain.facts.checkpoint == d.Checkpoint("/run/checkpoint-500", 500)
+    assert not story.hear(found(2000, 1000, "/run/checkpoint-1000"))
+    assert story.brain.facts.checkpoint == d.Checkpoint("/run/checkpoint-1000", 1000)
+
+
+@pytest.mark.parametrize(("count", "stated"), [(108, 100), (20, 20), (3, 9), (0, 500)])
+def test_a_save_that_ends_late_and_steps_that_nobody_counted_are_no_difference(
+    count: int, stated: int
+) -> None:
+    story = running(1)
+    assert not story.hear(found(count, stated))
+    assert story.brain.facts.checkpoint == d.Checkpoint(f"/run/step-{stated}.pt", stated)
+
+
+def test_numbers_that_go_back_are_not_steps_of_the_job() -> None:
+    """`epoch0-step100.pt`, then `epoch1-step50.pt`: the step is that of the epoch."""
+    story = running(1)
+    story.hear(found(50, 50, "/e0-step50"), found(100, 100, "/e0-step100"))
+    assert not story.hear(found(150, 50, "/e1-step50"))
+    assert story.brain.facts.checkpoint == d.Checkpoint("/e1-step50", 150)
+    story.hear(found(200, 100, "/e1-step100"))
+    assert story.brain.facts.checkpoint == d.Checkpoint("/e1-step100", 200)
+
+
+def test_a_checkpoint_that_states_a_step_follows_one_that_was_only_counted() -> None:
+    story = running(1)
+    story.hear(found(1000, None, "/last.pt"), found(1020, 510))
+    assert story.brain.facts.checkpoint == d.Checkpoint("/run/step-510.pt", 510)
+    story.hear(found(1030, None, "/last.pt"))
+    assert story.brain.facts.checkpoint == d.Checkpoint("/last.pt", 1030)

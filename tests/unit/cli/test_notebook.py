@@ -1,0 +1,86 @@
+"""Does a notebook show a job as it is, and does an interrupt leave the job alone?
+
+The job folders are those that a supervisor left behind; no kernel and no supervisor is started.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console, RenderableType
+
+import orchestrator
+from orchestrator.cli import notebook
+from orchestrator.client.job import Job
+from orchestrator.core.errors import UserError
+from tests.support import folders, jobs
+
+
+def _shown(panel: RenderableType) -> str:
+    console = Console(width=100, force_jupyter=False)
+    with console.capture() as caught:
+        console.print(panel)
+    return caught.get()
+
+
+def test_the_panel_shows_how_a_job_ended_and_what_rank_0_said_last(tmp_path: Path) -> None:
+    shown: list[RenderableType] = []
+    notebook.follow_in_notebook(Job(folders.failed(tmp_path, "broken", jobs.BEGAN_S)), shown.append)
+    text = _shown(shown[-1])
+    assert "─ broken-" in text
+    assert "FAILED  attempt" in text
+    assert "rank 0 logs in with ***" in text
+    assert "see why: !orch why broken-" in text
+
+
+def test_a_job_that_runs_is_left_running_by_the_stop_button(tmp_path: Path) -> None:
+    job = Job(folders.make(tmp_path, [*jobs.submitted(), *jobs.running(1, 1.0, 7)]))
+    shown: list[RenderableType] = []
+
+    def display(panel: RenderableType) -> None:
+        shown.append(panel)
+        if len(shown) == 1:
+            raise KeyboardInterrupt
+
+    notebook.follow_in_notebook(job, display)
+    assert "the stop button leaves it running" in _shown(shown[0])
+    assert "it goes on; watch it: orchestrator.follow(job), stop it: job.cancel()" in _shown(shown[1])
+    assert not list(job.folder.requests.iterdir())
+
+
+def test_the_panel_is_something_that_jupyter_can_show(tmp_path: Path) -> None:
+    status = Job(folders.succeeded(tmp_path, "done", jobs.BEGAN_S)).last_status()
+    panel = notebook.panel(status, ["\x1b[31mred\x1b[0m line", "x" * 999], "")
+    bundle = panel._repr_mimebundle_((), ())  # type: ignore[union-attr]
+    assert "SUCCEEDED" in bundle["text/html"] and "red" in bundle["text/html"]
+    assert "x" * 999 not in bundle["text/html"]
+
+
+def test_a_job_in_a_cell_is_short_and_harmless(tmp_path: Path) -> None:
+    text = Job(folders.succeeded(tmp_path, "done", jobs.BEGAN_S))._repr_html_()
+    assert text.startswith("<b>done-") and "SUCCEEDED · attempt 1 · step" in text and "<code>" in text
+    job = folders.failed(tmp_path, "broken", jobs.BEGAN_S)
+    job.state.write_text("{")
+    assert "<b>broken-" in Job(job)._repr_html_()
+
+
+def test_what_is_wrong_names_the_argument_and_shows_no_traceback_in_a_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UserError) as told:
+        orchestrator.run("train.py", nodes=0, gpus="x", env={"1": 1}, set={"restart.max": -1, "b.c": {}})
+    for start in (
+        "nodes=0: must",
+        "gpus=x: must",
+        "env['1']: env.1: must",
+        "set['restart.max']: must",
+        "set['b.c']: ",
+    ):
+        assert any(line.startswith(start) for line in told.value._render_traceback_()), str(told.value)
+    with pytest.raises(UserError, match=r"SCRIPT: no file train\.by in .*; did you mean train\.py"):
+        orchestrator.run("train.by --lr 1")
+    with pytest.raises(UserError, match="cannot be read: No closing quotation"):
+        orchestrator.run("train.py 'a")

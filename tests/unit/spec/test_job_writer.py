@@ -1,0 +1,72 @@
+"""Does a written job file say exactly what was given, and read well?"""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.spec import job_writer, yaml_document
+
+TEXTS = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cs", "Cc"], exclude_characters="\ufeff\ufffe\uffff"),
+    max_size=20,
+)
+SETTINGS = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+    st.one_of(TEXTS, st.lists(TEXTS, max_size=3), st.dictionaries(st.just("A"), TEXTS, max_size=1)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def test_a_job_file_is_as_one_would_write_it() -> None:
+    settings: dict[str, job_writer.Setting] = {
+        "name": "train",
+        "nodes": 2,
+        "entrypoint": job_writer.entry(["train.py", "--lr", "0.1"]),
+        "env": {"A": "1", "B": "off", "C": "two words", "D": "0.5", "E": "010"},
+        "secrets": ["HF_TOKEN"],
+        "logs": {"unbuffered": False},
+    }
+    assert job_writer.job_file(settings, ["written by `orch run`", ""]) == (
+        "# written by `orch run`\n"
+        "#\n"
+        "name: train\n"
+        "nodes: 2\n"
+        "entrypoint: train.py --lr 0.1\n"
+        "env:\n"
+        "  A: 1\n"
+        "  B: 'off'\n"
+        "  C: two words\n"
+        "  D: 0.5\n"
+        "  E: '010'\n"
+        "secrets: [HF_TOKEN]\n"
+        "logs:\n"
+        "  unbuffered: false\n"
+    )
+
+
+@given(SETTINGS)
+def test_what_is_written_is_read_back(settings: dict[str, job_writer.Setting]) -> None:
+    document = yaml_document.compose(job_writer.job_file(settings), "job.yaml")
+    assert document.data == settings
+    assert document.faults == []
+
+
+@given(st.lists(TEXTS.filter(bool), min_size=1, max_size=4))
+def test_words_of_an_entry_stay_the_same_words(words: list[str]) -> None:
+    written = job_writer.entry(words)
+    assert (shlex.split(written) if isinstance(written, str) else written) == words
+
+
+@pytest.mark.parametrize("word", ["two words", "$HOME", "{path}", "", "a'b", "*"])
+def test_words_that_a_shell_would_read_otherwise_stand_in_a_list(word: str) -> None:
+    assert job_writer.entry(["train.py", word]) == ["train.py", word]
+
+
+def test_a_long_text_stays_in_one_line() -> None:
+    text = " ".join(["word"] * 1000)
+    assert job_writer.job_file({"entrypoint": text}) == f"entrypoint: {text}\n"

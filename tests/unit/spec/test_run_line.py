@@ -1,0 +1,105 @@
+"""Does a line without a file become the job file that one would have written, and do its faults name the line?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.spec.load import SpecError, load
+from orchestrator.spec.run_line import RunLine, job_file, name_of, without_python
+
+
+def _spell(name: str, value: str) -> str:
+    return f"--{name} {value}"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").touch()
+    return tmp_path / "job.yaml"
+
+
+def test_only_what_is_said_is_written(path: Path) -> None:
+    file = job_file(RunLine(("train.py", "--lr", "0.1")), path, ["Written by: me"], _spell)
+    assert file.text == "# Written by: me\nname: train\nentrypoint: train.py --lr 0.1\n"
+
+
+def test_the_text_says_what_was_read_from_the_line(path: Path) -> None:
+    line = RunLine(
+        ("train.py", "--note", "two words", "$X"),
+        nodes=2,
+        procs=3,
+        name="gpt",
+        env={"A": 1, "B": "on"},
+        python=".venv/bin/python",
+        settings={"restart": {"max": 0}, "logs.unbuffered": False, "secrets": ["TOKEN"]},
+        overrides=("monitor.hang_timeout=off", 'checkpoint.path="*.pt"'),
+    )
+    file = job_file(line, path, (), _spell)
+    path.write_text(file.text)
+    assert load(path).spec == file.spec
+    assert file.spec.entry.args == ("--note", "two words", "$X")
+    assert (file.spec.nodes, file.spec.procs_per_node, file.spec.env) == (2, 3, {"A": "1", "B": "on"})
+    assert (file.spec.logs.unbuffered, file.spec.monitor.hang_timeout) == (False, None)
+
+
+def test_hosts_mean_ssh_and_all_of_them(path: Path) -> None:
+    spec = job_file(RunLine(("train.py",), hosts="gpu[01-03],big"), path, (), _spell).spec
+    assert (spec.backend, spec.nodes, spec.ssh.hosts) == ("ssh", 4, ("gpu[01-03]", "big"))
+    assert job_file(RunLine(("train.py",), nodes=2, hosts=["a", "b", "c"]), path, (), _spell).spec.nodes == 2
+
+
+def test_a_fault_names_the_option(path: Path) -> None:
+    line = RunLine(("trian.py",), nodes=0, gpus="many", name="a/b", env={"1A": "x"}, overrides=("x=1",))
+    with pytest.raises(SpecError) as caught:
+        job_file(line, path, (), _spell)
+    faults = str(caught.value)
+    for start in (
+        "--nodes 0: must",
+        "--gpus many: must",
+        "--name a/b: must",
+        "--env 1A: env.1A: must",
+        "--set x=1: ",
+    ):
+        assert f"\n{start}" in f"\n{faults}", faults
+    assert "SCRIPT: no file trian.py" in faults
+    assert "did you mean train.py?" in faults
+
+
+def test_a_shell_script_is_a_command(path: Path) -> None:
+    entry = job_file(RunLine(("bash", "run.sh", "a b")), path, (), _spell).spec.entry
+    assert (entry.kind, entry.args) == ("command", ("bash", "run.sh", "a b"))
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("train.py --lr 1", "train"),
+        ("src/pkg/my train.py".replace(" ", "_"), "my_train"),
+        ("-m pkg.train --x", "train"),
+        ("torchrun --nproc-per-node 2 train.py --config a.py", "train"),
+        ("accelerate launch -m pkg.sft", "sft"),
+        ("bash run.sh", "bash"),
+        ("Größe.py", "Gr-e"),
+        ("---.py", "job"),
+        (f"{'x' * 80}.py", "x" * 63),
+    ],
+)
+def test_a_job_is_named_by_its_script(line: str, name: str) -> None:
+    assert name_of(line.split(" ")) == name
+
+
+@pytest.mark.parametrize(
+    ("line", "python", "rest"),
+    [
+        ("python train.py --x", "python", "train.py --x"),
+        (".venv/bin/python3.11 -u -m pkg.train", ".venv/bin/python3.11", "-m pkg.train"),
+        ("python -m torch.distributed.run train.py", "", "python -m torch.distributed.run train.py"),
+        ("python -c pass", "", "python -c pass"),
+        ("python", "", "python"),
+        ("train.py python", "", "train.py python"),
+    ],
+)
+def test_a_leading_interpreter_is_the_jobs_python(line: str, python: str, rest: str) -> None:
+    assert without_python(line.split()) == (python, tuple(rest.split()))
