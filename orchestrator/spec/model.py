@@ -53,13 +53,13 @@ class JobSpec(Part):
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.Command | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
+    command: rules.RankCommand | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
     entrypoint: rules.EntryPoint | None = about(
         None, 'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}.'
     )
     python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
-    env: dict[rules.EnvName, rules.Scalar] = about(
+    env: dict[rules.EnvName, rules.EnvText] = about(
         {}, "Environment of the ranks; wins over what orch would set."
     )
     secrets: rules.Secrets = about((), "Variables taken from the submitter's environment and never shown.")

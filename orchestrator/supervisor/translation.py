@@ -225,7 +225,7 @@ def prepare(
     first = view.index == 0
     return m.Prepare(
         attempt=decision.attempt,
-        env=rank_env.node_env(plan, gpus, _outer(plan, job_secrets), job_secrets.secrets),
+        env=rank_env.node_env(plan, view.job, gpus, _outer(plan, job_secrets), job_secrets.secrets),
         own_env=plan.ssh is not None or plan.slurm is not None,
         setup=plan.setup,
         programs=plan.programs or (plan.program,),
@@ -259,7 +259,8 @@ def start(plan: Plan, decision: d.Start, view: NodeView, resume_from: str) -> m.
     )
     defaults = {**_interface(decision), **plan.defaults}
     finds = plan.slurm is None or view.index == 0  # the disk is shared, and the first node is never a spare
-    return m.Start(decision.attempt, rank_env.arguments(plan, resume_from), defaults, ranks, finds)
+    argv = rank_env.arguments(plan, view.job, decision.attempt, resume_from)
+    return m.Start(decision.attempt, argv, defaults, ranks, finds)
 
 
 def stop(plan: Plan, decision: d.Stop) -> m.Stop:
