@@ -233,6 +233,8 @@ def prepare(
         wants_addresses=first and plan.pool is not None and len(view.gang) > 1,
         port=plan.rendezvous_port,
         resume=tuple(resume),
+        pythons=plan.pythons,
+        sets_path="PATH" in plan.env,
     )
 
 

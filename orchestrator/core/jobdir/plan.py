@@ -103,6 +103,8 @@ class Plan:
     ssh: PlannedSsh | None = None
     slurm: PlannedSlurm | None = None
     programs: tuple[str, ...] = ()
+    # The candidates for the job's Python, the best first; its folder comes first in PATH
+    pythons: tuple[str, ...] = ()
     notify: PlannedNotify | None = None
 
     @property

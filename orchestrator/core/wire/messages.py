@@ -250,6 +250,9 @@ class Prepare:
     port: int | None
     # The files of the checkpoint to start from, to be verified here
     resume: tuple[ManifestEntry, ...]
+    # The folder of the first that the node has comes first in PATH, unless the user's `env` sets that
+    pythons: tuple[str, ...] = ()
+    sets_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)
