@@ -17,6 +17,7 @@ import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from orchestrator.core import placeholders
+from orchestrator.core.jobdir.layout import IN_CODE
 from orchestrator.spec.yaml_document import shown
 
 DURATION_S_MIN = 0.001
@@ -204,7 +205,17 @@ def _settings(value: object) -> object:
     return bare
 
 
-def _below(glob: str) -> str:
+_CHECKPOINT_DIR = re.compile(r"^(\{checkpoint_dir\}|\$ORCH_CHECKPOINT_DIR|\$\{ORCH_CHECKPOINT_DIR\})/+(?=.)")
+
+
+def _below(written: str) -> str:
+    glob = _CHECKPOINT_DIR.sub("", _well_spelled(written))
+    known = placeholders.named(glob.removeprefix(IN_CODE)) & {*placeholders.NAMES, *placeholders.VARIABLES}
+    if known or glob == IN_CODE:
+        raise ValueError(
+            f"must begin with {IN_CODE} for files where the ranks start, or be relative to ORCH_CHECKPOINT_DIR, "
+            "or absolute"
+        )
     if ".." in glob.split("/"):
         raise ValueError('must not hold ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
     return glob

@@ -67,9 +67,8 @@ class CheckpointScanner:
         self._hasher = hasher
         self._report = report
         self._note = note
-        self._watch = CheckpointWatch(
-            self._job.checkpoints, config.checkpoint_glob, in_parts=self._is_fetched
-        )
+        self._folder, glob = self._job.checkpoint_place(config.checkpoint_glob)
+        self._watch = CheckpointWatch(self._folder, glob, in_parts=self._is_fetched)
         self._lock_fd: int | None = None
         self._due_s = 0.0
         self._finish_by_s: float | None = None
@@ -152,7 +151,7 @@ class CheckpointScanner:
         self._save_whole()
 
     def _name(self, path: Path) -> str:
-        return path.relative_to(self._job.checkpoints).as_posix()
+        return path.relative_to(self._folder).as_posix()
 
     def _report_found(self, ranks: NodeRanks, checkpoint: FoundCheckpoint) -> None:
         path, steps = checkpoint.path, _step_at(ranks, checkpoint.mtime_ns)
