@@ -36,7 +36,7 @@ _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected, e.CheckpointFound,
-        e.CheckpointInvalidated,
+        e.CheckpointInvalidated, e.SavedOutside,
     )
 }  # fmt: skip
 

@@ -111,7 +111,9 @@ def test_programs_next_to_the_jobs_python_come_first_in_path(desk: Desk) -> None
         assert job.wait()["state"] == "SUCCEEDED"
         assert "the tool of the environment" in job.log()
     path = {"PATH": os.environ["PATH"]}
-    job = desk.submit(files, procs_per_node=1, command="tool", python="env/bin/python", setup=[make], env=path)
+    job = desk.submit(
+        files, procs_per_node=1, command="tool", python="env/bin/python", setup=[make], env=path
+    )
     assert job.wait()["state"] == "FAILED"
     assert "env/bin is not put first" in job.job.folder.node_log(1, "node-0").read_text()
 

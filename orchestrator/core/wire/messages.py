@@ -17,6 +17,7 @@ from orchestrator.core.observations import (
     RankInspection,
     RankSeen,
     Reached,
+    SavedFile,
 )
 
 PROTOCOL = 5
@@ -186,6 +187,19 @@ class ManifestReported:
     manifest: tuple[ManifestEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SavedOutside:
+    """Ranks have written what looks like a checkpoint outside of `checkpoint.path`."""
+
+    attempt: int
+    file: SavedFile
+    # Optimizer steps of the attempt's processes when it was written; 0: unknown
+    steps: int
+    age_s: float
+    # The disk is this host's own: other hosts have another file of the same name
+    on_own_disk: bool
+
+
 ReliableReport: TypeAlias = (
     Prepared
     | PrepareFailed
@@ -197,6 +211,7 @@ ReliableReport: TypeAlias = (
     | CheckpointFound
     | CheckpointInvalidated
     | ManifestReported
+    | SavedOutside
 )
 
 

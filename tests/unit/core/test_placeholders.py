@@ -36,7 +36,9 @@ def test_a_near_miss_is_asked_about(text: str, meant: str) -> None:
     assert placeholders.misspelled(text).endswith(f"did you mean {meant}?")
 
 
-@pytest.mark.parametrize("text", ["{checkpoint}", "{epoch}-{step}", "$ORCH_MINE", "{job_dir}", "${checkpoint_dirs}"])
+@pytest.mark.parametrize(
+    "text", ["{checkpoint}", "{epoch}-{step}", "$ORCH_MINE", "{job_dir}", "${checkpoint_dirs}"]
+)
 def test_what_is_no_near_miss_is_left_alone(text: str) -> None:
     assert placeholders.misspelled(text) == ""
 

@@ -186,7 +186,20 @@ def test_an_override_is_put_in_and_known_by_its_argument() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["*", "*.pt", "&x", "!x", "%x", "@x", "`x`", "#x", "[0-9]*.pt", "{job_dir}/code/x.pt", "{attempt}", "*'\"\\ x: y"],
+    [
+        "*",
+        "*.pt",
+        "&x",
+        "!x",
+        "%x",
+        "@x",
+        "`x`",
+        "#x",
+        "[0-9]*.pt",
+        "{job_dir}/code/x.pt",
+        "{attempt}",
+        "*'\"\\ x: y",
+    ],
 )
 def test_an_override_that_can_only_be_text_is_text(text: str) -> None:
     document = overridden(f"c.path={text}")

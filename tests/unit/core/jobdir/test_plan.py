@@ -97,7 +97,9 @@ def test_what_the_user_set_wins_over_all_but_the_contract() -> None:
         gpus=range(2), procs_per_node=None, gpus_per_node=1, nccl={"debug": "WARN"}, rendezvous={"interface": "eth1"},
         env={"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "9", "HOME": "/h"},
     )  # fmt: skip
-    env = node_env(plan, JOB, plan.nodes[0], {"HOME": "/root", "TOKEN": "old", "LANG": "C"}, {"TOKEN": "secret"})
+    env = node_env(
+        plan, JOB, plan.nodes[0], {"HOME": "/root", "TOKEN": "old", "LANG": "C"}, {"TOKEN": "secret"}
+    )
     assert {name: env[name] for name in ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HOME")} == {
         "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "7", "OMP_NUM_THREADS": "9", "HOME": "/h",
     }  # fmt: skip
@@ -163,7 +165,15 @@ def test_placeholders_are_filled_in_as_the_node_sees_the_job() -> None:
     folder = "/scratch/me/jobs/x/checkpoints"
     words = [f"--out_dir={folder}/x", folder, jobs.ID]
     assert arguments(plan, there, 1, "")[2:] == (*words, "--from=", "a={b:1}", "${now:%Y}")
-    resumed = (*words, "--from=/c/{attempt}.pt", "a={b:1}", "${now:%Y}", "--go", "2", *["/c/{attempt}.pt"] * 2)
+    resumed = (
+        *words,
+        "--from=/c/{attempt}.pt",
+        "a={b:1}",
+        "${now:%Y}",
+        "--go",
+        "2",
+        *["/c/{attempt}.pt"] * 2,
+    )
     assert arguments(plan, there, 2, "/c/{attempt}.pt")[2:] == resumed, "values are not filled in once more"
 
 
@@ -178,7 +188,9 @@ def test_shell_text_is_left_to_the_shell_and_its_resume_arguments_are_filled_in_
 
 
 def test_variables_of_the_user_are_filled_in_and_those_of_an_attempt_only_for_its_ranks() -> None:
-    plan = jobs.plan(env={"HYDRA_OUT": "{job_dir}/h", "RUN": "{attempt}-$ORCH_JOB_NAME", "RAW": "${x} {epoch}"})
+    plan = jobs.plan(
+        env={"HYDRA_OUT": "{job_dir}/h", "RUN": "{attempt}-$ORCH_JOB_NAME", "RAW": "${x} {epoch}"}
+    )
     env = node_env(plan, JOB, plan.nodes[0], {}, {})
     assert env == {"HYDRA_OUT": f"{jobs.ROOT}/h", "RAW": "${x} {epoch}"}
     assert _env(plan, 0, attempt=3)["RUN"] == "3-gpt"
