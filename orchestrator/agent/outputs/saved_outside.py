@@ -9,9 +9,9 @@ entries, the upper folders first, and follows the links that the snapshot has in
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
@@ -35,7 +35,8 @@ REPORT_S = 30.0
 """How often a file that is rewritten again and again is reported."""
 
 ENTRIES_MAX = 5_000
-"""Entries read in one walk."""
+FOLDER_ENTRIES_MAX = 1_000
+"""Entries read in one walk, and in one folder."""
 
 DEPTH_MAX = 4
 """How many folders lie above a file at most: `lightning_logs/version_0/checkpoints/epoch=0-step=10.ckpt` has three."""
@@ -111,35 +112,44 @@ class SavedOutside:
 
 
 def _candidates(top: Path) -> Iterable[Path]:
-    """Yield the files and folders that are checkpoints by their kind, the upper ones first."""
-    todo, left = deque([(top, 0)]), ENTRIES_MAX
-    while todo and left > 0:
-        folder, depth = todo.popleft()
-        entries = _entries(folder, left)
-        left -= len(entries)
-        if depth and any(entry.name == METADATA for entry in entries):
-            yield folder  # of torch.distributed.checkpoint
-            continue
-        for entry in entries:
-            path = Path(entry.path)
-            if entry.name.startswith(".") or entry.name in _SKIPPED or is_temporary(entry.name):
+    """Yield the files and folders that are checkpoints by their kind: of all folders at one depth those first that were
+    changed last, so that a large data set costs what is left."""
+    level, left = [top], ENTRIES_MAX
+    for depth in range(DEPTH_MAX + 1):
+        below: list[Path] = []
+        for folder in sorted(level, key=_changed_ns, reverse=True):
+            if left <= 0:
+                return
+            entries = _entries(folder, min(left, FOLDER_ENTRIES_MAX))
+            left -= len(entries)
+            if depth and any(entry.name == METADATA for entry in entries):
+                yield folder  # of torch.distributed.checkpoint
                 continue
-            if not _is_dir(entry):
-                if path.suffix in _SUFFIXES:
+            for entry in entries:
+                path = Path(entry.path)
+                if entry.name.startswith(".") or entry.name in _SKIPPED or is_temporary(entry.name):
+                    continue
+                is_folder = _is_dir(entry)
+                if _is_checkpoint_folder(path) if is_folder else path.suffix in _SUFFIXES:
                     yield path
-            elif _is_checkpoint_folder(path):
-                yield path
-            elif depth < DEPTH_MAX:
-                todo.append((path, depth + 1))
+                elif is_folder:
+                    below.append(path)
+        level = below
 
 
 def _entries(folder: Path, most: int) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            found = [entry for entry, _ in zip(entries, range(most), strict=False)]
+            return list(itertools.islice(entries, most))
     except OSError:
         return []
-    return sorted(found, key=lambda entry: entry.name)
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:

@@ -110,5 +110,7 @@ def test_of_a_series_the_last_one_is_reported_and_again_only_after_a_while(code:
 
 def test_a_walk_reads_few_entries(code: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_outside, "ENTRIES_MAX", 10)
-    save(code, *(f"images/{number}.jpg" for number in range(50)), "snapshot.pt")
-    assert seen(code).keys() == {"code/snapshot.pt"}
+    monkeypatch.setattr(saved_outside, "FOLDER_ENTRIES_MAX", 5)
+    save(code, *(f"images/{number}.jpg" for number in range(50)), "out/snapshot.pt")
+    os.utime(code / "images", (1, 1))  # it is older
+    assert seen(code).keys() == {"code/out/snapshot.pt"}

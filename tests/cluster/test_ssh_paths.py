@@ -1,0 +1,61 @@
+"""Are paths those of each host, and is what scripts save where they start seen there, and brought to other hosts?"""
+
+from __future__ import annotations
+
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk
+
+OWN_RESUME = (
+    TOGETHER
+    + """
+snapshot = Path("snapshot.pt")
+start = int(snapshot.read_text()) if snapshot.exists() else 0
+print("begins at", start, "with", sys.argv[1:], flush=True)
+meet()
+def save(step):
+    if step % 10 == 0 and os.environ["LOCAL_RANK"] == "0":
+        coming = Path("coming.tmp")
+        coming.write_text(str(step))
+        coming.replace(snapshot)
+    together(True)
+    if attempt == 1 and step == 25 and rank == 1 and "--dies" in sys.argv:
+        os.kill(os.getpid(), 9)
+run(60, each_s=0.2, at_step=save, start=start)
+"""
+)
+FILES = {**FAKE_TORCH, "train.py": OWN_RESUME}
+
+
+def test_each_host_has_its_own_working_folder_and_paths(desk: Desk) -> None:
+    job = desk.submit(
+        FILES, entrypoint="train.py --dies {checkpoint_dir} $ORCH_CHECKPOINT_DIR", nodes=2, procs_per_node=1,
+        ssh={"hosts": "node[1-2]"},
+    )  # fmt: skip
+    status = job.wait()
+    assert status["state"] == "SUCCEEDED", job.story()
+    for rank in (0, 1):
+        folder = job.on_host(f"node{rank + 1}").root.name
+        assert f"/.orch/jobs/{folder}/checkpoints'" in job.log(rank)
+        assert "begins at 20 with" in job.log(rank, 2)
+    assert sorted((one["node"], one["path"]) for one in status["saved_outside"]) == [
+        ("node1", "code/snapshot.pt"), ("node2", "code/snapshot.pt"),
+    ]  # fmt: skip
+    assert job.why()[1]["resumed_from"] is None
+    assert job.why()[1]["may_go_on_from"]["path"] == "code/snapshot.pt"
+
+
+def test_a_named_file_of_the_working_folder_goes_on_on_another_host(desk: Desk, box: Box) -> None:
+    job = desk.submit(
+        FILES, entrypoint="train.py", nodes=1, spares=1, procs_per_node=2, ssh={"hosts": "node[1-2]"},
+        checkpoint={"path": "{job_dir}/code/snapshot.pt", "resume_args": "--from={path}"},
+    )  # fmt: skip
+    job.until(lambda seen: (seen["checkpoint"] or {"step": 0})["step"] >= 20, "the second checkpoint at home")
+    box.cut("node1")
+    status = job.wait()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), job.story()
+    at = job.why()[1]["first_step"] - 1
+    assert at in (20, 30, 40, 50)
+    assert f"begins at {at} with ['--from=" in job.log(0, 2)
+    assert "/code/snapshot.pt']" in job.log(0, 2)
+    box.heal()
+    desk.orch("clean", "--yes")
