@@ -3,27 +3,8 @@
 from __future__ import annotations
 
 from tests.support.cluster.box import Box
-from tests.support.cluster.desk import FAKE_TORCH, TOGETHER, Desk
-
-OWN_RESUME = (
-    TOGETHER
-    + """
-snapshot = Path("snapshot.pt")
-start = int(snapshot.read_text()) if snapshot.exists() else 0
-print("begins at", start, "with", sys.argv[1:], flush=True)
-meet()
-def save(step):
-    if step % 10 == 0 and os.environ["LOCAL_RANK"] == "0":
-        coming = Path("coming.tmp")
-        coming.write_text(str(step))
-        coming.replace(snapshot)
-    together(True)
-    if attempt == 1 and step == 25 and rank == 1 and "--dies" in sys.argv:
-        os.kill(os.getpid(), 9)
-run(60, each_s=0.2, at_step=save, start=start)
-"""
-)
-FILES = {**FAKE_TORCH, "train.py": OWN_RESUME}
+from tests.support.cluster.desk import Desk
+from tests.support.cluster.own_resume import FILES
 
 
 def test_each_host_has_its_own_working_folder_and_paths(desk: Desk) -> None:
