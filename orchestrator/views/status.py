@@ -127,6 +127,8 @@ def saved_outside(status: Status) -> list[Line]:
     where = f" on {latest['node']}" if status["backend"] == "ssh" else ""
     more = f", and {len(saved) - 1} more" if len(saved) > 1 else ""
     what = f"outside checkpoint.path: {latest['path']}{where} ({step}, {ago}){more}"
+    if status["state"] == "SUCCEEDED":
+        return [line(f"saved       {what}")]
     return [
         line("saved       ", Cell(f"{what}; orch does not start from it by itself", "yellow")),
         line(f"            fix: to make it do so, add {path_offered(latest['checkpoint_path'])}"),

@@ -1,8 +1,8 @@
 """Checkpoints outside of `checkpoint.path`: what a script saves in its working folder, such as `snapshot.pt` or
 `lightning_logs/…`.
 
-Rules: such a file is reported and nothing else: no attempt starts from it. It was written since the attempt began, has
-an ending of checkpoints, and a name that checkpoints have, or it was written after the first step. A walk reads few
+Rules: such a file is reported and nothing else: no attempt starts from it. It was written since the attempt began, and
+has an ending and a name of checkpoints; without any such, what was written after the first step counts. A walk reads few
 entries, the upper folders first, and follows the links that the snapshot has in place of ignored folders.
 """
 
@@ -62,6 +62,8 @@ class SavedOutside:
         self._due_s = 0.0
         # By pattern: the time of the last byte that was reported, and when that was.
         self._reported: dict[str, tuple[int, float]] = {}
+        # Checkpoints by their names were seen: other files are not worth a word.
+        self._has_named = False
 
     def begin(self, now_ns: int) -> None:
         """Begin an attempt: what is older was written by others, or reported then."""
@@ -83,7 +85,11 @@ class SavedOutside:
         `checkpoint.path`; `step_at`: the steps made by a wall clock time; `is_last`: the ranks have ended."""
         began_s = clock()
         newest: dict[str, tuple[Path, Shape]] = {}
-        for path, shape in self._written(step_at):
+        written = list(self._written(step_at))
+        self._has_named = self._has_named or any(_is_named(path) for path, _ in written)
+        for path, shape in written:
+            if self._has_named and not _is_named(path):
+                continue
             pattern = _pattern(path.relative_to(self._code))
             if pattern not in newest or shape.mtime_ns > newest[pattern][1].mtime_ns:
                 newest[pattern] = (path, shape)
@@ -107,7 +113,7 @@ class SavedOutside:
             shape = inspect_shape(path)
             if not shape.size_bytes or shape.mtime_ns < self._began_ns:
                 continue
-            if path.is_dir() or _is_named(path) or step_at(shape.mtime_ns):
+            if _is_named(path) or step_at(shape.mtime_ns):
                 yield path, shape
 
 
@@ -167,6 +173,8 @@ def _is_checkpoint_folder(path: Path) -> bool:
 
 
 def _is_named(path: Path) -> bool:
+    if path.is_dir():
+        return True
     return _NAMES.search(path.name) is not None or checkpoint_series.member(path, 0, is_folder=False).counts
 
 

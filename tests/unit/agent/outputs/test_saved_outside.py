@@ -75,6 +75,8 @@ def test_other_files_are_no_checkpoints(code: Path, name: str) -> None:
 def test_any_name_counts_once_the_ranks_make_steps(code: Path) -> None:
     save(code, "model.pt")
     assert seen(code, steps=3).keys() == {"code/model.pt"}
+    save(code, "out/checkpoint-5/optimizer.pt")
+    assert seen(code, steps=3).keys() == {"code/out/checkpoint-5"}, "a better one is there"
 
 
 def test_files_of_before_and_those_of_the_jobs_own_path_are_left_out(code: Path) -> None:
