@@ -55,7 +55,9 @@ class JobSpec(Part):
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
     command: rules.RankCommand | None = about(None, "Shell command that a rank runs, in place of entrypoint.")
     entrypoint: rules.EntryPoint | None = about(
-        None, 'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}.'
+        None,
+        'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a list of words, or {command: …}; placeholders such '
+        "as `{checkpoint_dir}` are filled in.",
     )
     python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")

@@ -152,7 +152,8 @@ class Checkpoint(Part):
     )
     keep: int | None = whole(None, "How many of the newest checkpoints to keep; by default all.")
     resume_args: rules.ResumeArgs | None = about(
-        None, "Arguments appended when a good checkpoint exists; `{path}` stands for its path."
+        None,
+        "Arguments appended when a good checkpoint exists, such as --auto-resume; `{path}` stands for its path.",
     )
     on_preempt: OnPreempt = about(
         {}, "Backend slurm: how ranks are warned of preemption, and of the time limit's end."
