@@ -27,7 +27,7 @@ def test_each_host_has_its_own_working_folder_and_paths(desk: Desk) -> None:
 
 def test_a_named_file_of_the_working_folder_goes_on_on_another_host(desk: Desk, box: Box) -> None:
     job = desk.submit(
-        FILES, entrypoint="train.py", nodes=2, spares=1, procs_per_node=1, ssh={"hosts": "node[1-3]"}, env={"STEPS": "200"},
+        FILES, entrypoint="train.py --one", nodes=2, spares=1, procs_per_node=1, ssh={"hosts": "node[1-3]"}, env={"STEPS": "200"},
         checkpoint={"path": "{job_dir}/code/snapshot.pt", "resume_args": "--from={path}"},
     )  # fmt: skip
     job.until(lambda seen: (seen["checkpoint"] or {"step": 0})["step"] >= 20, "the second checkpoint at home")
@@ -37,7 +37,7 @@ def test_a_named_file_of_the_working_folder_goes_on_on_another_host(desk: Desk, 
     for rank in (0, 1):  # also on the host that had none
         at = job.log(rank, 2).partition("begins at ")[2].partition(" ")[0]
         assert int(at) >= 20 and int(at) % 10 == 0, job.log(rank, 2)
-        assert f"begins at {at} with ['--from=" in job.log(0, 2), "all begin at the same step"
+        assert f"begins at {at} with ['--one', '--from=" in job.log(0, 2), "all begin at the same step"
         assert "/code/snapshot.pt']" in job.log(rank, 2)
     box.heal()
     desk.orch("clean", "--yes")

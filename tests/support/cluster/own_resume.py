@@ -12,7 +12,7 @@ start = int(snapshot.read_text()) if snapshot.exists() else 0
 print("begins at", start, "with", sys.argv[1:], flush=True)
 meet()
 def save(step):
-    if step % 10 == 0 and os.environ["LOCAL_RANK"] == "0":
+    if step % 10 == 0 and (rank if "--one" in sys.argv else int(os.environ["LOCAL_RANK"])) == 0:
         coming = Path("coming.tmp")
         coming.write_text(str(step))
         coming.replace(snapshot)
