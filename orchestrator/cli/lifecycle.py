@@ -109,7 +109,10 @@ def restart(job: str | None) -> int:
     found = find_job(job)
     before = found.restart()
     newest = before["checkpoint"]
+    outside = before.get("saved_outside") or []
     source = newest["path"] if newest else "the beginning: there is no checkpoint yet"
+    if outside and not newest:
+        source = f"the beginning, unless the script goes on by itself from {outside[-1]['path']}"
     terminal.say(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
     return 0
 

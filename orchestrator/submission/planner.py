@@ -88,6 +88,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         ssh=ssh_of(spec) if over_ssh else None,
         slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
         programs=_programs(spec, inventory) if over_ssh else (),
+        pythons=_pythons(spec, inventory),
         notify=_notify(spec),
         origins={name: file.where(key) for name, (_, key) in chosen.items()},
         batch=_batch(spec),
@@ -218,6 +219,15 @@ def ssh_of(spec: JobSpec) -> PlannedSsh:
         sync=tuple(ssh.sync),
         copy_mb_s=None if limit_mb is None else float(limit_mb),
     )
+
+
+def _pythons(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
+    """Return the candidates for the job's Python. A command runs what PATH gives it, unless the user names a Python."""
+    if spec.python is not None:
+        return (spec.python,)
+    if spec.entry.kind == "command":
+        return ()
+    return _programs(spec, inventory) if spec.backend == "ssh" else (inventory.python,)
 
 
 def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:

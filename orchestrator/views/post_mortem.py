@@ -14,7 +14,7 @@ from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
 from orchestrator.core.codec import Json
 from orchestrator.core.text import with_fix
 from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
-from orchestrator.views.status import reason_lines
+from orchestrator.views.status import path_offered, reason_lines
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""
@@ -158,6 +158,20 @@ def _course(attempt: Json, state: str) -> str:
     return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
 
 
+def _source(attempt: Json) -> str:
+    """Say from where an attempt began; a script may have gone on by itself from what it had saved."""
+    if not _may_go_on(attempt):
+        return f"from {attempt['resumed_from'] or 'the beginning'}"
+    outside = attempt["may_go_on_from"]
+    written = f"written at {outside['written_at'][11:19]} UTC"
+    return f"no checkpoint of checkpoint.path; the script may have gone on from {outside['path']}, {written}"
+
+
+def _may_go_on(attempt: Json) -> bool:
+    """Tell whether an attempt may have gone on by itself: then its steps are counted from there."""
+    return bool(attempt.get("may_go_on_from")) and not attempt["resumed_from"]
+
+
 def transition(why: Json, number: int) -> str:
     """Return in a line from where an attempt begins and why the previous one ended; empty where that is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
@@ -166,7 +180,7 @@ def transition(why: Json, number: int) -> str:
         return ""
     verdict = ended["verdict"]
     end = f"ended: {verdict['kind']}: {_summary(verdict)}" if verdict else _course(ended, why["state"])
-    text = f"from {begun['resumed_from'] or 'the beginning'}; attempt {number - 1} {end}"
+    text = f"{_source(begun)}; attempt {number - 1} {end}"
     return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
@@ -179,11 +193,13 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         yield from _with_culprit(attempt, folder)
     else:
         at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
+        at += " of its own" if at and _may_go_on(attempt) else ""
         found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
         yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
-    source = short(attempt["resumed_from"] or "the beginning", folder)
-    yield line(f"{_PAD}from {source}, {_when(attempt['started_at'], attempt['ended_at'])}")
+    when = _when(attempt["started_at"], attempt["ended_at"])
+    comma = ";" if _may_go_on(attempt) else ","
+    yield line(f"{_PAD}{short(_source(attempt), folder)}{comma} {when}")
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
         text, fix = with_fix(short(told["text"], folder))
@@ -274,7 +290,8 @@ def _folded(evidence: Sequence[str]) -> list[str]:
 def _steps(attempt: Json) -> str:
     if attempt["last_step"] is None:
         return ""
-    return f", {_span(attempt['first_step'], attempt['last_step'])}"
+    own = " of its own" if _may_go_on(attempt) else ""
+    return f", {_span(attempt['first_step'], attempt['last_step'])}{own}"
 
 
 def _span(first: int, last: int) -> str:
@@ -328,6 +345,9 @@ def _next(why: Json) -> Iterator[Line]:
     yield ()
     if why["state"] != "SUCCEEDED" and why["attempts"]:
         yield line(_saved(why))
+        if why.get("saved_outside") and not why.get("checkpoint"):
+            offered = path_offered(why["saved_outside"][-1]["checkpoint_path"])
+            yield line(f"{_PAD}fix: to let orch start from it, add {offered}")
     for label, command in rows:
         yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
 
@@ -336,6 +356,10 @@ def _saved(why: Json) -> str:
     """Say where the next attempt would start, and what it would have to make again."""
     saved = why.get("checkpoint")
     if not saved:
+        outside = why.get("saved_outside") or []
+        if outside:
+            path = outside[-1]["path"]
+            return f"there is no checkpoint of checkpoint.path; the script may go on by itself from {path}"
         return "there is no checkpoint: a restart begins at the beginning"
     path, step = short(saved["path"], why.get("dir", "")), saved["step"]
     if step is None:

@@ -29,6 +29,9 @@ from orchestrator.core.text import counted, ranks_text
 from orchestrator.spec.load import SpecFile
 from orchestrator.submission import refusals, render, submit
 
+JOB = JobDir(Path("{job_dir}"))
+"""The folder of a job that is not made."""
+
 EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
 """The folder for evidence of a job that has no folder yet."""
 
@@ -183,7 +186,7 @@ def _settings(
     request = rank_env.settings_request(plan, node.name, ranks, interface, EVIDENCE)
     secrets = {name: environ[name] for name in plan.secrets if name in environ}
     host = facts.environ if facts is not None and plan.ssh is not None else {}
-    added = rank_env.node_env(plan, node, _outer(plan, environ), secrets)
+    added = rank_env.node_env(plan, JOB, node, _outer(plan, environ), secrets)
     return settings(facts, request, Environments(host, added, {**host, **added}))
 
 

@@ -7,7 +7,9 @@ The supervisor works from the plan, so its types are plain data of the standard 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.limits import Limits
 from orchestrator.core.text import counted
 
@@ -111,6 +113,8 @@ class Plan:
     ssh: PlannedSsh | None = None
     slurm: PlannedSlurm | None = None
     programs: tuple[str, ...] = ()
+    # The candidates for the job's Python, the best first; its folder comes first in PATH
+    pythons: tuple[str, ...] = ()
     notify: PlannedNotify | None = None
     # Where in the job file each variable of `env` stands
     origins: dict[str, str] = field(default_factory=dict)
@@ -136,6 +140,12 @@ class Plan:
         if self.pool is not None:
             return self.pool.nodes * self.pool.ranks_each
         return sum(len(node.ranks) for node in self.nodes)
+
+    def checkpoint_place(self, job: JobDir) -> tuple[Path, str]:
+        """Return where the checkpoints are in the job folder on the submit machine: those of hosts that do not see it
+        are fetched into one folder, wherever the ranks have them."""
+        folder, glob = job.checkpoint_place(self.checkpoint_glob)
+        return (job.checkpoints if self.ssh is not None else folder), glob
 
     @property
     def program(self) -> str:
