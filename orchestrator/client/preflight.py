@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import itertools
 import os
 import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,61 +15,60 @@ from typing import TYPE_CHECKING
 
 from orchestrator.agent import setup_script
 from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, megabytes
+from orchestrator.agent.checks import program
+from orchestrator.agent.outputs.checkpoint_formats import inspect_shape
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh import fanout
+from orchestrator.backends.ssh import fanout, launch
+from orchestrator.brain.checks import node
+from orchestrator.brain.checks.finding import Finding as BrainFinding
+from orchestrator.brain.checks.finding import Severity
 from orchestrator.client import remote_files
+from orchestrator.client.checks import sources
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError
+from orchestrator.core.host_facts import UNKNOWN
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedSsh
 from orchestrator.core.text import counted
+from orchestrator.core.wire.bootstrap import GatherFacts, HostSurveyed
 from orchestrator.spec.load import SpecFile, load
 from orchestrator.submission import bundle, refusals, render, sbatch, snapshot, submit
 
 if TYPE_CHECKING:
-    from orchestrator.backends.ssh import launch
-    from orchestrator.backends.ssh.connect.connection import Connection
+    from orchestrator.client.checks import cluster
 
-IMPORT_S_MAX = 120.0
-WORDS_CHARS_MAX = 300
+JOBS_READ_MAX = 5
+"""How many earlier jobs of the same name are searched for a checkpoint."""
+
 FREE_BYTES_MIN = 1 << 30
-_PROBE = """
-import json, sys
-script, counts_gpus = sys.argv[1:]
-said = {"python": ".".join(map(str, sys.version_info[:3]))}
-try:
-    if script:
-        with open(script, "rb") as file:
-            compile(file.read(), script, "exec", dont_inherit=True)
-except (SyntaxError, ValueError) as err:
-    said["script"] = f"{script}:{getattr(err, 'lineno', 0) or 1}: {type(err).__name__}: {getattr(err, 'msg', err)}"
-except OSError as err:
-    said["script"] = f"{script}: {err.strerror}"
-try:
-    import torch
-    said["torch"] = torch.__version__
-    said["gpus"] = torch.cuda.device_count() if counts_gpus else 0
-except BaseException as err:
-    said["no_torch"] = f"{type(err).__name__}: {err}"
-print()
-print(json.dumps(said))
-"""
-"""Probe of the ranks' interpreter: compiles the script without running it; the last line printed is the report."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check: whether it passed, what it found, and how to mend a fault."""
+    """Result of one check: whether it passed, what it found, and how to mend a fault.
+
+    One that is ok and has a fix is a warning. `nodes`: those that it is about, empty for the whole job.
+    """
 
     what: str
     ok: bool
     found: str
     fix: str = ""
     exit_code: int = 0
+    nodes: tuple[str, ...] = ()
+    is_note: bool = False
+
+    @property
+    def severity(self) -> str:
+        """`error`, `warning`, `note`, or `ok`."""
+        return "error" if not self.ok else "warning" if self.fix else "note" if self.is_note else "ok"
 
     def as_json(self) -> Json:
-        return {"what": self.what, "ok": self.ok, "found": self.found, "fix": self.fix}
+        return {
+            "what": self.what, "ok": self.ok, "found": self.found, "fix": self.fix,
+            "severity": self.severity, "nodes": list(self.nodes),
+        }  # fmt: skip
 
 
 def check(
@@ -101,9 +98,11 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _fault("code", err)
     yield _try("space", lambda: _space(home.home(environ)))
     if plan.ssh is not None:
-        yield from _over_ssh(plan, code_bytes, environ, file.spec.rendezvous.interface)
+        yield from _over_ssh(file, plan, code_bytes, environ)
         return
     yield from _python(file, plan, environ)
+    if plan.slurm is None:
+        yield from _here(plan, environ)
     interfaces = [name for _, name in socket.if_nameindex()]
     if plan.slurm is None and (
         fault := refusals.missing_interface(file.spec.rendezvous.interface, interfaces)
@@ -149,47 +148,64 @@ def _space(folder: Path) -> Finding:
 
 
 def _python(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Import torch and compile the script as a rank would; a job need not use torch, so a missing torch is not a
-    fault."""
+    """Import torch, compile the script and look for its imports as a rank would; a job need not use torch, so a missing
+    torch is not a fault."""
     if plan.shell or "python" not in Path(plan.program).name:
         yield Finding("python", True, f"{plan.program} (not looked into)")
         return
-    entry = file.spec.entry
-    script = str(file.workdir / entry.target) if entry.kind == "script" else ""
     # The GPUs of Slurm's nodes cannot be seen here.
     gpus = max((len(node.gpus) for node in plan.nodes), default=0)
+    code, own = sources.of(file)
+    env = {**environ, **plan.env}
     try:
-        python = setup_script.find_program(plan.program, {**environ, **plan.env}, file.workdir)
-        report = _probe(python, script, "gpus" if gpus else "", {**environ, **plan.env})
-    except (setup_script.SetupError, OSError, subprocess.TimeoutExpired, ValueError) as err:
-        fix = "try it by hand, or name another interpreter in python:"
-        yield Finding("python", False, f"{plan.program} cannot be used: {err}", fix, 3)
+        python = setup_script.find_program(plan.program, env, file.workdir)
+    except setup_script.SetupError as err:
+        yield Finding("python", False, f"{plan.program} cannot be used: {err}", _TRY_PYTHON, 3)
         return
-    torch = f"torch {report['torch']}" if "torch" in report else f"no torch ({report.get('no_torch')})"
-    yield Finding("python", True, f"{python} {report['python']}, {torch}")
-    if gpus and "torch" in report and report["gpus"] < gpus:
-        found = f"torch {report['torch']} sees {report['gpus']} of {gpus} GPUs"
+    report = program.ask(python, env, code, own, counts_gpus=bool(gpus))
+    if report.fault:
+        yield Finding("python", False, f"{plan.program} cannot be used: {report.fault}", _TRY_PYTHON, 3)
+        return
+    torch = f"torch {report.torch}" if report.torch else f"no torch ({report.no_torch})"
+    yield Finding("python", True, f"{python} {report.python}, {torch}")
+    if gpus and report.torch and report.gpus < gpus:
+        found = f"torch {report.torch} sees {report.gpus} of {gpus} GPUs"
         yield Finding("gpus", False, found, "install a torch that is built for this driver's CUDA", 3)
-    if "script" in report:
-        yield Finding("script", False, report["script"], "mend the script", 2)
-    elif script:
-        yield Finding("script", True, f"{entry.target} can be compiled")
+    faults = list(node.code("", report, bool(plan.setup)))
+    yield from (_of_brain(fault, fault.found, 2) for fault in faults)
+    if code and not any(fault.what == "script" for fault in faults):
+        count = f" and {counted(len(code) - 1, 'module')} of the code" if len(code) > 1 else ""
+        yield Finding("script", True, f"{file.spec.entry.target}{count} can be compiled")
 
 
-def _probe(python: str, script: str, counts_gpus: str, env: Mapping[str, str]) -> Json:
-    """Return the report of `_PROBE`. Raises ValueError with the last line of standard error when there is none."""
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [python, "-c", _PROBE, script, counts_gpus], cwd=folder, capture_output=True, text=True,
-            timeout=IMPORT_S_MAX, env=env, errors="replace", check=False,
-        )  # fmt: skip
-    try:
-        report = json.loads(done.stdout.splitlines()[-1])
-        assert isinstance(report, dict)
-    except (IndexError, ValueError, AssertionError):
-        words = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
-        raise ValueError(words[0][:WORDS_CHARS_MAX]) from None
-    return report
+_TRY_PYTHON = "try it by hand, or name another interpreter in python:"
+
+
+def _of_brain(one: BrainFinding, found: str, exit_code: int) -> Finding:
+    """Return a judged finding with its words; only an error has the exit code."""
+    is_error = one.severity is Severity.ERROR
+    return Finding(
+        one.what, not is_error, found, one.fix, exit_code if is_error else 0,
+        tuple(name for name in one.nodes if name), one.severity is Severity.NOTE,
+    )  # fmt: skip
+
+
+def _here(plan: Plan, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Look at this machine's resources and GPUs."""
+    from orchestrator.agent.checks import steps
+
+    asked = GatherFacts("", {}, (), (), (str(home.home(environ)), *_checkpoint_folder(plan)), (), False)
+    facts = steps.Steps(environ).facts(asked)
+    ranks = sum(len(one.ranks) for one in plan.nodes)
+    job = node.Job(
+        ranks,
+        sum(len(one.gpus) for one in plan.nodes),
+        bool(plan.setup),
+        _last_checkpoint_bytes(plan, environ),
+    )
+    here = socket.gethostname()
+    for judged in node.findings(here, facts, job):
+        yield _of_brain(judged, f"{here}: {judged.found}", ClusterError.exit_code)
 
 
 def _loopback() -> Finding:
@@ -213,40 +229,96 @@ def _queue(file: SpecFile, plan: Plan, environ: Mapping[str, str]) -> Finding:
 # Over SSH
 
 
-def _over_ssh(
-    plan: Plan, code_bytes: int, environ: Mapping[str, str], interface: str | None
-) -> Iterator[Finding]:
-    """Survey every host, all at once. An unusable host fails the whole check only when too few are left."""
-    from orchestrator.backends.ssh import launch
+def _over_ssh(file: SpecFile, plan: Plan, code_bytes: int, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the whole check only
+    when too few are left."""
+    from orchestrator.client.checks import cluster, visits
 
     assert plan.ssh is not None and plan.pool is not None
     names, root = [node.name for node in plan.nodes], remote_files.remote_root(plan)
     yield _try("keys", lambda: _keys(names, plan.ssh))
     folder = home.home(environ)
     job, bundled = JobDir(folder / "jobs" / plan.id), bundle.build(folder)
-    scripts = {file.name: file.text for file in render.render(plan, job, sys.executable)}
-
-    def survey(connection: Connection, host: str) -> launch.Survey:
-        report = launch.survey(
-            connection, launch.Launcher(scripts[f"{host}.sh"], bundled), root, plan.programs
-        )
-        connection.forward(lambda channel: channel.close())
-        return report
-
-    surveys = fanout.each(names, plan.ssh, survey)
+    scripts = {one.name: one.text for one in render.render(plan, job, sys.executable)}
+    launchers = {name: launch.Launcher(scripts[f"{name}.sh"], bundled) for name in names}
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
-    fit = 0
-    for node in plan.nodes:
-        found = list(_of_host(node.name, surveys[node.name], plan, node.slots, wanted_bytes, interface))
-        fit += all(finding.ok for finding in found)
-        yield from found
+    with visits.Visits(plan.ssh, launchers, root, plan.programs) as hosts:
+        surveys, fit = hosts.surveys(), []
+        for one in plan.nodes:
+            found = list(
+                _of_host(
+                    one.name, surveys[one.name], plan, one.slots, wanted_bytes, file.spec.rendezvous.interface
+                )
+            )
+            fit += [one.name] if all(finding.ok for finding in found) else []
+            yield from found
+        seen = {name: survey.host for name, survey in surveys.items() if not isinstance(survey, LaunchError)}
+        report = cluster.check(hosts, fit, _questions(file, plan, root, seen, environ))
     wanted = plan.pool.nodes + plan.pool.spares
-    text = f"{fit} of {counted(len(names), 'host')} can be used, {wanted} wanted"
-    if fit < wanted:
+    unusable = report.unusable()
+    left = [name for name in fit if name not in unusable]
+    for judged, words in cluster.lines_of(report):
+        # An error of one node, or of a link, matters only where the job cannot do without it.
+        spoils = len(left) - (len(judged.nodes) > 1) < wanted or not judged.nodes
+        yield _of_brain(judged, words, ClusterError.exit_code if spoils else 0)
+    yield from (Finding(what, True, words) for what, words in report.passed)
+    text = f"{len(left)} of {counted(len(names), 'host')} can be used, {wanted} wanted"
+    if len(left) < wanted:
         fix = "mend the hosts named above, or add others"
         yield Finding("hosts", False, text, fix, ClusterError.exit_code)
     else:
         yield Finding("hosts", True, text)
+
+
+def _questions(
+    file: SpecFile, plan: Plan, root: str, seen: Mapping[str, HostSurveyed], environ: Mapping[str, str]
+) -> cluster.Questions:
+    from orchestrator.client.checks import cluster
+
+    assert plan.pool is not None
+    code, own = sources.of(file)
+    programs = {name: "" if _lies_in_the_code(one.program) else one.program for name, one in seen.items()}
+    return cluster.Questions(
+        job=node.Job(
+            plan.pool.ranks_each, plan.pool.gpus_each, bool(plan.setup), _last_checkpoint_bytes(plan, environ)
+        ),
+        programs=programs,
+        env=plan.env,
+        sources=code,
+        own=own,
+        folders=(root, *_checkpoint_folder(plan)),
+        addresses={one.name: one.address for one in plan.nodes},
+        port=plan.rendezvous_port,
+        interface=file.spec.rendezvous.interface,
+    )
+
+
+def _lies_in_the_code(program: str) -> bool:
+    return "/" in program and not program.startswith(("/", "~"))
+
+
+def _checkpoint_folder(plan: Plan) -> tuple[str, ...]:
+    """Return the folder of checkpoints where the job names one outside its own, up to the first pattern."""
+    path = Path(plan.checkpoint_glob)
+    if not path.is_absolute():
+        return ()
+    parts = list(itertools.takewhile(lambda part: not set(part) & set("*?["), path.parts[:-1]))
+    return (str(Path(*parts)),)
+
+
+def _last_checkpoint_bytes(plan: Plan, environ: Mapping[str, str]) -> int:
+    """Return the size of the newest checkpoint that an earlier job of this name has left here, UNKNOWN without one."""
+    named = [job for job in home.jobs(home.home(environ)) if home.name_of(job.id) == plan.name]
+    for job in reversed(named[-JOBS_READ_MAX:]):
+        try:
+            sizes = [
+                inspect_shape(path) for path in job.checkpoints.iterdir() if not path.name.startswith(".")
+            ]
+        except OSError:
+            continue
+        if sizes:
+            return max(sizes, key=lambda shape: shape.mtime_ns).size_bytes
+    return UNKNOWN
 
 
 def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
@@ -274,7 +346,7 @@ def _of_host(
     if not seen.fault and seen.free_bytes < wanted_bytes:
         free = f"{megabytes(seen.free_bytes)} MB free in {seen.root}, {megabytes(wanted_bytes)} MB needed"
         faults.append((free, "free some space there, or set ssh.remote_dir to a larger disk"))
-    if seen.noexec and _runs_a_program_of_the_code(plan):
+    if seen.noexec and _lies_in_the_code(plan.program):
         text = f"the disk of {seen.root} is mounted noexec, and {plan.program} is a program of the code"
         faults.append((text, "set ssh.remote_dir to another disk, or start it by an interpreter"))
     if missing := refusals.missing_interface(interface, seen.interfaces):
@@ -297,10 +369,6 @@ def _of_host(
             *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
         ]  # fmt: skip
         yield Finding("host", True, f"{host}: {', '.join(parts)}")
-
-
-def _runs_a_program_of_the_code(plan: Plan) -> bool:
-    return "/" in plan.program and not plan.program.startswith(("/", "~"))
 
 
 def _torch(version: str) -> str:
