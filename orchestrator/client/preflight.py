@@ -26,10 +26,10 @@ from orchestrator.client import remote_files
 from orchestrator.client.checks import sources
 from orchestrator.core.codec import Json
 from orchestrator.core.errors import ClusterError, OrchError
-from orchestrator.core.host_facts import UNKNOWN
+from orchestrator.core.host_facts import UNKNOWN, ProgramFacts
 from orchestrator.core.jobdir import home
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.jobdir.plan import Plan, PlannedSsh
+from orchestrator.core.jobdir.plan import Plan, PlannedNode, PlannedSsh
 from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import GatherFacts, HostSurveyed
 from orchestrator.spec.load import SpecFile, load
@@ -243,17 +243,21 @@ def _over_ssh(file: SpecFile, plan: Plan, code_bytes: int, environ: Mapping[str,
     launchers = {name: launch.Launcher(scripts[f"{name}.sh"], bundled) for name in names}
     wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
     with visits.Visits(plan.ssh, launchers, root, plan.programs) as hosts:
-        surveys, fit = hosts.surveys(), []
-        for one in plan.nodes:
-            found = list(
-                _of_host(
-                    one.name, surveys[one.name], plan, one.slots, wanted_bytes, file.spec.rendezvous.interface
-                )
+        surveys = hosts.surveys()
+        seen = {name: one.host for name, one in surveys.items() if not isinstance(one, LaunchError)}
+        faults = {
+            one.name: list(
+                _faults(one.name, surveys[one.name], plan, wanted_bytes, file.spec.rendezvous.interface)
             )
-            fit += [one.name] if all(finding.ok for finding in found) else []
-            yield from found
-        seen = {name: survey.host for name, survey in surveys.items() if not isinstance(survey, LaunchError)}
+            for one in plan.nodes
+        }
+        fit = [name for name in names if not faults[name]]
         report = cluster.check(hosts, fit, _questions(file, plan, root, seen, environ))
+    for one in plan.nodes:
+        yield from faults[one.name]
+        survey = surveys[one.name]
+        if one.name in report.facts and not isinstance(survey, LaunchError):
+            yield _usable(one, survey, plan, report.facts[one.name].program)
     wanted = plan.pool.nodes + plan.pool.spares
     unusable = report.unusable()
     left = [name for name in fit if name not in unusable]
@@ -293,10 +297,6 @@ def _questions(
     )
 
 
-def _lies_in_the_code(program: str) -> bool:
-    return "/" in program and not program.startswith(("/", "~"))
-
-
 def _checkpoint_folder(plan: Plan) -> tuple[str, ...]:
     """Return the folder of checkpoints where the job names one outside its own, up to the first pattern."""
     path = Path(plan.checkpoint_glob)
@@ -327,18 +327,13 @@ def _keys(names: Sequence[str], ssh: PlannedSsh | None) -> Finding:
     return Finding("keys", True, "no passphrase has to be typed")
 
 
-def _of_host(
-    host: str,
-    survey: launch.Survey | LaunchError,
-    plan: Plan,
-    slots: int,
-    wanted_bytes: int,
-    interface: str | None,
+def _faults(
+    host: str, survey: launch.Survey | LaunchError, plan: Plan, wanted_bytes: int, interface: str | None
 ) -> Iterator[Finding]:
-    """Yield what is wrong with a host, or in one line what it has."""
+    """Yield why a host cannot be used, before its ranks' Python is asked."""
     if isinstance(survey, LaunchError):
         fix = survey.fix or "look at the host, and check again"
-        yield Finding(survey.stage, False, f"{host}: {survey.reason}", fix)
+        yield Finding(survey.stage, False, f"{host}: {survey.reason}", fix, nodes=(host,))
         return
     assert plan.pool is not None
     seen, pool = survey.host, plan.pool
@@ -358,18 +353,29 @@ def _of_host(
         faults.append(
             (f"it has none of {', '.join(plan.programs)}", "install it there, or name another in python:")
         )
-    yield from (Finding("host", False, f"{host}: {text}", fix) for text, fix in faults)
-    if not faults:
-        cpus = f"{slots or seen.cores} slots" if not pool.gpus_each else f"{seen.cores} cores"
-        parts = [
-            f"Python {survey.version}", *([f"{len(seen.gpus)} GPUs"] if seen.gpus else []), cpus,
-            f"{seen.free_bytes / 1e9:.1f} GB free" if seen.free_bytes >= FREE_BYTES_MIN
-            else f"only {megabytes(seen.free_bytes)} MB free",
-            *([f"{seen.program} has {_torch(seen.torch)}"] if plan.programs else []),
-            *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
-        ]  # fmt: skip
-        yield Finding("host", True, f"{host}: {', '.join(parts)}")
+    yield from (Finding("host", False, f"{host}: {text}", fix, nodes=(host,)) for text, fix in faults)
 
 
-def _torch(version: str) -> str:
-    return f"torch {version}" if version[:1].isdigit() else f"no torch that can be imported ({version})"
+def _usable(host: PlannedNode, survey: launch.Survey, plan: Plan, program: ProgramFacts | None) -> Finding:
+    """Return what a host has, in one line."""
+    assert plan.pool is not None
+    seen = survey.host
+    cpus = f"{host.slots or seen.cores} slots" if not plan.pool.gpus_each else f"{seen.cores} cores"
+    parts = [
+        f"Python {survey.version}", *([counted(len(seen.gpus), "GPU")] if seen.gpus else []), cpus,
+        f"{seen.free_bytes / 1e9:.1f} GB free" if seen.free_bytes >= FREE_BYTES_MIN
+        else f"only {megabytes(seen.free_bytes)} MB free",
+        *([f"{seen.program} has {_torch(program)}"] if plan.programs else []),
+        *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
+    ]  # fmt: skip
+    return Finding("host", True, f"{host.name}: {', '.join(parts)}", nodes=(host.name,))
+
+
+def _lies_in_the_code(program: str) -> bool:
+    return "/" in program and not program.startswith(("/", "~"))
+
+
+def _torch(program: ProgramFacts | None) -> str:
+    if program is None:
+        return "what is not known: it lies in the code snapshot"
+    return f"torch {program.torch}" if program.torch else f"no torch ({program.no_torch or program.fault})"

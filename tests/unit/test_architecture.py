@@ -27,7 +27,15 @@ FUNCTION_LINES_MAX = 60
 LAYERS = (
     "core",
     *("core.jobdir", "core.wire", "core.host", "core.slurm"),
-    *("agent.rank", "agent.probes", "agent.outputs", "agent.evidence", "agent", "agent.checks", "agent.bootstrap"),
+    *(
+        "agent.rank",
+        "agent.probes",
+        "agent.outputs",
+        "agent.evidence",
+        "agent",
+        "agent.checks",
+        "agent.bootstrap",
+    ),
     *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),
     *("brain.checks", "brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
     *("supervisor.journal", "supervisor.transfers", "supervisor"),
@@ -45,7 +53,9 @@ ISLANDS = {
 }
 """The outer rooms that import no other but these."""
 
-BRAIN_NEEDS = {f"orchestrator.core.{name}" for name in ("end_cause", "host_facts", "limits", "observations", "text")}
+BRAIN_NEEDS = {
+    f"orchestrator.core.{name}" for name in ("end_cause", "host_facts", "limits", "observations", "text")
+}
 """All that the brain imports of core, as pure as itself."""
 
 ROOM_FILES_MAX = 12

@@ -14,9 +14,6 @@ import sys
 from typing import Any
 
 
-_SYS_PATH = "Attribute(value=Name(id='sys', ctx=Load()), attr='path'"
-
-
 def imports_of(tree: ast.Module) -> list[tuple[str, int]]:
     """Return the top-level modules that a file imports whatever happens, each with its line.
 
@@ -34,8 +31,9 @@ def imports_of(tree: ast.Module) -> list[tuple[str, int]]:
 def change_of_path(tree: ast.Module) -> int:
     """Return the line where a file uses `sys.path`, 0 for none."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.dump(node).startswith(_SYS_PATH):
-            return node.lineno
+        is_path = isinstance(node, ast.Attribute) and node.attr == "path"
+        if is_path and getattr(node.value, "id", "") == "sys":  # type: ignore[attr-defined]
+            return node.lineno  # type: ignore[attr-defined, no-any-return]
     return 0
 
 

@@ -27,9 +27,9 @@ STALL_S_MAX = 60.0
 
 LEASE_S_MAX = 30.0
 AGENT_S_MAX = 20.0
-SURVEY_S_MAX = 100.0
+SURVEY_S_MAX = 60.0
 CLEAN_UP_S_MAX = 100.0
-"""A survey may have to import torch, and a cleanup to wait for processes to end."""
+"""A survey may have to wake the GPUs, and a cleanup to wait for processes to end."""
 
 STEP_S_MAX = 30.0
 """How long a step of a check may take, unless it has a limit of its own."""

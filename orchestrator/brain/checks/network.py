@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.brain.checks.finding import Finding, error, names, note, warning
+from orchestrator.brain.checks.finding import Finding, error, note, warning
 
 SLOW_FACTOR = 4.0
 """A link with less than this part of the median throughput is slow."""
@@ -22,8 +22,6 @@ LATE_S_MIN = 0.002
 
 LINKS_MIN = 3
 """With fewer links there is no median to compare with."""
-
-PAIRS_SHOWN_MAX = 4
 
 Pair = tuple[str, str]
 
@@ -44,12 +42,14 @@ class Link:
 
 def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
     """Return every pair of nodes once, in rounds of disjoint pairs: a round-robin tournament by the circle method."""
+    places = {node: place for place, node in enumerate(nodes)}
     ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
     half = len(ring) // 2
     schedule = []
     for _ in range(len(ring) - 1):
         pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        schedule.append([(one, other) for one, other in pairs if one is not None and other is not None])
+        met = [(one, other) for one, other in pairs if one is not None and other is not None]
+        schedule.append([pair if places[pair[0]] < places[pair[1]] else pair[::-1] for pair in met])
         ring = [ring[0], ring[-1], *ring[1:-1]]
     return schedule
 
@@ -68,7 +68,7 @@ def slow(links: Mapping[Pair, Link]) -> list[Pair]:
 
 
 def findings(links: Mapping[Pair, Link], pairs_left: int) -> Iterator[Finding]:
-    """Yield what is wrong with the links, each measured from one or both ends; a node before the links that it explains."""
+    """Yield what is wrong with the links, measured from both ends; a node before the links that it explains."""
     yield from _cut(links)
     yield from _slow(links)
     if pairs_left:
@@ -125,15 +125,17 @@ def _slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
     for node in alone:
         worst = min((link for pair, link in bad.items() if node in pair), key=lambda one: one.bytes_per_s)
         yield warning("network", [node], f"every link of {node} is slow: {_speed(worst, usual)}", fix)
-    for pair, link in bad.items():
-        if not set(pair) & set(alone):
-            yield warning("network", pair, f"the link of {names(pair)} is slow: {_speed(link, usual)}", fix)
+    for (one, other), link in bad.items():
+        if one not in alone and other not in alone:
+            yield warning(
+                "network", (one, other), f"the link from {one} to {other} is slow: {_speed(link, usual)}", fix
+            )
 
 
 def _speed(link: Link, usual: Link) -> str:
     return (
-        f"{link.bytes_per_s / 1e6:.0f} MB/s and {link.rtt_s * 1000:.1f} ms, "
-        f"the median of all links is {usual.bytes_per_s / 1e6:.0f} MB/s and {usual.rtt_s * 1000:.1f} ms"
+        f"{link.bytes_per_s / 1e6:.0f} MB/s and {link.rtt_s * 1000:.2g} ms, "
+        f"the median of all links is {usual.bytes_per_s / 1e6:.0f} MB/s and {usual.rtt_s * 1000:.2g} ms"
     )
 
 

@@ -61,6 +61,7 @@ class Report:
 
     findings: list[Finding] = field(default_factory=list)
     passed: list[tuple[str, str]] = field(default_factory=list)
+    facts: dict[str, HostFacts] = field(default_factory=dict)
 
     def unusable(self) -> set[str]:
         """Return the nodes that a finding alone makes unusable."""
@@ -89,7 +90,7 @@ def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
     """Check the hosts together."""
     report = Report()
     hosts = _clocks(visits, hosts, report)
-    facts = _facts(visits, hosts, questions, report)
+    report.facts = facts = _facts(visits, hosts, questions, report)
     hosts = [name for name in facts if name not in report.unusable()]
     if len(hosts) < 2:
         return report
@@ -164,19 +165,19 @@ def _links(
     end_s, schedule = time.monotonic() + NETWORK_S_MAX, network.rounds(list(answers))
     while schedule and time.monotonic() < end_s:
         links |= _measured(visits, schedule.pop(0), targets, answers, token, report)
-    again = [*(pair for pair, link in links.items() if link.is_cut), *network.slow(links)][:AGAIN_MAX]
-    for pair in again:
+    doubted = [*(pair for pair, link in links.items() if link.is_cut), *network.slow(links)]
+    for pair in list({frozenset(pair): pair for pair in doubted}.values())[:AGAIN_MAX]:
         if time.monotonic() < end_s:
             new = _measured(visits, [pair], targets, answers, token, report)
             links |= {each: _better(links[each], link) for each, link in new.items()}
     report.findings += network.findings(links, sum(map(len, schedule)))
-    sent = [link for link in links.values() if link.bytes_per_s]
+    sent = [link for link in links.values() if not link.is_cut]
     if sent and not any(one.what == "network" for one in report.findings):
         rate, rtt_s = (
             statistics.median(values)
             for values in zip(*((one.bytes_per_s, one.rtt_s) for one in sent), strict=True)
         )
-        text = f"{counted(len(sent), 'pair')} of nodes reach each other, {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.1f} ms"
+        text = f"{counted(len(sent) // 2, 'pair')} of nodes reach each other, {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
         report.passed.append(("network", text))
     return links, answers
 
@@ -198,20 +199,15 @@ def _measured(
     token: str,
     report: Report,
 ) -> dict[Pair, Link]:
-    """Have both ends of disjoint pairs dial each other; the first end of a pair sends as well."""
-    ends = {
-        one: (other, SEND_S if (one, other) in pairs else 0.0)
-        for pair in pairs
-        for one, other in (pair, pair[::-1])
-    }
+    """Have both ends of disjoint pairs dial each other and send, both ways at the same time."""
+    ends = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
     steps = {
-        one: w.MeasurePeer(targets[other], opened[other].ports, token, send_s)
-        for one, (other, send_s) in ends.items()
+        one: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for one, other in ends.items()
     }
     answers, failures = apart(visits.ask(steps, w.PeerMeasured, LINK_S_MAX))
     report.add_failures({name: one for name, one in failures.items() if name not in report.unusable()})
     return {
-        (one, ends[one][0]): Link(answer.address, answer.rtt_s, answer.bytes_per_s, answer.faults)
+        (one, ends[one]): Link(answer.address, answer.rtt_s, answer.bytes_per_s, answer.faults)
         for one, answer in answers.items()
     }
 

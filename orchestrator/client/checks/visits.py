@@ -23,6 +23,9 @@ from orchestrator.core.wire import bootstrap as w
 VISIT_S_MAX = 900.0
 """How long a check of all hosts may take."""
 
+CLOSE_S_MAX = 5.0
+"""How long closing all connections may take; after that this process ends and closes them."""
+
 STEP_S_MAX = 30.0
 """How long a step may take that does not say otherwise, beyond what it waits for itself."""
 
@@ -62,9 +65,10 @@ class Visits:
         self._root = root
         self._programs = programs
         self._hosts = {host: _Host() for host in launchers}
+        self._thread = threading.Thread(target=self._run, name="visits", daemon=True)
 
     def __enter__(self) -> Visits:
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(
@@ -72,6 +76,7 @@ class Visits:
     ) -> None:
         for host in self._hosts.values():
             host.steps.put(None)
+        self._thread.join(CLOSE_S_MAX)
 
     def surveys(self) -> dict[str, launch.Survey | LaunchError]:
         """Return every host's survey, or why there is none."""

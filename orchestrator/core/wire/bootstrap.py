@@ -255,8 +255,6 @@ class HostSurveyed:
     has_rsync: bool
     # The program that would run the ranks, empty when the host has none of those asked for
     program: str
-    # Its torch's version, or why that is not known
-    torch: str
 
 
 @dataclass(frozen=True, slots=True)
