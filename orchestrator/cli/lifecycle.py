@@ -46,6 +46,8 @@ def submit(spec: Path, backend: str | None, overrides: tuple[str, ...], follow: 
         print_json({"id": job.id, "name": job.name, "dir": str(job.folder.root), "state": state}, follow)
     else:
         terminal.say(f"submitted {job.id}\n  runs    {job.plan().size}\n  folder  {job.folder.root}")
+        for host, why in job.plan().set_aside.items():
+            terminal.say(f"  aside   {host}, which failed {why}; orch nodes --forget {host} to use it again")
         if job.slurm_id:
             _print_queue(job)
     if follow:

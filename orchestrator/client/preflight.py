@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -34,6 +35,7 @@ from orchestrator.core.text import counted
 from orchestrator.core.wire.bootstrap import GatherFacts, HostSurveyed
 from orchestrator.spec.load import SpecFile, load
 from orchestrator.submission import bundle, refusals, render, sbatch, snapshot, submit
+from orchestrator.submission.nodes import history
 
 if TYPE_CHECKING:
     from orchestrator.client.checks import cluster
@@ -90,6 +92,9 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
         yield _fault("plan", err)
         return
     yield Finding("plan", True, plan.size)
+    for host, why in plan.set_aside.items():
+        text = f"{host} is taken only when no other host is left: it failed {why}"
+        yield Finding("aside", True, text, nodes=(host,), is_note=True)
     code_bytes = 0
     try:
         found, code_bytes = _code(file, environ)
@@ -253,6 +258,7 @@ def _over_ssh(file: SpecFile, plan: Plan, code_bytes: int, environ: Mapping[str,
         }
         fit = [name for name in names if not faults[name]]
         report = cluster.check(hosts, fit, _questions(file, plan, root, seen, environ))
+    _remember(surveys, report, environ)
     for one in plan.nodes:
         yield from faults[one.name]
         survey = surveys[one.name]
@@ -272,6 +278,16 @@ def _over_ssh(file: SpecFile, plan: Plan, code_bytes: int, environ: Mapping[str,
         yield Finding("hosts", False, text, fix, ClusterError.exit_code)
     else:
         yield Finding("hosts", True, text)
+
+
+def _remember(
+    surveys: Mapping[str, launch.Survey | LaunchError], report: cluster.Report, environ: Mapping[str, str]
+) -> None:
+    """Keep which hosts have failed and passed, for later jobs: by what is a host's own fault, not this job's."""
+    lost = {name: str(one) for name, one in surveys.items() if isinstance(one, LaunchError)}
+    passed = dict.fromkeys(report.facts, "")
+    with contextlib.suppress(OSError):  # a check is worth as much without
+        history.record_checks(home.home(environ), {**passed, **report.own_faults(), **lost}, time.time())
 
 
 def _questions(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.cluster.box import Box
-from tests.support.cluster.desk import Desk
+from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk
 from tests.support.cluster.host import wait_for
 
 HOSTS = 4
@@ -245,3 +245,37 @@ def test_a_bisection_names_the_host_with_which_an_all_reduce_fails(small: Desk, 
         "a sum over 4 nodes by gloo fails as soon as node3 takes part: RuntimeError: ring is broken"
     )
     assert code == 0, "three hosts are enough"
+
+
+def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_check(
+    small: Desk, box: Box
+) -> None:
+    files = {**FAKE_TORCH, "train.py": STEPPER + "run(60, each_s=0.05)\n"}
+    job = small.submit(files, nodes=2, ssh={"hosts": "node[1-4]"}, restart={"max": 3})
+    job.wait_for_step(5)
+    box.power_off("node1")
+    assert job.wait()["state"] == "SUCCEEDED"
+    box.power_on("node1")
+    listed = {one["host"]: one for one in json.loads(small.orch("nodes", "--json").stdout)}
+    assert "node_lost" in listed["node1"]["why"] and listed["node1"]["failed_job"] == job.id
+    assert all(listed[name]["why"] is None for name in ("node2", "node3") if name in listed)
+    print(small.orch("nodes").stdout)
+
+    path = small.write({**FAKE_TORCH, "train.py": STEPPER + "run(3)\n"}, nodes=2, ssh={"hosts": "node[1-4]"})
+    told = small.orch("submit", path, "--follow").stdout
+    assert "aside   node1, which failed " in told and "orch nodes --forget node1" in told
+    last = json.loads(small.orch("status", "--json").stdout)
+    assert [one["name"] for one in last["nodes"] if one["ranks"]] == ["node2", "node3"]
+
+    code, found = check(small, nodes=4)
+    assert code == 0 and found == [], "with no others it is used, and not called set aside"
+    assert json.loads(small.orch("nodes", "--json").stdout)[0] | {"seen_at": ""} == {
+        "host": "node1", "state": "passed its check", "seen_at": "", "job": None, "failed_at": None,
+        "failed_job": None, "why": None,
+    }  # fmt: skip
+    box.cut("node2")
+    check(small, nodes=2)
+    listed = {one["host"]: one for one in json.loads(small.orch("nodes", "--json").stdout)}
+    assert listed["node2"]["why"].startswith("connect: ") and listed["node2"]["failed_job"] is None
+    small.orch("nodes", "--forget", "node2")
+    assert all(one["why"] is None for one in json.loads(small.orch("nodes", "--json").stdout))

@@ -39,7 +39,7 @@ LAYERS = (
     *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),
     *("brain.checks", "brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
     *("supervisor.journal", "supervisor.transfers", "supervisor"),
-    *("spec", "submission", "client.checks", "client", "views", "cli"),
+    *("spec", "submission.nodes", "submission", "client.checks", "client", "views", "cli"),
     "",
 )
 """The rooms; a room imports its own files and rooms that stand earlier here. The last one is the package's own files."""

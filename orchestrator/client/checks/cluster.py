@@ -62,6 +62,8 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     passed: list[tuple[str, str]] = field(default_factory=list)
     facts: dict[str, HostFacts] = field(default_factory=dict)
+    # Nodes that stopped answering, each with the reason
+    lost: dict[str, str] = field(default_factory=dict)
 
     def unusable(self) -> set[str]:
         """Return the nodes that a finding alone makes unusable."""
@@ -74,11 +76,24 @@ class Report:
             for name in one.nodes
         }
 
+    def own_faults(self) -> dict[str, str]:
+        """Return why nodes failed by their own fault, whatever the job: they were lost, or their links, GPUs or sums failed."""
+        found = {
+            one.nodes[0]: f"{one.what}: {one.found}"
+            for one in self.findings
+            if one.severity is Severity.ERROR and len(one.nodes) == 1 and one.what in _OWN
+        }
+        return {**found, **self.lost}
+
     def add_failures(self, failures: Mapping[str, LaunchError]) -> None:
         """Note the hosts that have not answered."""
         for name, failure in failures.items():
             fix = failure.fix or "look at the host, and check again"
             self.findings.append(error(failure.stage, [name], failure.reason, fix))
+            self.lost[name] = str(failure)
+
+
+_OWN = ("network", "reduce", "gpus")
 
 
 def _is_each(one: Finding) -> bool:

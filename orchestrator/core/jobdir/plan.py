@@ -6,7 +6,7 @@ The supervisor works from the plan, so its types are plain data of the standard 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from orchestrator.core.limits import Limits
 from orchestrator.core.text import counted
@@ -104,6 +104,8 @@ class Plan:
     slurm: PlannedSlurm | None = None
     programs: tuple[str, ...] = ()
     notify: PlannedNotify | None = None
+    # Hosts that are taken only when no others are left, since they failed lately; each with the reason
+    set_aside: dict[str, str] = field(default_factory=dict)
 
     @property
     def world_size(self) -> int:
