@@ -114,7 +114,12 @@ def _findings(file: SpecFile, environ: Mapping[str, str]) -> Iterator[Finding]:
     ):
         where = file.where("rendezvous.interface")
         yield Finding("network", False, f"{where}: {fault}", "name one of these, or leave it out", 2)
-    yield _try("queue", lambda: _queue(file, plan, environ)) if plan.slurm is not None else _loopback()
+    if plan.slurm is None:
+        yield _loopback()
+        return
+    yield _try("queue", lambda: _queue(file, plan, environ))
+    text = "not looked at: they are known when Slurm has chosen them"
+    yield Finding("nodes", True, text, is_note=True)
 
 
 def _fault(what: str, err: OrchError) -> Finding:
