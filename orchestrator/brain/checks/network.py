@@ -17,8 +17,8 @@ SLOW_FACTOR = 4.0
 """A link with less than this part of the median throughput is slow."""
 
 LATE_FACTOR = 10.0
-LATE_S_MIN = 0.002
-"""A link with so many times the median round trip, and this much more than it, is slow."""
+LATE_S_MIN = 0.010
+"""A link with so many times the median round trip, and this much more than it, is slow: a busy machine needs milliseconds."""
 
 LINKS_MIN = 3
 """With fewer links there is no median to compare with."""
