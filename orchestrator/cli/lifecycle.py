@@ -54,6 +54,8 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool) -> int:
         plan = job.plan()
         batch = f"\n  batch   {plan.batch_text}" if plan.batch_text else ""
         terminal.say(f"submitted {job.id}\n  runs    {plan.size}{batch}\n  folder  {job.folder.root}")
+        for host, why in plan.set_aside.items():
+            terminal.say(f"  aside   {host}, which failed {why}; orch nodes --forget {host} to use it again")
         if job.slurm_id:
             _print_queue(job)
     if follow:

@@ -22,7 +22,7 @@ from orchestrator.core.host import hardware
 from orchestrator.core.jobdir import home, rank_env
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
-from orchestrator.core.settings.host_facts import HostFacts
+from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import Environments, SetBy, Setting, is_watched, settings
 from orchestrator.core.slurm import step_env
 from orchestrator.core.text import counted, ranks_text
@@ -49,7 +49,7 @@ class NodeOutline:
     # Why the host cannot be used, and what to do; empty where it can
     fault: str = ""
     fix: str = ""
-    facts: HostFacts | None = None
+    facts: HardwareFacts | None = None
     settings: tuple[Setting, ...] = ()
 
 
@@ -180,7 +180,11 @@ def _devices(plan: Plan) -> str:
 
 
 def _settings(
-    plan: Plan, node: PlannedNode, facts: HostFacts | None, interface: str | None, environ: Mapping[str, str]
+    plan: Plan,
+    node: PlannedNode,
+    facts: HardwareFacts | None,
+    interface: str | None,
+    environ: Mapping[str, str],
 ) -> tuple[Setting, ...]:
     ranks = plan.pool.ranks_each if plan.pool is not None else len(node.ranks)
     request = rank_env.settings_request(plan, node.name, ranks, interface, EVIDENCE)

@@ -119,6 +119,8 @@ class Plan:
     # Where in the job file each variable of `env` stands
     origins: dict[str, str] = field(default_factory=dict)
     batch: PlannedBatch | None = None
+    # Hosts that are taken only when no others are left, since they failed lately; each with the reason
+    set_aside: dict[str, str] = field(default_factory=dict)
 
     @property
     def effective_batch(self) -> int | None:
