@@ -14,7 +14,8 @@ from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
 from orchestrator.core.codec import Json
 from orchestrator.core.text import with_fix
 from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
-from orchestrator.views.status import path_offered, reason_lines
+from orchestrator.views.next_steps import has_culprit, next_steps
+from orchestrator.views.status import reason_lines
 
 EARLIER_MAX = 6
 """How many lines of earlier attempts are shown; the first of them and the latest."""
@@ -73,7 +74,7 @@ def post_mortem(why: Json) -> list[Line]:
         body += ((), *_attempt(attempt, folder, why["state"]))
     if why.get("suspicion"):
         body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
-    return [*lines, *body, *_hint(attempts), *_next(why)]
+    return [*lines, *body, *_hint(attempts), *next_steps(why)]
 
 
 def _earlier(attempts: Sequence[Json], folder: str) -> Iterator[Line]:
@@ -128,13 +129,8 @@ def _cost(attempt: Json) -> str:
     repeated = f", {again:,} step{'s' if again != 1 else ''} repeated" if again else ""
     waited_s = attempt.get("queued_s")
     queued = f" ({duration(waited_s)} of it in the queue)" if waited_s else ""
-    took = (span if _has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
+    took = (span if has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
     return f", restarted in {took}{queued}{repeated}"
-
-
-def _has_culprit(verdict: Json | None) -> bool:
-    """Tell whether a verdict says who waits for whom, and is shown in labelled lines."""
-    return verdict is not None and bool(verdict.get("culprit") or verdict.get("waiting"))
 
 
 def _when(began: str, ended: str | None) -> str:
@@ -189,7 +185,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
         yield line(name, f"{_PAD}{_course(attempt, state)}{_steps(attempt)}")
-    elif _has_culprit(verdict):
+    elif has_culprit(verdict):
         yield from _with_culprit(attempt, folder)
     else:
         at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
@@ -207,7 +203,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         if fix:
             yield line(f"{_PAD}  fix: {fix}")
     yield from _remarks(attempt.get("remarks", ()))
-    if verdict is not None and not _has_culprit(verdict):
+    if verdict is not None and not has_culprit(verdict):
         for piece in _folded(verdict["evidence"]):
             if piece == _RANKS.sub("", verdict["summary"]):
                 continue  # it stands above
@@ -335,68 +331,3 @@ def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
                 "yellow",
             )
         )
-
-
-def _next(why: Json) -> Iterator[Line]:
-    """Yield what is safe and what can be done now, as commands to copy."""
-    rows = [*_look_closer(why), *_go_on(why)]
-    if not rows:
-        return
-    yield ()
-    if why["state"] != "SUCCEEDED" and why["attempts"]:
-        yield line(_saved(why))
-        if why.get("saved_outside") and not why.get("checkpoint"):
-            offered = path_offered(why["saved_outside"][-1]["checkpoint_path"])
-            yield line(f"{_PAD}fix: to let orch start from it, add {offered}")
-    for label, command in rows:
-        yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
-
-
-def _saved(why: Json) -> str:
-    """Say where the next attempt would start, and what it would have to make again."""
-    saved = why.get("checkpoint")
-    if not saved:
-        outside = why.get("saved_outside") or []
-        if outside:
-            path = outside[-1]["path"]
-            return f"there is no checkpoint of checkpoint.path; the script may go on by itself from {path}"
-        return "there is no checkpoint: a restart begins at the beginning"
-    path, step = short(saved["path"], why.get("dir", "")), saved["step"]
-    if step is None:
-        return f"a restart begins at {path}"
-    made = [one["last_step"] for one in why["attempts"] if one["last_step"] is not None]
-    after = made[-1] - step if made else 0
-    lost = f"; {after:,} step{'s' if after != 1 else ''} after it would be made again" if after > 0 else ""
-    return f"a restart begins at step {step:,} ({path}){lost}"
-
-
-def _look_closer(why: Json) -> Iterator[tuple[str, str]]:
-    judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
-    if not judged:
-        return
-    number, verdict = judged[-1]["attempt"], judged[-1]["verdict"]
-    of = f"--attempt {number}"
-    if verdict["ranks"]:
-        yield "look", f"orch logs {why['id']} --rank {verdict['ranks'][0]} {of}"
-    elif verdict["node"]:
-        yield "look", f"orch logs {why['id']} --node {verdict['node']} {of}"
-    elif verdict["kind"] == "launch":
-        yield "look", f"orch status {why['id']}"  # no host printed anything
-    elif verdict["kind"] not in ("time_limit", "preempted"):
-        yield "look", f"orch logs {why['id']} {of}"
-    if (verdict["kind"] in ("hang", "desync") or _has_culprit(verdict)) and why.get("dir"):
-        yield "stacks", f"ls {why['dir']}/evidence/attempt-{number:03d}"
-
-
-def _go_on(why: Json) -> Iterator[tuple[str, str]]:
-    match why["state"]:
-        case "SUCCEEDED":
-            return
-        case "FAILED" | "CANCELLED":
-            yield "go on", f"orch resume {why['id']}"
-        case _:
-            if why.get("suspicion"):
-                yield "stacks", f"orch stacks {why['id']}"
-                yield "restart", f"orch restart {why['id']}"
-            yield "watch", f"orch status --watch {why['id']}"
-            yield "stop", f"orch cancel {why['id']}"
