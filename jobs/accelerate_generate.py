@@ -19,7 +19,9 @@ def main() -> None:
     """Answer this rank's share of the prompts, and print all answers from the main process."""
     state = PartialState(cpu=not torch.cuda.is_available())
     set_seed(0)
-    config = GPT2Config(vocab_size=256, n_positions=256, n_embd=64, n_layer=2, n_head=2, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=256, n_positions=256, n_embd=64, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
+    )
     model = AutoModelForCausalLM.from_config(config).to(state.device).eval()
 
     answers = []

@@ -1,8 +1,8 @@
 """Evaluate a model that is larger than the device's memory, with Accelerate's `device_map="auto"`.
 
 As Accelerate's guide to big models has it: an empty model, weights in a file, and `load_checkpoint_and_dispatch` to spread
-the layers over the device, the host's memory and the disk. The limits are those of a toy: on a GPU 400 kB of it, the rest
-on the CPU; without a GPU 400 kB of the host's memory, the rest on disk.
+the layers over the device, the host's memory and the disk. The limits are those of a toy: on a GPU 1 MB of it, the rest
+on the CPU; without a GPU 1 MB of the host's memory, the rest on disk.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def main() -> None:
     small, rest = (state.device.index, "cpu") if state.device.type == "cuda" else ("cpu", "disk")
     model = load_checkpoint_and_dispatch(
         model,
-        WEIGHTS,
+        str(WEIGHTS),
         device_map="auto",
-        max_memory={small: "400kB", "cpu": "400kB" if small == "cpu" else "1GB"},
+        max_memory={small: "1MB", "cpu": "1MB" if small == "cpu" else "1GB"},
         no_split_module_classes=["Block"],
         offload_folder=f"offload-{state.process_index}",
     )
