@@ -6,13 +6,15 @@ and `gather_object` brings the answers together. The model has random weights, s
 
 from __future__ import annotations
 
+import keyword
+
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object, set_seed
 from transformers import AutoModelForCausalLM, GPT2Config
 
-PROMPTS = ["import", "def main", "class Queue", "return", "raise ValueError", "for line in", "with open"]
-"""Seven prompts, which four ranks cannot share evenly."""
+PROMPTS = keyword.kwlist
+"""Python's 35 keywords, which four ranks cannot share evenly."""
 
 
 def main() -> None:

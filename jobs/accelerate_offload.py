@@ -16,7 +16,7 @@ from accelerate.utils import gather_object
 from tiny_gpt import TinyGPT, read_text, windows
 
 WEIGHTS = Path("offload.pt")
-BATCHES = 37
+BATCHES = 201
 BATCH_WINDOWS = 16
 
 

@@ -37,7 +37,15 @@ def main() -> None:
     (args,) = parser.parse_args_into_dataclasses()
 
     text, unseen = read_text()
-    config = GPT2Config(vocab_size=VOCABULARY, n_positions=WINDOW_BYTES, n_embd=64, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=WINDOW_BYTES,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     trainer = Trainer(
         model=GPT2LMHeadModel(config),
         args=args,
