@@ -83,7 +83,7 @@ def train(args: argparse.Namespace, accelerator: Accelerator, batch_size: int) -
     set_seed(args.seed)
     train_loader = DataLoader(read_snippets(0, every=2), batch_size=batch_size, shuffle=True, drop_last=True)
     eval_loader = DataLoader(read_snippets(1, every=2), batch_size=batch_size)
-    model = SnippetClassifier()
+    model: nn.Module = SnippetClassifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
         optimizer, T_max=args.max_train_steps * accelerator.num_processes

@@ -28,7 +28,7 @@ def main() -> None:
     fabric.seed_everything(0, verbose=False)
     model = NextByte(width=48, learning_rate=5e-3)
     model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=model.learning_rate))
-    loader = fabric.setup_dataloaders(DataLoader(Windows(), batch_size=args.batch, shuffle=True))
+    loader: Any = fabric.setup_dataloaders(DataLoader(Windows(), batch_size=args.batch, shuffle=True))
 
     state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": 0}
     if resume_from := os.environ.get("ORCH_RESUME_FROM"):
