@@ -11,6 +11,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 # A stamp file shows what is installed, so that pip runs again only when pyproject.toml or constraints.txt changes.
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
+GALLERY_STAMP := $(VENV)/.installed-gallery
 
 .DEFAULT_GOAL := help
 .PHONY: help demo quick test soak check bench bench-ssh bench-slurm bench-hangs docs clean
@@ -28,7 +29,7 @@ test: $(DEV_STAMP) ## a quarter of an hour: every check and test except the long
 	@tests/install.sh
 	@$(BIN)/python -m tests.run test $(STRICT)
 
-soak: $(DEV_STAMP) ## hours: what `make test` leaves out, whole galleries, a million nights, and all that is slow 20 times
+soak: $(GALLERY_STAMP) ## hours: what `make test` leaves out, whole galleries, a million nights, and all that is slow 20 times
 	@tests/install.sh
 	@$(BIN)/python -m tests.run soak
 
@@ -76,3 +77,7 @@ $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
 	@touch $(RUN_STAMP) $@
+
+$(GALLERY_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev,gallery]'
+	@touch $(RUN_STAMP) $(DEV_STAMP) $@

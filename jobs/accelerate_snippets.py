@@ -1,14 +1,16 @@
 """Tell from a snippet of source code which package of the standard library it is from, with Hugging Face Accelerate.
 
 The usual Accelerate training script, as its own examples have it: `prepare`, `accumulate`, `backward`, clipping when
-gradients are in sync, a folder of state every few steps, and `--resume_from_checkpoint` to go on from one. It knows
-nothing of orch; accelerate.yaml connects the two. The texts are on every machine that has Python.
+gradients are in sync, a tracker, a batch size that shrinks when memory is short, a trigger by which one rank stops all, a
+folder of state every few steps, and `--resume_from_checkpoint` to go on from one. It knows nothing of orch;
+accelerate.yaml connects the two. The texts are on every machine that has Python.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import logging
 import math
 import os
 import sysconfig
@@ -17,7 +19,13 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from accelerate.utils import DataLoaderConfiguration, set_seed
+from accelerate.logging import get_logger
+from accelerate.utils import (
+    DataLoaderConfiguration,
+    ProjectConfiguration,
+    find_executable_batch_size,
+    set_seed,
+)
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from tqdm.auto import tqdm
@@ -26,6 +34,8 @@ PACKAGES = ("asyncio", "ctypes", "email", "http", "importlib", "multiprocessing"
 SNIPPET_BYTES = 96
 SNIPPETS_A_PACKAGE = 2048
 LOG_EVERY_STEPS = 10
+
+logger = get_logger(__name__)
 
 
 def read_snippets(first: int, every: int) -> TensorDataset:
@@ -68,17 +78,18 @@ def evaluate(accelerator: Accelerator, model: nn.Module, loader: DataLoader[tupl
     return torch.cat(right).float().mean().item()
 
 
-def train(args: argparse.Namespace, accelerator: Accelerator) -> None:
-    """Train, evaluate, and save the final weights from the main process."""
+def train(args: argparse.Namespace, accelerator: Accelerator, batch_size: int) -> nn.Module:
+    """Train up to `max_train_steps`, with a checkpoint every few of them; return the model."""
     set_seed(args.seed)
-    train_loader = DataLoader(
-        read_snippets(0, every=2), batch_size=args.batch_size, shuffle=True, drop_last=True
-    )
-    eval_loader = DataLoader(read_snippets(1, every=2), batch_size=args.batch_size)
-    model = SnippetClassifier()
+    train_loader = DataLoader(read_snippets(0, every=2), batch_size=batch_size, shuffle=True, drop_last=True)
+    eval_loader = DataLoader(read_snippets(1, every=2), batch_size=batch_size)
+    model: nn.Module = SnippetClassifier()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.learning_rate)
-    model, optimizer, train_loader, eval_loader = accelerator.prepare(
-        model, optimizer, train_loader, eval_loader
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(
+        optimizer, T_max=args.max_train_steps * accelerator.num_processes
+    )
+    model, optimizer, train_loader, eval_loader, scheduler = accelerator.prepare(
+        model, optimizer, train_loader, eval_loader, scheduler
     )
 
     steps_an_epoch = math.ceil(len(train_loader) / accelerator.gradient_accumulation_steps)
@@ -88,7 +99,6 @@ def train(args: argparse.Namespace, accelerator: Accelerator) -> None:
         done = int(Path(args.resume_from_checkpoint).name.removeprefix("step_"))
         accelerator.print(f"resumed from {args.resume_from_checkpoint} at step {done}")
 
-    loss = torch.tensor(math.nan)
     progress = tqdm(total=args.max_train_steps, initial=done, disable=not accelerator.is_main_process)
     while done < args.max_train_steps:
         model.train()
@@ -102,14 +112,20 @@ def train(args: argparse.Namespace, accelerator: Accelerator) -> None:
                 if accelerator.sync_gradients:
                     accelerator.clip_grad_norm_(model.parameters(), max_norm=1.0)
                 optimizer.step()
+                scheduler.step()
                 optimizer.zero_grad()
+            if not loss.isfinite():
+                accelerator.set_trigger()  # this rank wants all ranks to stop
             if not accelerator.sync_gradients:
                 continue
             done += 1
             progress.update(1)
-            progress.set_postfix(loss=f"{loss.item():.3f}")
+            if accelerator.check_trigger():
+                raise SystemExit(f"a rank's loss at step {done} is not a number")
             if done % LOG_EVERY_STEPS == 0:
-                accelerator.print(f"step {done} loss {loss.item():.4f}", flush=True)
+                mean_loss = accelerator.reduce(loss.detach(), reduction="mean").item()
+                accelerator.print(f"step {done} loss {mean_loss:.4f}", flush=True)
+                accelerator.log({"loss": mean_loss, "lr": scheduler.get_last_lr()[0]}, step=done)
             if done % args.checkpointing_steps == 0:
                 accelerator.save_state(Path(args.output_dir) / f"step_{done}")
             if done == args.max_train_steps:
@@ -117,39 +133,51 @@ def train(args: argparse.Namespace, accelerator: Accelerator) -> None:
     progress.close()
 
     accuracy = evaluate(accelerator, model, eval_loader)
-    mean_loss = accelerator.reduce(loss.detach(), reduction="mean").item()
-    accelerator.print(f"step {done} loss {mean_loss:.4f} accuracy {accuracy:.3f}")
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        final = Path(args.output_dir) / "final.pt"
-        accelerator.save(accelerator.unwrap_model(model).state_dict(), final)
-        print(f"final weights sha256 {hashlib.sha256(final.read_bytes()).hexdigest()}", flush=True)
+    accelerator.print(f"step {done} accuracy {accuracy:.3f}")
+    accelerator.log({"accuracy": accuracy}, step=done)
+    return model
 
 
 def main() -> None:
-    """Read the command line and train."""
+    """Read the command line, train, and save the final weights from the main process."""
     parser = argparse.ArgumentParser(description="Classify source code with Hugging Face Accelerate.")
     parser.add_argument("--max_train_steps", type=int, default=120)
     parser.add_argument("--checkpointing_steps", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=32, help="snippets a rank and forward pass")
     parser.add_argument("--learning_rate", type=float, default=5e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report_to", default="tensorboard", help="a tracker that is installed, or all")
     parser.add_argument("--output_dir", default=os.environ.get("ORCH_CHECKPOINT_DIR", "checkpoints"))
     parser.add_argument("--resume_from_checkpoint", help="a step_N folder of an earlier run")
     args = parser.parse_args()
 
+    logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     accelerator = Accelerator(
         # Accelerate must be told that there is no GPU, or each rank trains a model of its own.
         cpu=not torch.cuda.is_available(),
         gradient_accumulation_steps=2,
-        project_dir=args.output_dir,
+        log_with=args.report_to,
+        project_config=ProjectConfiguration(project_dir=args.output_dir),
         # Without it a resumed epoch is shuffled differently, and `skip_first_batches` skips the wrong batches.
         dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True),
     )
-    print(
-        f"rank {accelerator.process_index} of {accelerator.num_processes}, {accelerator.device}", flush=True
+    logger.info(
+        f"rank {accelerator.process_index} of {accelerator.num_processes}, {accelerator.device}",
+        main_process_only=False,
     )
-    train(args, accelerator)
+    accelerator.init_trackers("snippets", config={"learning_rate": args.learning_rate, "seed": args.seed})
+
+    @find_executable_batch_size(starting_batch_size=args.batch_size)
+    def train_within_memory(batch_size: int) -> nn.Module:
+        accelerator.free_memory()
+        return train(args, accelerator, batch_size)
+
+    model = train_within_memory()
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        final = Path(args.output_dir) / "final.pt"
+        accelerator.save(accelerator.unwrap_model(model).state_dict(), final)
+        print(f"final weights sha256 {hashlib.sha256(final.read_bytes()).hexdigest()}", flush=True)
     accelerator.end_training()
 
 
@@ -157,4 +185,4 @@ if __name__ == "__main__":
     main()
 
 # Accelerate, tqdm and PyTorch's `backward` come without types.
-# mypy: disable-error-code="import-untyped, no-untyped-call"
+# mypy: disable-error-code="import-untyped, no-untyped-call, untyped-decorator"

@@ -1,6 +1,6 @@
 """Train a recurrent network to predict the next byte of Python source, with Lightning.
 
-The usual Lightning script: a LightningModule, a Trainer over two nodes with `strategy="ddp"`, a ModelCheckpoint every
+The usual Lightning script: a LightningModule, a Trainer over two nodes, a ModelCheckpoint every
 few steps, and `ckpt_path` to go on from one. Lightning finds the ranks by itself, in the variables that torchrun
 would set too. The text is on every machine that has Python.
 """
@@ -56,10 +56,15 @@ class NextByte(L.LightningModule):
         self.memory = nn.GRU(width, 2 * width, batch_first=True)
         self.head = nn.Linear(2 * width, VOCABULARY)
 
+    def forward(self, text: Tensor) -> Tensor:
+        """Return the logits of the next byte: (batch, length) byte values in, (batch, length, 256) out."""
+        remembered, _ = self.memory(self.embedding(text))
+        logits: Tensor = self.head(remembered)
+        return logits
+
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """Return the loss of one batch of windows, in nats per byte."""
-        remembered, _ = self.memory(self.embedding(batch[:, :-1]))
-        loss = F.cross_entropy(self.head(remembered).flatten(0, 1), batch[:, 1:].flatten())
+        loss = F.cross_entropy(self(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         self.log("loss", loss)
         step = self.global_step + 1
         if step % LOG_EVERY_STEPS == 0:
@@ -79,6 +84,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=48)
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--strategy", default="ddp", help="or, on GPUs only, fsdp")
     args = parser.parse_args()
     checkpoints = Path(os.environ.get("ORCH_CHECKPOINT_DIR") or "checkpoints")
 
@@ -87,7 +93,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     L.seed_everything(args.seed, verbose=False)
     trainer = L.Trainer(
-        strategy="ddp",
+        strategy=args.strategy,
         num_nodes=2,
         devices=2,
         accelerator="auto",

@@ -76,7 +76,7 @@ class Agent:
             self._lost_supervisor = LostSupervisor(environ, newer, config.fence_s, self._note)
             environ = step_env.of_the_job(environ)
         self._link = SupervisorLink(config, self._hello, self._obey, launcher)
-        self._hasher = Hasher(self._job.checkpoints)
+        self._hasher = Hasher(self._job.checkpoint_place(config.checkpoint_glob)[0])
         self._preparation = Preparation(config, self._incarnation, environ, self._hasher, self._link.report)
         self._scanner = CheckpointScanner(config, self._hasher, self._link.report, self._note)
         self._shipper = LogShipper(self._job, config.node, self._link.chunk, self._note)

@@ -7,11 +7,13 @@ that other nodes probe is held until the ranks start.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Mapping
 
 from orchestrator.agent import rendezvous_probe, setup_script
 from orchestrator.agent.keeper import TAG
+from orchestrator.agent.node_log import NodeLog
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
 from orchestrator.agent.rank import warm
 from orchestrator.core import observations
@@ -141,6 +143,12 @@ class Preparation:
         env = {**self._environ, **order.env} if order.own_env else dict(order.env)
         if self._config.gpus and _GPUS not in order.env:
             env[_GPUS] = ",".join(self._config.gpus)
+        path = setup_script.path_with(order.pythons, env, self._job.code)
+        if path and order.sets_path:
+            said = f"PATH is that of env in the job file: {path.partition(os.pathsep)[0]} is not put first"
+            NodeLog(self._job, self._config.node).add(order.attempt, said)
+        elif path:
+            env["PATH"] = path
         return env
 
     def rank_env(self, ranks_here: int) -> dict[str, str]:

@@ -82,7 +82,7 @@ class Setup:
 def find_program(program: str, env: Mapping[str, str], cwd: Path) -> str:
     """Return the path of `program` on this node, relative to `cwd`. Raises SetupError when it does not exist."""
     path = env.get("PATH", os.defpath)
-    file = shutil.which(str(cwd / program) if os.sep in program else program, path=path)
+    file = shutil.which(_full(program, cwd), path=path)
     if file is None:
         raise SetupError(f"there is no {program} on this node (PATH is {path})")
     return file
@@ -96,6 +96,23 @@ def first_program(programs: tuple[str, ...], env: Mapping[str, str], cwd: Path) 
             return program
     path = env.get("PATH", os.defpath)
     raise SetupError(f"there is no {' and no '.join(programs)} on this node (PATH is {path})")
+
+
+def path_with(pythons: tuple[str, ...], env: Mapping[str, str], cwd: Path) -> str:
+    """Return PATH with the folder of the first of these interpreters in front that the node has, or that setup lines may
+    make; empty where PATH gives that one already, since the folder may hold much else."""
+    path = env.get("PATH", os.defpath)
+    there = [program for program in pythons if shutil.which(_full(program, cwd), path=path)] or pythons[:1]
+    if not there or os.sep not in there[0]:
+        return ""
+    file = Path(_full(there[0], cwd))
+    if shutil.which(file.name, path=path) == str(file):
+        return ""
+    return os.pathsep.join(part for part in (str(file.parent), path) if part)
+
+
+def _full(program: str, cwd: Path) -> str:
+    return str(cwd / program) if os.sep in program else program
 
 
 def held_port(seed: str, fixed: int | None, ports: range = PORT_RANGE) -> socket.socket:

@@ -311,6 +311,11 @@ def _checkpoint_invalidated(facts: Facts, news: e.CheckpointInvalidated) -> None
         checkpoints.invalidate(facts, news)
 
 
+def _saved_outside(facts: Facts, news: e.SavedOutside) -> None:
+    _current(facts, news.node, news.attempt, news.at)
+    checkpoints.note_outside(facts, news)
+
+
 def _cancel_requested(facts: Facts, news: e.CancelRequested) -> None:
     facts.requests = max(facts.requests, news.request)
     if facts.end is None:
@@ -372,6 +377,7 @@ _FOLDS: dict[type[Any], Any] = {
     e.CheckpointFetchStarted: _checkpoint_fetch_started,
     e.CheckpointFound: _checkpoint_found,
     e.CheckpointInvalidated: _checkpoint_invalidated,
+    e.SavedOutside: _saved_outside,
     e.CancelRequested: _cancel_requested,
     e.RestartRequested: _restart_requested,
     e.ResumeRequested: _resume_requested,

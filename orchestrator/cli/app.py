@@ -22,7 +22,15 @@ from orchestrator.submission.supervisor_process import revive
 VERBS = (
     *(run_line.run, lifecycle.submit, observe.status, observe.logs, observe.why, observe.stacks),
     *(lifecycle.cancel, lifecycle.restart, lifecycle.resume, observe.checkpoints, housekeeping.collect_verb),
-    *(job_file.check, job_file.plan, job_file.render, job_file.init, job_file.schema, housekeeping.clean),
+    *(
+        job_file.check,
+        job_file.plan,
+        job_file.render,
+        job_file.init,
+        job_file.schema,
+        housekeeping.nodes,
+        housekeeping.clean,
+    ),
 )
 """The verbs in the order of a job's life, as `orch --help` lists them."""
 

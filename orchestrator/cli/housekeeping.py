@@ -1,13 +1,23 @@
-"""Verbs for a job's results and what it leaves behind: collect, clean."""
+"""Verbs for a job's results, for what it leaves behind, and for the hosts that jobs have seen: collect, clean, nodes."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import click
 
 from orchestrator.cli import terminal
-from orchestrator.cli.group import JOB, apply_slurm_end, find_job, own_jobs, report_unclean
+from orchestrator.cli.group import (
+    AS_JSON,
+    JOB,
+    apply_slurm_end,
+    find_job,
+    own_jobs,
+    print_json,
+    report_unclean,
+)
 from orchestrator.cli.params import Ago
 from orchestrator.core.errors import UserError
 from orchestrator.core.invisible_characters import harmless
@@ -39,6 +49,31 @@ def collect_verb(job: str | None, folder: Path | None) -> int:
         terminal.say(fetched)
     terminal.say(f"{handle.id}: logs, checkpoints and evidence are in {place}")
     return report_unclean({handle.id: account})
+
+
+@click.command()
+@click.option("--forget", "host", metavar="HOST", help="Let the failures of this host count no longer.")
+@AS_JSON
+def nodes(host: str | None, as_json: bool) -> int:
+    """List the hosts that jobs and checks have seen, with their last failures.
+
+    A host counts as failed for a day after a job has lost it or its check failed. Over SSH new jobs then use other hosts if there are enough. A check that it passes ends that.
+    """
+    from orchestrator.submission.nodes import history
+    from orchestrator.views import tables
+
+    folder, wall_s = home.home(os.environ), time.time()
+    known = history.hosts(folder, wall_s)
+    if host is not None:
+        if host not in [one.name for one in known]:
+            fix = f"there are: {', '.join(one.name for one in known[:8]) or 'none'}; orch nodes lists all"
+            raise UserError("no job and no check has seen a host of this name", host, fix)
+        history.forget(folder, host, wall_s)
+        terminal.say(f"{host}: its failures are forgotten")
+        return 0
+    listed = [history.as_json(one) for one in known]
+    print_json(listed) if as_json else terminal.write(tables.hosts(listed))
+    return 0
 
 
 @click.command()

@@ -54,6 +54,8 @@ def report_submitted(job: Job, *, follow: bool, as_json: bool) -> int:
         plan = job.plan()
         batch = f"\n  batch   {plan.batch_text}" if plan.batch_text else ""
         terminal.say(f"submitted {job.id}\n  runs    {plan.size}{batch}\n  folder  {job.folder.root}")
+        for host, why in plan.set_aside.items():
+            terminal.say(f"  aside   {host}, which failed {why}; orch nodes --forget {host} to use it again")
         if job.slurm_id:
             _print_queue(job)
     if follow:
@@ -109,7 +111,10 @@ def restart(job: str | None) -> int:
     found = find_job(job)
     before = found.restart()
     newest = before["checkpoint"]
+    outside = before.get("saved_outside") or []
     source = newest["path"] if newest else "the beginning: there is no checkpoint yet"
+    if outside and not newest:
+        source = f"the beginning, unless the script goes on by itself from {outside[-1]['path']}"
     terminal.say(f"attempt {before['attempt']} of {found.id} ends; the next one begins from {source}")
     return 0
 

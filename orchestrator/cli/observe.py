@@ -218,13 +218,14 @@ def checkpoints(job: str | None, verify: bool, as_json: bool) -> int:
     The arrow marks the one that a restart would begin from.
     """
     from orchestrator.client import collect
-    from orchestrator.views import tables
+    from orchestrator.views import status, tables
 
-    listed = collect.checkpoints(find_job(job), verify=verify)
+    found = find_job(job)
+    listed = collect.checkpoints(found, verify=verify)
     if as_json:
         print_json(listed)
     else:
-        terminal.write(tables.checkpoints(listed))
+        terminal.write([*tables.checkpoints(listed), *status.saved_outside(found.status())])
     return 0
 
 

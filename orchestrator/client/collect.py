@@ -34,7 +34,7 @@ def checkpoints(job: Job, *, verify: bool) -> list[Json]:
     except JournalError:
         facts = Facts()  # a resume needs a checkpoint, so the files are listed all the same
     chosen = facts.checkpoint.path if facts.checkpoint else None
-    watch = CheckpointWatch(job.folder.checkpoints, job.plan().checkpoint_glob)
+    watch = CheckpointWatch(*job.plan().checkpoint_place(job.folder))
     listed = []
     for path, shape in sorted(watch.listed().items(), key=lambda item: item[1].mtime_ns):
         listed.append(

@@ -293,7 +293,7 @@ class Job:
                 raise UserError(f"{traces.how}, and its supervisor is at work", self.id, fix)
             if not checkpoint:
                 raise lost_journal.refusal(self.folder, traces)
-            refusals.existing(self.folder, checkpoint, plan.checkpoint_glob)
+            refusals.existing(self.folder, checkpoint, plan)
             lost_journal.rewrite(self.folder, plan, traces, is_over=True)
         resume.resume(self.folder, plan, checkpoint, overrides, environ)
         if self.is_slurm:

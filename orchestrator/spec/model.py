@@ -55,13 +55,13 @@ class JobSpec(Part):
         high=RANKS_EACH_MAX,
     )
     workdir: Line = about(".", "Folder of the code, relative to the job file; ranks run in a snapshot.")
-    command: rules.Command | None = about(
+    command: rules.RankCommand | None = about(
         None, "Shell command that a rank runs, in place of entrypoint; may hold a launch line."
     )
     entrypoint: rules.EntryPoint | None = about(
         None,
         'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
-        'train.py", a list of words, or {command: …}.',
+        'train.py", a list of words, or {command: …}; placeholders such as `{checkpoint_dir}` are filled in.',
     )
     start: rules.Start = about(
         "auto",
@@ -69,7 +69,7 @@ class JobSpec(Part):
     )
     python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
-    env: dict[rules.EnvName, rules.Scalar] = about(
+    env: dict[rules.EnvName, rules.EnvText] = about(
         {}, "Environment of the ranks; wins over what orch would set."
     )
     secrets: rules.Secrets = about((), "Variables taken from the submitter's environment and never shown.")

@@ -10,6 +10,7 @@ from typing import get_args
 import pydantic
 from pydantic import ValidationInfo
 
+from orchestrator.core.jobdir.layout import IN_CODE
 from orchestrator.core.slurm import sbatch_options
 from orchestrator.spec import value_types as rules
 from orchestrator.spec.value_types import Line, Part, about, duration_text, whole
@@ -145,10 +146,14 @@ class OnPreempt(Part):
 class Checkpoint(Part):
     """What a checkpoint is, and how a script is given one."""
 
-    path: rules.Glob = about("*", "Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute.")
+    path: rules.Glob = about(
+        "*",
+        f"Glob of the checkpoints, relative to ORCH_CHECKPOINT_DIR or absolute; `{IN_CODE}…` where ranks start.",
+    )
     keep: int | None = whole(None, "How many of the newest checkpoints to keep; by default all.")
     resume_args: rules.ResumeArgs | None = about(
-        None, "Arguments appended when a good checkpoint exists; `{path}` stands for its path."
+        None,
+        "Arguments appended when a good checkpoint exists, such as --auto-resume; `{path}` stands for its path.",
     )
     on_preempt: OnPreempt = about(
         {}, "Backend slurm: how ranks are warned of preemption, and of the time limit's end."
@@ -158,7 +163,7 @@ class Checkpoint(Part):
     @classmethod
     def _is_of_the_jobs_own(cls, value: int | None, info: ValidationInfo) -> int | None:
         path = info.data.get("path", "")
-        if value is not None and path.startswith("/"):
+        if value is not None and path.startswith(("/", IN_CODE)):
             raise ValueError(
                 f"has no effect with checkpoint.path {shown(path)}: only in ORCH_CHECKPOINT_DIR is anything deleted; "
                 "leave keep out, or write a path relative to that"

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import pydantic
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
+from orchestrator.core import placeholders
+from orchestrator.core.jobdir.layout import IN_CODE
 from orchestrator.spec.launchers.environment import OWNED_NAMES
 from orchestrator.spec.yaml_document import shown
 
@@ -199,16 +201,31 @@ def _settings(value: object) -> object:
     return bare
 
 
-def _below(glob: str) -> str:
+_CHECKPOINT_DIR = re.compile(r"^(\{checkpoint_dir\}|\$ORCH_CHECKPOINT_DIR|\$\{ORCH_CHECKPOINT_DIR\})/+(?=.)")
+
+
+def _below(written: str) -> str:
+    glob = _CHECKPOINT_DIR.sub("", _well_spelled(written))
+    known = placeholders.named(glob.removeprefix(IN_CODE)) & {*placeholders.NAMES, *placeholders.VARIABLES}
+    if known or glob == IN_CODE:
+        raise ValueError(
+            f"must begin with {IN_CODE} for files where the ranks start, or be relative to ORCH_CHECKPOINT_DIR, "
+            "or absolute"
+        )
     if ".." in glob.split("/"):
         raise ValueError('must not hold ".."; name a place below ORCH_CHECKPOINT_DIR or an absolute path')
     return glob
 
 
 def _resume_args(text: str) -> str:
-    if "{path}" not in text:
-        raise ValueError('must be arguments with {path} in them, such as "--resume {path}"')
-    _split(text)
+    if not _split(text):
+        raise ValueError('must be arguments, such as "--resume {path}" or --auto-resume')
+    return _well_spelled(text, (placeholders.PATH,))
+
+
+def _well_spelled(text: str, more: tuple[str, ...] = ()) -> str:
+    if fault := placeholders.misspelled(text, more):
+        raise ValueError(fault)
     return text
 
 
@@ -231,6 +248,16 @@ def _entry(value: object) -> Entry:
     if list(value) != ["command"]:
         raise ValueError("must be a text, a list of words, or a map whose only key is `command`")
     return _command(value["command"])
+
+
+def _rank_entry(entry: Entry) -> Entry:
+    """Check the placeholders in what a rank runs. Raises ValueError."""
+    is_shell = entry.kind == "command" and not entry.args
+    faults = [placeholders.misplaced(entry.target) if is_shell else placeholders.misspelled(entry.target)]
+    faults += map(placeholders.misspelled, entry.args)
+    if fault := next(filter(None, faults), ""):
+        raise ValueError(fault)
+    return entry
 
 
 def _command(value: object) -> Entry:
@@ -311,6 +338,7 @@ Occasion: TypeAlias = Literal[
 Signal: TypeAlias = Annotated[Literal["TERM", "INT", "USR1", "USR2", "HUP"], BeforeValidator(_bare_signal)]
 # YAML 1.1 reads `off` as false, and in `[train.py, --n, 3]` stands a number: the JSON Schema takes what an editor sees.
 Scalar: TypeAlias = Annotated[str, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+EnvText: TypeAlias = Annotated[Scalar, AfterValidator(_well_spelled)]
 Gpus: TypeAlias = Annotated[
     Annotated[int, Field(ge=1, le=GPUS_EACH_MAX)] | Literal["auto"], BeforeValidator(_count_or_auto)
 ]
@@ -333,8 +361,11 @@ ShellLines: TypeAlias = Annotated[
     tuple[str, ...], BeforeValidator(_shell_lines, json_schema_input_type=_TEXT_OR_LIST)
 ]
 Command: TypeAlias = Annotated[Entry, BeforeValidator(_command, json_schema_input_type=_TEXT_OR_LIST)]
+RankCommand: TypeAlias = Annotated[Command, AfterValidator(_rank_entry)]
 _ENTRY: Any = _TEXT_OR_LIST | dict[Literal["command"], _TEXT_OR_LIST]
-EntryPoint: TypeAlias = Annotated[Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY)]
+EntryPoint: TypeAlias = Annotated[
+    Entry, BeforeValidator(_entry, json_schema_input_type=_ENTRY), AfterValidator(_rank_entry)
+]
 _LISTED = BeforeValidator(_listed)
 Lines: TypeAlias = Annotated[tuple[Line, ...], _LISTED]
 Words: TypeAlias = Annotated[

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,10 @@ _NULLS = ("", "~", "null", "Null", "NULL")
 _TAGS = tuple(f"tag:yaml.org,2002:{kind}" for kind in ("str", "seq", "map"))
 _UNFIT = re.compile("[\0\ud800-\udfff]")
 _PLAIN = re.compile(r"[\w.+:/@-]+")
+_NO_YAML = re.compile(r"[*&!%@`#]|\{\w+\}|\{[^}]*\}\S|\[[^\]]*\]\S")
+"""Beginnings of a value of the command line that no YAML for a field has: a glob such as `*` or `[0-9]*.pt`, which YAML
+takes for an alias or a broken list, a tag, a comment, and a placeholder such as `{job_dir}`."""
+
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*", re.ASCII)
 
 
@@ -88,7 +93,8 @@ class Document:
         return Fault(text if has_key and holder == key else f"{text}: {escaped(key)}", what, line)
 
     def override(self, argument: str) -> None:
-        """Apply one `key.path=value` of the command line, its value read as YAML."""
+        """Apply one `key.path=value` of the command line, its value read as YAML, or taken as the text that it can only
+        be."""
         key, equals, text = argument.partition("=")
         key = key.strip()
         public = argument if key != "notify.url" else f"{key}=…"  # it may hold a token
@@ -97,6 +103,8 @@ class Document:
             what = "must be key.path=value, such as nodes=4 or monitor.hang_timeout=5m"
             self.faults.append(Fault(origin, what))
             return
+        if _NO_YAML.match(text):
+            text = yaml.dump(text, default_style='"', width=math.inf)
         try:
             reader = _Reader(text, origin, key)
         except SpecError as err:

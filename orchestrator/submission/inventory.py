@@ -21,7 +21,7 @@ def inventory(environ: Mapping[str, str]) -> Inventory:
     return Inventory(socket.gethostname(), _gpus(environ), sys.executable)
 
 
-def inventory_of_hosts(file: SpecFile) -> Inventory:
+def inventory_of_hosts(file: SpecFile, failed: Mapping[str, str]) -> Inventory:
     """Return what the hosts have; they are asked only for what the job file leaves open. Raises OrchError."""
     from orchestrator.backends.ssh import fanout
 
@@ -29,7 +29,7 @@ def inventory_of_hosts(file: SpecFile) -> Inventory:
     if planner.asks_hosts(file):
         names = [host.name for host in file.hosts]
         gpus_per_node = fanout.gpus_each(names, planner.ssh_of(file.spec), file.where("gpus_per_node"))
-    return Inventory(socket.gethostname(), (), sys.executable, gpus_per_node)
+    return Inventory(socket.gethostname(), (), sys.executable, gpus_per_node, failed=failed)
 
 
 def _gpus(environ: Mapping[str, str]) -> tuple[int, ...]:

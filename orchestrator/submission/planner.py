@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import UserError
@@ -27,6 +28,7 @@ from orchestrator.core.mask import host_alone
 from orchestrator.core.slurm.sbatch_options import MINUTE_S, limit_s, signal_s
 from orchestrator.core.text import counted
 from orchestrator.spec.yaml_document import path_in
+from orchestrator.submission.nodes import failures
 
 if TYPE_CHECKING:
     from orchestrator.spec.load import JobSpec, SpecFile
@@ -54,6 +56,8 @@ class Inventory:
     gpus_each: int | None = None
     # Backend slurm: the options that the submitter has set for all jobs
     sbatch: tuple[tuple[str, str], ...] = ()
+    # Backend ssh: why hosts failed lately, by host
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -> Plan:
@@ -62,7 +66,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
     argv, shell = _argv(spec, inventory)
     over_ssh, on_slurm = spec.backend == "ssh", spec.backend == "slurm"
     pool = _pool(file, inventory) if over_ssh or on_slurm else None
-    nodes = _place(file, inventory, pool)
+    nodes, aside = _place(file, inventory, pool)
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
     chosen = _chosen_env(spec)
     return Plan(
@@ -88,10 +92,12 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         ssh=ssh_of(spec) if over_ssh else None,
         slurm=_slurm(spec, pool, inventory) if on_slurm and pool is not None else None,
         programs=_programs(spec, inventory) if over_ssh else (),
+        pythons=_pythons(spec, inventory),
         notify=_notify(spec),
         starts_fresh=spec.start == "fresh",
         origins={name: file.where(key) for name, (_, key) in chosen.items()},
         batch=_batch(spec),
+        set_aside=aside,
     )
 
 
@@ -123,15 +129,18 @@ def _argv(spec: JobSpec, inventory: Inventory) -> tuple[tuple[str, ...], bool]:
             return (tuple(entry.args), False) if entry.args else (("bash", "-c", entry.target), True)
 
 
-def _place(file: SpecFile, inventory: Inventory, pool: PlannedPool | None) -> tuple[PlannedNode, ...]:
+def _place(
+    file: SpecFile, inventory: Inventory, pool: PlannedPool | None
+) -> tuple[tuple[PlannedNode, ...], dict[str, str]]:
+    """Return the nodes, and why some of them are set aside."""
     match file.spec.backend:
         case "local":
-            return _place_local(file, inventory)
+            return _place_local(file, inventory), {}
         case "ssh":
             assert pool is not None
-            return _place_ssh(file, pool)
+            return _place_ssh(file, pool, inventory.failed)
         case "slurm":
-            return ()
+            return (), {}
 
 
 def _slurm(spec: JobSpec, pool: PlannedPool, inventory: Inventory) -> PlannedSlurm:
@@ -187,8 +196,11 @@ def _refuse_too_many(file: SpecFile, ranks_each: int) -> None:
         raise UserError(what, file.where("nodes"), "lower nodes, gpus_per_node or procs_per_node")
 
 
-def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
-    """Return the hosts that an attempt may use, in the user's order, without those that are known to be too small."""
+def _place_ssh(
+    file: SpecFile, pool: PlannedPool, failed: Mapping[str, str]
+) -> tuple[tuple[PlannedNode, ...], dict[str, str]]:
+    """Return the hosts that an attempt may use, in the user's order, without those that are known to be too small; those
+    that failed lately come last if there are enough others, with the reasons."""
     spec, wanted = file.spec, pool.nodes + pool.spares
     cores = pool.ranks_each if not pool.gpus_each else 0
     fit = [
@@ -205,7 +217,11 @@ def _place_ssh(file: SpecFile, pool: PlannedPool) -> tuple[PlannedNode, ...]:
         what = f"{counted(wanted, 'host')} wanted ({asked}), {len(fit)} there{labels}{small}"
         fix = "add hosts to ssh.hosts or ssh.hosts_file, or lower nodes or spares"
         raise UserError(what, file.where("ssh.hosts"), fix)
-    return tuple(PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit)
+    nodes = {
+        host.name: PlannedNode(host.name, host.name, host.address, (), (), host.slots or 0) for host in fit
+    }
+    order, aside = failures.in_order(list(nodes), failed, wanted)
+    return tuple(nodes[name] for name in order), {name: failed[name] for name in aside}
 
 
 def ssh_of(spec: JobSpec) -> PlannedSsh:
@@ -219,6 +235,15 @@ def ssh_of(spec: JobSpec) -> PlannedSsh:
         sync=tuple(ssh.sync),
         copy_mb_s=None if limit_mb is None else float(limit_mb),
     )
+
+
+def _pythons(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:
+    """Return the candidates for the job's Python. A command runs what PATH gives it, unless the user names a Python."""
+    if spec.python is not None:
+        return (spec.python,)
+    if spec.entry.kind == "command":
+        return ()
+    return _programs(spec, inventory) if spec.backend == "ssh" else (inventory.python,)
 
 
 def _programs(spec: JobSpec, inventory: Inventory) -> tuple[str, ...]:

@@ -91,30 +91,33 @@ def missing_interface(named: str | None, names: Sequence[str]) -> str:
     return f"there is no interface {named}; there are {', '.join(names)}"
 
 
-def existing(job: JobDir, checkpoint: str, glob: str) -> Path:
+def existing(job: JobDir, checkpoint: str, plan: Plan) -> Path:
     """Return the checkpoint that a user named: a path, or a name in the job's checkpoint folder. Raises UserError for
     anything else."""
-    for path in (job.checkpoints / checkpoint, Path(checkpoint).absolute()):
+    folder, _ = plan.checkpoint_place(job)
+    for path in (folder / checkpoint, Path(checkpoint).absolute()):
         if os.path.exists(path):  # noqa: PTH110 -- never raises
-            if fault := _unfit(job, path, glob):
+            if fault := _unfit(job, path, plan):
                 raise UserError(f"is not a checkpoint to begin from: {fault}", str(path), _LIST)
             return path
-    names = os.listdir(job.checkpoints) if job.checkpoints.is_dir() else []  # noqa: PTH208
+    own = folder == job.checkpoints and folder.is_dir()
+    names = os.listdir(folder) if own else []  # noqa: PTH208
     latest = sorted(names)[-5:]
     raise UserError(
         "there is no such checkpoint", checkpoint, f"there are: {', '.join(latest)}" if latest else _LIST
     )
 
 
-def _unfit(job: JobDir, path: Path, glob: str) -> str:
+def _unfit(job: JobDir, path: Path, plan: Plan) -> str:
     """Return why an attempt cannot begin from a path; empty where it can. A path that the job's own glob finds may have any
     format, another one must look like a checkpoint."""
-    if job.checkpoints.resolve().is_relative_to(path.resolve()):
+    folder, glob = plan.checkpoint_place(job)
+    if any(own.resolve().is_relative_to(path.resolve()) for own in (job.checkpoints, folder)):
         return "the job's checkpoints are in it"
     shape = inspect_shape(path)
     if not shape.size_bytes:
         return "it holds nothing"
-    is_named = glob != "*" and path in CheckpointWatch(job.checkpoints, glob).listed()
+    is_named = glob != "*" and path in CheckpointWatch(folder, glob).listed()
     if not is_named and not is_plausible(path, shape):
         return "no file of it has an ending of checkpoints, such as .pt or .safetensors"
     state = wholeness(path, shape)

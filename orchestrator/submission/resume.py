@@ -26,7 +26,7 @@ def resume(
     job: JobDir, old: Plan, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]
 ) -> None:
     """Resume an ended job, with the plan `old`, in its own folder. Raises OrchError, and then changes nothing."""
-    path = str(refusals.existing(job, checkpoint, old.checkpoint_glob)) if checkpoint else ""
+    path = str(refusals.existing(job, checkpoint, old)) if checkpoint else ""
     if old.slurm is not None:
         _resume_in_queue(job, old, path, overrides, environ)
         return

@@ -27,6 +27,7 @@ from orchestrator.spec.yaml_document import path_in
 from orchestrator.submission import bundle, credentials, planner, provenance, refusals, render, snapshot
 from orchestrator.submission import sbatch as sbatch_submission
 from orchestrator.submission.inventory import inventory, inventory_of_hosts
+from orchestrator.submission.nodes import history
 from orchestrator.submission.planner import Inventory
 from orchestrator.submission.supervisor_process import start_supervisor
 
@@ -41,7 +42,8 @@ def plan_for(file: SpecFile, environ: Mapping[str, str], job_id: str, wall_s: fl
         case "local":
             machines = inventory(environ)
         case "ssh":
-            machines = inventory_of_hosts(file)
+            failed = history.failures(home.home(environ), time.time())
+            machines = inventory_of_hosts(file, {host: one.words(wall_s) for host, one in failed.items()})
         case "slurm":
             options = sbatch_options.defaults(environ)
             machines = Inventory(socket.gethostname(), (), sys.executable, sbatch=options)

@@ -32,6 +32,7 @@ from orchestrator.core.jobdir.status_file import (
     IsoTime,
     NodeStatus,
     RankStatus,
+    SavedOutsideStatus,
     Status,
     StragglerStatus,
     iso,
@@ -108,6 +109,7 @@ def status(
         "started_at": now.iso(facts.run_began_at),
         "ended_at": now.iso(facts.ended_at),
         "checkpoint": _checkpoint(facts.checkpoint),
+        "saved_outside": saved_outside(facts, now),
         "nodes": [_node(plan, facts, node, now, reasons) for node in facts.nodes.values()],
         "ranks": [_rank(facts, rank, now, rates) for rank in facts.ranks.values()],
     }
@@ -217,6 +219,20 @@ def _progress(facts: Facts) -> str | None:
 
 def _checkpoint(checkpoint: d.Checkpoint | None) -> CheckpointStatus | None:
     return None if checkpoint is None else {"path": checkpoint.path, "step": checkpoint.step}
+
+
+def saved_outside(facts: Facts, now: Now) -> list[SavedOutsideStatus]:
+    """Return what scripts saved outside of `checkpoint.path`, the latest last."""
+    return [
+        {
+            "path": saved.file.path,
+            "node": saved.node,
+            "step": saved.step,
+            "written_at": now.iso(saved.at),
+            "checkpoint_path": saved.file.pattern,
+        }
+        for saved in facts.saved_outside
+    ]
 
 
 def _node(plan: Plan, facts: Facts, node: NodeFacts, now: Now, reasons: Mapping[str, str]) -> NodeStatus:

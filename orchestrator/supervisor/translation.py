@@ -36,7 +36,7 @@ _EVENTS: dict[str, type[Any]] = {
     cls.__name__: cls
     for cls in (
         e.Prepared, e.PrepareFailed, e.Probed, e.Started, e.Exited, e.Stopped, e.Inspected, e.CheckpointFound,
-        e.CheckpointInvalidated,
+        e.CheckpointInvalidated, e.SavedOutside,
     )
 }  # fmt: skip
 
@@ -228,7 +228,7 @@ def prepare(
     first = view.index == 0
     return m.Prepare(
         attempt=decision.attempt,
-        env=rank_env.node_env(plan, gpus, _outer(plan, job_secrets), job_secrets.secrets),
+        env=rank_env.node_env(plan, view.job, gpus, _outer(plan, job_secrets), job_secrets.secrets),
         own_env=plan.ssh is not None or plan.slurm is not None,
         setup=plan.setup,
         programs=plan.programs or (plan.program,),
@@ -238,6 +238,8 @@ def prepare(
         resume=tuple(resume),
         argv=() if plan.starts_fresh else plan.argv,
         request=rank_env.settings_request(plan, view.node, len(view.slots()), "", Path("evidence")),
+        pythons=plan.pythons,
+        sets_path="PATH" in plan.env,
     )
 
 
@@ -266,7 +268,8 @@ def start(plan: Plan, decision: d.Start, view: NodeView, resume_from: str) -> m.
     evidence = view.job.evidence(decision.attempt)
     request = rank_env.settings_request(plan, view.node, len(ranks), interface, evidence)
     finds = plan.slurm is None or view.index == 0  # the disk is shared, and the first node is never a spare
-    return m.Start(decision.attempt, rank_env.arguments(plan, resume_from), request, ranks, finds)
+    argv = rank_env.arguments(plan, view.job, decision.attempt, resume_from)
+    return m.Start(decision.attempt, argv, request, ranks, finds)
 
 
 def stop(plan: Plan, decision: d.Stop) -> m.Stop:

@@ -14,6 +14,7 @@ from orchestrator.brain.scheduling.restart_policy import RESTART_ASKED
 from orchestrator.core.codec import Json
 from orchestrator.core.text import with_fix
 from orchestrator.views.cells import STYLES, Cell, Line, cut, duration, line, named, short, span
+from orchestrator.views.next_steps import has_culprit, next_steps
 from orchestrator.views.status import reason_lines
 
 EARLIER_MAX = 6
@@ -73,7 +74,7 @@ def post_mortem(why: Json) -> list[Line]:
         body += ((), *_attempt(attempt, folder, why["state"]))
     if why.get("suspicion"):
         body += [(), line("suspicion   ", Cell(short(why["suspicion"], folder), "yellow"))]
-    return [*lines, *body, *_hint(attempts), *_next(why)]
+    return [*lines, *body, *_hint(attempts), *next_steps(why)]
 
 
 def _earlier(attempts: Sequence[Json], folder: str) -> Iterator[Line]:
@@ -128,13 +129,8 @@ def _cost(attempt: Json) -> str:
     repeated = f", {again:,} step{'s' if again != 1 else ''} repeated" if again else ""
     waited_s = attempt.get("queued_s")
     queued = f" ({duration(waited_s)} of it in the queue)" if waited_s else ""
-    took = (span if _has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
+    took = (span if has_culprit(attempt["verdict"]) else duration)(attempt["restart_s"])
     return f", restarted in {took}{queued}{repeated}"
-
-
-def _has_culprit(verdict: Json | None) -> bool:
-    """Tell whether a verdict says who waits for whom, and is shown in labelled lines."""
-    return verdict is not None and bool(verdict.get("culprit") or verdict.get("waiting"))
 
 
 def _when(began: str, ended: str | None) -> str:
@@ -158,6 +154,20 @@ def _course(attempt: Json, state: str) -> str:
     return f"ended by {RESTART_ASKED}" if asked else "ended without a fault"
 
 
+def _source(attempt: Json) -> str:
+    """Say from where an attempt began; a script may have gone on by itself from what it had saved."""
+    if not _may_go_on(attempt):
+        return f"from {attempt['resumed_from'] or 'the beginning'}"
+    outside = attempt["may_go_on_from"]
+    written = f"written at {outside['written_at'][11:19]} UTC"
+    return f"no checkpoint of checkpoint.path; the script may have gone on from {outside['path']}, {written}"
+
+
+def _may_go_on(attempt: Json) -> bool:
+    """Tell whether an attempt may have gone on by itself: then its steps are counted from there."""
+    return bool(attempt.get("may_go_on_from")) and not attempt["resumed_from"]
+
+
 def transition(why: Json, number: int) -> str:
     """Return in a line from where an attempt begins and why the previous one ended; empty where that is unknown."""
     attempts = {attempt["attempt"]: attempt for attempt in why["attempts"]}
@@ -166,7 +176,7 @@ def transition(why: Json, number: int) -> str:
         return ""
     verdict = ended["verdict"]
     end = f"ended: {verdict['kind']}: {_summary(verdict)}" if verdict else _course(ended, why["state"])
-    text = f"from {begun['resumed_from'] or 'the beginning'}; attempt {number - 1} {end}"
+    text = f"{_source(begun)}; attempt {number - 1} {end}"
     return cut(short(text, why["dir"]), SENTENCE_CHARS_MAX)
 
 
@@ -175,15 +185,17 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     name, verdict = Cell(f"attempt {attempt['attempt']}", "bold"), attempt["verdict"]
     if verdict is None:
         yield line(name, f"{_PAD}{_course(attempt, state)}{_steps(attempt)}")
-    elif _has_culprit(verdict):
+    elif has_culprit(verdict):
         yield from _with_culprit(attempt, folder)
     else:
         at = f" at step {step:,}" if (step := _step(attempt)) is not None else ""
+        at += " of its own" if at and _may_go_on(attempt) else ""
         found = f", found in {duration(verdict['detected_s'])}{_cost(attempt)}"
         yield line(name, _PAD, Cell(f"{verdict['kind']}{at}", "bold red"), found)
         yield line(Cell(f"{_PAD}{short(_summary(verdict), folder)}", "red"))
-    source = short(attempt["resumed_from"] or "the beginning", folder)
-    yield line(f"{_PAD}from {source}, {_when(attempt['started_at'], attempt['ended_at'])}")
+    when = _when(attempt["started_at"], attempt["ended_at"])
+    comma = ";" if _may_go_on(attempt) else ","
+    yield line(f"{_PAD}{short(_source(attempt), folder)}{comma} {when}")
     for told in attempt.get("told", ()):
         kind = f"{told['kind']}: " if told["kind"] else ""
         text, fix = with_fix(short(told["text"], folder))
@@ -193,7 +205,7 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
     if starts := attempt.get("starts"):
         yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
     yield from _remarks(attempt.get("remarks", ()))
-    if verdict is not None and not _has_culprit(verdict):
+    if verdict is not None and not has_culprit(verdict):
         for piece in _folded(verdict["evidence"]):
             if piece == _RANKS.sub("", verdict["summary"]):
                 continue  # it stands above
@@ -276,7 +288,8 @@ def _folded(evidence: Sequence[str]) -> list[str]:
 def _steps(attempt: Json) -> str:
     if attempt["last_step"] is None:
         return ""
-    return f", {_span(attempt['first_step'], attempt['last_step'])}"
+    own = " of its own" if _may_go_on(attempt) else ""
+    return f", {_span(attempt['first_step'], attempt['last_step'])}{own}"
 
 
 def _span(first: int, last: int) -> str:
@@ -320,61 +333,3 @@ def _hint(attempts: Sequence[Json]) -> Iterator[Line]:
                 "yellow",
             )
         )
-
-
-def _next(why: Json) -> Iterator[Line]:
-    """Yield what is safe and what can be done now, as commands to copy."""
-    rows = [*_look_closer(why), *_go_on(why)]
-    if not rows:
-        return
-    yield ()
-    if why["state"] != "SUCCEEDED" and why["attempts"]:
-        yield line(_saved(why))
-    for label, command in rows:
-        yield line(f"{_PAD}{label:<8}", Cell(command, "cyan"))
-
-
-def _saved(why: Json) -> str:
-    """Say where the next attempt would start, and what it would have to make again."""
-    saved = why.get("checkpoint")
-    if not saved:
-        return "there is no checkpoint: a restart begins at the beginning"
-    path, step = short(saved["path"], why.get("dir", "")), saved["step"]
-    if step is None:
-        return f"a restart begins at {path}"
-    made = [one["last_step"] for one in why["attempts"] if one["last_step"] is not None]
-    after = made[-1] - step if made else 0
-    lost = f"; {after:,} step{'s' if after != 1 else ''} after it would be made again" if after > 0 else ""
-    return f"a restart begins at step {step:,} ({path}){lost}"
-
-
-def _look_closer(why: Json) -> Iterator[tuple[str, str]]:
-    judged = [attempt for attempt in why["attempts"] if attempt["verdict"]]
-    if not judged:
-        return
-    number, verdict = judged[-1]["attempt"], judged[-1]["verdict"]
-    of = f"--attempt {number}"
-    if verdict["ranks"]:
-        yield "look", f"orch logs {why['id']} --rank {verdict['ranks'][0]} {of}"
-    elif verdict["node"]:
-        yield "look", f"orch logs {why['id']} --node {verdict['node']} {of}"
-    elif verdict["kind"] == "launch":
-        yield "look", f"orch status {why['id']}"  # no host printed anything
-    elif verdict["kind"] not in ("time_limit", "preempted"):
-        yield "look", f"orch logs {why['id']} {of}"
-    if (verdict["kind"] in ("hang", "desync") or _has_culprit(verdict)) and why.get("dir"):
-        yield "stacks", f"ls {why['dir']}/evidence/attempt-{number:03d}"
-
-
-def _go_on(why: Json) -> Iterator[tuple[str, str]]:
-    match why["state"]:
-        case "SUCCEEDED":
-            return
-        case "FAILED" | "CANCELLED":
-            yield "go on", f"orch resume {why['id']}"
-        case _:
-            if why.get("suspicion"):
-                yield "stacks", f"orch stacks {why['id']}"
-                yield "restart", f"orch restart {why['id']}"
-            yield "watch", f"orch status --watch {why['id']}"
-            yield "stop", f"orch cancel {why['id']}"

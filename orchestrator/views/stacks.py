@@ -28,7 +28,7 @@ _WORDS = {
     "sleeping": "sleeping",
     "blocked": "blocked",
     "stopped": "stopped",
-    "exiting": "has said its last word, and is still there",
+    "exiting": "exiting",
     "unknown": "",
 }
 _STYLES = {"progressing": "green", "waiting_for_ranks": "", "unknown": ""}

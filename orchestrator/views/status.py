@@ -109,6 +109,7 @@ def job(status: Status) -> list[Line]:
         step = status["checkpoint"]["step"]
         at = f" (step {step:,})" if step is not None else ""
         lines.append(line(f"checkpoint  {status['checkpoint']['path']}{at}"))
+    lines += saved_outside(status)
     lines += [] if over else _travels(status["travels"])
     if nodes or not has_pool:
         lines += [(), *(_pool(nodes, over=over) if has_pool else _nodes(nodes, over=over))]
@@ -117,6 +118,33 @@ def job(status: Status) -> list[Line]:
     if len(ranks) > RANKS_SHOWN_MAX:
         lines.append(line(f"and {len(ranks) - RANKS_SHOWN_MAX} more ranks: --json shows all"))
     return lines
+
+
+def saved_outside(status: Status) -> list[Line]:
+    """Return what a script without a checkpoint of `checkpoint.path` saved elsewhere, and how to make orch start from
+    it."""
+    saved = status.get("saved_outside") or []
+    if status["checkpoint"] or not saved:
+        return []
+    latest = saved[-1]
+    age_s = seconds(status["written_at"]) - seconds(latest["written_at"] or status["written_at"])
+    ago = f"{duration(max(0.0, age_s) + status.get('written_s', 0.0))} ago"
+    step = "step unknown" if latest["step"] is None else f"step {latest['step']:,}"
+    where = f" on {latest['node']}" if status["backend"] == "ssh" else ""
+    more = f", and {len(saved) - 1} more" if len(saved) > 1 else ""
+    what = f"outside checkpoint.path: {latest['path']}{where} ({step}, {ago}){more}"
+    if status["state"] == "SUCCEEDED":
+        return [line(f"saved       {what}")]
+    return [
+        line("saved       ", Cell(f"{what}; orch does not start from it by itself", "yellow")),
+        line(f"            fix: to make it do so, add {path_offered(latest['checkpoint_path'])}"),
+    ]
+
+
+def path_offered(pattern: str) -> str:
+    """Return the line of a job file that makes a job start from what matches a glob."""
+    quoted = pattern.replace("'", "''")
+    return f"checkpoint: {{path: '{quoted}'}}"
 
 
 def queue(status: Status) -> list[Line]:

@@ -69,15 +69,45 @@ def _checkpoint_row(one: Json) -> list[Cell]:
     ]
 
 
+def hosts(listed: Sequence[Json]) -> list[Line]:
+    """Return a table of hosts that jobs and checks have seen, with the failures that still count."""
+    if not listed:
+        return [line("no job and no check has seen a host yet")]
+    heads = ("HOST", "STATE", "SEEN (UTC)", "JOB", "LAST FAILURE (UTC)")
+    return columns([_host_row(one) for one in listed], heads)
+
+
+def _host_row(one: Json) -> list[Cell]:
+    failed = "-"
+    if one["failed_at"] is not None:
+        where = one["failed_job"] or "a check"
+        failed = f"{one['failed_at'][:16].replace('T', ' ')} in {where}: {one['why']}"
+    return [
+        Cell(one["host"]),
+        Cell(one["state"]),
+        Cell(one["seen_at"][:16].replace("T", " ")),
+        Cell(or_dash(one["job"])),
+        Cell(failed, "yellow" if one["failed_at"] is not None else ""),
+    ]
+
+
 def findings(found: Sequence[Json]) -> list[Line]:
     """Return the findings of a preflight, a line each, with their fixes; a fault that several hosts share, once."""
     lines: list[Line] = []
     for one, text in _folded(found):
-        mark = Cell("ok    ", "green") if one["ok"] else Cell("fault ", "bold red")
+        mark = _MARKS[one["severity"]]
         lines.append(line(mark, f"{one['what']:<8} {text}"))
         if one["fix"]:
             lines.append(line(f"               fix: {one['fix']}"))
     return lines
+
+
+_MARKS = {
+    "ok": Cell("ok    ", "green"),
+    "note": Cell("note  "),
+    "warning": Cell("warn  ", "yellow"),
+    "error": Cell("fault ", "bold red"),
+}
 
 
 def _folded(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:
@@ -86,7 +116,7 @@ def _folded(found: Sequence[Json]) -> Iterator[tuple[Json, str]]:
     firsts: list[tuple[Json, str, list[str]]] = []
     for one in found:
         host, _, said = one["found"].partition(": ")
-        if one["ok"] or not said or " " in host:
+        if one["severity"] in ("ok", "note") or not said or " " in host:
             firsts.append((one, one["found"], []))
             continue
         names = alike.setdefault((one["what"], said, one["fix"]), [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -71,6 +72,50 @@ run(20, each_s=0.03, at_step=die)
         assert job.wait()["state"] == "SUCCEEDED", number
         assert "arguments []" in job.log()
         assert f"arguments ['--resume', '{job.job.folder.checkpoints / 'a b.txt'}']" in job.log(0, 2)
+
+
+def test_placeholders_are_filled_in_for_each_attempt(desk: Desk) -> None:
+    script = (
+        STEPPER
+        + """
+print("arguments", sys.argv[1:], os.environ["RUN"], flush=True)
+out = Path(sys.argv[1].partition("=")[2])
+def die(step):
+    if step == 10 and rank == 0 and attempt == 1:
+        (out / "ckpt.pt").write_text("x")
+    if attempt == 1 and step == 15:
+        os.kill(os.getpid(), 9)
+run(20, each_s=0.03, at_step=die)
+"""
+    )
+    job = desk.submit(
+        {**FAKE_TORCH, "train.py": script}, procs_per_node=1, env={"RUN": "run-{attempt}"},
+        entrypoint="train.py --out=$ORCH_CHECKPOINT_DIR from={resume_from} 'a={b:1}'",
+        checkpoint={"path": "ckpt.pt", "resume_args": "--init_from=resume"},
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED"
+    folder = job.job.folder.checkpoints
+    assert f"arguments ['--out={folder}', 'from=', 'a={{b:1}}'] run-1" in job.log()
+    resumed = f"['--out={folder}', 'from={folder}/ckpt.pt', 'a={{b:1}}', '--init_from=resume'] run-2"
+    assert f"arguments {resumed}" in job.log(0, 2)
+
+
+def test_programs_next_to_the_jobs_python_come_first_in_path(desk: Desk) -> None:
+    tool = "#!/bin/sh\necho the tool of the environment\n"
+    python = f'#!/bin/sh\nexec {sys.executable} "$@"\n'
+    make = "mkdir -p env/bin; cp tool python env/bin/; chmod +x env/bin/*"
+    files = {"train.py": "import os; os.system('tool')", "tool": tool, "python": python}
+    entries: list[dict[str, Any]] = [{"entrypoint": "train.py"}, {"command": "tool"}]
+    for entry in entries:
+        job = desk.submit(files, procs_per_node=1, **entry, python="env/bin/python", setup=[make])
+        assert job.wait()["state"] == "SUCCEEDED"
+        assert "the tool of the environment" in job.log()
+    path = {"PATH": os.environ["PATH"]}
+    job = desk.submit(
+        files, procs_per_node=1, command="tool", python="env/bin/python", setup=[make], env=path
+    )
+    assert job.wait()["state"] == "FAILED"
+    assert "env/bin is not put first" in job.job.folder.node_log(1, "node-0").read_text()
 
 
 def test_setup_lines_run_once_a_node_and_what_they_export_reaches_the_ranks(desk: Desk) -> None:

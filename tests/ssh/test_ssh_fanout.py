@@ -14,6 +14,7 @@ from orchestrator.backends.ssh import fanout
 from orchestrator.backends.ssh.connect.connection import Connection
 from orchestrator.brain.model import decisions as d
 from orchestrator.client import preflight, remote_files
+from orchestrator.client.checks.result import Finding
 from orchestrator.client.cleanup import clean_hosts, cleaned_text
 from orchestrator.client.job import Job
 from orchestrator.core import codec
@@ -137,14 +138,14 @@ def test_a_key_that_only_a_passphrase_opens_is_refused_before_the_submit(desk: D
 # orch check
 
 
-def _check(tmp_path: Path, hosts: str, *overrides: str) -> dict[str, list[preflight.Finding]]:
+def _check(tmp_path: Path, hosts: str, *overrides: str) -> dict[str, list[Finding]]:
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     (work / "train.py").write_text("print(1)\n")
     text = f"name: gpt\nbackend: ssh\nprocs_per_node: 1\nentrypoint: train.py\nssh: {{hosts: {hosts}, remote_dir: {tmp_path}/remote}}\n"
     (work / "job.yaml").write_text(text)
     environ = {"PATH": "/usr/bin:/bin", "ORCH_HOME": str(tmp_path / "home")}
-    found: dict[str, list[preflight.Finding]] = {}
+    found: dict[str, list[Finding]] = {}
     for one in preflight.check(work / "job.yaml", None, overrides, environ):
         found.setdefault(one.what, []).append(one)
         assert one.ok != bool(one.fix)

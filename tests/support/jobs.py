@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import News
+from orchestrator.brain.model.facts import Facts, News
 from orchestrator.client import post_mortem
 from orchestrator.core import observations
 from orchestrator.core.jobdir.plan import Plan
+from orchestrator.core.jobdir.status_file import Status
 from orchestrator.spec.load import JobSpec, SpecFile
 from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
@@ -19,6 +21,7 @@ from orchestrator.supervisor.journal.job_record import Record
 from orchestrator.supervisor.journal.journal_file import Entry
 from orchestrator.supervisor.journal.planned import planned
 from orchestrator.supervisor.status import Now
+from orchestrator.supervisor.status import status as job_status
 
 ID = "gpt-20261120-224605123-k3"
 BEGAN_S = 1_795_000_000.0
@@ -58,6 +61,14 @@ def record(entries: Iterable[Entry]) -> Record:
 def told(news: Sequence[News], of: Plan | None = None) -> dict[str, Any]:
     """Return the object of `orch why --json`, with the folder that `Job.why` adds."""
     return {**post_mortem.why(of or plan(), record(entries(news))), "dir": ROOT}
+
+
+def status(news: Sequence[News], at: float = 12.0) -> Status:
+    """Return the status of a job of which these news were heard, `at` this time of its clock."""
+    facts = Facts()
+    for one in news:
+        fold(facts, one)
+    return cast(Status, {**job_status(plan(total_steps=1000), facts, moment(at), {}), "dir": ROOT})
 
 
 def moment(job_s: float) -> Now:

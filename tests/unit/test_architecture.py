@@ -28,11 +28,29 @@ LAYERS = (
     "core",
     "core.settings",
     *("core.jobdir", "core.wire", "core.host", "core.slurm"),
-    *("agent.rank", "agent.probes", "agent.outputs", "agent.evidence", "agent", "agent.bootstrap"),
+    *(
+        "agent.rank",
+        "agent.probes",
+        "agent.outputs",
+        "agent.evidence",
+        "agent",
+        "agent.checks",
+        "agent.bootstrap",
+    ),
     *("backends", "backends.slurm", "backends.ssh.connect", "backends.ssh.copy", "backends.ssh"),
-    *("brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
+    *("brain.checks", "brain.model", "brain.scheduling", "brain.diagnosis", "brain"),
     *("supervisor.journal", "supervisor.transfers", "supervisor"),
-    *("spec.launchers", "spec", "submission", "client", "client.outline", "views", "cli"),
+    *(
+        "spec.launchers",
+        "spec",
+        "submission.nodes",
+        "submission",
+        "client.checks",
+        "client",
+        "client.outline",
+        "views",
+        "cli",
+    ),
     "",
 )
 """The rooms; a room imports its own files and rooms that stand earlier here. The last one is the package's own files."""
@@ -46,7 +64,9 @@ ISLANDS = {
 }
 """The outer rooms that import no other but these."""
 
-BRAIN_NEEDS = {f"orchestrator.core.{name}" for name in ("end_cause", "limits", "observations", "text")}
+BRAIN_NEEDS = {
+    f"orchestrator.core.{name}" for name in ("end_cause", "host_facts", "limits", "observations", "text")
+}
 """All that the brain imports of core, as pure as itself."""
 
 ROOM_FILES_MAX = 12
@@ -320,11 +340,17 @@ def test_a_quick_verb_loads_no_brain_no_supervisor_and_no_library_but_click() ->
     assert [module for module in loaded if _outer(module) in heavy] == []
 
 
+IN_THE_RANKS_PYTHON = tuple(
+    f"orchestrator.agent.{name}" for name in ("rank.hook", "checks.program_probe", "checks.reduce_rank")
+)
+
+
 def _is_of_the_rank(module: str, one: Import) -> bool:
-    """The hook runs inside a rank: there it may use the rank's torch, and call another sitecustomize before it."""
+    """The hook runs inside a rank: there it may use the rank's torch, and call another sitecustomize before it. A check's
+    programs run in the ranks' Python."""
     top = one.name.split(".")[0]
-    return module == "orchestrator.agent.rank.hook" and (
-        top == "sitecustomize" or (top == "torch" and one.when is When.IN_CALL)
+    return module in IN_THE_RANKS_PYTHON and (
+        (top == "sitecustomize" and module.endswith(".hook")) or (top == "torch" and one.when is When.IN_CALL)
     )
 
 
@@ -335,7 +361,7 @@ def test_the_bundle_holds_the_rooms_that_travel_and_nothing_else() -> None:
     assert {str(MODULES[module].relative_to(ROOT)) for module in _closure(TRAVELLERS)} <= held
 
 
-def test_the_brain_needs_four_modules_of_core() -> None:
+def test_the_brain_needs_five_modules_of_core() -> None:
     needed = {ours for m in MODULES if _outer(m) == "brain" for ours, _ in _ours(m, typed=True)}
     assert {m for m in needed if _outer(m) == "core"} == BRAIN_NEEDS
 

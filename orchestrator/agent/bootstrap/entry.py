@@ -54,9 +54,10 @@ def main(mark: str, line: bytes, bundle: bytes, bundle_fd: int) -> int:
 
                 replies.send(cleanup.clean_up(request))
             case w.SurveyHost() as request:
-                from orchestrator.agent.bootstrap import survey
+                from orchestrator.agent.bootstrap import survey, visit
 
                 replies.send(survey.survey(request))
+                visit.serve(replies)
     except Fault as failure:
         replies.send(failure.reply)
         return 1

@@ -57,6 +57,13 @@ class Replies:
             left_bytes -= len(piece)
         return digest.hexdigest()
 
+    def next_line(self, silent_s_max: int) -> bytes:
+        """Return the next line that is sent within this time, empty at the end of the input; else this process ends."""
+        signal.alarm(silent_s_max)
+        line = self._source.readline(w.STEP_BYTES_MAX)
+        signal.alarm(silent_s_max)
+        return line
+
     def received_go(self) -> bool:
         """Read the next line; tell whether it is `GO`."""
         return self._source.readline(len(w.GO) + 1).strip() == w.GO

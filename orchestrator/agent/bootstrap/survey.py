@@ -1,11 +1,10 @@
-"""Survey of a host before a launch: folder, disk, GPUs, interfaces, program and torch. It leaves nothing behind."""
+"""Survey of a host before a launch: folder, disk, GPUs, interfaces, and the ranks' program. It leaves nothing behind."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -14,18 +13,12 @@ from orchestrator.agent.bootstrap.replies import Fault, fault
 from orchestrator.core.host import gpus, hardware
 from orchestrator.core.wire import bootstrap as w
 
-TORCH_S_MAX = 60.0
-"""How long `import torch` may take; from a cold network disk it takes long."""
-
-_ASK_TORCH = "import torch; print('torch', torch.__version__)"
-
 
 def survey(request: w.SurveyHost) -> w.HostSurveyed:
     """Return what this host has for a job."""
     root, reason, fix = _try_folder(request.root)
     nearest = job_folder.nearest(Path(root)) if root else Path("/")
     disk = os.statvfs(nearest)
-    program, torch = _ranks_program(request.programs)
     return w.HostSurveyed(
         root=root,
         fault=reason,
@@ -36,9 +29,8 @@ def survey(request: w.SurveyHost) -> w.HostSurveyed:
         gpus=_gpus(),
         interfaces=tuple(name for _, name in socket.if_nameindex()),
         has_rsync=shutil.which("rsync") is not None,
-        program=program,
-        torch=torch,
-        facts=hardware.gather_all(os.environ),
+        program=_ranks_program(request.programs),
+        hardware=hardware.gather_all(os.environ),
     )
 
 
@@ -65,37 +57,12 @@ def _gpus() -> tuple[str, ...]:
         return ()
 
 
-def _ranks_program(programs: tuple[str, ...]) -> tuple[str, str]:
-    """Return the program that would run the ranks, and its version of torch, or the reason why that is unknown.
-
-    A program in the code snapshot is not on the host yet, and is not checked.
-    """
+def _ranks_program(programs: tuple[str, ...]) -> str:
+    """Return the program that would run the ranks, empty without one. One in the code snapshot is not on the host yet."""
     for program in programs:
         if "/" in program and not program.startswith(("/", "~")):
-            return program, "it lies in the code snapshot, so it is not looked at"
+            return program
         file = shutil.which(str(Path(program).expanduser()))
         if file is not None:
-            return file, _torch(file)
-    return "", ""
-
-
-def _torch(program: str) -> str:
-    try:
-        result = subprocess.run(
-            [program, "-c", _ASK_TORCH],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TORCH_S_MAX,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"`import torch` takes longer than {TORCH_S_MAX:.0f} s"
-    except OSError as err:
-        return f"it cannot be run: {err.strerror}"
-    for line in result.stdout.splitlines():
-        if line.startswith("torch "):
-            return line.removeprefix("torch ")
-    output = result.stderr.strip() or result.stdout.strip() or f"it ended with code {result.returncode}"
-    return output.splitlines()[-1][:300]
+            return file
+    return ""

@@ -22,6 +22,7 @@ from orchestrator.agent.outputs.checkpoint_formats import Shape, inspect_shape
 from orchestrator.agent.outputs.checkpoint_step import stated_step
 from orchestrator.agent.outputs.checkpoint_watch import CheckpointWatch, FoundCheckpoint
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
+from orchestrator.agent.outputs.saved_outside import SavedOutside
 from orchestrator.agent.rank.processes import NodeRanks
 from orchestrator.agent.rank.step_counter import MTIME_LAG_NS
 from orchestrator.core import codec
@@ -68,9 +69,9 @@ class CheckpointScanner:
         self._hasher = hasher
         self._report = report
         self._note = note
-        self._watch = CheckpointWatch(
-            self._job.checkpoints, config.checkpoint_glob, in_parts=self._is_fetched
-        )
+        self._folder, glob = self._job.checkpoint_place(config.checkpoint_glob)
+        self._watch = CheckpointWatch(self._folder, glob, in_parts=self._is_fetched)
+        self._outside = SavedOutside(self._job.code)
         self._lock_fd: int | None = None
         self._due_s = 0.0
         self._finish_by_s: float | None = None
@@ -95,6 +96,7 @@ class CheckpointScanner:
         self._finish_by_s = None
         self._steps_before = self.reported_through_step = NOT_KNOWN
         self._pending_steps.clear()
+        self._outside.begin(time.time_ns())
         if self._scans:
             self._watch.begin()
 
@@ -110,8 +112,26 @@ class CheckpointScanner:
             if checkpoints:
                 self._prune(ranks)
                 self._save_whole()
+            self._look_outside(ranks)
+        elif self._ships:
+            self._look_outside(ranks)
         if self._is_fetched:
             self._note_step(ranks)
+
+    def _look_outside(self, ranks: NodeRanks, *, is_last: bool = False) -> None:
+        """Report what was saved outside of `checkpoint.path`."""
+        if not is_last and not self._outside.is_due(time.monotonic()):
+            return
+        saved = self._outside.walk(
+            self._watch.listed(),
+            lambda mtime_ns: _step_at(ranks, mtime_ns),
+            time.monotonic,
+            is_last=is_last,
+        )
+        for file, mtime_ns in saved:
+            age_s = max(0.0, (time.time_ns() - mtime_ns) / 1e9)
+            steps = _step_at(ranks, mtime_ns)
+            self._report(m.SavedOutside(ranks.attempt, file, steps, age_s, self._ships))
 
     def finish(self, ranks: NodeRanks, now_s: float) -> bool:
         """Report what an attempt without processes has saved; return True when all of that is reported."""
@@ -138,7 +158,12 @@ class CheckpointScanner:
             task.cancel()
 
     def _last_scan(self, ranks: NodeRanks) -> None:
-        if not self._scans or not self._is_scanner(ranks):
+        if not self._scans:
+            return
+        is_scanner = self._is_scanner(ranks)
+        if is_scanner or self._ships:
+            self._look_outside(ranks, is_last=True)
+        if not is_scanner:
             return
         checkpoints, spoiled = self._watch.last_scan(ranks.all_stepped_ns(), ranks.all_ended_well)
         if not self._is_fetched:
@@ -153,7 +178,7 @@ class CheckpointScanner:
         self._save_whole()
 
     def _name(self, path: Path) -> str:
-        return path.relative_to(self._job.checkpoints).as_posix()
+        return path.relative_to(self._folder).as_posix()
 
     def _report_found(self, ranks: NodeRanks, checkpoint: FoundCheckpoint) -> None:
         path, steps = checkpoint.path, _step_at(ranks, checkpoint.mtime_ns)

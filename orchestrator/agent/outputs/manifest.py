@@ -32,7 +32,7 @@ class Hasher:
     """Thread that hashes checkpoints, one after the other."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is `checkpoints/` of the job; names in a manifest are relative to it."""
+        """`folder` is that of the job's checkpoints on this host; names in a manifest are relative to it."""
         self._folder = folder
         self._given_up = threading.Event()
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None

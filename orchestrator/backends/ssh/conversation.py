@@ -27,9 +27,12 @@ STALL_S_MAX = 60.0
 
 LEASE_S_MAX = 30.0
 AGENT_S_MAX = 20.0
-SURVEY_S_MAX = 100.0
+SURVEY_S_MAX = 60.0
 CLEAN_UP_S_MAX = 100.0
-"""A survey may have to import torch, and a cleanup to wait for processes to end."""
+"""A survey may have to wake the GPUs, and a cleanup to wait for processes to end."""
+
+STEP_S_MAX = 30.0
+"""How long a step of a check may take, unless it has a limit of its own."""
 
 LAUNCH_S_MAX = 3600.0
 """Limit of a whole conversation, whatever signs of life it gives."""
@@ -45,7 +48,7 @@ EVIDENCE_CHARS_MAX = 400
 
 LIMITS_S = {
     "shell": SHELL_S_MAX, "python": PYTHON_S_MAX, "folder": FOLDER_S_MAX, "copy": STALL_S_MAX, "lease": LEASE_S_MAX,
-    "agent": AGENT_S_MAX, "look": SURVEY_S_MAX, "sweep": CLEAN_UP_S_MAX,
+    "agent": AGENT_S_MAX, "look": SURVEY_S_MAX, "sweep": CLEAN_UP_S_MAX, "check": STEP_S_MAX,
 }  # fmt: skip
 
 _STUCK = {
@@ -123,13 +126,14 @@ class Conversation:
         self._end_s = clocks.monotonic() + LAUNCH_S_MAX
         self.enter("shell")
 
-    def enter(self, stage: str) -> None:
-        """Enter a stage; its limit begins now."""
+    def enter(self, stage: str, limit_s: float | None = None) -> None:
+        """Enter a stage; its limit begins now. `limit_s`: another than the stage's own."""
         self._stage = stage
+        self._limit_s = LIMITS_S[stage] if limit_s is None else limit_s
         self._extend_deadline()
 
     def _extend_deadline(self) -> None:
-        self._deadline_s = min(self.clocks.monotonic() + LIMITS_S[self._stage], self._end_s)
+        self._deadline_s = min(self.clocks.monotonic() + self._limit_s, self._end_s)
 
     def expect(self, wanted: type[T]) -> T:
         """Return the next reply, which must be `wanted`; send the blobs that the host asks for. Raises LaunchError."""
@@ -237,7 +241,7 @@ class Conversation:
 
     def _stuck(self) -> LaunchError:
         what, fix = _STUCK.get(self._stage, ("it has not answered", ""))
-        return self._fault(f"{what} for {LIMITS_S[self._stage]:.0f} s", fix)
+        return self._fault(f"{what} for {self._limit_s:.0f} s", fix)
 
     def _hang_up_reason(self) -> LaunchError:
         """Return why the host has stopped reading, which its last reply may say."""

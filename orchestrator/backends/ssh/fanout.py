@@ -51,9 +51,9 @@ class _FanOut(Generic[T]):
         for host in self._hosts:
             self._waiting.put(host)
 
-    def run(self, limit_s: float) -> dict[str, T | LaunchError]:
+    def run(self, limit_s: float, at_once: int) -> dict[str, T | LaunchError]:
         """Return each host's result, in the order of the hosts."""
-        for _ in range(min(FANOUT, len(self._hosts))):
+        for _ in range(min(at_once, len(self._hosts))):
             threading.Thread(target=self._work, daemon=True).start()
         results: dict[str, T | LaunchError] = {}
         deadline_s = time.monotonic() + limit_s
@@ -86,8 +86,13 @@ def each(
     work: Callable[[Connection, str], T],
     *,
     limit_s: float = WORK_S_MAX,
+    at_once: int = FANOUT,
+    failed: Callable[[str, LaunchError], None] = lambda host, error: None,
 ) -> dict[str, T | LaunchError]:
-    """Run `work` on each host over a connection of its own; return its results, or why it failed, in the hosts' order."""
+    """Run `work` on each host over a connection of its own; return its results, or why it failed, in the hosts' order.
+
+    `at_once`: on so many hosts at the same time; `failed` hears of a failure at once, in the host's own thread.
+    """
     import paramiko
 
     from orchestrator.backends.ssh.connect import connection, known_hosts, ssh_config
@@ -96,6 +101,12 @@ def each(
     policy: known_hosts.Policy = "accept-new" if ssh.host_keys == "accept-new" else "strict"
 
     def visit(host: str) -> T | LaunchError:
+        result = reach(host)
+        if isinstance(result, LaunchError):
+            failed(host, result)
+        return result
+
+    def reach(host: str) -> T | LaunchError:
         try:
             target = ssh_config.resolve(host, ssh.user, ssh.port)
             line = connection.Connection.open(target, host_keys=policy, jumps=jumps)
@@ -110,7 +121,7 @@ def each(
             return LaunchError("connect", reason, "try again")
 
     try:
-        return _FanOut(hosts, visit).run(limit_s)
+        return _FanOut(hosts, visit).run(limit_s, at_once)
     finally:
         jumps.close()
 

@@ -12,12 +12,15 @@ import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from orchestrator.backends.ssh.conversation import CLOCKS, Clocks, Conversation, Line
 from orchestrator.backends.ssh.session import Unwanted
 from orchestrator.core import codec
 from orchestrator.core.wire import bootstrap as w
 from orchestrator.core.wire.messages import AgentConfig
+
+T = TypeVar("T")
 
 # No character has a meaning inside single quotes to any login shell: sh, bash, zsh, csh, fish. The script follows on
 # standard input after the number of its lines; `read` takes no byte of what comes after them.
@@ -149,11 +152,38 @@ def survey(
     line: Line, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
 ) -> Survey:
     """Return what a host offers to a job whose folder would be `root`; leaves nothing there. Raises LaunchError."""
+    with visiting(line, launcher, root, programs, clocks) as visit:
+        return visit.survey
+
+
+class Visit:
+    """A visit of a host, once it is surveyed: steps of a check, one after another."""
+
+    def __init__(self, conversation: Conversation, survey: Survey) -> None:
+        self._conversation = conversation
+        self.survey = survey
+
+    def ask(self, step: w.Step, wanted: type[T], limit_s: float) -> T:
+        """Have the host do a step, within `limit_s`, and return its answer. Raises LaunchError."""
+        self._conversation.enter("check", limit_s)
+        self._conversation.send(codec.dumps_kind(step).encode() + b"\n")
+        return self._conversation.expect(wanted)
+
+
+@contextlib.contextmanager
+def visiting(
+    line: Line, launcher: Launcher, root: str, programs: tuple[str, ...], clocks: Clocks = CLOCKS
+) -> Iterator[Visit]:
+    """Survey a host as `survey` does, and give a visit for further steps. Raises LaunchError."""
     with _conversing(line, launcher, w.SurveyHost(root, launcher.blob, programs), clocks) as conversation:
-        python, clock_s = _begin(conversation)
-        conversation.enter("look")
-        host = conversation.expect(w.HostSurveyed)
-        return Survey(python.path, python.version, clock_s, conversation.notes(clock_s), host)
+        yield Visit(conversation, _surveyed(conversation))
+
+
+def _surveyed(conversation: Conversation) -> Survey:
+    python, clock_s = _begin(conversation)
+    conversation.enter("look")
+    host = conversation.expect(w.HostSurveyed)
+    return Survey(python.path, python.version, clock_s, conversation.notes(clock_s), host)
 
 
 def _begin(conversation: Conversation) -> tuple[w.PythonFound, float]:

@@ -16,6 +16,7 @@ from orchestrator.core.observations import (
     RankSeen,
     Reached,
     Retryable,
+    SavedFile,
 )
 
 
@@ -315,6 +316,19 @@ class CheckpointInvalidated:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedOutside:
+    """Ranks have written what looks like a checkpoint outside of `checkpoint.path`; nothing starts from it."""
+
+    at: float
+    node: str
+    attempt: int
+    file: SavedFile
+    steps: int
+    age_s: float
+    on_own_disk: bool
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationBegan:
     """The queue system gave the job nodes; an allocation before it is over. `allocation`: Slurm's id of the job and
     how often it was requeued, `1234.0`."""
@@ -398,6 +412,7 @@ Event: TypeAlias = (
     | CheckpointFetchStarted
     | CheckpointFound
     | CheckpointInvalidated
+    | SavedOutside
     | AllocationBegan
     | AllocationEnding
     | AllocationEnded

@@ -278,6 +278,18 @@ class StatedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedOutside:
+    """What a script saved outside of `checkpoint.path`, see `events.SavedOutside`. `at`: the job clock when it was
+    written; `step` is None where it is unknown."""
+
+    file: observations.SavedFile
+    node: str
+    attempt: int
+    step: int | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class AllocationLoss:
     """How an allocation was lost to an attempt; `node`: the node with which it was lost, if it was one."""
 
@@ -460,6 +472,9 @@ class Facts:
     known_steps: dict[str, int] = field(default_factory=dict)
     writers: dict[str, int] = field(default_factory=dict)
     rewritten: set[str] = field(default_factory=set)
+
+    # What scripts saved elsewhere, the last of each series, by the time when it was written; for people alone.
+    saved_outside: list[SavedOutside] = field(default_factory=list)
 
     # Not journaled, see `desync`: by step of an optimizer and by rank what was run, since when counts differ, and groups
     # whose counts say nothing.

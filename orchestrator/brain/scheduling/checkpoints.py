@@ -17,10 +17,13 @@ import re
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AttemptFacts, Facts, IgnoredCheckpoint, StatedStep
+from orchestrator.brain.model.facts import AttemptFacts, Facts, IgnoredCheckpoint, SavedOutside, StatedStep
 
 OLDER_MAX = 100
 """How many earlier checkpoints are remembered to fall back on."""
+
+OUTSIDE_MAX = 16
+"""How many files that were saved outside of `checkpoint.path` are remembered."""
 
 NEAR_STEPS = 2
 """How far off a count may be that was taken from file times: their clocks tick every 4 to 10 ms, a step may take 1."""
@@ -88,6 +91,22 @@ def invalidate(facts: Facts, news: e.CheckpointInvalidated) -> None:
     if attempt is not None and attempt.checkpointed:
         newest = facts.checkpoint
         attempt.checkpointed = newest is not None and (newest.step or 0) > attempt.base_step
+
+
+def note_outside(facts: Facts, news: e.SavedOutside) -> None:
+    """Remember the last file of each series outside of `checkpoint.path`; one on a host's own disk is another than that on
+    another host. Its step is known only where the attempt could not go on from such a file by itself."""
+    others = [
+        saved
+        for saved in facts.saved_outside
+        if saved.file.pattern != news.file.pattern or (news.on_own_disk and saved.node != news.node)
+    ]
+    attempt, step = facts.attempt, None
+    if news.steps and attempt is not None and attempt.number == news.attempt:
+        is_known = news.attempt == 1 or attempt.resume is not None
+        step = attempt.base_step + news.steps if is_known else None
+    saved = SavedOutside(news.file, news.node, news.attempt, step, news.at - news.age_s)
+    facts.saved_outside = sorted([*others, saved], key=lambda saved: saved.at)[-OUTSIDE_MAX:]
 
 
 def distrust(facts: Facts, attempt: AttemptFacts) -> None:

@@ -139,7 +139,11 @@ def _why(facts: Facts, attempt: AttemptFacts, kind: Kind, spent: int) -> str:
 
 
 def _source(facts: Facts) -> str:
-    return facts.checkpoint.path if facts.checkpoint else "the beginning, since there is no checkpoint"
+    if facts.checkpoint is not None:
+        return facts.checkpoint.path
+    if facts.saved_outside:
+        return f"the beginning, unless the script goes on by itself from {facts.saved_outside[-1].file.path}"
+    return "the beginning, since there is no checkpoint"
 
 
 def _verdict_text(attempt: AttemptFacts) -> str:

@@ -22,12 +22,15 @@ from orchestrator.core.host import hardware
 from orchestrator.core.jobdir import home, rank_env
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
-from orchestrator.core.settings.host_facts import HostFacts
+from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.settings.rank_settings import Environments, SetBy, Setting, is_watched, settings
 from orchestrator.core.slurm import step_env
 from orchestrator.core.text import counted, ranks_text
 from orchestrator.spec.load import SpecFile
 from orchestrator.submission import refusals, render, submit
+
+JOB = JobDir(Path("{job_dir}"))
+"""The folder of a job that is not made."""
 
 EVIDENCE = Path("{job_dir}/evidence/attempt-{attempt}")
 """The folder for evidence of a job that has no folder yet."""
@@ -46,7 +49,7 @@ class NodeOutline:
     # Why the host cannot be used, and what to do; empty where it can
     fault: str = ""
     fix: str = ""
-    facts: HostFacts | None = None
+    facts: HardwareFacts | None = None
     settings: tuple[Setting, ...] = ()
 
 
@@ -177,13 +180,17 @@ def _devices(plan: Plan) -> str:
 
 
 def _settings(
-    plan: Plan, node: PlannedNode, facts: HostFacts | None, interface: str | None, environ: Mapping[str, str]
+    plan: Plan,
+    node: PlannedNode,
+    facts: HardwareFacts | None,
+    interface: str | None,
+    environ: Mapping[str, str],
 ) -> tuple[Setting, ...]:
     ranks = plan.pool.ranks_each if plan.pool is not None else len(node.ranks)
     request = rank_env.settings_request(plan, node.name, ranks, interface, EVIDENCE)
     secrets = {name: environ[name] for name in plan.secrets if name in environ}
     host = facts.environ if facts is not None and plan.ssh is not None else {}
-    added = rank_env.node_env(plan, node, _outer(plan, environ), secrets)
+    added = rank_env.node_env(plan, JOB, node, _outer(plan, environ), secrets)
     return settings(facts, request, Environments(host, added, {**host, **added}))
 
 

@@ -17,7 +17,13 @@ from pathlib import Path
 from orchestrator.core.host import gpus, interfaces
 from orchestrator.core.host.procfs import text
 from orchestrator.core.observations import Address
-from orchestrator.core.settings.host_facts import GpuPlace, HostFacts, NetInterface, NumaNode, RdmaPort
+from orchestrator.core.settings.hardware_facts import (
+    GpuPlace,
+    HardwareFacts,
+    NetInterface,
+    NumaNode,
+    RdmaPort,
+)
 from orchestrator.core.settings.rank_settings import is_watched
 from orchestrator.core.text import counted, ranks_text
 
@@ -29,14 +35,14 @@ _CGROUPS = "sys/fs/cgroup"
 _MARKUP = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
+def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HardwareFacts:
     """Return the facts that values of settings follow from: CPUs, GPUs, and what is set.
 
     `environ` is the environment that ranks inherit here; `root` has /proc and /sys.
     """
     cpus = os.sched_getaffinity(0)
     slurm = environ.get("SLURM_CPUS_ON_NODE", "")
-    return HostFacts(
+    return HardwareFacts(
         cpus=len(cpus),
         cores=_cores(root, cpus),
         quota_cpus=_quota_cpus(root),
@@ -47,7 +53,7 @@ def gather(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
     )
 
 
-def gather_all(environ: Mapping[str, str], root: Path = Path("/")) -> HostFacts:
+def gather_all(environ: Mapping[str, str], root: Path = Path("/")) -> HardwareFacts:
     """Return all facts, with ports, interfaces and the links between GPUs. nvidia-smi has `gpus.LIST_S_MAX`."""
     facts = gather(environ, root)
     return dataclasses.replace(

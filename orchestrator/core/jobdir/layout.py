@@ -39,6 +39,10 @@ def attempt_of(path: Path) -> int | None:
     return int(match.group(1)) if match else None
 
 
+IN_CODE = "{job_dir}/code/"
+"""The beginning of a `checkpoint.path` in the working folder of the ranks."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobDir:
     """One job's folder."""
@@ -194,6 +198,12 @@ class JobDir:
     def checkpoints(self) -> Path:
         """The folder for checkpoints, as the ranks get it in ORCH_CHECKPOINT_DIR."""
         return self.root / "checkpoints"
+
+    def checkpoint_place(self, glob: str) -> tuple[Path, str]:
+        """Return the folder of a `checkpoint.path` on a rank's host, and the glob in it; an absolute glob stays."""
+        if glob.startswith(IN_CODE):
+            return self.code, glob.removeprefix(IN_CODE)
+        return self.checkpoints, glob
 
     @property
     def logs(self) -> Path:

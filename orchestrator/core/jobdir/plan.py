@@ -7,7 +7,9 @@ The supervisor works from the plan, so its types are plain data of the standard 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.limits import Limits
 from orchestrator.core.text import counted
 
@@ -111,12 +113,16 @@ class Plan:
     ssh: PlannedSsh | None = None
     slurm: PlannedSlurm | None = None
     programs: tuple[str, ...] = ()
+    # The candidates for the job's Python, the best first; its folder comes first in PATH
+    pythons: tuple[str, ...] = ()
     notify: PlannedNotify | None = None
     # Each rank is a new interpreter; else a fork of its node's template where that can be
     starts_fresh: bool = False
     # Where in the job file each variable of `env` stands
     origins: dict[str, str] = field(default_factory=dict)
     batch: PlannedBatch | None = None
+    # Hosts that are taken only when no others are left, since they failed lately; each with the reason
+    set_aside: dict[str, str] = field(default_factory=dict)
 
     @property
     def effective_batch(self) -> int | None:
@@ -138,6 +144,12 @@ class Plan:
         if self.pool is not None:
             return self.pool.nodes * self.pool.ranks_each
         return sum(len(node.ranks) for node in self.nodes)
+
+    def checkpoint_place(self, job: JobDir) -> tuple[Path, str]:
+        """Return where the checkpoints are in the job folder on the submit machine: those of hosts that do not see it
+        are fetched into one folder, wherever the ranks have them."""
+        folder, glob = job.checkpoint_place(self.checkpoint_glob)
+        return (job.checkpoints if self.ssh is not None else folder), glob
 
     @property
     def program(self) -> str:

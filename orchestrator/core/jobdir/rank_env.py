@@ -8,25 +8,55 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import TORCHELASTIC_ERROR_FILE, JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode
 from orchestrator.core.settings.rank_settings import RankRequest
 
 
-def arguments(plan: Plan, resume_from: str) -> tuple[str, ...]:
-    """Return a rank's command for an attempt, with the resume arguments only when there is a checkpoint to resume from."""
-    if not resume_from or not plan.resume_args:
-        return plan.argv
-    extra = tuple(word.replace("{path}", resume_from) for word in plan.resume_args)
+def arguments(plan: Plan, job: JobDir, attempt: int, resume_from: str) -> tuple[str, ...]:
+    """Return a rank's command for an attempt, with the resume arguments only when there is a checkpoint to resume from.
+
+    `job` is the job's folder and `resume_from` the checkpoint as the rank's host sees them. Shell text stays as it is:
+    there the shell fills in what the rank's environment has.
+    """
+    values = {**_values(plan, job), **_attempt_values(attempt, resume_from), placeholders.PATH: resume_from}
+    extra = tuple(placeholders.fill(word, values) for word in plan.resume_args) if resume_from else ()
     if plan.shell:
-        return (*plan.argv[:-1], f"{plan.argv[-1]} {shlex.join(extra)}")
-    return plan.argv + extra
+        return (*plan.argv[:-1], f"{plan.argv[-1]} {shlex.join(extra)}") if extra else plan.argv
+    del values[placeholders.PATH]
+    return tuple(placeholders.fill(word, values) for word in plan.argv) + extra
+
+
+def _values(plan: Plan, job: JobDir) -> dict[str, str]:
+    """Return the placeholders that stay the same on a node, with their values."""
+    folder = str(job.checkpoints)
+    return {
+        "checkpoint_dir": folder,
+        "job_dir": str(job.root),
+        "ORCH_CHECKPOINT_DIR": folder,
+        "ORCH_JOB_ID": plan.id,
+        "ORCH_JOB_NAME": plan.name,
+    }
+
+
+def _attempt_values(attempt: int, resume_from: str) -> dict[str, str]:
+    """Return those that differ between attempts."""
+    number = str(attempt)
+    return {
+        "resume_from": resume_from,
+        "attempt": number,
+        "ORCH_RESUME_FROM": resume_from,
+        "ORCH_ATTEMPT": number,
+    }
 
 
 def node_env(
-    plan: Plan, node: PlannedNode, outer: Mapping[str, str], secrets: Mapping[str, str]
+    plan: Plan, job: JobDir, node: PlannedNode, outer: Mapping[str, str], secrets: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment that a node's setup lines and ranks start from: the submitter's, then the user's.
+
+    What the user's variables say of an attempt is left to `rank_env`: setup lines run once for all attempts.
 
     Over SSH it is added to the host's own, without the submitter's, which is that of another machine. On Slurm the
     step's own choice of GPUs stands, whatever the submitter had chosen on the submit machine.
@@ -34,10 +64,18 @@ def node_env(
     ours = {} if plan.ssh else outer
     if plan.slurm:
         ours = {name: value for name, value in outer.items() if name not in GPU_NAMES}
-    env = {**ours, **plan.env, **secrets}
+    values = _values(plan, job)
+    chosen = {
+        name: placeholders.fill(text, values) for name, text in plan.env.items() if not _is_of_attempt(text)
+    }
+    env = {**ours, **chosen, **secrets}
     if node.gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in node.gpus)
     return env
+
+
+def _is_of_attempt(text: str) -> bool:
+    return not placeholders.OF_AN_ATTEMPT.isdisjoint(placeholders.named(text))
 
 
 GPU_NAMES = (
@@ -62,14 +100,19 @@ class RankSlot:
 def rank_env(
     plan: Plan, job: JobDir, seat: RankSlot, attempt: int, meet: tuple[str, int], resume_from: str
 ) -> dict[str, str]:
-    """Return the variables that are one rank's own: torchrun's contract, then ours.
+    """Return the variables that are one rank's own: the user's that name the attempt, torchrun's contract, then ours.
 
     `job` is the job's folder as the rank's host sees it, `meet` address and port. TORCHELASTIC_USE_AGENT_STORE is
     never set: rank 0 itself serves the store, a new one for each attempt.
     """
     rank, world = str(seat.rank), str(plan.world_size)
     error_file = job.rank_run(seat.node, attempt, seat.rank) / TORCHELASTIC_ERROR_FILE
+    values = {**_values(plan, job), **_attempt_values(attempt, resume_from)}
+    chosen = {
+        name: placeholders.fill(text, values) for name, text in plan.env.items() if _is_of_attempt(text)
+    }
     return {
+        **chosen,
         "RANK": rank,
         "WORLD_SIZE": world,
         "LOCAL_RANK": str(seat.local_rank),
@@ -86,11 +129,7 @@ def rank_env(
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.limits.restarts_max),
         "TORCHELASTIC_ERROR_FILE": str(error_file),
-        "ORCH_JOB_ID": plan.id,
-        "ORCH_JOB_NAME": plan.name,
-        "ORCH_ATTEMPT": str(attempt),
-        "ORCH_CHECKPOINT_DIR": str(job.checkpoints),
-        "ORCH_RESUME_FROM": resume_from,
+        **{name: values[name] for name in placeholders.VARIABLES},
         "ORCH_TAG": f"{plan.id}/{seat.node}",
     }
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.core.settings.host_facts import HostFacts
+from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.text import counted
 
 RECORDED = "2000"
@@ -121,7 +121,7 @@ class Environments:
         return SetBy.SETUP, "the setup lines of the job file set it"
 
 
-def settings(facts: HostFacts | None, request: RankRequest, given: Environments) -> tuple[Setting, ...]:
+def settings(facts: HardwareFacts | None, request: RankRequest, given: Environments) -> tuple[Setting, ...]:
     """Return the settings of a node's ranks: those that orch decides, then others that are set, then what is left alone.
 
     `facts` are None for a node that is not known yet.
@@ -168,7 +168,7 @@ def _given(name: str, request: RankRequest, given: Environments) -> Setting:
 # What orch decides
 
 
-def _threads(facts: HostFacts | None, request: RankRequest) -> Setting:
+def _threads(facts: HardwareFacts | None, request: RankRequest) -> Setting:
     """Return the number of threads: the rank's share of the host's cores, so that ranks never compete for them.
 
     torchrun gives every rank one thread. Where other jobs may come to the host, the share is counted by what a rank leases
@@ -259,7 +259,9 @@ def _defaults(request: RankRequest) -> list[Setting]:
 # What is left alone, and why
 
 
-def _left_alone(facts: HostFacts | None, request: RankRequest, environ: Mapping[str, str]) -> list[Setting]:
+def _left_alone(
+    facts: HardwareFacts | None, request: RankRequest, environ: Mapping[str, str]
+) -> list[Setting]:
     if not request.gpus or facts is None:
         return []
     network = _network(facts) if request.nodes > 1 and request.backend != "local" else []
@@ -268,7 +270,7 @@ def _left_alone(facts: HostFacts | None, request: RankRequest, environ: Mapping[
     return [*network, _alone("NCCL_P2P_LEVEL", reason), _binding(facts, environ)]
 
 
-def _network(facts: HostFacts) -> list[Setting]:
+def _network(facts: HardwareFacts) -> list[Setting]:
     """Return what is known of InfiniBand and RoCE: NCCL uses every active port, and no other."""
     active = [port for port in facts.rdma if port.state == "ACTIVE"]
     if not active:
@@ -294,7 +296,7 @@ def _rate(rate: str) -> str:
     return rate.partition(" (")[0].replace("Gb/sec", "Gb/s")
 
 
-def _binding(facts: HostFacts, environ: Mapping[str, str]) -> Setting:
+def _binding(facts: HardwareFacts, environ: Mapping[str, str]) -> Setting:
     """Return why ranks are bound to no cores: a wrong binding costs far more than a right one gains."""
     reason = "ranks are not bound to cores: that would bind their DataLoader workers, too; NCCL binds its own threads"
     if "SLURM_CPU_BIND" in environ or facts.slurm_cpus is not None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.settings.host_facts import HostFacts
+from orchestrator.core.host_facts import HostFacts, Source
+from orchestrator.core.observations import Address
+from orchestrator.core.settings.hardware_facts import HardwareFacts
 from orchestrator.core.wire.messages import AgentConfig
 
 GO = b"go"
@@ -21,6 +23,9 @@ GO_S_MAX = 15.0
 
 REQUEST_BYTES_MAX = 1 << 20
 WORD_BYTES_MAX = 1 << 20
+STEP_BYTES_MAX = 4 << 20
+STEP_S_MAX = 400
+"""How long a surveyed host waits for the next step of a check, and how long a step may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,10 @@ class CleanUp:
 
 @dataclass(frozen=True, slots=True)
 class SurveyHost:
-    """Report what the host has for a job, and leave nothing. `programs`: the first that is there runs the ranks."""
+    """Report what the host has for a job, and leave nothing. `programs`: the first that is there runs the ranks.
+
+    Steps of a check may follow, a line each, until the input ends.
+    """
 
     root: str
     bundle: Blob
@@ -78,6 +86,62 @@ class SurveyHost:
 
 
 Request: TypeAlias = Launch | Reach | CleanUp | SurveyHost
+
+
+# Steps of a check, after the survey
+
+
+@dataclass(frozen=True, slots=True)
+class ReadClock:
+    """Tell the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatherFacts:
+    """Report the node's facts. `own`: top-level modules of the job's own code, which is not on the host."""
+
+    # Empty: no Python of the ranks is asked
+    program: str
+    env: dict[str, str]
+    sources: tuple[Source, ...]
+    own: tuple[str, ...]
+    folders: tuple[str, ...]
+    names: tuple[str, ...]
+    counts_gpus: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPorts:
+    """Listen where ranks would, on `port` (None: one that is free) and on one that the kernel chooses."""
+
+    token: str
+    port: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurePeer:
+    """Dial another node's ports, and send to it for `send_s`."""
+
+    addresses: tuple[str, ...]
+    ports: tuple[int, ...]
+    token: str
+    send_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceAll:
+    """Take part in an all-reduce with other nodes. Rank 0 listens at `address` and `port`."""
+
+    rank: int
+    world: int
+    address: str
+    port: int
+    program: str
+    env: dict[str, str]
+    on_gpu: bool
+
+
+Step: TypeAlias = ReadClock | GatherFacts | OpenPorts | MeasurePeer | ReduceAll
 
 
 # Replies
@@ -192,9 +256,49 @@ class HostSurveyed:
     has_rsync: bool
     # The program that would run the ranks, empty when the host has none of those asked for
     program: str
-    # Its torch's version, or why that is not known
-    torch: str
-    facts: HostFacts = field(default_factory=HostFacts)
+    hardware: HardwareFacts = field(default_factory=HardwareFacts)
+
+
+@dataclass(frozen=True, slots=True)
+class ClockRead:
+    """The host's time, in seconds since 1970."""
+
+    clock_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class FactsGathered:
+    """What a check has found on the host."""
+
+    facts: HostFacts
+
+
+@dataclass(frozen=True, slots=True)
+class PortsOpened:
+    """The ports that are listened on: the rendezvous's and another; `fault`: why they are not."""
+
+    ports: tuple[int, ...]
+    addresses: tuple[Address, ...]
+    fault: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMeasured:
+    """A link to another node; `faults`: why each port cannot be reached, empty where it can."""
+
+    address: str
+    rtt_s: float
+    # 0: not measured
+    bytes_per_s: float
+    faults: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduced:
+    """The end of an all-reduce; an empty fault for a success."""
+
+    fault: str
+    took_s: float
 
 
 Word: TypeAlias = (
@@ -211,4 +315,9 @@ Word: TypeAlias = (
     | AgentSeen
     | CleanedUp
     | HostSurveyed
+    | ClockRead
+    | FactsGathered
+    | PortsOpened
+    | PeerMeasured
+    | AllReduced
 )

@@ -18,6 +18,7 @@ from orchestrator.core.observations import (
     RankInspection,
     RankSeen,
     Reached,
+    SavedFile,
 )
 from orchestrator.core.settings.rank_settings import RankRequest
 
@@ -199,6 +200,19 @@ class ManifestReported:
     manifest: tuple[ManifestEntry, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SavedOutside:
+    """Ranks have written what looks like a checkpoint outside of `checkpoint.path`."""
+
+    attempt: int
+    file: SavedFile
+    # Optimizer steps of the attempt's processes when it was written; 0: unknown
+    steps: int
+    age_s: float
+    # The disk is this host's own: other hosts have another file of the same name
+    on_own_disk: bool
+
+
 ReliableReport: TypeAlias = (
     Prepared
     | PrepareFailed
@@ -210,6 +224,7 @@ ReliableReport: TypeAlias = (
     | CheckpointFound
     | CheckpointInvalidated
     | ManifestReported
+    | SavedOutside
 )
 
 
@@ -266,6 +281,9 @@ class Prepare:
     # What ranks will run, empty where each is to be a new interpreter, and what the job wants of the node
     argv: tuple[str, ...] = ()
     request: RankRequest = field(default_factory=RankRequest)
+    # The folder of the first that the node has comes first in PATH, unless the user's `env` sets that
+    pythons: tuple[str, ...] = ()
+    sets_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)

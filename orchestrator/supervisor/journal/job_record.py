@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.facts import Facts, SavedOutside
 from orchestrator.supervisor.journal.journal_file import Entry, Stamp
 
 
@@ -48,6 +48,9 @@ class AttemptHistory:
     starts: list[str] = field(default_factory=list)  # the ways in which nodes have started their ranks
     job_end: str | None = None
     ended_why: str | None = None
+    # What an earlier attempt had saved last outside of `checkpoint.path`, where this one had no checkpoint to start from.
+    outside: SavedOutside | None = None
+    outside_wall_s: float = 0.0
 
     @property
     def restart_at(self) -> float | None:
@@ -73,6 +76,9 @@ class Record:
         """Take in the next entry of the journal."""
         self._note(entry)
         _tell(self.attempts, entry)
+        if isinstance(entry.news, d.BeginAttempt) and entry.news.resume is None and self.facts.saved_outside:
+            outside = self.attempts[-1].outside = self.facts.saved_outside[-1]
+            self.attempts[-1].outside_wall_s = entry.wall_s - (entry.news.at - outside.at)
         fold(self.facts, entry.news)
         # The facts may know all of several heartbeats before the first is entered: each counts for what it says.
         if not isinstance(entry.news, e.Heartbeat) or any(rank.steps for rank in entry.news.ranks):

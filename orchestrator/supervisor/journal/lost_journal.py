@@ -167,7 +167,7 @@ def _in_folders(job: JobDir) -> Iterator[int]:
 
 
 def _checkpoints(job: JobDir, plan: Plan) -> tuple[str, ...]:
-    shapes = CheckpointWatch(job.checkpoints, plan.checkpoint_glob).listed()
+    shapes = CheckpointWatch(*plan.checkpoint_place(job)).listed()
     return tuple(
         _name(job, path) for path, shape in sorted(shapes.items(), key=lambda item: item[1].mtime_ns)
     )

@@ -73,8 +73,9 @@ class CheckpointFetch:
         keep: int | None,
         resume_point: Callable[[], str],
         later: Callable[[Task], object],
+        place: str = "checkpoints",
     ) -> None:
-        """Take up what the manifests tell. `keep`: the number of checkpoints of each series that stay in the job
+        """Take up what the manifests tell. `place`: the folder of the checkpoints on a host, in that of the job. `keep`: the number of checkpoints of each series that stay in the job
         folder, in addition to `resume_point()`, the path that the next attempt starts from. `later` runs a task that
         may take long (deleting) off the loop."""
         self._store = CheckpointStore(job)
@@ -82,6 +83,7 @@ class CheckpointFetch:
         self._keep = keep
         self._resume_point = resume_point
         self._later = later
+        self._place = place
         self._book: dict[str, _Entry] = {}
         for version in self._store.load():
             is_installed = version.state is VersionState.INSTALLED and self._store.path(version.name).exists()
@@ -178,7 +180,7 @@ class CheckpointFetch:
         files, top = files_of(Path(path)), self._store.top_of(path)
         names = tuple(str(file.relative_to(top)) for file, _ in files)
         self._sends += 1
-        copy = Copy(f"send {self._sends} {node}", node, Direction.SEND, f"{root}/checkpoints", top, names)
+        copy = Copy(f"send {self._sends} {node}", node, Direction.SEND, f"{root}/{self._place}", top, names)
         size_bytes = sum(size_bytes for _, size_bytes in files)
         self._copies[copy.key] = CopyInFlight(copy, self._store.name_of(path), size_bytes, is_send=True)
         self.carrier.copy(copy)
@@ -186,7 +188,7 @@ class CheckpointFetch:
 
     def resume_path(self, path: str, root: str) -> str:
         """Return where a checkpoint lies on a host to which it was sent."""
-        return f"{root}/checkpoints/{self._store.name_of(path)}"
+        return f"{root}/{self._place}/{self._store.name_of(path)}"
 
     def pieces(self, path: str) -> tuple[m.ManifestEntry, ...]:
         """Return the files of a checkpoint in the job folder, by their names on a host; one that was not fetched is
@@ -260,7 +262,7 @@ class CheckpointFetch:
         if pieces:
             names = tuple(piece.name for piece in pieces)
             stage, key = self._store.stage(version), f"fetch {version.key} {part.node}"
-            there = f"{part.root}/checkpoints"
+            there = f"{part.root}/{self._place}"
             copy = Copy(key, part.node, Direction.FETCH, there, stage, names, pieces)
             size_bytes = sum(piece.size_bytes for piece in pieces)
             self._copies[key] = CopyInFlight(copy, version.name, size_bytes)

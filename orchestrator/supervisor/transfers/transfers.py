@@ -45,9 +45,9 @@ class Transfers:
         self._job = job
         self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="transfers")
         self._log_receiver = LogReceiver(job)
-        later = self._pool.submit
+        later, (place, _) = self._pool.submit, job.checkpoint_place(plan.checkpoint_glob)
         self._checkpoint_fetch = (
-            CheckpointFetch(job, carrier, plan.checkpoint_keep, in_use, later)
+            CheckpointFetch(job, carrier, plan.checkpoint_keep, in_use, later, place.name)
             if carrier is not None
             else None
         )

@@ -108,6 +108,39 @@ class Faults(abc.ABC):
         kept = [line for line in hosts.splitlines() if name not in line.split()[1:]]
         self._edit("loopback name", name, "/etc/hosts", "\n".join([f"127.0.1.1 {name}", *kept, ""]))
 
+    def block_ports(self, low: int, high: int) -> None:
+        """Let no packet to one of these TCP ports through between any hosts, as a firewall that drops them."""
+        self._forbid("block ports", "", [f"tcp dport {low}-{high} ip saddr != 10.77.255.254"])
+
+    def slow_wire(self, name: str, mbit_per_s: int) -> None:
+        """Let a host send no faster than this."""
+        host = self.hosts[name]
+        host.run(
+            [
+                "tc",
+                "qdisc",
+                "add",
+                "dev",
+                "eth0",
+                "root",
+                "tbf",
+                "rate",
+                f"{mbit_per_s}mbit",
+                "burst",
+                "64kb",
+                "latency",
+                "200ms",
+            ]
+        )
+        self._stands("slow wire", name, lambda: _fast(host))
+
+    def mount_small(self, name: str, inside: str, size: str, options: str = "rw") -> None:
+        """Mount a disk of this size on a folder of a host, which is made where it does not exist."""
+        host = self.hosts[name]
+        host.run(["mkdir", "-p", inside])
+        host.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777,{options}", "small", inside])
+        self._stands("mount", name, lambda: _unmount(host, inside))
+
     # --- power and processes
 
     def power_off(self, name: str) -> None:
@@ -261,6 +294,14 @@ class Faults(abc.ABC):
 
         put(text)
         self._stands(name, host, lambda: put(before))
+
+
+def _fast(host: Host) -> None:
+    host.run(["tc", "qdisc", "del", "dev", "eth0", "root"])
+
+
+def _unmount(host: Host, inside: str) -> None:
+    host.run(["umount", "--lazy", inside])
 
 
 def _state(pid: int) -> str:

@@ -206,7 +206,7 @@ class Host:
         except (FileNotFoundError, ValueError):
             return None
         for one in self.processes():
-            if one.is_sshd and _inner_pid(one.proc.pid) == inner:
+            if one.is_sshd and inner_pid(one.proc.pid) == inner:
                 return one.proc
         return None
 
@@ -259,7 +259,7 @@ def _command(pid: int) -> str:
         return ""
 
 
-def _inner_pid(pid: int) -> int:
+def inner_pid(pid: int) -> int:
     """Return the pid by which a process is known on its host."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()

@@ -85,3 +85,23 @@ def test_a_chosen_port_that_is_taken_is_told_with_who_has_it() -> None:
         with pytest.raises(SetupError, match=rf"port {port} is taken by pid {os.getpid()} \(.*python"):
             setup_script.held_port("seed", port)
     setup_script.held_port("seed", port).close()
+
+
+def test_the_folder_of_the_jobs_python_comes_first_in_path(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        python = tmp_path / folder / "python"
+        python.parent.mkdir()
+        python.write_text("#!/bin/sh\n")
+        python.chmod(0o755)
+    a, b = str(tmp_path / "a"), str(tmp_path / "b")
+
+    def path(pythons: tuple[str, ...], given: str) -> str:
+        return setup_script.path_with(pythons, {"PATH": given}, tmp_path)
+
+    assert path((f"{b}/python",), f"{a}:{b}") == f"{b}:{a}:{b}"
+    assert path((f"{b}/python",), f"/no:{b}:{a}") == "", "it is the one that PATH gives"
+    assert path(("b/python",), a) == f"{b}:{a}", "relative to the code"
+    assert path((".venv/bin/python",), a) == f"{tmp_path}/.venv/bin:{a}", "setup lines may make it"
+    assert path(("/no/python", "python"), a) == "", "a name is found in PATH"
+    assert path((), a) == ""
+    assert path((f"{b}/python",), "") == b, "an empty part would be the working folder"

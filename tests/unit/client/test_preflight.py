@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.client.preflight import Finding, check
+from orchestrator.client.checks.result import Finding
+from orchestrator.client.preflight import check
 from orchestrator.spec.yaml_document import SpecError
 from tests.support import fake_sbatch
 

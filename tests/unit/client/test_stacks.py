@@ -250,3 +250,10 @@ def test_ranks_with_gpus_are_shown_with_how_busy_those_are() -> None:
     assert ", GPU 100% busy\n" in cells.plain(stack_view.stacks(alike))
     both = {**_taken(), "ranks": [stacks.rank_json(one, "gpu00"), stacks.rank_json(other, "gpu00")]}
     assert ", GPUs 5% to 100% busy\n" in cells.plain(stack_view.stacks(both))
+
+
+def test_what_an_exiting_rank_does_is_said_once() -> None:
+    words = "has said its last word, and is still there (state S)"
+    leaves = _look(0, observations.Activity.EXITING, why=words, where="", stack=(), still_s=0.0)
+    text = cells.plain(stack_view.stacks({**_taken(), "ranks": [stacks.rank_json(leaves, "gpu00")]}))
+    assert f"rank 0 on gpu00: exiting: {words}\n" in text

@@ -293,7 +293,7 @@ def test_a_hang_timeout_left_empty_is_not_off(folder: Path) -> None:
         ("checkpoint: {path: ../x}", 'checkpoint.path: must not hold ".."'),
         ("checkpoint: {keep: 3, path: '/data/*.pt'}", "checkpoint.keep: has no effect with checkpoint.path \"/data/*.pt\": only in"),
         ("checkpoint: {keep: 0}", "checkpoint.keep: must be a whole number of at least 1, not 0"),
-        ("checkpoint: {resume_args: --resume}", "checkpoint.resume_args: must be arguments with {path} in them"),
+        ("checkpoint: {resume_args: ' '}", "checkpoint.resume_args: must be arguments, such as"),
         ("logs: {unbuffered: maybe}", "logs.unbuffered: must be true or false, not maybe"),
         ("backend: ssh", "job.yaml: ssh: backend ssh needs ssh.hosts or ssh.hosts_file"),
         ("backend: ssh\nssh: {hosts_file: hosts}", "ssh.hosts_file: no file hosts in DIR"),

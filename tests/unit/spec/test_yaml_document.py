@@ -184,6 +184,28 @@ def test_an_override_is_put_in_and_known_by_its_argument() -> None:
     assert document.where("a.c") == "job.yaml:1: a.c"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "*",
+        "*.pt",
+        "&x",
+        "!x",
+        "%x",
+        "@x",
+        "`x`",
+        "#x",
+        "[0-9]*.pt",
+        "{job_dir}/code/x.pt",
+        "{attempt}",
+        "*'\"\\ x: y",
+    ],
+)
+def test_an_override_that_can_only_be_text_is_text(text: str) -> None:
+    document = overridden(f"c.path={text}")
+    assert (document.data["c"], document.faults) == ({"path": text}, [])
+
+
 def test_an_override_leaves_what_an_alias_shares_alone() -> None:
     assert overridden("a.b=9").data["d"] == {"b": "1", "c": "2"}
 

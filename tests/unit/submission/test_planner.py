@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.core import codec
 from orchestrator.core.errors import UserError
+from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.jobdir.plan import Plan, PlannedNode, PlannedPool, PlannedSsh
 from orchestrator.core.jobdir.rank_env import node_env
 from orchestrator.spec.hosts import Host
@@ -18,6 +19,7 @@ from orchestrator.submission import planner
 from orchestrator.submission.planner import Inventory
 from tests.support import jobs
 
+JOB = JobDir.at(jobs.ROOT)
 PYTHON = "/opt/venv/bin/python"
 LAB = (Host("gpu1", 8, None, "10.0.0.1"), Host("gpu2", 8), Host("gpu3", 4), Host("cpu1", None, 16))
 
@@ -147,7 +149,7 @@ def test_a_job_for_slurm_is_a_pool_without_hosts() -> None:
 def test_on_slurm_ranks_have_the_submitters_environment_but_for_his_gpus() -> None:
     node = PlannedNode("n1", "n1", "", (), ())
     outer = {"HF_HOME": "/data", "CUDA_VISIBLE_DEVICES": "7", "ROCR_VISIBLE_DEVICES": "7"}
-    assert node_env(jobs.plan(backend="slurm"), node, outer, {}) == {"HF_HOME": "/data"}
+    assert node_env(jobs.plan(backend="slurm"), JOB, node, outer, {}) == {"HF_HOME": "/data"}
 
 
 def test_accelerates_environment_is_the_last_setup_line_by_the_jobs_python() -> None:

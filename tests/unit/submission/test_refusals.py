@@ -15,7 +15,7 @@ from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.spec.load import load
 from orchestrator.submission import refusals, submit
 from orchestrator.submission.snapshot import Snapshot
-from tests.support import folders
+from tests.support import folders, jobs
 
 SPEC = "name: gpt\nprocs_per_node: 2\n"
 
@@ -136,9 +136,10 @@ def test_a_path_that_is_no_checkpoint_is_refused(tmp_path: Path, named: str, sai
 
 def test_a_checkpoint_may_be_one_that_the_glob_finds_or_that_looks_like_one(tmp_path: Path) -> None:
     job = _ended(tmp_path)
-    assert refusals.existing(job, "good.pt", "*") == job.checkpoints / "good.pt"
-    assert refusals.existing(job, "step-5", "step-*") == job.checkpoints / "step-5"
-    assert refusals.existing(job, str(tmp_path / "other.ckpt"), "*") == tmp_path / "other.ckpt"
+    every, numbered = jobs.plan(), jobs.plan(checkpoint={"path": "step-*"})
+    assert refusals.existing(job, "good.pt", every) == job.checkpoints / "good.pt"
+    assert refusals.existing(job, "step-5", numbered) == job.checkpoints / "step-5"
+    assert refusals.existing(job, str(tmp_path / "other.ckpt"), every) == tmp_path / "other.ckpt"
 
 
 @pytest.mark.parametrize("override", ["workdir=.", "snapshot.limit_mb=5", "ssh.sync=data/", " workdir = x"])

@@ -335,17 +335,20 @@ def test_checkpoints_and_findings_are_those_that_were_looked_at() -> None:
     golden.check("checkpoints.txt", cells.plain(tables.checkpoints(listed)))
     assert cells.plain(tables.checkpoints([])) == "no checkpoints yet\n"
     found = [
-        {"what": "plan", "ok": True, "found": "4 ranks on 2 nodes, on CPUs", "fix": ""},
-        {"what": "space", "ok": False, "found": "0.1 GB free at /home", "fix": "free some space"},
+        {"what": "plan", "found": "4 ranks on 2 nodes, on CPUs", "fix": "", "severity": "ok"},
+        {"what": "space", "found": "0.1 GB free at /home", "fix": "free some space", "severity": "error"},
+        {"what": "clock", "found": "n1: its clock is 9 s behind", "fix": "use chrony", "severity": "warning"},
+        {"what": "clock", "found": "n2: its clock is 9 s behind", "fix": "use chrony", "severity": "warning"},
+        {"what": "aside", "found": "n3 is set aside", "fix": "", "severity": "note"},
     ]
     golden.check("findings.txt", cells.plain(tables.findings(found)))
 
 
 def test_what_is_wrong_alike_with_several_hosts_is_one_finding() -> None:
-    fault = {"what": "host", "ok": False, "fix": "lower gpus_per_node"}
+    fault = {"what": "host", "severity": "error", "fix": "lower gpus_per_node"}
     found = [
         {**fault, "found": "n0: it has 0 GPUs"},
-        {**fault, "found": "n1: it has 2 GPUs", "ok": True, "fix": ""},
+        {**fault, "found": "n1: it has 2 GPUs", "severity": "ok", "fix": ""},
         {**fault, "found": "n2: it has 0 GPUs"},
     ]
     lines = cells.plain(tables.findings(found)).splitlines()

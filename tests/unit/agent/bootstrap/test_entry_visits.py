@@ -6,13 +6,14 @@ import fcntl
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from orchestrator.agent.bootstrap import job_folder
 from orchestrator.backends.api import LaunchError
-from orchestrator.backends.ssh.launch import Code, clean_up, launch_agent, reach, survey
+from orchestrator.backends.ssh.launch import Code, clean_up, launch_agent, reach, survey, visiting
 from orchestrator.core.host import procfs
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.core.wire import bootstrap as w
@@ -45,17 +46,31 @@ def test_a_survey_tells_what_there_is_and_leaves_nothing(host: FakeHost) -> None
     assert found.host.root == str(host.home / ".orch/jobs/x") and found.host.fault == ""
     assert found.host.cores == os.cpu_count() and found.host.free_bytes > 0
     assert "lo" in found.host.interfaces
-    assert found.host.program == ".venv/bin/python" and "snapshot" in found.host.torch
+    assert found.host.program == ".venv/bin/python"
     assert list(host.home.iterdir()) == []
 
 
-def test_a_survey_says_which_torch_the_ranks_would_have(host: FakeHost, tmp_path: Path) -> None:
-    python = fake_host.program(tmp_path, "py", "#!/bin/sh\necho noise; echo torch 9.9.9\n")
-    broken = fake_host.program(
-        tmp_path, "no", "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n"
-    )
-    assert survey(host, fake_host.launcher(), "~/x/jobs/y", (str(python),)).host.torch == "9.9.9"
-    assert "No module named" in survey(host, fake_host.launcher(), "~/x/jobs/y", (str(broken),)).host.torch
+def test_a_visit_answers_steps_until_it_ends_and_leaves_nothing(host: FakeHost, tmp_path: Path) -> None:
+    answer = '{"python": "3.11.7", "torch": "9.9.9", "missing": [{"module": "m", "file": "t.py", "line": 3}]}'
+    python = fake_host.program(tmp_path, "py", f"#!/bin/sh\ncat >/dev/null; echo noise; echo '{answer}'\n")
+    broken = fake_host.program(tmp_path, "no", "#!/bin/sh\necho 'libpython is missing' >&2; exit 1\n")
+    with visiting(host, fake_host.launcher(), "~/x/jobs/y", (str(python),)) as visit:
+        assert visit.survey.host.program == str(python)
+        before = time.time()
+        assert before <= visit.ask(w.ReadClock(), w.ClockRead, 10).clock_s <= time.time()
+        for program, torch, fault in ((str(python), "9.9.9", ""), (str(broken), "", "libpython is missing")):
+            step = w.GatherFacts(program, {}, (), (), ("~/x",), (), False)
+            facts = visit.ask(step, w.FactsGathered, 30).facts
+            assert facts.program is not None
+            assert (facts.program.torch, facts.program.fault) == (torch, fault)
+            assert facts.folders[0].path == str(host.home / "x") and not facts.folders[0].fault
+        opened = visit.ask(w.OpenPorts("t", None), w.PortsOpened, 10)
+        step2 = w.MeasurePeer(("127.0.0.1",), opened.ports, "t", 0.05)
+        link = visit.ask(step2, w.PeerMeasured, 10)
+        assert (link.address, link.faults) == ("127.0.0.1", ("", "")) and link.bytes_per_s > 0
+        other = w.MeasurePeer(("127.0.0.1",), opened.ports, "another token", 0.05)
+        assert visit.ask(other, w.PeerMeasured, 10).faults[0].endswith("another machine answered")
+    assert list(host.home.iterdir()) == []
 
 
 def test_a_survey_names_a_folder_that_cannot_be_made(host: FakeHost) -> None:

@@ -7,6 +7,7 @@ import pytest
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.scheduling.repeated_failure import ALIKE_MAX
+from orchestrator.core import observations
 from tests.support.brain_story import Story, none_of, only
 
 TEN = ("step-000010.pt", 10)
@@ -236,3 +237,25 @@ def test_what_does_not_arrive_after_its_attempt_leaves_what_is_at_home_too() -> 
     story.hear(_coming(2, "step-10"), e.CheckpointInvalidated(0.0, "n0", 1, "step-10"))
     assert story.brain.facts.checkpoint == d.Checkpoint("step-10", 10)
     assert "step-10" in story.brain.facts.fetching, "the present attempt's is still on its way"
+
+
+def _outside(story: Story, attempt: int, node: str, name: str, steps: int, own_disk: bool) -> None:
+    file = observations.SavedFile(f"code/{name}", "{job_dir}/code/*.pt")
+    story.hear(e.SavedOutside(0.0, node, attempt, file, steps, 1.0, own_disk))
+
+
+def test_what_is_saved_outside_is_remembered_and_never_started_from() -> None:
+    story = Story(2)
+    story.run()
+    _outside(story, 1, "n0", "1.pt", 10, False)
+    _outside(story, 1, "n1", "2.pt", 20, False)
+    assert [(saved.file.path, saved.step) for saved in story.brain.facts.saved_outside] == [("code/2.pt", 20)]
+    _outside(story, 1, "n0", "3.pt", 30, True)
+    assert [saved.file.path for saved in story.brain.facts.saved_outside] == ["code/2.pt", "code/3.pt"]
+    story.hear(story.exited(0, 1))
+    begun = only(story.stop_all(), d.BeginAttempt)
+    assert begun.resume is None
+    assert begun.why.endswith("from the beginning, unless the script goes on by itself from code/3.pt")
+    story.run(2)
+    _outside(story, 2, "n0", "4.pt", 5, True)
+    assert story.brain.facts.saved_outside[-1].step is None, "the script may have gone on from step 30"

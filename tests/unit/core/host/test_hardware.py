@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.host import hardware
-from orchestrator.core.settings.host_facts import GpuPlace, NumaNode, RdmaPort
+from orchestrator.core.settings.hardware_facts import GpuPlace, NumaNode, RdmaPort
 
 MATRIX = """\t\x1b[4mGPU0\tGPU1\tGPU2\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
 GPU0\t X \tNV18\tNV18\tPXB\t0-47,96-143\t0\t\tN/A

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.settings.host_facts import GpuPlace, HostFacts, NetInterface, NumaNode, RdmaPort
+from orchestrator.core.settings.hardware_facts import (
+    GpuPlace,
+    HardwareFacts,
+    NetInterface,
+    NumaNode,
+    RdmaPort,
+)
 from orchestrator.core.settings.rank_settings import (
     Environments,
     RankRequest,
@@ -18,11 +24,11 @@ from orchestrator.core.settings.rank_settings import (
     to_set,
 )
 
-LAPTOP = HostFacts(cpus=8, cores=4, interfaces=(NetInterface("wlan0", "192.168.1.7", 0),))
+LAPTOP = HardwareFacts(cpus=8, cores=4, interfaces=(NetInterface("wlan0", "192.168.1.7", 0),))
 GPUS = tuple(GpuPlace(f"0000:{bus:02x}:00.0", bus // 4) for bus in range(8))
 PORTS = tuple(RdmaPort(f"mlx5_{number}", 1, "ACTIVE", "400 Gb/sec (4X NDR)", False) for number in range(4))
 DOWN = RdmaPort("mlx5_4", 1, "DOWN", "10 Gb/sec (4X SDR)", False)
-DGX = HostFacts(
+DGX = HardwareFacts(
     cpus=192, cores=96, numa=(NumaNode(0, "0-47,96-143"), NumaNode(1, "48-95,144-191")), gpus=GPUS,
     gpu_links="NV18 between all 8 GPUs", rdma=(*PORTS, DOWN), interfaces=(NetInterface("eth0", "10.0.0.1", 25_000),),
 )  # fmt: skip
@@ -36,7 +42,7 @@ NOTHING = Environments({}, {}, {})
 
 
 def _by_name(
-    facts: HostFacts | None, request: RankRequest, given: Environments = NOTHING
+    facts: HardwareFacts | None, request: RankRequest, given: Environments = NOTHING
 ) -> dict[str, Setting]:
     decided = settings(facts, request, given)
     names = [one.name for one in decided]
@@ -85,7 +91,7 @@ def test_a_laptop_gets_its_loopback_and_no_word_about_gpus() -> None:
     ],
 )  # fmt: skip
 def test_a_rank_gets_its_share_of_the_cores(
-    facts: HostFacts, request_: dict[str, Any], threads: str, reason: str
+    facts: HardwareFacts, request_: dict[str, Any], threads: str, reason: str
 ) -> None:
     decided = _by_name(facts, RankRequest(**request_))["OMP_NUM_THREADS"]
     assert (decided.value, decided.reason) == (threads, reason)

@@ -46,7 +46,7 @@ class NetInterface:
 
 
 @dataclass(frozen=True, slots=True)
-class HostFacts:
+class HardwareFacts:
     """What a host has for ranks, and what its environment sets already."""
 
     # Logical CPUs that the process may run on, and the physical cores among them

@@ -1,0 +1,95 @@
+"""GPUs of this node by nvidia-smi: models, driver, ECC errors, lowered clocks, and who uses their memory; Xids from the kernel."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from orchestrator.core.host import gpus, procfs
+from orchestrator.core.host_facts import UNKNOWN, GpuFacts, GpuUser
+
+NVIDIA_SMI_S_MAX = 15.0
+DMESG_S_MAX = 5.0
+XIDS_MAX = 5
+COMMAND_CHARS_MAX = 100
+
+_BASICS = ("index", "uuid", "name", "driver_version", "memory.total", "ecc.errors.uncorrected.volatile.total")
+_SLOWDOWNS = {
+    "clocks_throttle_reasons.hw_thermal_slowdown": "it is too hot",
+    "clocks_throttle_reasons.hw_power_brake_slowdown": "its power supply brakes it",
+    "clocks_throttle_reasons.sw_thermal_slowdown": "the driver keeps it from getting too hot",
+}
+"""Reasons for lower clocks that are faults; being idle or at the power limit are none."""
+
+
+class GpuHealth:
+    """What nvidia-smi and the kernel say; empty where there is no nvidia-smi."""
+
+    def __init__(self) -> None:
+        self.gpus: tuple[GpuFacts, ...] = ()
+        self.users: tuple[GpuUser, ...] = ()
+        self.fault = ""
+        self.xids: tuple[str, ...] = ()
+
+
+def read() -> GpuHealth:
+    """Ask nvidia-smi and the kernel's log, each within its limit."""
+    health, tool = GpuHealth(), gpus.program()
+    if tool is None:
+        return health
+    try:
+        table = _query(tool, "gpu", (*_BASICS, *_SLOWDOWNS)) or _query(tool, "gpu", _BASICS)
+        if not table:
+            health.fault = f"`{tool} --query-gpu` fails: {_last_words(tool)}"
+            return health
+        health.gpus = tuple(_gpu(row) for row in table if len(row) >= len(_BASICS))
+        apps = _query(tool, "compute-apps", ("pid", "gpu_uuid", "used_memory"))
+    except gpus.GpuError as err:
+        health.fault = str(err)
+        return health
+    health.users = tuple(_user(row) for row in apps if len(row) == 3 and row[0].isdigit())
+    health.xids = _xids()
+    return health
+
+
+def _query(tool: str, what: str, fields: Sequence[str]) -> list[list[str]]:
+    """Return a table of nvidia-smi, empty when it refuses: an older driver does not know every field."""
+    options = (f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits")
+    done = gpus.run(tool, *options, limit_s=NVIDIA_SMI_S_MAX)
+    return gpus.rows(done.stdout) if done.returncode == 0 else []
+
+
+def _last_words(tool: str) -> str:
+    done = gpus.run(tool, "-L", limit_s=NVIDIA_SMI_S_MAX)
+    return " ".join((done.stdout + done.stderr).split())[:300] or f"code {done.returncode}"
+
+
+def _gpu(row: Sequence[str]) -> GpuFacts:
+    index, uuid, model, driver, memory, ecc = row[: len(_BASICS)]
+    active = zip(_SLOWDOWNS.values(), row[len(_BASICS) :], strict=False)
+    slowdowns = tuple(why for why, state in active if state == "Active")
+    return GpuFacts(index, uuid, model, driver, _number(memory), _number(ecc), slowdowns)
+
+
+def _user(row: Sequence[str]) -> GpuUser:
+    pid = int(row[0])
+    command = procfs.text(procfs.PROC / str(pid) / "cmdline").replace("\0", " ").strip()
+    return GpuUser(pid, row[1], _number(row[2]), command[:COMMAND_CHARS_MAX])
+
+
+def _number(text: str) -> int:
+    """Return a number of nvidia-smi; UNKNOWN for `[N/A]`."""
+    return int(text) if text.isdigit() else UNKNOWN
+
+
+def _xids() -> tuple[str, ...]:
+    """Return the last Xid lines of the kernel's log, where this user may read it."""
+    try:
+        done = subprocess.run(
+            ["dmesg"], stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+            timeout=DMESG_S_MAX, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return ()
+    found = [line.strip()[:200] for line in done.stdout.splitlines() if "NVRM: Xid" in line]
+    return tuple(found[-XIDS_MAX:])

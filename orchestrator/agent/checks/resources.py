@@ -1,0 +1,114 @@
+"""Resources of this node: kernel, memory, shared memory, limits of a process, folders, and names that resolve.
+
+Only what the kernel says at once, and look-ups of names within `LOOK_UP_S_MAX`; a folder is written to and left as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import tempfile
+import threading
+from pathlib import Path
+
+from orchestrator.core.host import procfs
+from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts
+
+LOOK_UP_S_MAX = 3.0
+"""How long all look-ups of names together may take."""
+
+WRITE_TEST_BYTES = 4096
+
+_SHM = Path("/dev/shm")
+_CGROUP = Path("/sys/fs/cgroup")
+_V1_UNLIMITED = 1 << 60
+"""Version 1 writes a limit that is none as the largest number of pages."""
+
+
+def memory_bytes() -> int:
+    """Return the size of this host's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cgroup_bytes() -> int:
+    """Return the smallest memory limit of the cgroups around this process, UNKNOWN without one.
+
+    Version 2 has one line `0::PATH` in /proc/self/cgroup, version 1 a line for each controller (`man 7 cgroups`).
+    """
+    smallest = UNLIMITED
+    for line in procfs.text(procfs.PROC / "self" / "cgroup").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (_CGROUP / "memory", "memory.limit_in_bytes") if controllers else (_CGROUP, "memory.max")
+        inner = top / path.lstrip("/")
+        for folder in (inner, *inner.parents):
+            text = procfs.text(folder / name).strip()
+            if text.isdigit():
+                smallest = min(smallest, int(text))
+            if folder == top:
+                break
+    return smallest if smallest < _V1_UNLIMITED else UNKNOWN
+
+
+def shm() -> tuple[int, int]:
+    """Return the size of /dev/shm and what is free of it; UNKNOWN where there is none."""
+    try:
+        disk = os.statvfs(_SHM)
+    except OSError:
+        return UNKNOWN, UNKNOWN
+    return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+
+
+def soft_limit(kind: int) -> int:
+    """Return a soft limit of this process, which the ranks inherit."""
+    limit = resource.getrlimit(kind)[0]
+    return UNLIMITED if limit == resource.RLIM_INFINITY else limit
+
+
+def has_infiniband() -> bool:
+    """Tell whether this host has an InfiniBand or RoCE device."""
+    with contextlib.suppress(OSError):
+        return any(Path("/sys/class/infiniband").iterdir())
+    return False
+
+
+def folder(written: str) -> FolderFacts:
+    """Return a folder's disk, and why it cannot be written to. `written` may begin with `~`, and need not exist."""
+    path = Path(written).expanduser().absolute()
+    nearest = next(part for part in (path, *path.parents) if part.exists() or part == part.parent)
+    try:
+        disk = os.statvfs(nearest)
+    except OSError as err:
+        return FolderFacts(str(path), f"{nearest}: {err.strerror}", UNKNOWN, UNKNOWN)
+    fault = ""
+    try:
+        with tempfile.TemporaryFile(dir=nearest) as file:
+            file.write(bytes(WRITE_TEST_BYTES))
+    except OSError as err:
+        fault = f"{nearest}: {(err.strerror or str(err)).lower()}"
+    inodes = disk.f_favail if disk.f_files else UNKNOWN
+    return FolderFacts(str(path), fault, disk.f_bavail * disk.f_frsize, inodes)
+
+
+def unresolved(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that cannot be looked up in time, each with the reason."""
+    failures: dict[str, str] = dict.fromkeys(names, f"no answer within {LOOK_UP_S_MAX:g} s")
+
+    def look_up(name: str) -> None:
+        try:
+            socket.getaddrinfo(name, None)
+        except OSError as err:
+            failures[name] = err.strerror or str(err)
+        else:
+            del failures[name]
+
+    threads = [threading.Thread(target=look_up, args=(name,), daemon=True) for name in failures]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LOOK_UP_S_MAX / len(threads))
+    return tuple(f"{name}: {why}" for name, why in dict(failures).items())

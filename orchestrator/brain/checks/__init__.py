@@ -1,0 +1,1 @@
+"""Judgement of a check: facts of all nodes in, findings out."""

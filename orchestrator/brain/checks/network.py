@@ -1,0 +1,148 @@
+"""Links between nodes: which pairs are measured when, and which links or nodes are cut off or slow.
+
+Pairs of one round have no node in common, so that they do not disturb each other. A link is slow when it is slow against
+the median of all others, both by factor and by an amount that matters; before it is named, it is measured once more
+while nothing else is.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from orchestrator.brain.checks.finding import Finding, error, note, warning
+
+SLOW_FACTOR = 4.0
+"""A link with less than this part of the median throughput is slow."""
+
+LATE_FACTOR = 10.0
+LATE_S_MIN = 0.010
+"""A link with so many times the median round trip, and this much more than it, is slow: a busy machine needs milliseconds."""
+
+LINKS_MIN = 3
+"""With fewer links there is no median to compare with."""
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A link as one of its ends has measured it; `faults`: of the rendezvous port, and of one that the kernel chose."""
+
+    address: str
+    rtt_s: float
+    bytes_per_s: float
+    faults: tuple[str, ...]
+
+    @property
+    def is_cut(self) -> bool:
+        return any(self.faults)
+
+
+def rounds(nodes: Sequence[str]) -> list[list[Pair]]:
+    """Return every pair of nodes once, in rounds of disjoint pairs: a round-robin tournament by the circle method."""
+    places = {node: place for place, node in enumerate(nodes)}
+    ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    half = len(ring) // 2
+    schedule = []
+    for _ in range(len(ring) - 1):
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        met = [(one, other) for one, other in pairs if one is not None and other is not None]
+        schedule.append([pair if places[pair[0]] < places[pair[1]] else pair[::-1] for pair in met])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return schedule
+
+
+def slow(links: Mapping[Pair, Link]) -> list[Pair]:
+    """Return the links that are slow against the median of the whole ones; a link is looked at from its dialling end."""
+    whole = {pair: link for pair, link in links.items() if not link.is_cut and link.bytes_per_s}
+    if len(whole) < LINKS_MIN:
+        return []
+    rate = statistics.median(link.bytes_per_s for link in whole.values())
+    rtt_s = statistics.median(link.rtt_s for link in whole.values())
+    late_s = max(rtt_s * LATE_FACTOR, rtt_s + LATE_S_MIN)
+    return [
+        pair for pair, link in whole.items() if link.bytes_per_s * SLOW_FACTOR < rate or link.rtt_s > late_s
+    ]
+
+
+def findings(links: Mapping[Pair, Link], pairs_left: int) -> Iterator[Finding]:
+    """Yield what is wrong with the links, measured from both ends; a node before the links that it explains."""
+    yield from _cut(links)
+    yield from _slow(links)
+    if pairs_left:
+        yield note("network", (), f"{pairs_left} pairs of nodes were not measured: the time for it was over")
+
+
+def _cut(links: Mapping[Pair, Link]) -> Iterator[Finding]:
+    cut = {pair: link for pair, link in links.items() if link.is_cut}
+    alone = _common(cut, links)
+    for node in alone:
+        mine = {pair: link for pair, link in cut.items() if node in pair}
+        yield _cut_finding([node], mine, f"no other node and {node} reach each other")
+    rest = {pair: link for pair, link in cut.items() if not set(pair) & set(alone)}
+    shown: set[frozenset[str]] = set()
+    for pair, link in rest.items():
+        if frozenset(pair) in shown:
+            continue
+        shown.add(frozenset(pair))
+        one, other = pair
+        both = (other, one) in rest or (other, one) not in links
+        found = f"{one} and {other} do not reach each other" if both else f"{one} does not reach {other}"
+        yield _cut_finding(pair, {pair: link}, found)
+
+
+def _cut_finding(nodes: Sequence[str], links: Mapping[Pair, Link], found: str) -> Finding:
+    """Return a finding with the first reason, and the fix for what is blocked: one kind of port, or all."""
+    rendezvous = any(link.faults[0] for link in links.values())
+    others = any(any(link.faults[1:]) for link in links.values())
+    why = next(fault for link in links.values() for fault in link.faults if fault)
+    if rendezvous and others:
+        fix = (
+            "open the TCP ports between the nodes, or name a network that they share in rendezvous.interface"
+        )
+    elif rendezvous:
+        found += " on the port of the rendezvous"
+        fix = "open 20000 to 29999 between the nodes, or set rendezvous.port to one that is open"
+    else:
+        found += " on the ports that gloo and NCCL use"
+        fix = "open 32768 to 60999 between the nodes (net.ipv4.ip_local_port_range), or name another network in rendezvous.interface"
+    return error("network", nodes, f"{found}: {why}", fix)
+
+
+def _slow(links: Mapping[Pair, Link]) -> Iterator[Finding]:
+    bad = {pair: links[pair] for pair in slow(links)}
+    whole = {pair: link for pair, link in links.items() if not link.is_cut and link.bytes_per_s}
+    if not bad:
+        return
+    usual = Link(
+        "", statistics.median(one.rtt_s for one in whole.values()),
+        statistics.median(one.bytes_per_s for one in whole.values()), (),
+    )  # fmt: skip
+    fix = "look at cable, switch port and duplex (ethtool), or leave it out"
+    alone = _common(bad, whole)
+    for node in alone:
+        worst = min((link for pair, link in bad.items() if node in pair), key=lambda one: one.bytes_per_s)
+        yield warning("network", [node], f"every link of {node} is slow: {_speed(worst, usual)}", fix)
+    for (one, other), link in bad.items():
+        if one not in alone and other not in alone:
+            yield warning(
+                "network", (one, other), f"the link from {one} to {other} is slow: {_speed(link, usual)}", fix
+            )
+
+
+def _speed(link: Link, usual: Link) -> str:
+    return (
+        f"{link.bytes_per_s / 1e6:.0f} MB/s and {link.rtt_s * 1000:.2g} ms, "
+        f"the median of all links is {usual.bytes_per_s / 1e6:.0f} MB/s and {usual.rtt_s * 1000:.2g} ms"
+    )
+
+
+def _common(bad: Mapping[Pair, Link], measured: Mapping[Pair, Link]) -> list[str]:
+    """Return the nodes all of whose links are bad, in one direction at least, where other nodes have good ones."""
+    nodes = list(dict.fromkeys(node for pair in measured for node in pair))
+    links_bad = {frozenset(pair) for pair in bad}
+    good = {node for pair in measured if frozenset(pair) not in links_bad for node in pair}
+    lonely = [node for node in nodes if node not in good]
+    return lonely if len(nodes) > 2 and len(lonely) < len(nodes) else []

@@ -1,0 +1,182 @@
+"""What is wrong with one node: its resources, its GPUs, its Python and torch, and the job's code under that Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orchestrator.brain.checks.finding import Finding, error, size, warning
+from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts, HostFacts, ProgramFacts
+
+KERNEL_MIN = (5, 5)
+"""Accelerate warns that older kernels can make a job hang."""
+
+SHM_BYTES_MIN = 256 << 20
+"""Workers of a DataLoader hand their batches over in /dev/shm, and NCCL keeps its buffers there; containers get 64 MiB."""
+
+OPEN_FILES_MIN = 1024
+PROCESSES_MIN = 1024
+RANK_BYTES_MIN = 1 << 30
+"""Memory that a rank needs for torch alone, and something."""
+
+INODES_MIN = 1000
+CHECKPOINTS_HELD = 2
+"""A new checkpoint is written while the one before it is still there."""
+
+CLOCK_S_MAX = 5.0
+"""Clocks that differ by more make logs and files of several nodes hard to compare."""
+
+MISSING_SHOWN_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a job wants of each node; `setup`: its setup lines may still install what is missing."""
+
+    ranks_each: int
+    gpus_each: int
+    has_setup: bool
+    # Size of its last checkpoint, UNKNOWN without one
+    checkpoint_bytes: int
+
+
+def findings(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    """Yield what is wrong with a node, errors of one kind before the next."""
+    if facts.program is not None:
+        yield from _program(name, facts.program, facts, job)
+    for folder in facts.folders:
+        yield from _folder(name, folder, job)
+    yield from _resources(name, facts, job)
+    yield from _gpus(name, facts)
+
+
+def clock(name: str, offset_s: float, uncertainty_s: float) -> Iterator[Finding]:
+    """Yield a clock that differs from this machine's by more than `CLOCK_S_MAX`, beyond what the way there may cost."""
+    if abs(offset_s) - uncertainty_s > CLOCK_S_MAX:
+        found = f"its clock is {abs(offset_s):.0f} s {'ahead' if offset_s > 0 else 'behind'}"
+        yield warning("clock", [name], found, "let chrony or systemd-timesyncd keep its clock")
+
+
+def _program(name: str, program: ProgramFacts, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    if program.fault:
+        fix = "try it by hand, or name another interpreter in python:"
+        yield error("python", [name], f"the ranks' Python cannot be used: {program.fault}", fix)
+        return
+    yield from code(name, program, job.has_setup)
+    seen = program.gpus
+    if job.gpus_each and program.torch and UNKNOWN != seen < len(facts.gpus):
+        found = f"torch {program.torch} sees {seen} of {len(facts.gpus)} GPUs"
+        yield error("gpus", [name], found, "install a torch that is built for this driver's CUDA")
+
+
+def code(name: str, program: ProgramFacts, has_setup: bool) -> Iterator[Finding]:
+    """Yield what the ranks' Python says of the job's code. What setup lines or the code itself may still provide, when it
+    is missing, is no error."""
+    if program.syntax:
+        yield error(
+            "script", [name], program.syntax, f"mend the script, or use another Python than {program.python}"
+        )
+    for missing in program.missing[:MISSING_SHOWN_MAX]:
+        found = f"{missing.file}:{missing.line}: no module named {missing.module}"
+        if has_setup:
+            fix = "see that the setup lines, which a check does not run, provide it"
+            yield warning("import", [name], f"{found}, before the setup lines", fix)
+        elif program.changes_path:
+            fix = "see that it lies where the code looks"
+            yield warning("import", [name], f"{found}, unless {program.changes_path} makes it found", fix)
+        else:
+            fix = "install it there, or name another interpreter in python:"
+            yield error("import", [name], found, fix)
+
+
+def _folder(name: str, folder: FolderFacts, job: Job) -> Iterator[Finding]:
+    if folder.fault:
+        fix = "make it writable for this user, or name another place in checkpoint.path or ssh.remote_dir"
+        yield error("folder", [name], f"{folder.path} cannot be written to: {folder.fault}", fix)
+        return
+    wanted = job.checkpoint_bytes * CHECKPOINTS_HELD
+    if UNKNOWN != folder.free_bytes < wanted:
+        found = (
+            f"{size(folder.free_bytes)} free in {folder.path}, and the last checkpoint had {size(job.checkpoint_bytes)} "
+            f"({size(wanted)} are needed while it is replaced)"
+        )
+        yield warning("disk", [name], found, "free some space there, or name a larger disk")
+    if UNKNOWN != folder.free_inodes < INODES_MIN:
+        found = f"{folder.free_inodes} more files fit into {folder.path}: its disk is out of inodes"
+        yield warning("disk", [name], found, "remove files there, or name another disk")
+
+
+def _resources(name: str, facts: HostFacts, job: Job) -> Iterator[Finding]:
+    if (kernel := _version(facts.kernel)) and kernel < KERNEL_MIN:
+        found = f"its kernel {facts.kernel} is older than 5.5, with which Accelerate has seen jobs hang"
+        yield warning("kernel", [name], found, "install a newer kernel")
+    if UNKNOWN != facts.shm_bytes < SHM_BYTES_MIN:
+        found = f"/dev/shm has {size(facts.shm_bytes)}: workers of a DataLoader hand batches over there"
+        yield warning(
+            "shm", [name], found, "enlarge it (in a container: --shm-size=8g), or use num_workers=0"
+        )
+    elif UNKNOWN != facts.shm_free_bytes < SHM_BYTES_MIN:
+        found = f"/dev/shm has {size(facts.shm_free_bytes)} free of {size(facts.shm_bytes)}"
+        yield warning("shm", [name], found, "remove what earlier jobs have left there: ls -l /dev/shm")
+    wanted = job.ranks_each * RANK_BYTES_MIN
+    if UNKNOWN != facts.cgroup_bytes < min(wanted, facts.memory_bytes):
+        found = f"a cgroup limits its memory to {size(facts.cgroup_bytes)}, for {job.ranks_each} ranks"
+        yield warning("memory", [name], found, "raise the limit of the user's slice or container")
+    yield from _limits(name, facts)
+    if facts.unresolved:
+        found = f"names that it cannot look up: {'; '.join(facts.unresolved)}"
+        yield warning(
+            "names", [name], found, "add them to its /etc/hosts: gloo and torch look up the host's own name"
+        )
+
+
+def _limits(name: str, facts: HostFacts) -> Iterator[Finding]:
+    where = "raise it in /etc/security/limits.conf there, and log in again"
+    if facts.open_files_max < OPEN_FILES_MIN:
+        found = f"a process may open only {facts.open_files_max} files (ulimit -n)"
+        yield warning("ulimit", [name], found, where)
+    if facts.processes_max < PROCESSES_MIN:
+        found = f"the user may have only {facts.processes_max} processes and threads (ulimit -u)"
+        yield warning("ulimit", [name], found, where)
+    if facts.has_infiniband and facts.locked_bytes_max < UNLIMITED:
+        found = f"a process may lock only {size(facts.locked_bytes_max)} of memory (ulimit -l), which InfiniBand needs"
+        yield warning("ulimit", [name], found, where)
+
+
+def _gpus(name: str, facts: HostFacts) -> Iterator[Finding]:
+    if facts.gpu_fault:
+        yield error("gpus", [name], facts.gpu_fault, "see why with nvidia-smi there, or reload the driver")
+    indices = {gpu.uuid: gpu.index for gpu in facts.gpus}
+    for user in facts.gpu_users:
+        who = f"pid {user.pid}" + (f" ({user.command})" if user.command else "")
+        found = f"GPU {indices.get(user.uuid, user.uuid)}: {who} uses {max(user.memory_mib, 0)} MiB"
+        yield warning("gpus", [name], found, "wait for it, end it, or use other GPUs by CUDA_VISIBLE_DEVICES")
+    for gpu in facts.gpus:
+        if gpu.ecc_errors > 0:
+            found = f"GPU {gpu.index} ({gpu.model}) has {gpu.ecc_errors} uncorrected ECC errors since its driver was loaded"
+            yield warning(
+                "gpus",
+                [name],
+                found,
+                "reset the GPU (nvidia-smi -r) or reboot; if they come back, replace it",
+            )
+        for why in gpu.slowdowns:
+            found = f"GPU {gpu.index} ({gpu.model}) runs at lowered clocks: {why}"
+            yield warning(
+                "gpus", [name], found, "see nvidia-smi -q -d PERFORMANCE; look at cooling and power"
+            )
+    if facts.xids:
+        found = f"its kernel reports failures of a GPU, the last one: {facts.xids[-1]}"
+        yield warning(
+            "gpus", [name], found, "look the Xid up in NVIDIA's list; most want a reset or a reboot"
+        )
+
+
+def _version(kernel: str) -> tuple[int, int] | None:
+    """Return the first two numbers of a kernel's release, None where there are none."""
+    words = kernel.split("-")[0].split(".")
+    return (
+        (int(words[0]), int(words[1]))
+        if len(words) > 1 and words[0].isdigit() and words[1].isdigit()
+        else None
+    )

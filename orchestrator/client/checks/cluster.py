@@ -1,0 +1,336 @@
+"""A check of all hosts together: clocks, facts, links in rounds, an all-reduce, and a bisection where it fails.
+
+Each stage leaves out the hosts that an earlier one has found unusable. The whole is bounded by the limits named here.
+"""
+
+from __future__ import annotations
+
+import secrets
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.backends.api import LaunchError
+from orchestrator.brain.checks import bisect, network, node, sameness
+from orchestrator.brain.checks.finding import Finding, Severity, error, names, note
+from orchestrator.brain.checks.network import Link, Pair
+from orchestrator.client.checks.visits import Visits, apart
+from orchestrator.core.host_facts import HostFacts, Source
+from orchestrator.core.observations import Address
+from orchestrator.core.text import counted
+from orchestrator.core.wire import bootstrap as w
+
+CLOCK_READINGS = 3
+FACTS_S_MAX = 150.0
+"""Facts may have to import torch, from a disk that is cold."""
+
+LINK_S_MAX = 30.0
+SEND_S = 0.3
+NETWORK_S_MAX = 90.0
+"""No new round of links begins after that."""
+
+AGAIN_MAX = 8
+"""How many cut or slow links are measured once more."""
+
+REDUCE_S_MAX = 90.0
+BISECT_S_MAX = 300.0
+"""No new trial begins after that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What is asked of the hosts for a job."""
+
+    job: node.Job
+    # The ranks' Python by host, empty where it is not asked
+    programs: Mapping[str, str]
+    env: dict[str, str]
+    sources: tuple[Source, ...]
+    own: tuple[str, ...]
+    folders: tuple[str, ...]
+    # By host, where others reach it; empty: to be found
+    addresses: Mapping[str, str]
+    port: int | None
+    interface: str | None
+
+
+@dataclass(slots=True)
+class Report:
+    """What a check has found, and what passed: the subject, and what is said of it."""
+
+    findings: list[Finding] = field(default_factory=list)
+    passed: list[tuple[str, str]] = field(default_factory=list)
+    facts: dict[str, HostFacts] = field(default_factory=dict)
+    # Nodes that stopped answering, each with the reason
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def unusable(self) -> set[str]:
+        """Return the nodes that a finding alone makes unusable."""
+        return {
+            one.nodes[0] for one in self.findings if one.severity is Severity.ERROR and len(one.nodes) == 1
+        } | {
+            name
+            for one in self.findings
+            if one.severity is Severity.ERROR and _is_each(one)
+            for name in one.nodes
+        }
+
+    def own_faults(self) -> dict[str, str]:
+        """Return why nodes failed by their own fault, whatever the job: they were lost, or their links, GPUs or sums failed."""
+        found = {
+            one.nodes[0]: f"{one.what}: {one.found}"
+            for one in self.findings
+            if one.severity is Severity.ERROR and len(one.nodes) == 1 and one.what in _OWN
+        }
+        return {**found, **self.lost}
+
+    def add_failures(self, failures: Mapping[str, LaunchError]) -> None:
+        """Note the hosts that have not answered."""
+        for name, failure in failures.items():
+            fix = failure.fix or "look at the host, and check again"
+            self.findings.append(error(failure.stage, [name], failure.reason, fix))
+            self.lost[name] = str(failure)
+
+
+_OWN = ("network", "reduce", "gpus")
+
+
+def _is_each(one: Finding) -> bool:
+    """Tell whether a finding on several nodes holds for each of them; one on a link holds for both together."""
+    return one.what not in ("network", "reduce")
+
+
+def check(visits: Visits, hosts: Sequence[str], questions: Questions) -> Report:
+    """Check the hosts together."""
+    report = Report()
+    hosts = _clocks(visits, hosts, report)
+    report.facts = facts = _facts(visits, hosts, questions, report)
+    hosts = [name for name in facts if name not in report.unusable()]
+    if len(hosts) < 2:
+        return report
+    links, opened = _links(visits, hosts, questions, report)
+    hosts = [name for name in opened if name not in report.unusable()]
+    if len(hosts) < 2 or any(
+        one.what == "network" and one.severity is Severity.ERROR for one in report.findings
+    ):
+        return report
+    if all((program := facts[name].program) and program.torch for name in hosts):
+        _reduce(visits, _reduction(hosts, links, opened, questions, facts), report)
+    return report
+
+
+def _clocks(visits: Visits, hosts: Sequence[str], report: Report) -> list[str]:
+    """Read the hosts' clocks, each against the middle of its round trip; the shortest of several counts."""
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(CLOCK_READINGS):
+        sent = time.time(), time.monotonic()
+        answers, failures = apart(visits.timed({name: w.ReadClock() for name in hosts}, w.ClockRead))
+        report.add_failures(failures)
+        hosts = list(answers)
+        for name, (read, at_s) in answers.items():
+            trip_s = at_s - sent[1]
+            offset_s = read.clock_s - (sent[0] + trip_s / 2)
+            if name not in best or trip_s < best[name][1]:
+                best[name] = offset_s, trip_s
+    for name in hosts:
+        report.findings += node.clock(name, best[name][0], best[name][1] / 2)
+    return list(hosts)
+
+
+def _facts(
+    visits: Visits, hosts: Sequence[str], questions: Questions, report: Report
+) -> dict[str, HostFacts]:
+    lookups = tuple(sorted({name for name in questions.addresses.values() if not _is_ip(name)} - {""}))
+    steps = {
+        name: w.GatherFacts(
+            program=questions.programs[name], env=questions.env, sources=questions.sources, own=questions.own,
+            folders=questions.folders, names=lookups, counts_gpus=bool(questions.job.gpus_each),
+        )
+        for name in hosts
+    }  # fmt: skip
+    answers, failures = apart(visits.ask(steps, w.FactsGathered, FACTS_S_MAX))
+    report.add_failures(failures)
+    facts = {name: answer.facts for name, answer in answers.items()}
+    for name, one in facts.items():
+        report.findings += node.findings(name, one, questions.job)
+    report.findings += sameness.findings(facts)
+    return facts
+
+
+def _is_ip(name: str) -> bool:
+    return not name.strip("0123456789.")
+
+
+# Links
+
+
+def _links(
+    visits: Visits, hosts: Sequence[str], questions: Questions, report: Report
+) -> tuple[dict[Pair, Link], dict[str, w.PortsOpened]]:
+    """Measure every pair, both ends of it, in rounds; those that are cut or slow once more, each alone."""
+    token = secrets.token_hex(32)
+    step = w.OpenPorts(token, questions.port)
+    answers, failures = apart(visits.ask_all(hosts, step, w.PortsOpened))
+    report.add_failures(failures)
+    for name in [name for name, answer in answers.items() if answer.fault]:
+        report.findings.append(error("port", [name], answers.pop(name).fault, "name another port, or none"))
+    targets = {name: _target(answer, name, questions) for name, answer in answers.items()}
+    links: dict[Pair, Link] = {}
+    end_s, schedule = time.monotonic() + NETWORK_S_MAX, network.rounds(list(answers))
+    while schedule and time.monotonic() < end_s:
+        links |= _measured(visits, schedule.pop(0), targets, answers, token, report)
+    doubted = [*(pair for pair, link in links.items() if link.is_cut), *network.slow(links)]
+    for pair in list({frozenset(pair): pair for pair in doubted}.values())[:AGAIN_MAX]:
+        if time.monotonic() < end_s:
+            new = _measured(visits, [pair], targets, answers, token, report)
+            links |= {each: _better(links[each], link) for each, link in new.items()}
+    report.findings += network.findings(links, sum(map(len, schedule)))
+    sent = [link for link in links.values() if not link.is_cut]
+    if sent and not any(one.what == "network" for one in report.findings):
+        rate, rtt_s = (
+            statistics.median(values)
+            for values in zip(*((one.bytes_per_s, one.rtt_s) for one in sent), strict=True)
+        )
+        text = f"{counted(len(sent) // 2, 'pair')} of nodes reach each other, {rate / 1e6:.0f} MB/s and {rtt_s * 1000:.2g} ms"
+        report.passed.append(("network", text))
+    return links, answers
+
+
+def _target(answer: w.PortsOpened, name: str, questions: Questions) -> tuple[str, ...]:
+    """Return where others dial a host: at the address that the user gave, or at those of the interface, or at all."""
+    if questions.addresses.get(name):
+        return (questions.addresses[name],)
+    named = tuple(word.removeprefix("=") for word in (questions.interface or "").split(",") if word)
+    mine = [one.ip for one in answer.addresses if named and one.interface.startswith(named)]
+    return tuple(mine or [one.ip for one in answer.addresses])
+
+
+def _measured(
+    visits: Visits,
+    pairs: Sequence[Pair],
+    targets: Mapping[str, tuple[str, ...]],
+    opened: Mapping[str, w.PortsOpened],
+    token: str,
+    report: Report,
+) -> dict[Pair, Link]:
+    """Have both ends of disjoint pairs dial each other and send, both ways at the same time."""
+    ends = {one: other for pair in pairs for one, other in (pair, pair[::-1])}
+    steps = {
+        one: w.MeasurePeer(targets[other], opened[other].ports, token, SEND_S) for one, other in ends.items()
+    }
+    answers, failures = apart(visits.ask(steps, w.PeerMeasured, LINK_S_MAX))
+    report.add_failures({name: one for name, one in failures.items() if name not in report.unusable()})
+    return {
+        (one, ends[one]): Link(answer.address, answer.rtt_s, answer.bytes_per_s, answer.faults)
+        for one, answer in answers.items()
+    }
+
+
+def _better(one: Link, other: Link) -> Link:
+    return max(one, other, key=lambda link: (not link.is_cut, link.bytes_per_s, -link.rtt_s))
+
+
+# All-reduce
+
+
+@dataclass(frozen=True, slots=True)
+class _Reduction:
+    """What a trial needs: the nodes, the address and port of each as rank 0, and environments."""
+
+    nodes: tuple[str, ...]
+    addresses: Mapping[str, str]
+    ports: Mapping[str, int]
+    programs: Mapping[str, str]
+    env: Mapping[str, dict[str, str]]
+    on_gpu: bool
+
+
+class _OutOfTime(Exception):
+    """The time for trials is over."""
+
+
+def _reduction(
+    hosts: Sequence[str],
+    links: Mapping[Pair, Link],
+    opened: Mapping[str, w.PortsOpened],
+    questions: Questions,
+    facts: Mapping[str, HostFacts],
+) -> _Reduction:
+    addresses = {other: link.address for (_, other), link in links.items() if link.address}
+    env = {
+        name: {**_interface_env(opened[name].addresses, addresses.get(name, "")), **questions.env}
+        for name in hosts
+    }
+    return _Reduction(
+        nodes=tuple(name for name in hosts if name in addresses),
+        addresses=addresses,
+        ports={name: opened[name].ports[0] for name in hosts},
+        programs=questions.programs,
+        env=env,
+        on_gpu=bool(questions.job.gpus_each) and all(facts[name].gpus for name in hosts),
+    )
+
+
+def _interface_env(own: Sequence[Address], address: str) -> dict[str, str]:
+    """Return the variables with which gloo and NCCL use the interface at which others reach a host."""
+    interface = next((one.interface.partition(":")[0] for one in own if one.ip == address), "")
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+
+
+def _reduce(visits: Visits, reduction: _Reduction, report: Report) -> None:
+    """Try an all-reduce over all nodes; where it fails, find the nodes that make it fail."""
+    end_s = time.monotonic() + BISECT_S_MAX
+    library = "NCCL" if reduction.on_gpu else "gloo"
+    faults: dict[str, str] = {}
+
+    def succeeds(nodes: tuple[str, ...]) -> bool:
+        if time.monotonic() > end_s:
+            raise _OutOfTime
+        failed = _trial(visits, reduction, nodes)
+        faults.update(failed)
+        return not failed
+
+    began_s, nodes = time.monotonic(), reduction.nodes
+    if succeeds(nodes):
+        took_s = time.monotonic() - began_s
+        text = f"a sum over {counted(len(nodes), 'node')} by {library} is right ({took_s:.1f} s with the import of torch)"
+        report.passed.append(("reduce", text))
+        return
+    fix = "read the reason; with `NCCL_DEBUG=INFO` or `TORCH_CPP_LOG_LEVEL=INFO` in env: ranks say more"
+    try:
+        found = bisect.suspects(nodes, succeeds)
+    except _OutOfTime:
+        text = f"a sum over {counted(len(nodes), 'node')} by {library} fails: {next(iter(faults.values()))}"
+        report.findings += [
+            error("reduce", (), text, fix),
+            note("reduce", (), "the time to find the node was over"),
+        ]
+        return
+    why = next((faults[name] for name in found if name in faults), next(iter(faults.values())))
+    text = f"a sum over {counted(len(nodes), 'node')} by {library} fails as soon as {names(found)} take part: {why}"
+    report.findings.append(
+        error("reduce", found, text.replace("take part", "takes part") if len(found) == 1 else text, fix)
+    )
+
+
+def _trial(visits: Visits, reduction: _Reduction, nodes: Sequence[str]) -> dict[str, str]:
+    """Run an all-reduce over some nodes; return why it failed, by node."""
+    first = nodes[0]
+    steps = {
+        name: w.ReduceAll(
+            rank=rank, world=len(nodes), address=reduction.addresses[first], port=reduction.ports[first],
+            program=reduction.programs[name], env=reduction.env[name], on_gpu=reduction.on_gpu,
+        )
+        for rank, name in enumerate(nodes)
+    }  # fmt: skip
+    answers = visits.ask(steps, w.AllReduced, REDUCE_S_MAX)
+    said = {name: one.reason if isinstance(one, LaunchError) else one.fault for name, one in answers.items()}
+    return {name: fault for name, fault in said.items() if fault}
+
+
+def lines_of(report: Report) -> Iterator[tuple[Finding, str]]:
+    """Yield the findings, each with its words: the nodes' names before what was found, where it does not name them."""
+    for one in report.findings:
+        has_names = len(one.nodes) == 0 or all(name in one.found for name in one.nodes)
+        yield one, one.found if has_names else f"{names(one.nodes)}: {one.found}"

@@ -1,0 +1,161 @@
+"""A check over SSH: every host surveyed, then those that can be used checked together, in the words of `orch check`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+
+from orchestrator.agent.bootstrap.job_folder import SPARE_BYTES, megabytes
+from orchestrator.backends.api import LaunchError
+from orchestrator.backends.ssh import launch
+from orchestrator.brain.checks import node
+from orchestrator.client.checks import checkpoint_space, cluster, sources, visits
+from orchestrator.client.checks.result import Finding, of_judged
+from orchestrator.core.errors import ClusterError
+from orchestrator.core.host_facts import ProgramFacts
+from orchestrator.core.jobdir import home
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.jobdir.plan import Plan, PlannedNode
+from orchestrator.core.text import counted
+from orchestrator.core.wire.bootstrap import HostSurveyed
+from orchestrator.spec.load import SpecFile
+from orchestrator.submission import bundle, refusals, render
+from orchestrator.submission.nodes import history
+
+FREE_BYTES_MIN = 1 << 30
+"""A host with less is said to have only that."""
+
+
+def findings(
+    file: SpecFile, plan: Plan, root: str, code_bytes: int, environ: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Survey every host, all at once, then check those that can be used together. Unusable hosts fail the whole check only
+    when too few are left."""
+    assert plan.ssh is not None and plan.pool is not None
+    names = [one.name for one in plan.nodes]
+    folder = home.home(environ)
+    job, bundled = JobDir(folder / "jobs" / plan.id), bundle.build(folder)
+    scripts = {one.name: one.text for one in render.render(plan, job, sys.executable)}
+    launchers = {name: launch.Launcher(scripts[f"{name}.sh"], bundled) for name in names}
+    wanted_bytes = 2 * code_bytes + len(bundled) + SPARE_BYTES  # the code as an archive, and unpacked
+    with visits.Visits(plan.ssh, launchers, root, plan.programs) as hosts:
+        surveys = hosts.surveys()
+        seen = {name: one.host for name, one in surveys.items() if not isinstance(one, LaunchError)}
+        faults = {
+            one.name: list(
+                _faults(one.name, surveys[one.name], plan, wanted_bytes, file.spec.rendezvous.interface)
+            )
+            for one in plan.nodes
+        }
+        fit = [name for name in names if not faults[name]]
+        report = cluster.check(hosts, fit, _questions(file, plan, root, seen, environ))
+    _remember(surveys, report, environ)
+    for one in plan.nodes:
+        yield from faults[one.name]
+        survey = surveys[one.name]
+        if one.name in report.facts and not isinstance(survey, LaunchError):
+            yield _usable(one, survey, plan, report.facts[one.name].program)
+    wanted = plan.pool.nodes + plan.pool.spares
+    unusable = report.unusable()
+    left = [name for name in fit if name not in unusable]
+    for judged, words in cluster.lines_of(report):
+        # An error of one node, or of a link, matters only where the job cannot do without it.
+        spoils = len(left) - (len(judged.nodes) > 1) < wanted or not judged.nodes
+        yield of_judged(judged, words, ClusterError.exit_code if spoils else 0)
+    yield from (Finding(what, True, words) for what, words in report.passed)
+    text = f"{len(left)} of {counted(len(names), 'host')} can be used, {wanted} wanted"
+    if len(left) < wanted:
+        fix = "mend the hosts named above, or add others"
+        yield Finding("hosts", False, text, fix, ClusterError.exit_code)
+    else:
+        yield Finding("hosts", True, text)
+
+
+def _remember(
+    surveys: Mapping[str, launch.Survey | LaunchError], report: cluster.Report, environ: Mapping[str, str]
+) -> None:
+    """Keep which hosts have failed and passed, for later jobs: by what is a host's own fault, not this job's."""
+    lost = {name: str(one) for name, one in surveys.items() if isinstance(one, LaunchError)}
+    passed = dict.fromkeys(report.facts, "")
+    with contextlib.suppress(OSError):  # a check is worth as much without
+        history.record_checks(home.home(environ), {**passed, **report.own_faults(), **lost}, time.time())
+
+
+def _questions(
+    file: SpecFile, plan: Plan, root: str, seen: Mapping[str, HostSurveyed], environ: Mapping[str, str]
+) -> cluster.Questions:
+    assert plan.pool is not None
+    code, own = sources.of(file)
+    programs = {name: "" if _lies_in_the_code(one.program) else one.program for name, one in seen.items()}
+    return cluster.Questions(
+        job=node.Job(
+            plan.pool.ranks_each,
+            plan.pool.gpus_each,
+            bool(plan.setup),
+            checkpoint_space.last_bytes(plan, environ),
+        ),
+        programs=programs,
+        env=plan.env,
+        sources=code,
+        own=own,
+        folders=(root, *checkpoint_space.folder_of(plan)),
+        addresses={one.name: one.address for one in plan.nodes},
+        port=plan.rendezvous_port,
+        interface=file.spec.rendezvous.interface,
+    )
+
+
+def _faults(
+    host: str, survey: launch.Survey | LaunchError, plan: Plan, wanted_bytes: int, interface: str | None
+) -> Iterator[Finding]:
+    """Yield why a host cannot be used, before its ranks' Python is asked."""
+    if isinstance(survey, LaunchError):
+        fix = survey.fix or "look at the host, and check again"
+        yield Finding(survey.stage, False, f"{host}: {survey.reason}", fix, nodes=(host,))
+        return
+    assert plan.pool is not None
+    seen, pool = survey.host, plan.pool
+    faults = [(seen.fault, seen.fix)] if seen.fault else []
+    if not seen.fault and seen.free_bytes < wanted_bytes:
+        free = f"{megabytes(seen.free_bytes)} MB free in {seen.root}, {megabytes(wanted_bytes)} MB needed"
+        faults.append((free, "free some space there, or set ssh.remote_dir to a larger disk"))
+    if seen.noexec and _lies_in_the_code(plan.program):
+        text = f"the disk of {seen.root} is mounted noexec, and {plan.program} is a program of the code"
+        faults.append((text, "set ssh.remote_dir to another disk, or start it by an interpreter"))
+    if missing := refusals.missing_interface(interface, seen.interfaces):
+        faults.append((missing, "name another in rendezvous.interface, or leave it out"))
+    if len(seen.gpus) < pool.gpus_each:
+        text = f"it has {len(seen.gpus)} GPUs, and {pool.gpus_each} are wanted"
+        faults.append((text, "lower gpus_per_node, or take the host off the list"))
+    if plan.programs and not seen.program:
+        faults.append(
+            (f"it has none of {', '.join(plan.programs)}", "install it there, or name another in python:")
+        )
+    yield from (Finding("host", False, f"{host}: {text}", fix, nodes=(host,)) for text, fix in faults)
+
+
+def _usable(host: PlannedNode, survey: launch.Survey, plan: Plan, program: ProgramFacts | None) -> Finding:
+    """Return what a host has, in one line."""
+    assert plan.pool is not None
+    seen = survey.host
+    cpus = f"{host.slots or seen.cores} slots" if not plan.pool.gpus_each else f"{seen.cores} cores"
+    parts = [
+        f"Python {survey.version}", *([counted(len(seen.gpus), "GPU")] if seen.gpus else []), cpus,
+        f"{seen.free_bytes / 1e9:.1f} GB free" if seen.free_bytes >= FREE_BYTES_MIN
+        else f"only {megabytes(seen.free_bytes)} MB free",
+        *([f"{seen.program} has {_torch(program)}"] if plan.programs else []),
+        *(() if seen.has_rsync else ("no rsync: copies go by SFTP",)), *survey.notes,
+    ]  # fmt: skip
+    return Finding("host", True, f"{host.name}: {', '.join(parts)}", nodes=(host.name,))
+
+
+def _lies_in_the_code(program: str) -> bool:
+    return "/" in program and not program.startswith(("/", "~"))
+
+
+def _torch(program: ProgramFacts | None) -> str:
+    if program is None:
+        return "what is not known: it lies in the code snapshot"
+    return f"torch {program.torch}" if program.torch else f"no torch ({program.no_torch or program.fault})"

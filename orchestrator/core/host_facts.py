@@ -1,0 +1,113 @@
+"""Facts that a check gathers on a node: its resources, GPUs, and the ranks' Python. Pure data; -1 or an empty text: not known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+UNKNOWN = -1
+UNLIMITED = 1 << 60
+"""A limit that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of the job's code; `path` is shown to people. What a module of the code needs as well as the entry point."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MissingImport:
+    """An import at the top of a file that the ranks' Python cannot find."""
+
+    module: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramFacts:
+    """What the ranks' Python says of itself, of its torch and of the job's code."""
+
+    # Why it could not be asked; all else is then empty
+    fault: str = ""
+    python: str = ""
+    torch: str = ""
+    # Why torch cannot be imported
+    no_torch: str = ""
+    cuda: str = ""
+    nccl: str = ""
+    # How many GPUs torch sees
+    gpus: int = UNKNOWN
+    # `file:line: what` of the first file that does not compile
+    syntax: str = ""
+    missing: tuple[MissingImport, ...] = ()
+    # `file:line` where the code changes sys.path, so that what is missing may yet be found
+    changes_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """One GPU by nvidia-smi."""
+
+    index: str
+    uuid: str
+    model: str
+    driver: str
+    memory_mib: int
+    # Uncorrected ECC errors since the driver was loaded
+    ecc_errors: int
+    # Why its clocks are lowered, in words
+    slowdowns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUser:
+    """A process that uses a GPU."""
+
+    pid: int
+    uuid: str
+    memory_mib: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class FolderFacts:
+    """A folder that the job writes to; the disk is that of the nearest folder that exists."""
+
+    path: str
+    # Why it cannot be written to
+    fault: str
+    free_bytes: int
+    # UNKNOWN where the disk does not count them
+    free_inodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """What a check has found on one node."""
+
+    hostname: str
+    kernel: str
+    memory_bytes: int
+    # The smallest limit of the cgroups around this process
+    cgroup_bytes: int
+    # Size of /dev/shm, and what is free of it
+    shm_bytes: int
+    shm_free_bytes: int
+    # Soft limits: `ulimit -n`, `-u`, `-l`
+    open_files_max: int
+    processes_max: int
+    locked_bytes_max: int
+    has_infiniband: bool
+    folders: tuple[FolderFacts, ...]
+    # Names that could not be looked up, each with the reason
+    unresolved: tuple[str, ...]
+    gpus: tuple[GpuFacts, ...]
+    gpu_users: tuple[GpuUser, ...]
+    # Why nvidia-smi, which is there, does not answer
+    gpu_fault: str
+    # Lines of the kernel's log about failures of a GPU
+    xids: tuple[str, ...]
+    program: ProgramFacts | None

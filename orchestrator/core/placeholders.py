@@ -1,0 +1,68 @@
+"""Placeholders in the words of a job file: `{checkpoint_dir}` or `$ORCH_CHECKPOINT_DIR`, filled in for each attempt as its
+node sees the paths. Pure.
+
+Rules: only the names below are filled in, each once: nothing is filled in within a value. `${checkpoint_dir}` and
+`{{checkpoint_dir}}` belong to other programs (OmegaConf, templates) and stay, as every other brace or dollar does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+
+VARIABLES = ("ORCH_JOB_ID", "ORCH_JOB_NAME", "ORCH_ATTEMPT", "ORCH_CHECKPOINT_DIR", "ORCH_RESUME_FROM")
+"""The variables of a rank that words may name, as `$NAME` or `${NAME}`."""
+
+NAMES = ("checkpoint_dir", "job_dir", "resume_from", "attempt")
+"""What may be written in braces."""
+
+PATH = "path"
+"""The same as `resume_from`, in resume arguments alone."""
+
+OF_AN_ATTEMPT = frozenset(("resume_from", "attempt", "ORCH_RESUME_FROM", "ORCH_ATTEMPT"))
+"""Those that differ between the attempts of a job."""
+
+NEARNESS = 0.85
+"""How much a name must be like one of ours to be taken for a mistake (`difflib`): `{checkpoint}` is not, and may be
+another program's."""
+
+_PLACEHOLDER = re.compile(
+    r"(?<![${])\{(?P<brace>[a-z_]+)\}|\$\{(?P<wrapped>ORCH_\w+)\}|\$(?P<bare>ORCH_\w+)", re.ASCII
+)
+
+
+def fill(text: str, values: Mapping[str, str]) -> str:
+    """Return a text with the placeholders filled in of which `values` has the name."""
+    return _PLACEHOLDER.sub(lambda match: values.get(_name(match), match[0]), text)
+
+
+def named(text: str) -> frozenset[str]:
+    """Return the names of the placeholders in a text, ours and others'."""
+    return frozenset(map(_name, _PLACEHOLDER.finditer(text)))
+
+
+def misspelled(text: str, more: tuple[str, ...] = ()) -> str:
+    """Return what is wrong with a text, as the rest of a sentence: a name that is nearly one of ours; else empty."""
+    names = (*NAMES, *VARIABLES, *more)
+    for match in _PLACEHOLDER.finditer(text):
+        name = _name(match)
+        near = [] if name in names else difflib.get_close_matches(name, names, 1, NEARNESS)
+        if near:
+            meant = match[0].replace(name, near[0])
+            return f"holds {match[0]}, which orch does not fill in; did you mean {meant}?"
+    return ""
+
+
+def misplaced(shell_text: str) -> str:
+    """Return the same for shell text, in which the shell fills in variables, and nothing can quote a value safely."""
+    for match in _PLACEHOLDER.finditer(shell_text):
+        if match["brace"] in NAMES:
+            name = match["brace"]
+            inner = f"${{ORCH_{name.upper()}}}" if name != "job_dir" else "${ORCH_CHECKPOINT_DIR%/*}"
+            return f'holds {match[0]}, which is not filled in within shell text; write "{inner}"'
+    return misspelled(shell_text)
+
+
+def _name(match: re.Match[str]) -> str:
+    return match["brace"] or match["wrapped"] or match["bare"]

@@ -1,0 +1,281 @@
+"""Does a check of all hosts find what was broken, exactly that, on the right host, and nothing on healthy ones?
+
+Real sshd, real torch and gloo, real wires; only nvidia-smi is a fake, since there is no GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.cluster.box import Box
+from tests.support.cluster.desk import FAKE_TORCH, STEPPER, Desk
+from tests.support.cluster.host import wait_for
+
+HOSTS = 4
+EXTRA = "/home/trainer/extra"
+"""A folder in the ranks' PYTHONPATH on each host."""
+
+MEETING = """
+import socket, time
+
+def init_process_group(backend, init_method, rank, world_size, timeout):
+    host, port = init_method[6:].split(":")
+    globals().update(rank=rank, world=world_size, peers=[])
+    if rank == 0:
+        with socket.create_server((host, int(port))) as listener:
+            listener.settimeout(timeout.total_seconds())
+            peers.extend(listener.accept()[0] for _ in range(world_size - 1))
+        return
+    for _ in range(300):
+        try:
+            peers.append(socket.create_connection((host, int(port)), timeout=timeout.total_seconds()))
+            return
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    raise RuntimeError("no rank 0")
+
+def all_reduce(ones):
+    if rank:
+        peers[0].sendall(b".")
+    for peer in peers:
+        if not peer.recv(1):
+            raise RuntimeError("Connection closed by peer")
+    if not rank:
+        for peer in peers:
+            peer.sendall(b".")
+    ones.value *= world
+
+def barrier():
+    pass
+
+def destroy_process_group():
+    for peer in peers:
+        peer.close()
+"""
+TORCH = {
+    "torch/__init__.py": """
+__version__ = "2.13.0"
+class version:
+    cuda = hip = None
+class cuda:
+    is_available = device_count = staticmethod(lambda: 0)
+class ones:
+    def __init__(self, n, device):
+        self.n, self.value = n, 1
+    def sum(self):
+        return self.n * self.value
+""",
+    "torch/distributed.py": MEETING,
+}
+"""What a check needs of torch: the real one takes seconds to import, on each host, and is in the first test."""
+
+SCRIPT = {"train.py": "import torch\nimport model\n", "model.py": "import json\n"}
+SMI = """#!/bin/sh
+case "$*" in
+*--query-gpu*) printf '%s\\n' "0, GPU-a, {model}, 535.1, 40960, {ecc}, Not Active, Not Active, {hot}" ;;
+*--query-compute-apps*) {users} ;;
+*) echo "GPU 0: {model} (UUID: GPU-a)" ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def module_box(can_have_hosts: None) -> Any:
+    """Give login and 4 hosts: every pair of them is measured."""
+    with Box(HOSTS) as one:
+        yield one
+
+
+def check(desk: Desk, files: dict[str, str] = SCRIPT, **spec: object) -> tuple[int, list[dict[str, Any]]]:
+    """Check a job for 3 of 4 hosts; return the exit code, and the findings that are not in order."""
+    whole: dict[str, Any] = {"nodes": 3, "ssh": {"hosts": "node[1-4]"}, "env": {"PYTHONPATH": EXTRA}, **spec}
+    before = [host.path("/home/trainer/.orch").exists() for host in desk.box.nodes]
+    done = desk.orch("check", desk.write(files, **whole), "--json", check=False)
+    assert done.stdout, done.stderr
+    found = json.loads(done.stdout)
+    for one in found:
+        print(one["severity"], one["what"], one["nodes"], one["found"], "|", one["fix"])
+    assert all(one["fix"] for one in found if one["severity"] in ("error", "warning"))
+    wait_for(lambda: not desk.at_work(), "the end of what a check has started")
+    assert before == [host.path("/home/trainer/.orch").exists() for host in desk.box.nodes], "nor any folder"
+    return done.returncode, [one for one in found if one["severity"] != "ok"]
+
+
+@pytest.fixture
+def small(desk: Desk) -> Iterator[Desk]:
+    """Give a desk whose hosts have a small torch."""
+    for host in desk.box.nodes:
+        for name, text in TORCH.items():
+            host.write(f"{EXTRA}/{name}", text, user="trainer")
+    yield desk
+    for host in desk.box.nodes:
+        shutil.rmtree(host.path(EXTRA))
+
+
+def only(found: list[dict[str, Any]], what: str, severity: str, *nodes: str) -> str:
+    """Return the words of the only finding, which must be this one."""
+    assert [(one["what"], one["severity"], one["nodes"]) for one in found] == [(what, severity, list(nodes))]
+    return str(found[0]["found"])
+
+
+def test_healthy_hosts_have_no_finding(desk: Desk) -> None:
+    done = desk.orch("check", desk.write(SCRIPT, nodes=4, ssh={"hosts": "node[1-4]"}))
+    print(done.stdout)
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("ok ") for line in lines) and len(lines) <= 12
+    assert (
+        "6 pairs of nodes reach each other" in done.stdout
+        and "a sum over 4 nodes by gloo is right" in done.stdout
+    )
+
+
+def test_a_gpu_of_another_model_its_users_and_its_faults_are_named(small: Desk, box: Box) -> None:
+    for host in box.nodes:
+        is_odd = host.name == "node3"
+        model = "Tesla V100-SXM2-32GB" if is_odd else "NVIDIA A100-SXM4-40GB"
+        users = "echo '1, GPU-a, 30000'" if host.name == "node2" else "true"
+        text = SMI.format(
+            model=model,
+            ecc=2 if is_odd else 0,
+            hot="Active" if host.name == "node1" else "Not Active",
+            users=users,
+        )
+        host.write("/home/trainer/bin/nvidia-smi", text, user="trainer", mode=0o755)
+        host.write("/home/trainer/.bashrc", "PATH=$HOME/bin:$PATH\n", user="trainer")
+    try:
+        code, found = check(small)
+    finally:
+        for host in box.nodes:
+            host.path("/home/trainer/.bashrc").unlink()
+    words = {tuple(one["nodes"]): one["found"] for one in found}
+    assert code == 0 and all(one["severity"] == "warning" for one in found) and len(found) == 4
+    assert {one["found"].partition(":")[0] for one in found} == {"node1", "node2", "node3"}
+    texts = sorted(one["found"] for one in found)
+    assert (
+        texts[0]
+        == "node1: GPU 0 (NVIDIA A100-SXM4-40GB) runs at lowered clocks: the driver keeps it from getting too hot"
+    )
+    assert texts[1].startswith("node2: GPU 0: pid 1 (") and texts[1].endswith(" uses 30000 MiB")
+    assert texts[2].startswith("node3: GPU 0 (Tesla V100-SXM2-32GB) has 2 uncorrected ECC errors")
+    assert texts[3] == "node3: Tesla V100-SXM2-32GB, the other 3 NVIDIA A100-SXM4-40GB", words
+
+
+def test_an_import_that_one_host_lacks_is_named_with_its_line(small: Desk, box: Box) -> None:
+    for host in box.nodes[:3]:
+        host.write(f"{EXTRA}/tokens_of_ours.py", "", user="trainer")
+    guarded = "try:\n    import no_such\nexcept ImportError:\n    pass\n"
+    files = {
+        "train.py": f"import torch\n{guarded}import model\n",
+        "model.py": "import json\nimport tokens_of_ours\n",
+    }
+    code, found = check(small, files)
+    assert only(found, "import", "error", "node4") == "node4: model.py:2: no module named tokens_of_ours"
+    assert code == 0, "three hosts are enough"
+
+
+def test_code_that_does_not_compile_fails_the_check(small: Desk) -> None:
+    code, found = check(small, {"train.py": "import torch\nx = (\n"})
+    assert {one["what"] for one in found} == {"script", "hosts"} and code == 3
+    assert found[0]["found"].startswith("node1: train.py:2: SyntaxError")
+
+
+def test_a_torch_of_another_version_is_the_odd_one_out(small: Desk, box: Box) -> None:
+    older = TORCH["torch/__init__.py"].replace("2.13.0", "2.6.0")
+    box.host("node4").write(f"{EXTRA}/torch/__init__.py", older, user="trainer")
+    code, found = check(small)
+    assert [(one["what"], one["found"]) for one in found] == [
+        ("torch", "node4: torch 2.6.0, the other 3 2.13.0")
+    ]
+    assert code == 0, "three hosts are enough"
+
+
+def test_small_and_closed_disks_are_named(small: Desk, box: Box) -> None:
+    box.mount_small("node2", "/dev/shm", "1m")
+    box.mount_small("node3", "/saved", "1m", "ro")
+    for name in ("node1", "node2", "node4"):
+        box.mount_small(name, "/saved", "64m")
+    code, found = check(small, checkpoint={"path": "/saved/run/*.pt"})
+    texts = [one["found"] for one in found]
+    assert (
+        texts
+        == [
+            "node2: /dev/shm has 1 MiB: workers of a DataLoader hand batches over there",
+            "node3: /saved/run cannot be written to: /saved: read-only file system",
+        ]
+        and code == 0
+    )
+
+
+def test_two_hosts_that_do_not_reach_each_other_are_named(small: Desk, box: Box) -> None:
+    box.cut_between("node2", "node4")
+    code, found = check(small)
+    assert only(found, "network", "error", "node2", "node4").startswith(
+        "node2 and node4 do not reach each other: 10.77"
+    )
+    assert "timed out" in found[0]["found"] and "rendezvous.interface" in found[0]["fix"]
+    assert code == 0, "three hosts are enough"
+
+
+def test_a_closed_range_of_ports_is_named_with_its_fix(small: Desk, box: Box) -> None:
+    box.block_ports(20000, 29999)
+    code, found = check(small, ssh={"hosts": "node[1-2]"}, nodes=2)
+    assert only(found, "network", "error", "node1", "node2").startswith(
+        "node1 and node2 do not reach each other on the port of the rendezvous: 10.77"
+    )
+    assert "rendezvous.port" in found[0]["fix"] and code == 3
+
+
+def test_a_host_with_a_slow_wire_is_named(small: Desk, box: Box) -> None:
+    box.slow_wire("node4", 50)
+    code, found = check(small)
+    assert only(found, "network", "warning", "node4").startswith("every link of node4 is slow: ")
+    assert code == 0
+
+
+def test_a_bisection_names_the_host_with_which_an_all_reduce_fails(small: Desk, box: Box) -> None:
+    broken = "import torch.distributed as d\n\ndef fail(*args):\n    raise RuntimeError('ring is broken')\n\nd.all_reduce = fail\n"
+    box.host("node3").write(f"{EXTRA}/sitecustomize.py", broken, user="trainer")
+    code, found = check(small)
+    assert only(found, "reduce", "error", "node3") == (
+        "a sum over 4 nodes by gloo fails as soon as node3 takes part: RuntimeError: ring is broken"
+    )
+    assert code == 0, "three hosts are enough"
+
+
+def test_a_lost_host_is_remembered_set_aside_and_taken_again_after_a_passed_check(
+    small: Desk, box: Box
+) -> None:
+    files = {**FAKE_TORCH, "train.py": STEPPER + "run(60, each_s=0.05)\n"}
+    job = small.submit(files, nodes=2, ssh={"hosts": "node[1-4]"}, restart={"max": 3})
+    job.wait_for_step(5)
+    box.power_off("node1")
+    assert job.wait()["state"] == "SUCCEEDED"
+    box.power_on("node1")
+    listed = {one["host"]: one for one in json.loads(small.orch("nodes", "--json").stdout)}
+    assert "node_lost" in listed["node1"]["why"] and listed["node1"]["failed_job"] == job.id
+    assert all(listed[name]["why"] is None for name in ("node2", "node3") if name in listed)
+    print(small.orch("nodes").stdout)
+
+    path = small.write({**FAKE_TORCH, "train.py": STEPPER + "run(3)\n"}, nodes=2, ssh={"hosts": "node[1-4]"})
+    told = small.orch("submit", path, "--follow").stdout
+    assert "aside   node1, which failed " in told and "orch nodes --forget node1" in told
+    (last,) = json.loads(small.orch("status", told.split()[1], "--json").stdout)
+    assert [one["name"] for one in last["nodes"] if one["ranks"]] == ["node2", "node3"]
+
+    code, found = check(small, nodes=4)
+    assert code == 0 and found == [], "with no others it is used, and not called set aside"
+    assert json.loads(small.orch("nodes", "--json").stdout)[0] | {"seen_at": ""} == {
+        "host": "node1", "state": "passed its check", "seen_at": "", "job": None, "failed_at": None,
+        "failed_job": None, "why": None,
+    }  # fmt: skip
+    box.cut("node2")
+    check(small, nodes=2)
+    listed = {one["host"]: one for one in json.loads(small.orch("nodes", "--json").stdout)}
+    assert listed["node2"]["why"].startswith("connect: ") and listed["node2"]["failed_job"] is None
+    small.orch("nodes", "--forget", "node2")
+    assert all(one["why"] is None for one in json.loads(small.orch("nodes", "--json").stdout))

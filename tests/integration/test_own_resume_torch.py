@@ -1,0 +1,123 @@
+"""Scripts that resume in their own way, with real torch: nanoGPT's `ckpt.pt` in `out/`, written in place, and the
+`snapshot.pt` of torch's DDP tutorial, from which the script goes on by itself.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.views import cells, post_mortem
+from tests.support.local import Desk, Sight
+from tests.support.torch_script import WITHOUT_DYNAMO
+
+HEAD = (
+    "import os, signal, sys, time\n"
+    + WITHOUT_DYNAMO
+    + """
+import torch.distributed as dist
+
+rank, attempt = int(os.environ["RANK"]), int(os.environ["ORCH_ATTEMPT"])
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    for one in model.parameters():
+        dist.all_reduce(one.grad)
+    optimizer.step()
+    time.sleep(0.02)
+"""
+)
+
+NANO_GPT = (
+    HEAD
+    + """
+out_dir, init_from = "out", "scratch"
+for word in sys.argv[1:]:  # as nanoGPT's configurator.py reads them
+    key, _, value = word.removeprefix("--").partition("=")
+    assert word.startswith("--") and key in globals(), word
+    globals()[key] = value
+os.makedirs(out_dir, exist_ok=True)
+iter_num = 0
+if init_from == "resume":
+    checkpoint = torch.load(os.path.join(out_dir, "ckpt.pt"))
+    model.load_state_dict(checkpoint["model"])
+    iter_num = checkpoint["iter_num"]
+print("begins at", iter_num, "in", out_dir, flush=True)
+while iter_num < 60:
+    if iter_num % 10 == 0 and iter_num and rank == 0:
+        torch.save({"model": model.state_dict(), "iter_num": iter_num}, os.path.join(out_dir, "ckpt.pt"))
+    step()
+    iter_num += 1
+    if attempt == 1 and iter_num == 45 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+TUTORIAL = (
+    HEAD
+    + """
+epochs_run = 0
+if os.path.exists("snapshot.pt"):
+    snapshot = torch.load("snapshot.pt")
+    model.load_state_dict(snapshot["MODEL_STATE"])
+    epochs_run = snapshot["EPOCHS_RUN"]
+    print(f"Resuming training from snapshot at Epoch {epochs_run}", flush=True)
+for epoch in range(epochs_run, 8):
+    for _ in range(10):
+        step()
+    if int(os.environ["LOCAL_RANK"]) == 0 and epoch % 2 == 0:
+        torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": epoch}, "snapshot.pt")
+        print(f"Epoch {epoch} | Training snapshot saved", flush=True)
+    if attempt == 1 and epoch == 5 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+dist.destroy_process_group()
+"""
+)
+
+
+def why(job: Sight) -> str:
+    """Return what `orch why` shows."""
+    return cells.plain(post_mortem.post_mortem(job.job.why()))
+
+
+def test_nano_gpt_goes_on_from_the_checkpoint_that_it_writes_in_place(desk: Desk) -> None:
+    job = desk.submit(
+        {"train.py": NANO_GPT}, procs_per_node=2, entrypoint="train.py --out_dir={checkpoint_dir}",
+        checkpoint={"path": "ckpt.pt", "resume_args": "--init_from=resume"},
+    )  # fmt: skip
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    folder = job.job.folder.checkpoints
+    assert f"begins at 0 in {folder}" in job.log(0)
+    assert f"begins at 40 in {folder}" in job.log(1, 2)
+    assert job.attempts()[1]["resumed_from"] == str(folder / "ckpt.pt")
+    assert not (job.job.folder.code / "out").exists()
+    assert job.job.status()["saved_outside"] == []
+
+
+@pytest.mark.parametrize("path", ["*", "{job_dir}/code/snapshot.pt"])
+def test_a_script_that_goes_on_by_itself_from_its_working_folder_is_said_to(desk: Desk, path: str) -> None:
+    job = desk.submit(
+        {"train.py": TUTORIAL}, procs_per_node=2, entrypoint="train.py", checkpoint={"path": path}
+    )
+    status = job.wait()
+    assert status["state"] == "SUCCEEDED", job.job.why()
+    assert "Resuming training from snapshot at Epoch 4" in job.log(0, 2)
+    snapshot = job.job.folder.code / "snapshot.pt"
+    if path == "*":
+        (saved,) = status["saved_outside"]
+        assert (saved["path"], saved["checkpoint_path"]) == ("code/snapshot.pt", "{job_dir}/code/snapshot.pt")
+        assert job.attempts()[1]["resumed_from"] is None, "orch starts from nothing by a guess"
+        assert job.attempts()[1]["may_go_on_from"]["path"] == "code/snapshot.pt"
+        came_from = "the script may have gone on from code/snapshot.pt, written at"
+        assert f"no checkpoint of checkpoint.path; {came_from}" in why(job)
+    else:  # the line that was offered does what it says
+        assert status["saved_outside"] == []
+        assert job.attempts()[1]["resumed_from"] == str(snapshot)
+        assert "  from snapshot.pt, " in why(job)
+        assert job.attempts()[1]["first_step"] == 51

@@ -1,0 +1,25 @@
+"""A script that goes on by itself from `snapshot.pt` in its working folder; with `--dies` rank 1 is killed once."""
+
+from __future__ import annotations
+
+from .desk import FAKE_TORCH, TOGETHER
+
+OWN_RESUME = (
+    TOGETHER
+    + """
+snapshot = Path("snapshot.pt")
+start = int(snapshot.read_text()) if snapshot.exists() else 0
+print("begins at", start, "with", sys.argv[1:], flush=True)
+meet()
+def save(step):
+    if step % 10 == 0 and (rank if "--one" in sys.argv else int(os.environ["LOCAL_RANK"])) == 0:
+        coming = Path("coming.tmp")
+        coming.write_text(str(step))
+        coming.replace(snapshot)
+    together(True)
+    if attempt == 1 and step == 25 and rank == 1 and "--dies" in sys.argv:
+        os.kill(os.getpid(), 9)
+run(int(os.environ.get("STEPS", "60")), each_s=0.2, at_step=save, start=start)
+"""
+)
+FILES = {**FAKE_TORCH, "train.py": OWN_RESUME}

@@ -1,0 +1,43 @@
+"""Are the entry point and the modules of the job's own code behind it found, and nothing else?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.client.checks import sources
+from orchestrator.spec.load import load
+
+
+def found(tmp_path: Path, spec: str, files: dict[str, str]) -> tuple[list[str], tuple[str, ...]]:
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    (tmp_path / "job.yaml").write_text(f"name: a\nprocs_per_node: 1\n{spec}\n")
+    code, own = sources.of(load(tmp_path / "job.yaml"))
+    return [one.path for one in code], own
+
+
+def test_own_modules_are_followed(tmp_path: Path) -> None:
+    files = {
+        "src/train.py": "import torch\nimport model\nfrom pkg.data import load\nfrom lib import x\n",
+        "src/model.py": "import pkg\n", "src/pkg/__init__.py": "", "src/pkg/data.py": "import numpy\n",
+        "src/unused.py": "import nothing\n", "lib/lib.py": "",
+    }  # fmt: skip
+    code, own = found(tmp_path, "entrypoint: src/train.py\nenv: {PYTHONPATH: lib}", files)
+    assert code == ["src/train.py", "src/model.py", "src/pkg/__init__.py", "src/pkg/data.py", "lib/lib.py"]
+    assert {"model", "pkg", "unused", "lib"} <= set(own)
+
+
+def test_a_module_begins_with_its_main(tmp_path: Path) -> None:
+    files = {"app/__init__.py": "", "app/__main__.py": "import app.run\n", "app/run.py": ""}
+    code, _ = found(tmp_path, "entrypoint: -m app", files)
+    assert code == ["app/__main__.py", "app/__init__.py", "app/run.py"]
+
+
+def test_code_that_this_python_cannot_parse_still_goes_along(tmp_path: Path) -> None:
+    assert found(tmp_path, "entrypoint: train.py", {"train.py": "x = (\n"})[0] == ["train.py"]
+
+
+def test_a_command_has_no_sources(tmp_path: Path) -> None:
+    assert found(tmp_path, "command: make train", {}) == ([], ())

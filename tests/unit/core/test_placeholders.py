@@ -1,0 +1,49 @@
+"""Is exactly what orch knows filled in, and is what nearly is that told?"""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.core import placeholders
+
+VALUES = {"checkpoint_dir": "/c", "attempt": "2", "ORCH_ATTEMPT": "2", "ORCH_CHECKPOINT_DIR": "/c"}
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("{checkpoint_dir}/a{attempt}", "/c/a2"),
+        ("$ORCH_CHECKPOINT_DIR/a${ORCH_ATTEMPT}", "/c/a2"),
+        ("run={out:{checkpoint_dir}}", "run={out:/c}"),
+        *[(other, other) for other in ("${checkpoint_dir}", "{{checkpoint_dir}}", "{epoch}", "a={b:1,c:2}", "^x{2,3}$")],
+        *[(other, other) for other in ("$ORCH_ATTEMPTS", "${ORCH_ATTEMPT:-1}", "${oc.env:ORCH_ATTEMPT}", "$HOME", "{}", "$")],
+    ],
+)  # fmt: skip
+def test_only_names_of_orch_are_filled_in(text: str, filled: str) -> None:
+    assert placeholders.fill(text, VALUES) == filled
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("--o={checkpoint_dirs}", "{checkpoint_dir}"),
+        ("{resume_form}", "{resume_from}"),
+        ("$ORCH_CHECKPOINT/x", "$ORCH_CHECKPOINT_DIR"),
+        ("${ORCH_RESUME_FORM}", "${ORCH_RESUME_FROM}"),
+    ],
+)
+def test_a_near_miss_is_asked_about(text: str, meant: str) -> None:
+    assert placeholders.misspelled(text).endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    "text", ["{checkpoint}", "{epoch}-{step}", "$ORCH_MINE", "{job_dir}", "${checkpoint_dirs}"]
+)
+def test_what_is_no_near_miss_is_left_alone(text: str) -> None:
+    assert placeholders.misspelled(text) == ""
+
+
+def test_braces_in_shell_text_are_refused_with_the_variable() -> None:
+    assert placeholders.misplaced("x --o={checkpoint_dir}").endswith('write "${ORCH_CHECKPOINT_DIR}"')
+    assert placeholders.misplaced("x ${attempt} {a,b} $ORCH_ATTEMPT") == ""
+    assert placeholders.misplaced("x $ORCH_CHECKPOINT").endswith("did you mean $ORCH_CHECKPOINT_DIR?")

@@ -1,0 +1,54 @@
+"""Are placeholders read where they have a meaning, and refused with the fix where they have none?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.spec.test_load import HEAD, faults, folder, loaded
+
+__all__ = ["folder"]
+
+MEANT = "which orch does not fill in; did you mean"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("checkpoint: {resume_args: '--resume {paths}'}", f"checkpoint.resume_args: holds {{paths}}, {MEANT} {{path}}?"),
+        ("env: {OUT: '{checkpoints_dir}/x'}", f"env.OUT: holds {{checkpoints_dir}}, {MEANT} {{checkpoint_dir}}?"),
+        ("checkpoint: {keep: 3, path: '{job_dir}/code/x'}", "checkpoint.keep: has no effect with"),
+        ("checkpoint: {path: '{job_dir}/x'}", "checkpoint.path: must begin with {job_dir}/code/ for files where the ranks start"),
+        ("checkpoint: {path: '{job_dirs}/code/x'}", f"checkpoint.path: holds {{job_dirs}}, {MEANT}"),
+    ],
+)  # fmt: skip
+def test_a_misspelled_placeholder_is_a_fault(folder: Path, text: str, said: str) -> None:
+    (fault,) = faults(folder, f"{HEAD}{text}\n")
+    assert said in fault
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("entrypoint: train.py --o={checkpoint_dirs}", f"entrypoint: holds {{checkpoint_dirs}}, {MEANT} {{checkpoint_dir}}?"),
+        ("command: [./run, $ORCH_CHECKPOINT]", f"command: holds $ORCH_CHECKPOINT, {MEANT} $ORCH_CHECKPOINT_DIR?"),
+        ("command: ./run {resume_from}", 'command: holds {resume_from}, which is not filled in within shell text; write "${ORCH_RESUME_FROM}"'),
+    ],
+)  # fmt: skip
+def test_so_it_is_in_what_a_rank_runs(folder: Path, entry: str, said: str) -> None:
+    head = "\n".join(line for line in HEAD.splitlines() if not line.startswith("entrypoint"))
+    assert said in "\n".join(faults(folder, f"{head}\n{entry}\n"))
+
+
+@pytest.mark.parametrize(
+    ("path", "read"),
+    [
+        ("'{checkpoint_dir}/step-*.pt'", "step-*.pt"),
+        ("$ORCH_CHECKPOINT_DIR/a/*", "a/*"),
+        ("'{job_dir}/code/snapshot.pt'", "{job_dir}/code/snapshot.pt"),
+        ("'ckpt-{epoch}.pt'", "ckpt-{epoch}.pt"),
+    ],
+)
+def test_a_path_may_begin_with_a_placeholder(folder: Path, path: str, read: str) -> None:
+    assert loaded(folder, f"{HEAD}checkpoint: {{path: {path}}}\n").spec.checkpoint.path == read
