@@ -209,7 +209,8 @@ class Template:
         """Note that the process was reaped."""
         if not self.is_ready:
             self.why_fresh = self.why_fresh or self._died
-        self.pid, self.is_ready = 0, False
+        self.pid = 0
+        self.end()
 
     def end(self) -> None:
         """Kill the process; ranks that it has forked live on."""
