@@ -42,10 +42,6 @@ STOP_TICK_S = 0.02
 
 IDLE_TICK_S = 1.0
 
-HEAD_START_S = 0.15
-"""How much earlier rank 0 starts: it serves the store, and a rank that comes too early is refused and waits up to 0.6 s
-before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
-
 ALONE_S_MAX = 900.0
 """An agent without ranks leaves after this time without contact: another is started when it is needed."""
 
@@ -113,7 +109,7 @@ class Agent:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._pause_s())
         dialing.cancel()
-        self._preparation.let_go()
+        self._preparation.close()
         self._hasher.close()
         if self._dismissed_at is not None:
             self._link.say_goodbye()
@@ -124,7 +120,7 @@ class Agent:
     def _pause_s(self) -> float:
         ranks = self._ranks
         if ranks is None:
-            return IDLE_TICK_S
+            return STOP_TICK_S if self._preparation.is_importing else IDLE_TICK_S
         is_stopping = ranks.want is RanksGoal.STOP and not ranks.alive and not self._scanner.is_finishing
         is_inspecting = self._inspector is not None and self._inspector.is_inspecting
         return STOP_TICK_S if is_stopping or is_inspecting else TICK_S
@@ -228,8 +224,9 @@ class Agent:
             return
         self._preparation.let_go()  # the port is rank 0's from here on
         order = dataclasses.replace(order, argv=self._preparation.argv(order.argv))
-        settings = self._preparation.settings(order.request)
-        ranks = self._ranks = NodeRanks(order.attempt, self._job, self._config.node, settings=settings)
+        starter, settings = self._preparation.starter, self._preparation.settings(order.request)
+        ranks = NodeRanks(order.attempt, self._job, self._config.node, starter=starter, settings=settings)
+        self._ranks = ranks
         for setting in settings:
             self._note(f"setting {setting.text}")
         ranks.begin()
@@ -241,7 +238,7 @@ class Agent:
         if not self._spawn(ranks, order, first):
             return
         if rest:
-            asyncio.get_running_loop().call_later(HEAD_START_S, self._start_rest, ranks, order, rest)
+            asyncio.get_running_loop().call_later(starter.head_start_s, self._start_rest, ranks, order, rest)
         else:
             self._started(ranks)
 
@@ -262,8 +259,10 @@ class Agent:
         return True
 
     def _started(self, ranks: NodeRanks) -> None:
-        self._note(", ".join(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes))
-        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes)))
+        self._note(
+            ", ".join([*(f"rank {p.rank} is pid {p.pid}" for p in ranks.processes), ranks.starter.how])
+        )
+        self._link.report(m.Started(ranks.attempt, tuple(p.pid for p in ranks.processes), ranks.starter.how))
         self._beat_due = time.monotonic() + self._config.heartbeat_s
 
     def _stop(self, order: m.Stop) -> None:
@@ -297,8 +296,7 @@ class Agent:
         self._wake.set()
 
     def _ended(self, pid: int, status: int) -> None:
-        if pid == self._preparation.setup_pid:
-            self._preparation.setup_ended(status)
+        if self._preparation.ended(pid, status):
             return
         ranks = self._ranks
         process = ranks.of_pid(pid) if ranks else None
@@ -312,6 +310,7 @@ class Agent:
 
     def _tick(self, now_s: float) -> None:
         ranks, no_contact_s = self._ranks, now_s - self._link.proved_at
+        self._preparation.poll()
         if ranks is None:
             patience_s = ALONE_PENDING_S_MAX if self._link.has_pending else ALONE_S_MAX
             is_alone = no_contact_s > patience_s
@@ -332,7 +331,7 @@ class Agent:
     def _tick_ranks(self, ranks: NodeRanks, now_s: float) -> None:
         ranks.note_logs(time.time_ns())
         if ranks.makes_first_step():
-            self._beat_due = 0.0
+            self._beat_due, ranks.starter.has_stepped = 0.0, True
         if self._inspector is not None and (report := self._inspector.gather()) is not None:
             self._link.report(report)
         if ranks.want is RanksGoal.RUN:
@@ -346,7 +345,7 @@ class Agent:
 
     def _is_over(self, ranks: NodeRanks, now_s: float) -> bool:
         """Drive a stop on; tell whether all processes are gone and all checkpoints are reported."""
-        if not self._scanner.is_finishing and not ranks.push({self._preparation.setup_pid or 0}):
+        if not self._scanner.is_finishing and not ranks.push(self._preparation.pids):
             return False
         # An agent ended by a signal has no time to hash checkpoints.
         is_signalled = self._leaving and self._dismissed_at is None

@@ -15,10 +15,18 @@ from orchestrator.agent import rendezvous_probe, setup_script
 from orchestrator.agent.keeper import TAG
 from orchestrator.agent.node_log import NodeLog
 from orchestrator.agent.outputs.manifest import GivenUp, Hasher
+from orchestrator.agent.rank import warm
 from orchestrator.core import observations
 from orchestrator.core.host import hardware, interfaces
 from orchestrator.core.jobdir.layout import JobDir
-from orchestrator.core.settings.rank_settings import Environments, RankRequest, SetBy, Setting, settings
+from orchestrator.core.settings.rank_settings import (
+    Environments,
+    RankRequest,
+    SetBy,
+    Setting,
+    settings,
+    to_set,
+)
 from orchestrator.core.slurm import step_env
 from orchestrator.core.wire import messages as m
 
@@ -50,6 +58,9 @@ class Preparation:
         self._verifying: asyncio.Task[None] | None = None
         self._listener: rendezvous_probe.Listener | None = None
         self._program = ""
+        self.starter = warm.Starter()
+        # All is ready but the template: the order, and the port that is held for it
+        self._held: tuple[m.Prepare, socket.socket | None] | None = None
         self.env: dict[str, str] = {}
         self.ready = m.Prepared(0, "", 0, ())
 
@@ -57,6 +68,16 @@ class Preparation:
     def setup_pid(self) -> int | None:
         """The pid of the setup lines' shell while it runs."""
         return self._setup.pid if self._setup else None
+
+    @property
+    def is_importing(self) -> bool:
+        """Tell whether the node is ready but for the template that its ranks are forked from."""
+        return self._held is not None
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of the preparation that live on when ranks are stopped."""
+        return {self.setup_pid or 0, self.starter.pid}
 
     def argv(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
         """Return a rank's command with this node's program first."""
@@ -69,6 +90,8 @@ class Preparation:
             return
         if self._verifying is not None and self._order == order:
             return  # the same order again, while the checkpoint is verified
+        if self._held is not None and self._held[0] == order:
+            return  # the same, while the template imports
         self.let_go()
         self._order = order
         if not self._job.root.exists():
@@ -91,6 +114,29 @@ class Preparation:
         if self._verifying is not None:
             self._verifying.cancel()
             self._verifying = None
+        if self._held is not None:
+            if self._held[1] is not None:
+                self._held[1].close()
+            self._held = None
+
+    def poll(self) -> None:
+        """Go on once the template has imported, or is not to be waited for any longer."""
+        self.starter.poll()
+        if self._held is not None and not self.starter.is_importing:
+            (order, held), self._held = self._held, None
+            self._finish(order, held)
+
+    def ended(self, pid: int, status: int) -> bool:
+        """Take the wait status of a process that was reaped, if it is one of the preparation's own."""
+        if pid == self.setup_pid:
+            self.setup_ended(status)
+            return True
+        return self.starter.ended(pid)
+
+    def close(self) -> None:
+        """Release the port and end the template."""
+        self.let_go()
+        self.starter.close()
 
     def _env(self, order: m.Prepare) -> dict[str, str]:
         """Return the environment of setup lines and ranks, with the leased GPUs unless the user chose some."""
@@ -142,7 +188,7 @@ class Preparation:
     def _check(self, order: m.Prepare, env: dict[str, str]) -> None:
         """Verify the resume checkpoint on this host, if the order names one; then finish."""
         if not order.resume:
-            self._finish(order, env)
+            self._make_ready(order, env)
         else:
             self._verifying = asyncio.get_running_loop().create_task(self._verify(order, env))
 
@@ -156,9 +202,10 @@ class Preparation:
             reason = f"the checkpoint to start from is not whole on this host: {fault}"
             self._report(m.PrepareFailed(order.attempt, reason, ""))
         else:
-            self._finish(order, env)
+            self._make_ready(order, env)
 
-    def _finish(self, order: m.Prepare, env: dict[str, str]) -> None:
+    def _make_ready(self, order: m.Prepare, env: dict[str, str]) -> None:
+        """Find the program, begin its template, and hold the port."""
         self.env = env
         try:
             self._program = (
@@ -171,6 +218,17 @@ class Preparation:
         except setup_script.SetupError as err:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
             return
+        if order.argv:
+            tag = {
+                TAG: f"{self._config.job}/{self._config.node}"
+            }  # what a rank is forked from shows it for all
+            shared = {**to_set(self.settings(order.request), 0), **env, **tag}
+            self.starter.prepare(self.argv(order.argv), shared, self._job, self._config.node)
+        self._held = order, held
+        self.poll()
+
+    def _finish(self, order: m.Prepare, held: socket.socket | None) -> None:
+        """Report that the node is ready."""
         port = held.getsockname()[1] if held is not None else 0
         self.ready = m.Prepared(order.attempt, "", port, self._listen(held, order))
         self._report(self.ready)

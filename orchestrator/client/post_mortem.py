@@ -57,6 +57,7 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: boo
         "notices": attempt.notices,
         "told": [_alert(alert) for alert in attempt.told],
         "remarks": attempt.remarks,
+        "starts": attempt.starts,
         "job_end": attempt.job_end,
         "ended_why": attempt.ended_why,
     }

@@ -63,6 +63,10 @@ class JobSpec(Part):
         'What a rank runs: "train.py --lr 0.1", "-m pkg.train --x", a launch line such as "torchrun --nproc-per-node 8 '
         'train.py", a list of words, or {command: …}; placeholders such as `{checkpoint_dir}` are filled in.',
     )
+    start: rules.Start = about(
+        "auto",
+        "How a rank starts: as a fork of one process a node that has imported torch, where that is safe, or always as a new interpreter.",
+    )
     python: Line | None = about(None, "Python of the ranks; by default the one that runs orch.")
     setup: rules.ShellLines = about((), "Shell lines that run once on each node, before its ranks.")
     env: dict[rules.EnvName, rules.EnvText] = about(

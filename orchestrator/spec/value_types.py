@@ -330,6 +330,7 @@ Backend: TypeAlias = Literal["local", "ssh", "slurm"]
 Hang: TypeAlias = Literal["restart", "notify", "fail"]
 Desync: TypeAlias = Literal["fail", "notify"]
 HostKeys: TypeAlias = Literal["strict", "accept-new"]
+Start: TypeAlias = Literal["auto", "fresh"]
 LimitAction: TypeAlias = Literal["fail", "requeue"]
 Occasion: TypeAlias = Literal[
     "suspect", "hang", "notice", "withdrawn", "verdict", "restart", "failed", "succeeded", "cancelled"

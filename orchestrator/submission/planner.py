@@ -94,6 +94,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         programs=_programs(spec, inventory) if over_ssh else (),
         pythons=_pythons(spec, inventory),
         notify=_notify(spec),
+        starts_fresh=spec.start == "fresh",
         origins={name: file.where(key) for name, (_, key) in chosen.items()},
         batch=_batch(spec),
         set_aside=aside,

@@ -236,6 +236,8 @@ def prepare(
         wants_addresses=first and plan.pool is not None and len(view.gang) > 1,
         port=plan.rendezvous_port,
         resume=tuple(resume),
+        argv=() if plan.starts_fresh else plan.argv,
+        request=rank_env.settings_request(plan, view.node, len(view.slots()), "", Path("evidence")),
         pythons=plan.pythons,
         sets_path="PATH" in plan.env,
     )

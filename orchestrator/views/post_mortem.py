@@ -202,6 +202,8 @@ def _attempt(attempt: Json, folder: str, state: str) -> Iterator[Line]:
         yield line(f"{_PAD}{told['what']} at {told['at'][11:19]} UTC: {kind}{text}")
         if fix:
             yield line(f"{_PAD}  fix: {fix}")
+    if starts := attempt.get("starts"):
+        yield line(Cell(f"{_PAD}ranks were started as {'; '.join(starts)}", "dim"))
     yield from _remarks(attempt.get("remarks", ()))
     if verdict is not None and not has_culprit(verdict):
         for piece in _folded(verdict["evidence"]):

@@ -189,7 +189,8 @@ class Inspector:
             job.result = _gone(rank.process.rank)
             return
         last = rank.process.counter.read()
-        now = sample.take(rank.process.rank, stacks, job.before, (last.pid, last.tid))
+        port = self.env.get("MASTER_PORT", "")
+        now = sample.take(rank.process.rank, stacks, job.before, (last.pid, last.tid), port)
         while (record := job.flight_query.answer()) is None and time.monotonic() < until_s:
             time.sleep(POLL_S)
         threads = record.threads if record is not None and record.threads_of == now.pid else ""

@@ -162,9 +162,11 @@ def measure(pids: tuple[int, ...], tid: int = 0) -> ResourceUse:
     return ResourceUse(at_s, run_s + queue_s or process_s, queue_s, process_s, children_s, io_bytes, wakes)
 
 
-def take(rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple[int, int]) -> RankSample:
+def take(
+    rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple[int, int], port: str
+) -> RankSample:
     """Return the sample of a rank whose stacks have been taken. `trainer`: the process and the thread that have made
-    its steps; zeros before the first step."""
+    its steps; zeros before the first step. `port`: that of the rendezvous's store."""
     own = _trainer(stacks, trainer[0])
     tid = own.tid
     if trainer[0] == own.pid and procfs.has_thread(*trainer) and stack_frames.own_stack(own.text) is None:
@@ -184,7 +186,7 @@ def take(rank: int, stacks: list[RankStack], before: ResourceUse, trainer: tuple
         _line(own.pid, main, _started_s(own.pid)),
         wait,
         tuple(_child(stack) for stack in _children(stacks, own.pid)),
-        _is_at_store(own.pid, wait),
+        _is_at_store(wait, port),
         _may_be_typed_to(own.pid, wait),
         open_files.uses_gpu(own.pid),
         procfs.caught(own.pid),
@@ -301,13 +303,9 @@ def _may_be_typed_to(pid: int, wait: Wait) -> bool:
     return writers is None or bool(set(writers) - {pid})
 
 
-def _is_at_store(pid: int, wait: Wait) -> bool:
-    """Tell whether a thread waits for an answer of the rendezvous's store, by the port in the rank's environment."""
-    if not wait.target.startswith("the connection to "):
-        return False
-    environ = procfs.text(Path(f"/proc/{pid}/environ")).split("\0")
-    port = next((text.partition("=")[2] for text in environ if text.startswith("MASTER_PORT=")), "")
-    return bool(port) and wait.target.endswith(f":{port}")
+def _is_at_store(wait: Wait, port: str) -> bool:
+    """Tell whether a thread waits for an answer of the rendezvous's store."""
+    return wait.target.startswith("the connection to ") and bool(port) and wait.target.endswith(f":{port}")
 
 
 def _tids(pid: int) -> list[int]:

@@ -763,7 +763,11 @@ class Hook:
             os.register_at_fork(after_in_child=self._stacks.after_fork)
 
     def _when_imported(self, module: str, name: str, on_import: "Callable[[Any], None]") -> None:
-        sys.meta_path.insert(0, ImportWatcher(module, name, on_import, self._notes))
+        value = getattr(sys.modules.get(module), name, None)
+        if value is None:
+            sys.meta_path.insert(0, ImportWatcher(module, name, on_import, self._notes))
+        else:  # this rank was forked from its node's template
+            self._notes.guard(name, lambda: on_import(value))
 
     def _count_steps(self, register: "Callable[..., object]") -> None:
         self._errors.wrap()

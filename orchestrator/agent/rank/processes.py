@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from orchestrator.agent.rank import error_file, last_traceback, spawn, step_counter
+from orchestrator.agent.rank import error_file, last_traceback, spawn, step_counter, warm
 from orchestrator.agent.rank.error_file import forget_errors
 from orchestrator.agent.rank.flight_recorder import OwnWork, WorkerServerClient
 from orchestrator.agent.rank.hook import ERROR_FILE, RANK_DIR_ENV, SOCKET_ENV, STACK_SIGNAL_ENV, STEP_FILE
@@ -95,6 +95,7 @@ class NodeRanks:
     job: JobDir
     node: str
     processes: list[RankProcess] = field(default_factory=list)
+    starter: warm.Starter = field(default_factory=warm.Starter)
     want: RanksGoal = RanksGoal.RUN
     how: str = ""
     kill_at: float = 0.0
@@ -131,7 +132,7 @@ class NodeRanks:
         env[STACK_SIGNAL_ENV] = str(int(STACK_SIGNAL))
         env["PYTHONPATH"] = os.pathsep.join(part for part in (hook_folder, env.get("PYTHONPATH", "")) if part)
         log = self.job.rank_log(self.attempt, rank.rank)
-        pid = spawn.start(spawn.Program(order.argv, env, self.job.code, log))
+        pid = self.starter.start(spawn.Program(order.argv, env, self.job.code, log))
         index = LogIndex(self.job.rank_index(self.attempt, rank.rank))
         size = env.get("WORLD_SIZE", "")
         world_size = int(size) if size.isdecimal() else 0

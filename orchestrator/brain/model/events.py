@@ -220,12 +220,13 @@ class PrepareFailed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """All ranks of a node were started; their process ids in the order of the node's ranks."""
+    """All ranks of a node were started; their process ids in the order of the node's ranks, and how, for people."""
 
     at: float
     node: str
     attempt: int
     pids: tuple[int, ...]
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)

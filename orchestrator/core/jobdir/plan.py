@@ -116,6 +116,8 @@ class Plan:
     # The candidates for the job's Python, the best first; its folder comes first in PATH
     pythons: tuple[str, ...] = ()
     notify: PlannedNotify | None = None
+    # Each rank is a new interpreter; else a fork of its node's template where that can be
+    starts_fresh: bool = False
     # Where in the job file each variable of `env` stands
     origins: dict[str, str] = field(default_factory=dict)
     batch: PlannedBatch | None = None

@@ -7,7 +7,7 @@ are not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from orchestrator.core.observations import (
@@ -128,6 +128,8 @@ class PrepareFailed:
 class Started:
     attempt: int
     pids: tuple[int, ...]
+    # How the ranks were started, for people
+    how: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,6 +278,9 @@ class Prepare:
     port: int | None
     # The files of the checkpoint to start from, to be verified here
     resume: tuple[ManifestEntry, ...]
+    # What ranks will run, empty where each is to be a new interpreter, and what the job wants of the node
+    argv: tuple[str, ...] = ()
+    request: RankRequest = field(default_factory=RankRequest)
     # The folder of the first that the node has comes first in PATH, unless the user's `env` sets that
     pythons: tuple[str, ...] = ()
     sets_path: bool = False

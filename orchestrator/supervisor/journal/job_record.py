@@ -45,6 +45,7 @@ class AttemptHistory:
     notices: list[str] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
+    starts: list[str] = field(default_factory=list)  # the ways in which nodes have started their ranks
     job_end: str | None = None
     ended_why: str | None = None
     # What an earlier attempt had saved last outside of `checkpoint.path`, where this one had no checkpoint to start from.
@@ -156,6 +157,8 @@ def _add(attempt: AttemptHistory, entry: Entry) -> None:
             attempt.told.append(Told("noticed", verdict.kind.value, text, entry.wall_s))
         case d.ResolveAlert(why=why):
             attempt.told.append(Told("withdrawn", "", why, entry.wall_s))
+        case e.Started(how=how) if how and how not in attempt.starts:
+            attempt.starts.append(how)
         case d.Notice(why=why, withdrawn=withdrawn):
             attempt.told.append(Told("withdrawn" if withdrawn else "noticed", "", why, entry.wall_s))
         case d.Remark(why=why):

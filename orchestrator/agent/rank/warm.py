@@ -1,0 +1,306 @@
+"""Agent's side of a warm start: the template process of a node, and the forks it makes in place of new interpreters.
+
+A template is never needed: where it is not ready in time, dies, does not answer, or says that a module makes it unfit,
+ranks are started by `spawn` as ever, and `why_fresh` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pkgutil
+import re
+import select
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from orchestrator.agent.rank import spawn
+from orchestrator.agent.rank.hook import RANK_DIR_ENV
+from orchestrator.agent.rank.template import ALONE, COMMAND_ROOM, PACKET_BYTES_MAX
+from orchestrator.core import codec
+from orchestrator.core.jobdir.durable import replace_bytes
+from orchestrator.core.jobdir.layout import JobDir
+
+TICKET = "fork"
+"""The file of a rank's folder that a fork renames before it becomes the rank, and the agent deletes to prevent that: one of
+them comes first, so that a template that answers too late makes no second rank."""
+
+IMPORT_S_MAX = 60.0
+"""How long a start waits for a template that imports; then ranks are started as new interpreters."""
+
+FORK_S_MAX = 5.0
+"""How long a template may take to fork a rank."""
+
+HEAD_START_S = 0.15
+"""How much earlier rank 0 starts: it serves the store, and a rank that comes too early is refused and waits up to 0.6 s
+before it tries again (torch 2.13; four ranks on two cores were 0.3 s faster to their first step)."""
+
+MODULES = ("torch", "torch._dynamo", "torch.distributed", "torch.nn.parallel")
+"""What ranks of torch import at the latest when their first optimizer and DDP are made; `torch._dynamo` is half of it."""
+
+UNFIT_MAX = 8
+"""How many modules are left out, one after the other, before ranks are started as new interpreters for good."""
+
+
+TORCH = re.compile(
+    rb"^\s*(?:import|from)\s+(?:torch|accelerate|lightning|pytorch_lightning|transformers)\b", re.M
+)
+"""A line of a script that imports torch, or what imports it."""
+
+SCRIPT_BYTES_MAX = 1 << 20
+
+
+def reason_against(argv: tuple[str, ...], cwd: Path, *, has_stepped: bool) -> str:
+    """Return why ranks that run `argv` are no forks; "" where a template can take the place of their interpreters.
+
+    A program that is itself a script may do something for each rank, such as to bind it to cores. A script that does not
+    import torch would wait for nothing, until its ranks have been seen to make steps.
+    """
+    try:
+        with (cwd / argv[0]).open("rb") as file:
+            if file.read(4) != b"\x7fELF":
+                return f"{argv[0]} is a script"
+        is_module = argv[1] == "-m"
+        script = cwd.joinpath(*argv[2].split(".")).with_suffix(".py") if is_module else cwd / argv[1]
+        if script.suffix != ".py":
+            return f"{argv[1]} is no Python file"
+        with script.open("rb") as file:
+            imports = TORCH.search(file.read(SCRIPT_BYTES_MAX)) is not None
+    except (OSError, IndexError, ValueError):
+        return "its command is not a Python with a script or module of the code"
+    return "" if imports or has_stepped else f"{script.name} does not import torch"
+
+
+def program_folder(argv: tuple[str, ...], cwd: Path) -> Path:
+    """Return the folder that Python imports from first when it runs `argv`."""
+    return cwd if argv[1] == "-m" else (cwd / argv[1]).resolve().parent
+
+
+@dataclass(slots=True)
+class Template:
+    """The template process of a node, for one program and environment."""
+
+    # The node's folder, with the hook below it
+    folder: Path
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    modules: tuple[str, ...] = MODULES
+    pid: int = 0
+    is_ready: bool = False
+    why_fresh: str = ""
+    # Modules that made a template unfit, each with the reason
+    unfit: dict[str, str] = field(default_factory=dict)
+    began_at: float = 0.0
+    _line: socket.socket | None = None
+
+    def begin(self) -> None:
+        """Start the process. An OSError is a reason to start ranks fresh."""
+        folder = self.folder / "template"
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        names = ",".join(name for name in self.modules if name not in self.unfit)
+        source = pkgutil.get_data("orchestrator.agent.rank", "template.py")
+        assert source is not None
+        agent_pid = os.getpid()
+        env = {name: value for name, value in self.env.items() if name not in ALONE}
+        hook = str(self.folder / "hook")
+        env["PYTHONPATH"] = os.pathsep.join(part for part in (hook, env.get("PYTHONPATH", "")) if part)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / "template.py"
+            if not file.exists() or file.read_bytes() != source:
+                replace_bytes(file, source, durable=False)
+            with (folder / "template.log").open("ab", buffering=0) as log:
+                process = subprocess.Popen(
+                    [
+                        *(self.argv[0], str(file), str(theirs.fileno()), hook, names),
+                        *(str(program_folder(self.argv, self.cwd)), " " * COMMAND_ROOM),
+                    ],
+                    cwd=self.cwd, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                    pass_fds=(theirs.fileno(),),
+                    preexec_fn=lambda: spawn.die_with_parent(agent_pid, signal.SIGKILL),
+                )  # fmt: skip
+        except OSError as err:
+            self.why_fresh = f"its template cannot be started: {err.strerror or err}"
+            ours.close()
+            return
+        finally:
+            theirs.close()
+        process.returncode = 0  # reaped by the agent, as ranks are
+        self.pid, self._line, self.began_at = process.pid, ours, time.monotonic()
+
+    @property
+    def is_importing(self) -> bool:
+        """Tell whether it is not known yet whether this template can fork ranks; it is for a limited time."""
+        return self.pid != 0 and not self.is_ready and time.monotonic() - self.began_at < IMPORT_S_MAX
+
+    @property
+    def is_gone(self) -> bool:
+        """Tell whether it has died after it was ready, and another may be begun."""
+        return not self.pid and not self.why_fresh
+
+    @property
+    def _died(self) -> str:
+        return f"its template died; see {self.folder / 'template' / 'template.log'}"
+
+    def poll(self) -> None:
+        """Take what the template has said without waiting; begin again without the module that made it unfit."""
+        answer = self._receive(0.0)
+        if answer is None or self.is_ready:
+            return
+        if "ready" in answer:
+            self.is_ready = True
+            return
+        if "shadowed" in answer:
+            self.why_fresh = f"{answer['shadowed']} of the code takes the place of an installed module"
+            self.end()
+            return
+        module, reason = str(answer.get("unfit", "?")), str(answer.get("reason", "?"))
+        self.unfit[module] = reason
+        self.end()
+        if module == self.modules[0] or len(self.unfit) > UNFIT_MAX:
+            self.why_fresh = f"import {module} {reason}"
+        else:
+            self.begin()
+
+    def fork(self, program: spawn.Program) -> int:
+        """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do."""
+        if not self.is_ready or self._line is None:
+            return 0
+        ticket = Path(program.env[RANK_DIR_ENV]) / TICKET
+        order = {
+            "argv": program.argv, "env": dict(program.env), "cwd": str(program.cwd), "output": str(program.output),
+            "agent": os.getpid(), "ticket": str(ticket),
+        }  # fmt: skip
+        with contextlib.suppress(OSError):
+            ticket.touch()
+            self._line.send(json.dumps(order).encode())
+            answer = self._receive(FORK_S_MAX)
+            if answer is not None and isinstance(answer.get("pid"), int):
+                return int(str(answer["pid"]))
+        self.why_fresh = self.why_fresh or "its template did not answer"
+        self.end()
+        return _late_fork(ticket)
+
+    def _receive(self, wait_s: float) -> dict[str, object] | None:
+        """Return the next packet; None where there is none in time, and the template is given up when it is gone."""
+        line = self._line
+        if line is None or not select.select([line], [], [], wait_s)[0]:
+            return None
+        try:
+            packet = line.recv(PACKET_BYTES_MAX)
+            answer = codec.loads_plain(packet) if packet else None
+        except (OSError, ValueError):
+            answer = None
+        if not isinstance(answer, dict):
+            if not self.is_ready:
+                self.why_fresh = self.why_fresh or self._died
+            self.end()
+            return None
+        return answer
+
+    def ended(self) -> None:
+        """Note that the process was reaped."""
+        if not self.is_ready:
+            self.why_fresh = self.why_fresh or self._died
+        self.pid = 0
+        self.end()
+
+    def end(self) -> None:
+        """Kill the process; ranks that it has forked live on."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self.is_ready, self.pid = False, 0
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+
+
+def _late_fork(ticket: Path) -> int:
+    """Keep a rank that was ordered and has not been heard of from starting; return its pid if it has started already."""
+    try:
+        ticket.unlink()
+    except FileNotFoundError:
+        taken = [path.name.rpartition(".")[2] for path in ticket.parent.glob(f"{TICKET}.*")]
+        return next((int(pid) for pid in taken), 0)
+    except OSError:
+        return 0
+    return 0
+
+
+class Starter:
+    """How ranks are started on this node: forks of its template where there is one, else new interpreters."""
+
+    def __init__(self) -> None:
+        self._template: Template | None = None
+        self._why_fresh = ""
+        self.has_stepped = False
+
+    def prepare(self, argv: tuple[str, ...], env: Mapping[str, str], job: JobDir, node: str) -> None:
+        """Begin a template for ranks that will run `argv`, unless there is one or it could not take their place."""
+        before = self._template
+        if before is not None and (before.argv[:2], before.env) == (argv[:2], env) and not before.is_gone:
+            return
+        self.close()
+        self._why_fresh = reason_against(argv, job.code, has_stepped=self.has_stepped)
+        if not self._why_fresh:
+            self._template = Template(job.node(node), argv, dict(env), job.code)
+            self._template.begin()
+
+    @property
+    def head_start_s(self) -> float:
+        """How much earlier than the others rank 0 starts."""
+        return 0.0 if self.is_warm else HEAD_START_S
+
+    @property
+    def how(self) -> str:
+        """How the ranks are started, for people."""
+        if self.is_warm:
+            return "forks of a process that has imported torch"
+        why = self._why_fresh or (self._template.why_fresh if self._template is not None else "")
+        return f"new interpreters{f': {why}' if why else ''}"
+
+    @property
+    def pid(self) -> int:
+        """The pid of the template, 0 without one."""
+        return self._template.pid if self._template is not None else 0
+
+    @property
+    def is_importing(self) -> bool:
+        """Tell whether a start is to wait for the template."""
+        return self._template is not None and self._template.is_importing
+
+    @property
+    def is_warm(self) -> bool:
+        """Tell whether ranks are forked."""
+        return self._template is not None and self._template.is_ready
+
+    def poll(self) -> None:
+        """Take what the template has said."""
+        if self._template is not None:
+            self._template.poll()
+
+    def start(self, program: spawn.Program) -> int:
+        """Start a rank and return its pid. Raises OSError when its program cannot be executed."""
+        pid = self._template.fork(program) if self._template is not None else 0
+        return pid or spawn.start(program)
+
+    def ended(self, pid: int) -> bool:
+        """Tell whether a process that was reaped is the template, and note its end."""
+        if self._template is None or pid != self._template.pid or not pid:
+            return False
+        self._template.ended()
+        return True
+
+    def close(self) -> None:
+        """End the template."""
+        if self._template is not None:
+            self._template.end()
+            self._template = None

@@ -1,0 +1,158 @@
+"""Can a rank tell that it was forked from its node's template, and what becomes of a start when the template cannot help?"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from orchestrator.core.host import procfs
+from orchestrator.core.host.procfs import Proc
+from tests.support.local import Desk, Sight, kill, wait_until
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytestmark = pytest.mark.slow
+
+PROBE = """
+import torch
+import atexit, gc, json, locale, logging, multiprocessing, os, random, resource, signal, sys, threading
+
+def seen():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    main = sys.modules["__main__"]
+    own = {"ORCH_RANK_DIR", "ORCH_TAG", "TORCHELASTIC_ERROR_FILE", "MASTER_PORT", "ORCH_JOB_ID", "TORCHELASTIC_RUN_ID",
+           "ORCH_CHECKPOINT_DIR", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "PWD", "ORCH_JOB_NAME",
+           "NCCL_DEBUG_FILE"}
+    return {
+        "argv": [word.replace(os.getcwd(), "CODE") for word in sys.argv], "orig_argv": [os.path.basename(sys.orig_argv[0]), *sys.orig_argv[1:]],
+        "path": [entry.replace(os.getcwd(), "CODE") for entry in sys.path],
+        "executable": sys.executable, "flags": str(sys.flags), "options": sys.warnoptions, "x": str(sys._xoptions),
+        "cmdline": open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"), "comm": open("/proc/self/comm").read(),
+        "environ": {name: value for name, value in os.environ.items() if name not in own and "CODE" not in value
+                    and os.getcwd() not in value and "hook" not in value},
+        "os_environ_class": type(os.environ).__name__,
+        "cwd_is_code": os.path.basename(os.getcwd()), "umask": status["Umask"], "limits": [
+            resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")],
+        "signals": [str(signal.getsignal(number)) for number in signal.valid_signals()],
+        "masks": [status[name] for name in ("SigBlk", "SigIgn", "ShdPnd", "SigPnd")],
+        "caps": [status[name] for name in status if name.startswith("Cap")], "nice": os.nice(0),
+        "cpus": sorted(os.sched_getaffinity(0)), "oom": open("/proc/self/oom_score_adj").read(),
+        "leads": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid(), os.getpid() == os.getpgid(0)],
+        "parent": open(f"/proc/{os.getppid()}/comm").read(), "death": death(),
+        "streams": [[s.fileno(), s.mode, s.encoding, s.errors, s.line_buffering, s.write_through, s.isatty(), s.name]
+                    for s in (sys.stdin, sys.stdout, sys.stderr)],
+        "stdin": os.readlink("/proc/self/fd/0"), "append": [fdflags(1) & os.O_APPEND, fdflags(2) & os.O_APPEND],
+        "main": {name: str(type(value)) for name, value in vars(main).items() if name.startswith("__")},
+        "name": main.__name__, "file": main.__file__.replace(os.getcwd(), "CODE"), "spec": main.__spec__ and [main.__spec__.name, main.__spec__.origin.replace(os.getcwd(), "CODE")],
+        "threads": [thread.name for thread in threading.enumerate()],
+        "handlers": [str(one) for one in logging.root.handlers], "level": logging.root.level,
+        "hooks": [sys.excepthook.__module__, sys.displayhook.__name__, str(sys.gettrace()), str(sys.getprofile())],
+        "recursion": sys.getrecursionlimit(), "interval": sys.getswitchinterval(), "gc": [gc.isenabled(), gc.get_threshold()],
+        "locale": locale.setlocale(locale.LC_ALL), "encodings": [sys.getfilesystemencoding(), locale.getpreferredencoding()],
+        "start": multiprocessing.get_start_method(allow_none=True), "finders": [
+            getattr(one, "__name__", type(one).__name__) for one in sys.meta_path],
+        "torch": [torch.get_num_threads(), str(torch.get_default_dtype()),
+            torch.get_num_interop_threads(), torch.is_grad_enabled()],
+        "uid": [os.getuid(), os.getgid(), os.getgroups()], "tz": os.environ.get("TZ"), "python": sys.version,
+        "forked": len(os.listdir("/proc/self/fd")) < 30, "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
+        "hook": hasattr(sys, "_orch_hook"), "dunder_doc": main.__doc__,
+    }
+
+def fdflags(fd):
+    import fcntl
+    return fcntl.fcntl(fd, fcntl.F_GETFL)
+
+def death():
+    import ctypes
+    number = ctypes.c_int()
+    ctypes.CDLL(None).prctl(2, ctypes.byref(number), 0, 0, 0)
+    return number.value
+
+if __name__ == "__main__":
+    with open(os.environ["ORCH_CHECKPOINT_DIR"] + f"/seen-{os.environ['RANK']}.json", "w") as file:
+        json.dump({**seen(), "random": None}, file)
+    print("random", random.random(), torch.rand(1).item())
+    linear = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+    for _ in range(3):
+        linear(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    atexit.register(print, "at exit")
+"""
+
+
+def _probe(desk: Desk, start: str, **spec: Any) -> tuple[Sight, list[dict[str, Any]]]:
+    job = desk.submit(
+        {"probe.py": PROBE, "pack/__init__.py": "", "pack/probe.py": PROBE}, name="probe", start=start, **spec
+    )
+    assert job.wait()["state"] == "SUCCEEDED", job.job.why()
+    files = [job.job.folder.checkpoints / f"seen-{rank}.json" for rank in (0, 1)]
+    return job, [json.loads(file.read_text()) for file in files]
+
+
+def _how(job: Sight, attempt: int = 1) -> str:
+    """Return the agent's line of its log on how it started ranks."""
+    log = job.job.folder.node_log(attempt, "node-0").read_text()
+    return next(line for line in log.splitlines() if "is pid" in line)
+
+
+@pytest.mark.parametrize("entry", ["probe.py --lr 0.1 'two words'", "-m pack.probe --lr 0.1"])
+def test_a_forked_rank_sees_what_a_new_interpreter_sees(desk: Desk, entry: str) -> None:
+    warm, forked = _probe(desk, "auto", entrypoint=entry)
+    fresh, new = _probe(desk, "fresh", entrypoint=entry)
+    assert "forks of a process" in _how(warm)
+    assert "new interpreters" in _how(fresh)
+    for one, other in zip(forked, new, strict=True):
+        assert {key for key in one if one[key] != other[key]} == set(), [
+            (key, one[key], other[key]) for key in one if one[key] != other[key]
+        ]
+    assert [rank["step"] for rank in warm.seen()["ranks"]] == [3, 3]
+    assert warm.log().splitlines()[-1] == "at exit"
+    lines = [warm.log(rank).splitlines()[0] for rank in (0, 1)]
+    drawn = [line.split()[1:] for line in lines]
+    assert drawn[0][0] != drawn[1][0] and drawn[0][1] != drawn[1][1], "each rank has its own random numbers"
+
+
+TRAIN = """
+import os, signal, time
+import torch
+linear = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+attempt = int(os.environ["ORCH_ATTEMPT"])
+for step in range(40):
+    linear(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+    if step == 10 * attempt and attempt < 3 and os.environ["RANK"] == "1":
+        while not os.path.exists(f"go-{attempt}"):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _template(job: Sight) -> Proc:
+    """Return the node's template."""
+    (one,) = (
+        proc
+        for proc in job.processes()
+        if b"template.py" in (procfs.PROC / str(proc.pid) / "cmdline").read_bytes()
+    )
+    return one
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_ranks_start_when_their_template_is_dead_or_does_not_answer(desk: Desk, signum: int) -> None:
+    job = desk.submit({"train.py": TRAIN}, entrypoint="train.py", procs_per_node=2)
+    for attempt in (1, 2):
+        wait_until(lambda: job.seen()["attempt"] == attempt and (job.seen()["step"] or 0) > 5, "steps")  # noqa: B023
+        if attempt == 2:
+            kill(_template(job), signum)
+            time.sleep(0.5)
+        (job.job.folder.code / f"go-{attempt}").touch()
+    status = job.wait()
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 2), job.job.why()
+    assert "forks" in _how(job, 1) and "forks" in _how(job, 2)
+    assert ("forks" if signum == signal.SIGKILL else "did not answer") in _how(job, 3)

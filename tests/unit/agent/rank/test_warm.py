@@ -1,0 +1,119 @@
+"""Which processes can be forked as if they were new, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from orchestrator.agent.rank import processes, spawn, warm
+
+MODULES = {
+    "thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
+    "asks": "import os\nos.environ.get('LOCAL_RANK')\n",
+    "sockets": "import socket\nkept = socket.socket()\n",
+    "starts": "import subprocess\nkept = subprocess.Popen(['sleep', '60'])\n",
+    "handles": "import signal\nsignal.signal(signal.SIGTERM, lambda *_: None)\n",
+    "well": "VALUE = 7\n",
+    "breaks": "raise ImportError('not here')\n",
+}
+REASONS = {
+    "thread": "started a thread",
+    "asks": "reads LOCAL_RANK",
+    "sockets": "opened a socket",
+    "starts": "started a process",
+    "handles": "changed a signal handler",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a node's folder with the hook, and installed modules in `lib` beside it."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "code").mkdir()
+    for name, source in MODULES.items():
+        (tmp_path / "lib" / f"{name}.py").write_text(source)
+    processes.install_hook(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def template(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Template]:
+    """Return a template of the modules that the test names, once it has said what it is."""
+    env = {**os.environ, "PYTHONPATH": str(folder / "lib")}
+    one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", request.param)
+    one.begin()
+    while one.is_importing:
+        time.sleep(0.01)
+        one.poll()
+    yield one
+    one.end()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [("well", *REASONS, "breaks")], indirect=True)
+def test_modules_that_keep_a_process_from_being_forked_are_named_and_left_out(
+    template: warm.Template,
+) -> None:
+    assert template.unfit == REASONS
+    assert template.is_ready
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("template", [("thread", "well")], indirect=True)
+def test_without_the_first_module_there_is_no_template(template: warm.Template) -> None:
+    assert not template.is_ready
+    assert template.why_fresh == "import thread started a thread"
+    assert template.fork(spawn.Program((sys.executable, "train.py"), {}, Path(), Path())) == 0
+
+
+@pytest.mark.slow
+def test_a_module_of_the_code_that_takes_the_place_of_an_imported_one_is_named(folder: Path) -> None:
+    (folder / "code" / "well.py").touch()
+    one = warm.Template(folder, (sys.executable, "train.py"), {**os.environ, "PYTHONPATH": str(folder / "lib")},
+                        folder / "code", ("well",))  # fmt: skip
+    one.begin()
+    while one.is_importing:
+        time.sleep(0.01)
+        one.poll()
+    assert one.why_fresh == "well.py of the code takes the place of an installed module"
+    one.end()
+
+
+@pytest.mark.parametrize(
+    ("argv", "reason"),
+    [
+        (("PYTHON", "train.py"), ""),
+        (("PYTHON", "-m", "pack.train"), ""),
+        (("PYTHON", "plain.py"), "plain.py does not import torch"),
+        (("./wrapped", "train.py"), "./wrapped is a script"),
+        (
+            ("bash", "-c", "python train.py"),
+            "its command is not a Python with a script or module of the code",
+        ),
+        (("PYTHON", "-c", "import torch"), "-c is no Python file"),
+        (
+            ("PYTHON", "-m", "torch.utils.collect_env"),
+            "its command is not a Python with a script or module of the code",
+        ),
+    ],
+)
+def test_a_template_takes_the_place_of_a_python_that_runs_a_script_with_torch(
+    tmp_path: Path, argv: tuple[str, ...], reason: str
+) -> None:
+    (tmp_path / "pack").mkdir()
+    for name in ("train.py", "pack/train.py"):
+        (tmp_path / name).write_text("import os\nfrom torch import nn\n")
+    (tmp_path / "plain.py").write_text("# import torch\n")
+    (tmp_path / "wrapped").write_text("#!/bin/sh\n")
+    real = tuple(sys.executable if word == "PYTHON" else word for word in argv)
+    assert warm.reason_against(real, tmp_path, has_stepped=False) == reason
+
+
+def test_a_script_without_torch_whose_ranks_made_steps_has_a_template(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text("import helper\n")
+    assert warm.reason_against((sys.executable, "plain.py"), tmp_path, has_stepped=True) == ""
