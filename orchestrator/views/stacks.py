@@ -61,7 +61,7 @@ def folded(ranks: Sequence[Json]) -> list[list[Json]]:
 
 def _group(group: Sequence[Json]) -> Iterator[Line]:
     first = group[0]
-    name = text_named([rank["rank"] for rank in group])
+    name = texttext_named([rank["rank"] for rank in group])
     on = named(list(dict.fromkeys(rank["node"] for rank in group)))
     still_s = min(rank["still_s"] for rank in group)
     still = f" for {span(still_s)}" if still_s and first["activity"] != "progressing" else ""
@@ -110,7 +110,7 @@ def _collectives(group: Sequence[Json]) -> Iterator[Line]:
             shape = f" of {one['shape']}" if one["shape"] else ""
             ranks_of.setdefault(f"{one['what']} #{one['number']:,}{label}{shape}", []).append(rank["rank"])
     for text, ranks in ranks_of.items():
-        whose = "" if len(ranks) == len(group) else f", ranks {ranks_text(ranks)}"
+        whose = "" if len(ranks) == len(group) else f", {text_named(ranks)}"
         yield line(Cell(f"{_PAD}last collective entered: {text}{whose}", "dim"))
 
 
@@ -121,7 +121,7 @@ def _unavailable(ranks: Sequence[Json]) -> Iterator[Line]:
         for lack in rank["unavailable"]:
             ranks_of.setdefault(lack, []).append(rank["rank"])
     for lack, who in list(ranks_of.items())[:UNAVAILABLE_MAX]:
-        whose = "" if len(who) == len(ranks) else f" (ranks {ranks_text(who)})"
+        whose = "" if len(who) == len(ranks) else f" ({text_named(who)})"
         yield line(Cell(f"not seen: {cut(lack, LINE_CHARS_MAX)}{whose}", "dim"))
 
 
