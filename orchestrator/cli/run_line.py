@@ -38,7 +38,11 @@ class _Line(click.Command):
             options = [name for param in self.params for name in param.opts if name.startswith("--")]
             near = _near(first, options)
             name = first.partition("=")[0]
-            hint = None if near else f"No such option {name!r}. Options of your script stand behind it: orch run train.py {name}"
+            hint = (
+                None
+                if near
+                else f"No such option {name!r}. Options of your script stand behind it: orch run train.py {name}"
+            )
             raise click.NoSuchOption(name, hint, possibilities=near, ctx=ctx)
         return rest
 
