@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.brain.diagnosis import hang_report
 from orchestrator.core.codec import Json
-from orchestrator.core.text import counted, ranks_text
+from orchestrator.core.text import counted
 from orchestrator.core.text import named as text_named
 from orchestrator.views.cells import STYLES, Cell, Line, cut, line, named, span
 
@@ -61,7 +61,7 @@ def folded(ranks: Sequence[Json]) -> list[list[Json]]:
 
 def _group(group: Sequence[Json]) -> Iterator[Line]:
     first = group[0]
-    name = texttext_named([rank["rank"] for rank in group])
+    name = text_named([rank["rank"] for rank in group])
     on = named(list(dict.fromkeys(rank["node"] for rank in group)))
     still_s = min(rank["still_s"] for rank in group)
     still = f" for {span(still_s)}" if still_s and first["activity"] != "progressing" else ""
