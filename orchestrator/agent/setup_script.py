@@ -67,9 +67,7 @@ class Setup:
             how = f"code {code}" if code > 0 else f"signal {-code}"
             tail = self._tail()
             last = tail.rstrip().rpartition("\n")[2]
-            if last.startswith(
-                OWN_WORDS
-            ):  # a line that orch added has said what is wrong, and how to mend it
+            if last.startswith(OWN_WORDS):  # a line that orch added: it says how to mend it
                 raise SetupError(last.removeprefix(OWN_WORDS))
             raise SetupError(f"the setup lines ended with {how}", tail)
         if not raw:
