@@ -71,6 +71,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(RUN_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing orch and torch into $(VENV): a few minutes"
 	$(INSTALL) -e '.[torch]'
 	@touch $@
 

@@ -25,6 +25,7 @@ PORT_RANGE = range(20_000, 30_000)
 """Below the ports that Linux gives to outgoing connections (32,768 and up), so that no connection takes a job's."""
 
 TAIL_BYTES = 4_000
+OWN_WORDS = "orch: "
 
 
 class SetupError(Exception):
@@ -64,7 +65,11 @@ class Setup:
         code = os.waitstatus_to_exitcode(status)
         if code != 0:
             how = f"code {code}" if code > 0 else f"signal {-code}"
-            raise SetupError(f"the setup lines ended with {how}", self._tail())
+            tail = self._tail()
+            last = tail.rstrip().rpartition("\n")[2]
+            if last.startswith(OWN_WORDS):  # a line that orch added: it says how to mend it
+                raise SetupError(last.removeprefix(OWN_WORDS))
+            raise SetupError(f"the setup lines ended with {how}", tail)
         if not raw:
             reason = "the setup lines' environment was not written: do they set a trap on EXIT, or exec?"
             raise SetupError(reason, self._tail())

@@ -141,20 +141,24 @@ def _print_folded(view: LogView, out: Print, folded: Any) -> None:
 
 
 def _changes(*, with_end: bool) -> Refresh:
-    """Return the function that prints a line when the state, the attempt or a queued job's reason changes.
+    """Return the function that prints a line when the state, the attempt or a queued job's reason changes. What the line before has told
+    is not told again.
 
     The end is left out unless `with_end`: the caller prints it in full.
     """
     last: list[object] = []
+    told = ""
 
     def refresh(status: Status) -> None:
+        nonlocal told
         queued = status["reason"] if status["state"] == "QUEUED" else ""
         now = [status["state"], status["attempt"], queued, _suspected(status)]
         if now != last and (with_end or status["state"] not in status_file.ENDED):
             goes_on = last[:2] == now[:2] and last[-1] and not now[-1]
             news = "it goes on" if goes_on else status["suspicion"] or status_view.reason(status)
             last[:] = now
-            why = f"  {news}" if news else ""
+            why = f"  {news}" if news and not (told and news.endswith(told)) else ""
+            told = news
             print_line(f"── {cells.plain([cells.line(*status_view.headline(status), why)]).strip()}")
 
     return refresh

@@ -36,7 +36,14 @@ class _Line(click.Command):
         first = next(iter(ctx.params.get("words") or ()), "")
         if first.startswith("-") and first != "-m":
             options = [name for param in self.params for name in param.opts if name.startswith("--")]
-            raise click.NoSuchOption(first.partition("=")[0], ctx=ctx, possibilities=_near(first, options))
+            near = _near(first, options)
+            name = first.partition("=")[0]
+            hint = (
+                None
+                if near
+                else f"No such option {name!r}. Options of your script stand behind it: orch run train.py {name}"
+            )
+            raise click.NoSuchOption(name, hint, possibilities=near, ctx=ctx)
         return rest
 
 

@@ -106,7 +106,7 @@ def _inserted(text: str, options: list[str]) -> str:
 
 
 def _script_text(path: Path) -> str:
-    fix = "name the script as it lies here"
+    fix = "name its path from the folder of the job file"
     if missing := missing_file(path):
         raise UserError(missing, "--from-command", fix)
     try:

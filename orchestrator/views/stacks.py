@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from orchestrator.brain.diagnosis import hang_report
 from orchestrator.core.codec import Json
-from orchestrator.core.text import counted, ranks_text
+from orchestrator.core.text import counted
 from orchestrator.core.text import named as text_named
 from orchestrator.views.cells import STYLES, Cell, Line, cut, line, named, span
 
@@ -110,7 +110,7 @@ def _collectives(group: Sequence[Json]) -> Iterator[Line]:
             shape = f" of {one['shape']}" if one["shape"] else ""
             ranks_of.setdefault(f"{one['what']} #{one['number']:,}{label}{shape}", []).append(rank["rank"])
     for text, ranks in ranks_of.items():
-        whose = "" if len(ranks) == len(group) else f", ranks {ranks_text(ranks)}"
+        whose = "" if len(ranks) == len(group) else f", {text_named(ranks)}"
         yield line(Cell(f"{_PAD}last collective entered: {text}{whose}", "dim"))
 
 
@@ -121,7 +121,7 @@ def _unavailable(ranks: Sequence[Json]) -> Iterator[Line]:
         for lack in rank["unavailable"]:
             ranks_of.setdefault(lack, []).append(rank["rank"])
     for lack, who in list(ranks_of.items())[:UNAVAILABLE_MAX]:
-        whose = "" if len(who) == len(ranks) else f" (ranks {ranks_text(who)})"
+        whose = "" if len(who) == len(ranks) else f" ({text_named(who)})"
         yield line(Cell(f"not seen: {cut(lack, LINE_CHARS_MAX)}{whose}", "dim"))
 
 

@@ -6,6 +6,7 @@ and `rich` knows too.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from orchestrator.core.jobdir.status_file import (
@@ -142,9 +143,10 @@ def saved_outside(status: Status) -> list[Line]:
 
 
 def path_offered(pattern: str) -> str:
-    """Return the line of a job file that makes a job start from what matches a glob."""
+    """Return what makes a job start from what matches a glob: a line of the job file, and an option."""
     quoted = pattern.replace("'", "''")
-    return f"checkpoint: {{path: '{quoted}'}}"
+    option = shlex.quote(f"checkpoint.path={pattern}")
+    return f"checkpoint: {{path: '{quoted}'}} to the job file, or --set {option} to orch run or resume"
 
 
 def queue(status: Status) -> list[Line]:

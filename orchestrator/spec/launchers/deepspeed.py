@@ -27,7 +27,7 @@ _OPTIONS = options(
     {
         "orch makes the rendezvous, with a free port for each attempt": "--master-port= --master-addr=",
         "orch numbers the nodes": "--node-rank=",
-        f"{_REACH}; hosts stand in ssh.hosts or ssh.hosts_file": "-H/--hostfile= --force-multi",
+        f"{_REACH}: write its hosts as ssh.hosts, with backend: ssh and nodes": "-H/--hostfile= --force-multi",
         _REACH: "--launcher= --launcher-args= --no-ssh --no-ssh-check",
         f"{_REACH}; their port is ssh.port": "--ssh-port=",
         "orch keeps a log of each rank: orch logs --rank 2": "--enable-each-rank-log= --log-level= -q/--quiet",

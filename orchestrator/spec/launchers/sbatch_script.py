@@ -53,6 +53,8 @@ _IDLE = {
 _VARIABLE = re.compile(r"\$(?:\{(?P<wrapped>\w+)\}|(?P<bare>[A-Za-z_]\w*|[1-9]))")
 _ARGUMENTS = re.compile(r"\"\$[@*]\"|\$[@*]|\"\$\{[@*]\}\"")
 _SUM = re.compile(r"\$\(\(([\s\w$+*/(){}-]*)\)\)")
+# A line after which PATH may find another Python: that of the script's ranks
+_CHOOSES_PYTHON = re.compile(r"\bactivate\b|\bPATH=|python|conda|mamba|pyenv|torch", re.IGNORECASE)
 _OF_RANKS = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "NODE_RANK", "LOCAL_RANK")
 VALUES_DEEP_MAX = 5
 """How often a value may name another variable, whose value names another."""
@@ -105,6 +107,9 @@ def taken(text: str, arguments: Sequence[str], *, on_slurm: bool) -> Taken:
     more = [*script.settings, *(one for one in variables if one.key not in (RANKS_EACH, DEVICE))]
     if script.setup:
         more.append(Setting("setup", script.setup, "lines that prepare a node"))
+    chosen = [line for line in script.setup if _CHOOSES_PYTHON.search(line)]
+    if chosen and ranks.words is not None and all(one.key != "python" for one in ranks.settings):
+        more.append(Setting("python", "python3", chosen[-1]))
     return Taken(
         ranks.launcher,
         ranks.words,

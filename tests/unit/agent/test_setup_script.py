@@ -43,6 +43,13 @@ def test_the_first_failing_line_ends_them_and_their_last_words_are_told(tmp_path
 
 
 @pytest.mark.slow
+def test_a_line_of_orch_that_refuses_is_the_reason(tmp_path: Path) -> None:
+    with pytest.raises(SetupError) as caught:
+        _run(tmp_path, "echo one", "echo 'orch: python3 cannot import accelerate; install it'; exit 1")
+    assert caught.value.reason == "python3 cannot import accelerate; install it"
+
+
+@pytest.mark.slow
 def test_lines_that_take_the_exit_trap_for_themselves_are_told_of_it(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="do they set a trap on EXIT"):
         _run(tmp_path, "trap true EXIT")

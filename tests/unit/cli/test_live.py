@@ -73,3 +73,21 @@ def test_programs_get_a_line_of_json_for_each_change_of_suspicion(
     lines = _watched(tmp_path, live.changes, capsys)
     told = [(one["state"], bool(one["suspicion"])) for one in map(json.loads, lines)]
     assert told == [("RUNNING", False), ("RUNNING", True), ("RUNNING", False), ("SUCCEEDED", False)]
+
+
+def test_the_reason_of_a_restart_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    known = jobs.status(RUNNING)
+    tell = live._changes(with_end=False)
+    tell({**known, "state": "RESTARTING", "reason": "crash: rank 1 on node-0: ValueError"})
+    tell(
+        {
+            **known,
+            "state": "RESTARTING",
+            "attempt": 2,
+            "reason": "restarting after crash: rank 1 on node-0: ValueError",
+        }
+    )
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("crash: rank 1 on node-0: ValueError")
+    assert "attempt 2" in second
+    assert "ValueError" not in second

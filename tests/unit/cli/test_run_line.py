@@ -34,7 +34,11 @@ def orch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 TABLE: list[tuple[str, int, str]] = [
     ("run", 2, "Missing argument 'SCRIPT ARGS...'"),
     ("run --prosc 2 train.py", 2, "Did you mean '--procs'?"),
-    ("run -x train.py", 2, "No such option '-x'"),
+    (
+        "run -x train.py",
+        2,
+        "No such option '-x'. Options of your script stand behind it: orch run train.py -x",
+    ),
     ("run -m", 2, "SCRIPT: -m must be followed by a module's dotted name"),
     ("run tain.py --nodes 2", 2, "SCRIPT: no file tain.py in"),
     ("run --nodes 0 --gpus x train.py", 2, "--gpus x: must be a whole number"),

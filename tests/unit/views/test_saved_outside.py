@@ -24,7 +24,11 @@ def test_what_is_saved_outside_is_said_with_the_line_that_makes_orch_start_from_
         "saved       outside checkpoint.path: code/snapshot.pt (step 18, 9.0s ago); orch does not start"
         in text
     )
-    assert "fix: to make it do so, add checkpoint: {path: '{job_dir}/code/snapshot.pt'}" in text
+    assert (
+        "fix: to make it do so, add checkpoint: {path: '{job_dir}/code/snapshot.pt'} to the job file, or --set"
+        in text
+    )
+    assert "or --set 'checkpoint.path={job_dir}/code/snapshot.pt' to orch run or resume" in text
     with_one = [*news, e.CheckpointFound(6.0, "node-0", 1, jobs.CKPT, 20)]
     assert "outside" not in cells.plain(status_view.job(jobs.status(with_one))), "there is one to start from"
 
@@ -44,5 +48,8 @@ def test_an_attempt_that_may_have_gone_on_by_itself_did_not_begin_at_the_beginni
     came_from = "the script may have gone on from code/snapshot.pt, written at 11:06:43 UTC;"
     assert f"  no checkpoint of checkpoint.path; {came_from} since 2026-11-18" in text
     assert "attempt 2  goes on, step 1 of its own" in text
-    assert "fix: to let orch start from it, add checkpoint: {path: '{job_dir}/code/snapshot.pt'}" in text
+    assert (
+        "fix: to let orch start from it, add checkpoint: {path: '{job_dir}/code/snapshot.pt'} to the job file, or --set"
+        in text
+    )
     assert "may have gone on from code/snapshot.pt" in post_mortem.transition(why, 2)

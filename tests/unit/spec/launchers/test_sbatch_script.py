@@ -39,6 +39,7 @@ python evaluate.py
         "backend": "slurm", "nodes": "4", "ranks_per_node": "8", "cpus_per_node": "96", "device": "gpu",
         "env.NCCL_DEBUG": "INFO",
         "setup": ["module load cuda   # the driver's", "source env/bin/activate", "cp -r data /tmp"],
+        "python": "python3",
     }  # fmt: skip
     dropped = {one.option.partition("=")[0].partition(" ")[0]: one.why for one in found.dropped}
     assert set(dropped) == {"set", "export", "MASTER_PORT", "nodes", "--ntasks-per-node", "--rdzv-endpoint"}
@@ -56,6 +57,19 @@ def test_options_of_srun_win_over_the_directives() -> None:
     assert said(text)["nodes"] == "2"
     assert said(text)["ranks_per_node"] == "3"
     assert "ranks" not in said(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "python"),
+    [
+        ("conda activate train", "python3"),
+        ("module load PyTorch/2.4", "python3"),
+        ("module load cuda/12.1", None),
+        ("ulimit -n 65536", None),
+    ],
+)
+def test_a_line_that_chooses_a_python_chooses_that_of_the_ranks(line: str, python: str | None) -> None:
+    assert said(f"{line}\ntorchrun --nproc-per-node 2 train.py\n").get("python") == python
 
 
 def test_variables_that_hold_the_line_are_filled_in() -> None:
