@@ -49,6 +49,7 @@ def _attempt(attempt: AttemptHistory, after: AttemptHistory | None, goes_on: boo
         "first_step": attempt.base_step + 1 if attempt.last_step is not None else None,
         "last_step": attempt.last_step,
         "resumed_from": attempt.resumed_from,
+        "resumed_step": attempt.resumed_step,
         "may_go_on_from": _outside(attempt),
         "verdict": _verdict(attempt),
         "restart_s": _restart_s(attempt, after),

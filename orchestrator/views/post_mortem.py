@@ -157,6 +157,10 @@ def _course(attempt: Json, state: str) -> str:
 def _source(attempt: Json) -> str:
     """Say from where an attempt began; a script may have gone on by itself from what it had saved."""
     if not _may_go_on(attempt):
+        given, first = attempt.get("resumed_step"), attempt["first_step"]
+        if given is not None and first is not None and first < given + 1:
+            ignored = f"{attempt['resumed_from']} was given, but the script began at step {first:,}"
+            return f"{ignored} (does it read ORCH_RESUME_FROM?)"
         return f"from {attempt['resumed_from'] or 'the beginning'}"
     outside = attempt["may_go_on_from"]
     written = f"written at {outside['written_at'][11:19]} UTC"

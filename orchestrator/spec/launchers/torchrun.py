@@ -66,7 +66,12 @@ def _line(words: Sequence[str], at: int, given: list[Given], launcher: str) -> L
     if last(given, "--nproc-per-node") is None:
         settings.append(Setting(RANKS_EACH, "1", f"{launcher} without --nproc-per-node", yields=True))
     kind = kind_of(launcher, given, "-m")
-    return LaunchLine(launcher, kind, program(words, at, launcher), tuple(settings), tuple(dropped))
+    started = program(words, at, launcher)
+    if words[at + 1 : at + 2] == [
+        "--"
+    ]:  # torchrun takes it away, too: what stands behind it is for the script
+        started = (at, *started[2:])
+    return LaunchLine(launcher, kind, started, tuple(settings), tuple(dropped))
 
 
 def _count(one: Given, settings: list[Setting], dropped: list[Dropped]) -> None:

@@ -50,6 +50,8 @@ class AttemptHistory:
     ended_why: str | None = None
     # What an earlier attempt had saved last outside of `checkpoint.path`, where this one had no checkpoint to start from.
     outside: SavedOutside | None = None
+    # the step of the checkpoint that it was given; `base_step` is less once its script is seen to begin at another one
+    resumed_step: int | None = None
     outside_wall_s: float = 0.0
 
     @property
@@ -140,8 +142,9 @@ def _tell(attempts: list[AttemptHistory], entry: Entry) -> None:
     """Begin the history of an attempt, or go on with the last."""
     news = entry.news
     if isinstance(news, d.BeginAttempt):
-        base, path = (news.resume.step or 0, news.resume.path) if news.resume else (0, None)
-        attempts.append(AttemptHistory(news.attempt, news.why, entry.wall_s, base, path))
+        step, path = (news.resume.step, news.resume.path) if news.resume else (None, None)
+        begun = AttemptHistory(news.attempt, news.why, entry.wall_s, step or 0, path, resumed_step=step)
+        attempts.append(begun)
     elif attempts:
         _add(attempts[-1], entry)
 

@@ -37,6 +37,15 @@ def test_options_are_settings(text: str, settings: dict[str, object]) -> None:
     assert said(line(text)) == settings
 
 
+def test_two_dashes_directly_behind_the_script_are_taken_away_as_torchrun_does() -> None:
+    def program(text: str) -> list[str]:
+        return line(text).program(shlex.split(text))
+
+    assert program("t.py -- --lr 0.1") == ["t.py", "--lr", "0.1"]
+    assert program("-m pkg.t -- --lr 0.1 -- x") == ["-m", "pkg.t", "--lr", "0.1", "--", "x"]
+    assert program("t.py --lr 0.1 -- x") == ["t.py", "--lr", "0.1", "--", "x"]
+
+
 @pytest.mark.parametrize(
     ("text", "program"),
     [
