@@ -14,11 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pythons import wrong_install
+
 QUICK_FOLDERS = ("unit", "sim", "wiring")
 MARKS = ("slow", "quiet", "soak")
 CPU_S_MAX = 3.0
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
 """What Python's audit events call the ways to start a process."""
+
+REPOSITORY = Path(__file__).parents[1]
 
 _BEFORE = pytest.StashKey[tuple[int, float]]()
 _started: list[str] = []
@@ -30,10 +34,15 @@ sys.addaudithook(lambda event, _: _started.append(event) if event in STARTS else
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark all tests of the other directories."""
-    for item in items:
-        if item.path.relative_to(Path(__file__).parent).parts[0] not in QUICK_FOLDERS:
-            item.add_marker("slow")
+    """Mark all tests of the other directories, and see that what these start is the code that they lie with."""
+    slow = [
+        item for item in items if item.path.relative_to(REPOSITORY / "tests").parts[0] not in QUICK_FOLDERS
+    ]
+    for item in slow:
+        item.add_marker("slow")
+    wrong = wrong_install(sys.executable, REPOSITORY) if slow else None
+    if wrong:
+        raise pytest.UsageError(wrong)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

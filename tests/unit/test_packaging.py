@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.version import VERSION
+from tests.support.pythons import wrong_install
 
 pytestmark = pytest.mark.slow
 
@@ -90,3 +91,11 @@ def test_an_editable_install_adds_a_plain_path_and_no_code_to_every_start(
 def test_one_thing_is_pinned_and_it_is_the_torch_of_the_test_machines() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert [line for line in lines if line and not line.startswith("#")] == ["torch==2.13.0"]
+
+
+def test_tests_are_refused_when_another_tree_s_orch_is_installed(tmp_path: Path) -> None:
+    assert wrong_install(sys.executable, ROOT) is None
+    wrong = wrong_install(sys.executable, tmp_path)
+    assert wrong is not None
+    assert f"has the orchestrator of {ROOT} installed" in wrong
+    assert f"pip install -e {tmp_path}" in wrong
