@@ -15,7 +15,7 @@ import click
 
 from orchestrator.cli import housekeeping, job_file, lifecycle, observe, run_line, terminal
 from orchestrator.cli.group import CLUSTER_CANNOT, INTERRUPTED, cli
-from orchestrator.core.errors import OrchError
+from orchestrator.core.errors import OrchError, UserError
 from orchestrator.core.jobdir import home
 from orchestrator.submission.supervisor_process import revive
 
@@ -68,6 +68,8 @@ def main() -> None:
 def run(argv: list[str]) -> int:
     """Run one command and return its exit code; nothing that a user or a cluster can cause escapes it."""
     try:
+        for word in argv:
+            os.fsencode(word)
         if argv and argv[0] in cli.commands and argv[0] not in _NO_JOBS_NEEDED:
             _revive_all()
         code = cli.main(argv, prog_name="orch", standalone_mode=False)
@@ -81,6 +83,9 @@ def run(argv: list[str]) -> int:
         err.show(words)
         terminal.say(terminal.shortened(words.getvalue().rstrip("\n")), err=True)
         return err.exit_code if err.exit_code != 1 else 2
+    except UnicodeEncodeError as err:
+        terminal.complain(f"an argument is not text: {err.object!a}")
+        return UserError.exit_code
     except (KeyboardInterrupt, click.Abort) as err:
         new_line = "" if isinstance(err, click.Abort) else "\n"  # click has begun one
         terminal.say(f"{new_line}interrupted", err=True)
