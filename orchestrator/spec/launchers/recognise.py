@@ -240,6 +240,7 @@ def _starts(words: Sequence[str], at: int) -> list[int]:
             return found + _starts(words, place)
         if is_value and not _PYTHON.fullmatch(_base(word)) and not word.endswith(".py"):
             found.append(place)
+            between = 0  # it may have been the word between, behind an option without a value
             if _reader(words, place) is not None:
                 return found
         elif between:
