@@ -14,7 +14,7 @@ from orchestrator.spec.launchers.accelerate import accelerate
 from orchestrator.spec.launchers.deepspeed import deepspeed
 from orchestrator.spec.launchers.environment import ASSIGNMENT, is_orchs, of_variables
 from orchestrator.spec.launchers.fabric import fabric
-from orchestrator.spec.launchers.launch_line import Dropped, LaunchLine, Setting, program
+from orchestrator.spec.launchers.launch_line import INTERPRETER, Dropped, LaunchLine, Setting, program, starts
 from orchestrator.spec.launchers.slurm_size import nested, of_tasks
 from orchestrator.spec.launchers.srun import srun
 from orchestrator.spec.launchers.torchrun import distributed_launch, torchrun
@@ -22,7 +22,6 @@ from orchestrator.spec.launchers.torchrun import distributed_launch, torchrun
 PYTHON = "python3"
 """The interpreter in shell text: the job's own comes first in PATH."""
 
-_PYTHON = re.compile(r"python[0-9.]*")
 _READERS: dict[tuple[str, ...], Callable[[Sequence[str], int], LaunchLine]] = {
     ("torchrun",): torchrun,
     ("accelerate", "launch"): accelerate,
@@ -41,19 +40,6 @@ _MODULES: dict[tuple[str, ...], Callable[[Sequence[str], int], LaunchLine]] = {
     ("deepspeed.launcher.runner",): deepspeed,
     ("deepspeed",): deepspeed,
 }
-_RUN, _EXEC = (("run",), 0), (("exec", "run"), 1)
-_WRAPPERS: dict[str, tuple[tuple[str, ...], int]] = {
-    **dict.fromkeys(("uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba"), _RUN),
-    **dict.fromkeys(("singularity", "apptainer"), _EXEC),
-    **dict.fromkeys(("numactl", "nice", "time", "nohup", "exec", "stdbuf", "xargs"), ((), 0)),
-    "nsys": (("profile",), 0),
-}
-"""Programs that start the program behind their options, in another environment or in another way: each with its verbs that
-do so, and the number of words between such a verb and the program."""
-
-_NAMING = ("-n", "--name", "-p", "--prefix", "-o", "--output", "--env", "-e")
-"""Options of those programs that a name follows."""
-
 _QUESTIONS = ("-h", "--help", "-V", "--version", "--usage")
 """Options with which a launcher says something about itself, and launches nothing."""
 
@@ -203,51 +189,16 @@ def _line(words: Sequence[str], *, as_program: bool = False, checks: bool = True
     while at < len(words) and (match := ASSIGNMENT.fullmatch(words[at])):
         before.append((match[1], match[2]))
         at += 1
-    for start in _starts(words, at):
+    for start in starts(words, at):
         if (reader := _reader(words, start)) is not None:
             read, options_at = reader
             if words[options_at : options_at + 1] and words[options_at] in _QUESTIONS:
                 return None
             line = _through(words, read(words, options_at)) if checks else LaunchLine("", "script", (start,))
             return Found(tuple(before), at, start, line)
-    if as_program and at < len(words) and _PYTHON.fullmatch(_base(words[at])):
+    if as_program and at < len(words) and INTERPRETER.fullmatch(_base(words[at])):
         return Found(tuple(before), at, at, _python(words, at))
     return None
-
-
-def _starts(words: Sequence[str], at: int) -> list[int]:
-    """Return the positions where a launcher may stand, as the program or behind one that starts it; none of the arguments."""
-    if at >= len(words):
-        return []
-    wrapper = _WRAPPERS.get(_base(words[at]))
-    if wrapper is None:
-        return [at]
-    verbs, between = wrapper
-    is_awaited, found = bool(verbs), [at]
-    for place in range(at + 1, len(words)):
-        word, before = words[place], words[place - 1]
-        is_value = before.startswith("-") and "=" not in before and place > at + 1
-        if word.startswith("-"):
-            continue
-        if is_awaited:
-            is_awaited = word not in verbs
-            if is_awaited and not is_value:
-                return [at]  # such as `uv pip install`
-            continue
-        if is_value and before in _NAMING and verbs and _base(words[at]) != "uv":
-            continue
-        if _base(word) in _WRAPPERS:
-            return found + _starts(words, place)
-        if is_value and not _PYTHON.fullmatch(_base(word)) and not word.endswith(".py"):
-            found.append(place)
-            between = 0  # it may have been the word between, behind an option without a value
-            if _reader(words, place) is not None:
-                return found
-        elif between:
-            between -= 1
-        else:
-            return [*found, place]
-    return found
 
 
 def _reader(words: Sequence[str], at: int) -> tuple[Callable[[Sequence[str], int], LaunchLine], int] | None:
@@ -256,7 +207,7 @@ def _reader(words: Sequence[str], at: int) -> tuple[Callable[[Sequence[str], int
     for name, read in _READERS.items():
         if tuple(named[: len(name)]) == name:
             return read, at + len(name)
-    if not _PYTHON.fullmatch(named[0]):
+    if not INTERPRETER.fullmatch(named[0]):
         return None
     module = _behind_options(words, at + 1)
     if words[module : module + 1] != ["-m"] and tuple(words[module : module + 1]) != ("-m",):
