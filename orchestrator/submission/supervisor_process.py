@@ -98,12 +98,15 @@ def left_behind_by(job: JobDir, silent_s: float) -> str:
 def _is_written(state: Path) -> bool:
     """Tell whether a status file changes within `WATCH_S`: its age is by the other machine's clock, which may be wrong, and
     a disk may show locks to no other machine."""
-    before = ownership.read_regular(state)
     deadline_s = time.monotonic() + WATCH_S
-    while time.monotonic() < deadline_s:
-        time.sleep(WATCH_POLL_S)
-        if ownership.read_regular(state) != before:
-            return True
+    try:
+        before = ownership.read_regular(state)
+        while time.monotonic() < deadline_s:
+            time.sleep(WATCH_POLL_S)
+            if ownership.read_regular(state) != before:
+                return True
+    except OSError:  # such as a stale handle: it was replaced this moment
+        return True
     return False
 
 
