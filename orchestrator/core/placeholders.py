@@ -31,6 +31,8 @@ _PLACEHOLDER = re.compile(
     r"(?<![${])\{(?P<brace>[a-z_]+)\}|\$\{(?P<wrapped>ORCH_\w+)\}|\$(?P<bare>ORCH_\w+)", re.ASCII
 )
 
+_OF_A_PROGRAM = re.compile(r"[\s(;]")
+
 
 def fill(text: str, values: Mapping[str, str]) -> str:
     """Return a text with the placeholders filled in of which `values` has the name."""
@@ -43,25 +45,34 @@ def named(text: str) -> frozenset[str]:
 
 
 def misspelled(text: str, more: tuple[str, ...] = ()) -> str:
-    """Return what is wrong with a text, as the rest of a sentence: a name that is nearly one of ours; else empty."""
+    """Return what is wrong with a text, as the rest of a sentence: a name that is nearly one of ours; else empty.
+
+    `{attempts}` is an ordinary word of other programs, so of names in braces only those with an underscore are compared.
+    """
     names = (*NAMES, *VARIABLES, *more)
     for match in _PLACEHOLDER.finditer(text):
         name = _name(match)
-        near = [] if name in names else difflib.get_close_matches(name, names, 1, NEARNESS)
+        alike = [one for one in names if "_" in one or one in more]
+        near = [] if name in names else difflib.get_close_matches(name, alike, 1, NEARNESS)
         if near:
             meant = match[0].replace(name, near[0])
             return f"holds {match[0]}, which orch does not fill in; did you mean {meant}?"
     return ""
 
 
-def misplaced(shell_text: str) -> str:
-    """Return the same for shell text, in which the shell fills in variables, and nothing can quote a value safely."""
-    for match in _PLACEHOLDER.finditer(shell_text):
+def misplaced(word: str) -> str:
+    """Return the same for a word of shell text, in which the shell fills in variables, and nothing can quote a value safely.
+
+    A word with blanks or brackets is a program in another language, such as awk's or Python's: its braces are its own.
+    """
+    if _OF_A_PROGRAM.search(word):
+        return ""
+    for match in _PLACEHOLDER.finditer(word):
         if match["brace"] in NAMES:
             name = match["brace"]
             inner = f"${{ORCH_{name.upper()}}}" if name != "job_dir" else "${ORCH_CHECKPOINT_DIR%/*}"
             return f'holds {match[0]}, which is not filled in within shell text; write "{inner}"'
-    return misspelled(shell_text)
+    return misspelled(word)
 
 
 def _name(match: re.Match[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import yaml
 
 from orchestrator.core.host import gpus
-from orchestrator.spec.launchers import accelerate, recognise
+from orchestrator.spec.launchers import accelerate, recognise, shell_text
 from orchestrator.spec.launchers.launch_line import (
     ALL,
     CPUS_NODE,
@@ -330,39 +331,22 @@ def _shown(value: Value) -> str:
 
 
 def _refuse_script_that_launches(value: Value, document: Document, folder: Path) -> None:
-    """Raise ValueError for a command that runs a shell script of the workdir which starts a launcher itself."""
-    words = value.split() if isinstance(value, str) else value if isinstance(value, list) else []
-    script = next((str(word) for word in words if str(word).endswith((".sh", ".bash"))), "")
+    """Raise ValueError for a command that runs a shell script of the workdir which starts a launcher itself, whatever holds
+    in its ranks: one behind a condition may be for other places than orch."""
+    script = recognise.script_run_by(value)
     if not script:
         return
     path = path_in(path_in(folder, str(document.data.get("workdir") or ".")), script)
     try:
         text = path.read_text(errors="replace")[:SCRIPT_BYTES_MAX]
+        commands = shell_text.parsed(text).commands
     except (OSError, ValueError):
         return
-    for number, line in _logical_lines(text):
-        if _starts_launcher(line):
+    for one in commands:
+        words = [word.text for word in one.words]
+        if not one.depth and recognise.is_line(words):
+            number = text.count("\n", 0, one.words[0].start) + 1
             raise ValueError(
                 f"runs {script}, whose line {number} would start a launcher in every rank, each with ranks of its own; give "
-                f"that line as `entrypoint: {' '.join(line.split())}`, or: orch init --from-command {script}"
+                f"that line as `entrypoint: {shlex.join(words)}`, or: orch init --from-command {script}"
             )
-
-
-def _starts_launcher(line: str) -> bool:
-    try:
-        return recognise.names_launcher(line)
-    except ValueError:  # a quote that goes on in the next line
-        return False
-
-
-def _logical_lines(text: str) -> list[tuple[int, str]]:
-    """Return the lines of a script with their numbers, continued ones as one."""
-    found, start, held = [], 0, ""
-    for number, line in enumerate(text.splitlines(), 1):
-        start = start or number
-        if line.endswith("\\"):
-            held += f"{line[:-1]} "
-            continue
-        found.append((start, held + line))
-        start, held = 0, ""
-    return found

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 
 from orchestrator.core import placeholders
 from orchestrator.core.jobdir.layout import IN_CODE
+from orchestrator.spec.launchers import shell_text
 from orchestrator.spec.launchers.environment import OWNED_NAMES
 from orchestrator.spec.yaml_document import shown
 
@@ -253,11 +254,28 @@ def _entry(value: object) -> Entry:
 def _rank_entry(entry: Entry) -> Entry:
     """Check the placeholders in what a rank runs. Raises ValueError."""
     is_shell = entry.kind == "command" and not entry.args
-    faults = [placeholders.misplaced(entry.target) if is_shell else placeholders.misspelled(entry.target)]
-    faults += map(placeholders.misspelled, entry.args)
+    faults = map(placeholders.misspelled, (entry.target, *entry.args))
+    if is_shell:
+        faults = map(placeholders.misplaced, _shell_words(entry.target))
     if fault := next(filter(None, faults), ""):
         raise ValueError(fault)
     return entry
+
+
+_BRACES = ("awk", "gawk", "mawk", "jq")
+"""Programs in whose own language `{attempt}` means something."""
+
+
+def _shell_words(text: str) -> list[str]:
+    """Return the words of shell text in which a placeholder or a variable of orch's may be meant: none that names a variable
+    that the text itself sets, and none of a text that cannot be taken apart."""
+    try:
+        commands = [one for one in shell_text.parsed(text).commands if one.words[0].text not in _BRACES]
+        words = [word.text for one in commands for word in one.words]
+    except ValueError:
+        return []
+    own = [word.partition("=")[0] for word in words if word.startswith("ORCH_") and "=" in word]
+    return [word for word in words if not any(name in word for name in own)]
 
 
 def _command(value: object) -> Entry:

@@ -75,6 +75,9 @@ def _is_supervised(job: JobDir) -> bool:
 LEFT_S_MIN = 60.0
 """How long a job of another machine must have been silent before it can be taken over."""
 
+WATCH_S, WATCH_POLL_S = 5.0, 0.5
+"""How long the status of such a job is watched before it is taken over: a supervisor writes it every second."""
+
 
 def left_behind_by(job: JobDir, silent_s: float) -> str:
     """Return the machine of an unended local job if all that is in the job's folder says that nothing of it runs there any
@@ -89,7 +92,22 @@ def left_behind_by(job: JobDir, silent_s: float) -> str:
     held = [job.lock, *job.root.glob("nodes/*/agent.lock")]
     if _is_over_ssh(job) or silent_s < LEFT_S_MIN or any(locks.is_held(lock) for lock in held):
         return ""
-    return str(who["host"])
+    return "" if _is_written(job.state) else str(who["host"])
+
+
+def _is_written(state: Path) -> bool:
+    """Tell whether a status file changes within `WATCH_S`: its age is by the other machine's clock, which may be wrong, and
+    a disk may show locks to no other machine."""
+    deadline_s = time.monotonic() + WATCH_S
+    try:
+        before = ownership.read_regular(state)
+        while time.monotonic() < deadline_s:
+            time.sleep(WATCH_POLL_S)
+            if ownership.read_regular(state) != before:
+                return True
+    except OSError:  # such as a stale handle: it was replaced this moment
+        return True
+    return False
 
 
 SUPERVISOR_ENV = (

@@ -225,3 +225,50 @@ def program(words: Sequence[str], at: int, launcher: str) -> tuple[int, ...]:
     if at >= len(words):
         raise ValueError(f"{launcher} names no script behind its options")
     return tuple(range(at, len(words)))
+
+
+INTERPRETER = re.compile(r"python[0-9.]*")
+
+_RUN, _EXEC = (("run",), 0), (("exec", "run"), 1)
+_WRAPPERS: dict[str, tuple[tuple[str, ...], int]] = {
+    **dict.fromkeys(("uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba"), _RUN),
+    **dict.fromkeys(("singularity", "apptainer"), _EXEC),
+    **dict.fromkeys(("numactl", "nice", "time", "nohup", "exec", "stdbuf", "xargs"), ((), 0)),
+    "nsys": (("profile",), 0),
+}
+"""Programs that start the program behind their options, in another environment or in another way: each with its verbs that
+do so, and the number of words between such a verb and the program."""
+
+_NAMING = ("-n", "--name", "-p", "--prefix", "-o", "--output", "--env", "-e", "--with", "--group", "--extra")
+"""Options behind such a verb that a name follows."""
+
+
+def starts(words: Sequence[str], at: int) -> list[int]:
+    """Return the positions where a launcher may stand: at `at`, or behind a program there that starts another; none of the
+    words behind the first that can only be a program."""
+    wrapper = _WRAPPERS.get(words[at].rpartition("/")[2]) if at < len(words) else None
+    if wrapper is None:
+        return [at] if at < len(words) else []
+    (verbs, between), name = wrapper, words[at].rpartition("/")[2]
+    found, place, is_unclear = [at], at + 1, False
+    while verbs and place < len(words) and words[place] not in verbs:
+        if not words[place].startswith("-") and not words[place - 1].startswith("-"):
+            return found  # such as `uv pip install`
+        place += 1
+    for here in range(place + bool(verbs), len(words)):
+        word, before = words[here], words[here - 1]
+        is_value = before.startswith("-") and "=" not in before
+        if word.startswith("-") or (
+            is_value and verbs and before in _NAMING and (name, before) != ("uv", "-n")
+        ):
+            continue
+        if word.rpartition("/")[2] in _WRAPPERS:
+            return found + starts(words, here)
+        is_program = INTERPRETER.fullmatch(word.rpartition("/")[2]) or word.endswith(".py")
+        if is_program or not (is_value or between):
+            return [*found, here]
+        if is_value or is_unclear:  # an option's value, or behind an option without one
+            found.append(here)
+        is_unclear |= is_value
+        between -= not is_value
+    return found

@@ -7,13 +7,14 @@ import re
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from orchestrator.spec.launchers import shell_text
 from orchestrator.spec.launchers.accelerate import accelerate
 from orchestrator.spec.launchers.deepspeed import deepspeed
 from orchestrator.spec.launchers.environment import ASSIGNMENT, is_orchs, of_variables
 from orchestrator.spec.launchers.fabric import fabric
-from orchestrator.spec.launchers.launch_line import Dropped, LaunchLine, Setting, program
+from orchestrator.spec.launchers.launch_line import INTERPRETER, Dropped, LaunchLine, Setting, program, starts
 from orchestrator.spec.launchers.slurm_size import nested, of_tasks
 from orchestrator.spec.launchers.srun import srun
 from orchestrator.spec.launchers.torchrun import distributed_launch, torchrun
@@ -21,7 +22,6 @@ from orchestrator.spec.launchers.torchrun import distributed_launch, torchrun
 PYTHON = "python3"
 """The interpreter in shell text: the job's own comes first in PATH."""
 
-_PYTHON = re.compile(r"python[0-9.]*")
 _READERS: dict[tuple[str, ...], Callable[[Sequence[str], int], LaunchLine]] = {
     ("torchrun",): torchrun,
     ("accelerate", "launch"): accelerate,
@@ -40,9 +40,8 @@ _MODULES: dict[tuple[str, ...], Callable[[Sequence[str], int], LaunchLine]] = {
     ("deepspeed.launcher.runner",): deepspeed,
     ("deepspeed",): deepspeed,
 }
-_WRAPPERS = ("uv", "poetry", "pipenv", "pdm", "hatch", "conda", "mamba", "micromamba", "singularity", "apptainer", "numactl",
-             "nice", "time", "nohup", "exec", "stdbuf", "nsys")  # fmt: skip
-"""Programs that start the program behind their options, in another environment or in another way."""
+_QUESTIONS = ("-h", "--help", "-V", "--version", "--usage")
+"""Options with which a launcher says something about itself, and launches nothing."""
 
 _SHELLS = ("bash", "sh", "zsh", "dash")
 _NAMED = re.compile(
@@ -87,6 +86,8 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
     """Return what a list of words becomes, None where it is no launch line. `as_program`: a bare `python train.py` is one too."""
     if _is_shell_call(words):
         return in_text(words[2], as_program=False)
+    if words and _base(words[0]) == "xargs":
+        _refuse_quoted(words)
     found = _line(words, as_program=as_program)
     if found is None:
         _refuse_quoted(words)
@@ -156,8 +157,29 @@ def shell_of(words: Sequence[str]) -> str:
 def names_launcher(text: str) -> bool:
     """Tell whether a command of a script's text starts a launcher."""
     return bool(_NAMED.search(f"{text} ")) and any(
-        _line([word.text for word in one.words], checks=False) for one in shell_text.parsed(text).commands
+        is_line([word.text for word in one.words]) for one in shell_text.parsed(text).commands
     )
+
+
+def is_line(words: Sequence[str]) -> bool:
+    """Tell whether words are a launch line, right or wrong."""
+    return _line(words, checks=False) is not None
+
+
+def script_run_by(value: object) -> str:
+    """Return the shell script that a command runs, as text or list of words; empty for none that can be seen."""
+    commands = [[str(word) for word in value]] if isinstance(value, list) else []
+    if isinstance(value, str):
+        try:
+            commands = [[word.text for word in one.words] for one in shell_text.parsed(value).commands]
+        except ValueError:
+            return ""
+    for words in commands:
+        is_shell = _base(words[0]) in (*_SHELLS, "source", ".", "exec") if words else False
+        first = next((word for word in words[is_shell:] if not word.startswith("-")), "")
+        if first.endswith((".sh", ".bash")):
+            return first
+    return ""
 
 
 def _line(words: Sequence[str], *, as_program: bool = False, checks: bool = True) -> Found | None:
@@ -167,15 +189,14 @@ def _line(words: Sequence[str], *, as_program: bool = False, checks: bool = True
     while at < len(words) and (match := ASSIGNMENT.fullmatch(words[at])):
         before.append((match[1], match[2]))
         at += 1
-    starts = [at] if at < len(words) else []
-    if at < len(words) and _base(words[at]) in _WRAPPERS:
-        starts += range(at + 1, len(words))
-    for start in starts:
+    for start in starts(words, at):
         if (reader := _reader(words, start)) is not None:
             read, options_at = reader
+            if words[options_at : options_at + 1] and words[options_at] in _QUESTIONS:
+                return None
             line = _through(words, read(words, options_at)) if checks else LaunchLine("", "script", (start,))
             return Found(tuple(before), at, start, line)
-    if as_program and at < len(words) and _PYTHON.fullmatch(_base(words[at])):
+    if as_program and at < len(words) and INTERPRETER.fullmatch(_base(words[at])):
         return Found(tuple(before), at, at, _python(words, at))
     return None
 
@@ -186,7 +207,7 @@ def _reader(words: Sequence[str], at: int) -> tuple[Callable[[Sequence[str], int
     for name, read in _READERS.items():
         if tuple(named[: len(name)]) == name:
             return read, at + len(name)
-    if not _PYTHON.fullmatch(named[0]):
+    if not INTERPRETER.fullmatch(named[0]):
         return None
     module = _behind_options(words, at + 1)
     if words[module : module + 1] != ["-m"] and tuple(words[module : module + 1]) != ("-m",):
@@ -277,7 +298,11 @@ def _refuse_hidden(
 def _refuse_quoted(words: Sequence[str]) -> None:
     """Raise ValueError for a command that gives a launch line as text to a shell."""
     name = _base(words[0]) if words else ""
-    if name in (*_SHELLS, "eval", "xargs", "parallel") and any(_holds_line(word) for word in words[1:]):
+    texts = words[1:] if name in ("eval", "parallel") else []
+    if name in _SHELLS:
+        texts = [after for word, after in pairwise(words) if re.fullmatch("-[a-z]*c", word)]
+    is_fed = name == "xargs" and _line(words, checks=False) is not None
+    if is_fed or any(_holds_line(word) for word in texts):
         raise ValueError(
             f"starts a launcher through {name}; write its line without {name} and quotes around it"
         )

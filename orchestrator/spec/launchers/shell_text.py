@@ -14,6 +14,7 @@ _OPENERS = ("for", "while", "until", "if", "case", "select", "function", "{")
 _CLOSERS = ("done", "fi", "esac", "}")
 _MIDDLES = ("do", "then", "else", "elif", "!")
 _CHANGED = re.compile(r"[*?\[]")
+_ANSI_QUOTED = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 _UNCLOSED = "has a quote or bracket that is not closed"
 
 
@@ -62,6 +63,7 @@ class _Parser:
         self._inner: list[str] = []
         self._heredocs: list[str] = []
         self._has_operators = False
+        self._brackets = 0
 
     def run(self) -> ShellText:
         while self._at < len(self._text):
@@ -87,7 +89,12 @@ class _Parser:
             self._at = len(text) if end < 0 else end
         elif match := _REDIRECTION.match(text, at):
             self._redirect(match)
+        elif char == "(" and text[at - 1 : at] == "=":  # the values of an array
+            self._at = self._behind(at, "(", ")")
         elif char in ";&|()":
+            if char == ")" and not self._brackets:
+                self._commands[-1].words.clear()  # a pattern of `case`
+            self._brackets = max(0, self._brackets + {"(": 1, ")": -1}.get(char, 0))
             self._at += 1
             self._has_operators = True
             self._depth = max(0, self._depth + {"(": 1, ")": -1}.get(char, 0))
@@ -117,6 +124,10 @@ class _Parser:
 
     def _word(self) -> None:
         word, command = self._read(), self._commands[-1]
+        if word.text == "[[" and not command.words:
+            end = re.compile(r"\s\]\](?=[\s;&|)]|$)").search(self._text, self._at)
+            self._at = end.end() if end else len(self._text)
+            self._has_operators = True
         if not command.words and word.is_plain:
             self._depth = max(0, self._depth + (word.text in _OPENERS) - (word.text in _CLOSERS))
             command.depth = self._depth
@@ -188,6 +199,11 @@ class _Parser:
         elif text.startswith("$(", start):
             self._at = self._behind(start + 1, "(", ")")
             self._inner.append(text[start + 2 : self._at - 1])
+        elif text.startswith("$'", start):
+            end = _ANSI_QUOTED.match(text, start)
+            if end is None:
+                raise ValueError(_UNCLOSED)
+            self._at = end.end()
         elif text.startswith("${", start):
             self._at = self._behind(start + 1, "{", "}")
         else:
@@ -195,10 +211,18 @@ class _Parser:
         return text[start : self._at]
 
     def _behind(self, start: int, opener: str, closer: str) -> int:
-        """Return the position behind the bracket that closes the one at `start`."""
-        depth = 0
-        for at in range(start, len(self._text)):
-            depth += (self._text[at] == opener) - (self._text[at] == closer)
+        """Return the position behind the bracket that closes the one at `start`; brackets within quotes are none."""
+        depth, at, quote = 0, start, ""
+        while at < len(self._text):
+            char = self._text[at]
+            if char == "\\" and quote != "'":
+                at += 2
+                continue
+            if char in "'\"" and quote in ("", char):
+                quote = "" if quote else char
+            elif not quote:
+                depth += (char == opener) - (char == closer)
+            at += 1
             if depth == 0:
-                return at + 1
+                return at
         raise ValueError(_UNCLOSED)

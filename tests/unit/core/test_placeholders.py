@@ -37,13 +37,27 @@ def test_a_near_miss_is_asked_about(text: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["{checkpoint}", "{epoch}-{step}", "$ORCH_MINE", "{job_dir}", "${checkpoint_dirs}"]
+    "text",
+    [
+        "{checkpoint}",
+        "{epoch}-{step}",
+        "$ORCH_MINE",
+        "{job_dir}",
+        "${checkpoint_dirs}",
+        "{attempts}",
+        "{attempted}",
+    ],
 )
 def test_what_is_no_near_miss_is_left_alone(text: str) -> None:
     assert placeholders.misspelled(text) == ""
 
 
 def test_braces_in_shell_text_are_refused_with_the_variable() -> None:
-    assert placeholders.misplaced("x --o={checkpoint_dir}").endswith('write "${ORCH_CHECKPOINT_DIR}"')
-    assert placeholders.misplaced("x ${attempt} {a,b} $ORCH_ATTEMPT") == ""
-    assert placeholders.misplaced("x $ORCH_CHECKPOINT").endswith("did you mean $ORCH_CHECKPOINT_DIR?")
+    assert placeholders.misplaced("--o={checkpoint_dir}").endswith('write "${ORCH_CHECKPOINT_DIR}"')
+    assert placeholders.misplaced("${attempt}{a,b}$ORCH_ATTEMPT") == ""
+    assert placeholders.misplaced("$ORCH_CHECKPOINT").endswith("did you mean $ORCH_CHECKPOINT_DIR?")
+
+
+@pytest.mark.parametrize("word", ["print(f'{attempt}')", "{print $1} {attempt}", "x={};{job_dir}"])
+def test_braces_of_a_program_within_shell_text_are_its_own(word: str) -> None:
+    assert placeholders.misplaced(word) == ""

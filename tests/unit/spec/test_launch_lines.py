@@ -174,3 +174,33 @@ def test_a_script_that_starts_a_launcher_is_refused_with_its_line(tmp_path: Path
 def test_a_script_that_starts_python_alone_is_fine(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("module load cuda\npython train.py\n# torchrun train.py\n")
     assert loaded(tmp_path, "command: bash run.sh").entry.target == "bash run.sh"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'if [ -z "$RANK" ]; then\n  torchrun train.py\nelse\n  python train.py\nfi\n',
+        "cat <<EOF\ntorchrun train.py\nEOF\npython train.py\n",
+    ],
+)
+def test_a_script_that_may_start_a_launcher_elsewhere_is_fine(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    assert loaded(tmp_path, "command: bash run.sh").entry.target == "bash run.sh"
+
+
+def test_a_script_that_is_only_an_argument_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("torchrun train.py\n")
+    assert loaded(tmp_path, "command: python train.py --script run.sh").entry.target.endswith("run.sh")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ORCH_ATTEMPTS=3; x $ORCH_ATTEMPTS",
+        "jq '{attempt}' x.json",
+        "x # {attempt}",
+        "python -c \"f'{attempt}' + f(1)\"",
+    ],
+)
+def test_braces_and_variables_of_the_text_itself_are_its_own(tmp_path: Path, text: str) -> None:
+    assert loaded(tmp_path, "command: |\n  " + text).entry.target == text

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 from pathlib import Path
+
+import pytest
 
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.submission import supervisor_process
 from tests.support import folders, jobs
+
+pytestmark = pytest.mark.usefixtures("_short_watch")
 
 LONG_S = supervisor_process.LEFT_S_MIN + 1
 
@@ -19,6 +24,20 @@ def _job(tmp_path: Path, host: str = "elsewhere") -> JobDir:
     (job.root / "nodes" / "node-0").mkdir(parents=True)
     (job.root / "nodes" / "node-0" / "agent.lock").touch()
     return job
+
+
+@pytest.fixture
+def _short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_process, "WATCH_S", 0.3)
+    monkeypatch.setattr(supervisor_process, "WATCH_POLL_S", 0.02)
+
+
+def test_a_status_that_changes_is_a_living_job_whatever_its_clock_says(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    written = threading.Timer(0.1, job.state.write_text, ["{}"])
+    written.start()
+    assert supervisor_process.left_behind_by(job, LONG_S) == ""
+    written.join()
 
 
 def test_a_silent_job_without_a_held_lock_was_left_behind_by_its_machine(tmp_path: Path) -> None:

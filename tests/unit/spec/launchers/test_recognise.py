@@ -135,3 +135,60 @@ def test_a_shell_variable_of_an_option_that_is_not_needed_takes_no_shell() -> No
     taken = recognise.in_text("torchrun --rdzv-endpoint $HOST:1 t.py", as_program=True)
     assert taken is not None
     assert taken.words == ("t.py",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uv run python train.py srun now",
+        "uv run train.py --launcher torchrun --x 3",
+        "poetry run python train.py deepspeed ds.json",
+        "nice python train.py --backend deepspeed --lr 1",
+        "nohup python train.py --mode srun > log 2>&1",
+        "conda run -n deepspeed python train.py",
+        "uv run --with deepspeed python train.py",
+        "singularity exec --nv a.sif python train.py --launcher torchrun x",
+        "conda install deepspeed && python train.py",
+        "uv pip install deepspeed ; python train.py",
+        "time pip install deepspeed ; python train.py",
+        "ls | xargs -n 1 echo 'torchrun a'; python train.py",
+        "bash train.sh deepspeed x",
+        "torchrun --help; python train.py",
+        "V=$(deepspeed --version); python train.py",
+        "case $X in deepspeed ) Y=1;; torchrun ) Y=2;; esac; python train.py",
+        "[[ $X =~ ^(torchrun )$ ]] && python train.py",
+        "x=(torchrun a); python train.py",
+        "echo \"don't $(echo ')') use torchrun x\"; python train.py",
+        "python train.py --note $'it\\'s torchrun time'",
+    ],
+)
+def test_a_launcher_that_is_only_mentioned_is_left_alone(text: str) -> None:
+    assert recognise.in_text(text, as_program=False) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "uv run --no-sync torchrun train.py",
+        "uv run -p 3.11 torchrun train.py",
+        "time -p torchrun train.py",
+        "nice -n 5 torchrun train.py",
+        "conda run -n env --no-capture-output torchrun train.py",
+        "singularity exec --nv image.sif torchrun train.py",
+        "singularity exec --bind /data image.sif torchrun train.py",
+        "apptainer exec image.sif torchrun train.py",
+        "nsys profile -o out torchrun train.py",
+        "nohup nice torchrun train.py",
+        "numactl --interleave=all python -m torch.distributed.run train.py",
+    ],
+)
+def test_a_launcher_behind_a_wrapper_is_found(text: str) -> None:
+    taken = recognise.in_text(text, as_program=False)
+    assert taken is not None
+    assert taken.launcher == "torchrun"
+
+
+@pytest.mark.parametrize("text", ["xargs torchrun train.py", "bash -ec 'torchrun train.py'; true"])
+def test_a_launcher_that_another_program_starts_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="starts a launcher through"):
+        recognise.in_text(text, as_program=False)
