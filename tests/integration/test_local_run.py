@@ -55,6 +55,7 @@ def test_an_interrupt_leaves_the_job_running_and_says_so(desk: Desk) -> None:
     with subprocess.Popen(
         _argv("--procs", "1", "train.py", "--wait"), cwd=desk.folder, env=desk.environ, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell in the background ignores it
     ) as process:  # fmt: skip
         jobs = Path(desk.environ["ORCH_HOME"]) / "jobs"
         wait_until(
