@@ -70,6 +70,11 @@ class Preparation:
         return self._setup.pid if self._setup else None
 
     @property
+    def _tag(self) -> dict[str, str]:
+        """The variable that marks the processes of this job on this node."""
+        return {TAG: f"{self._config.job}/{self._config.node}"}
+
+    @property
     def is_importing(self) -> bool:
         """Tell whether the node is ready but for the template that its ranks are forked from."""
         return self._held is not None
@@ -167,7 +172,7 @@ class Preparation:
         log = self._job.node_log(order.attempt, self._config.node)
         folder = self._job.node(self._config.node)
         try:
-            env = {**self._env(order), TAG: f"{self._config.job}/{self._config.node}"}
+            env = {**self._env(order), **self._tag}
             self._setup = setup_script.Setup(order.setup, env, self._job.code, folder, log)
         except setup_script.SetupError as err:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
@@ -219,10 +224,8 @@ class Preparation:
             self._report(m.PrepareFailed(order.attempt, err.reason, err.tail))
             return
         if order.argv:
-            tag = {
-                TAG: f"{self._config.job}/{self._config.node}"
-            }  # what a rank is forked from shows it for all
-            shared = {**to_set(self.settings(order.request), 0), **env, **tag}
+            # What a rank is forked from shows the tag for all of them.
+            shared = {**to_set(self.settings(order.request), 0), **env, **self._tag}
             self.starter.prepare(self.argv(order.argv), shared, self._job, self._config.node)
         self._held = order, held
         self.poll()

@@ -141,8 +141,8 @@ def _print_folded(view: LogView, out: Print, folded: Any) -> None:
 
 
 def _changes(*, with_end: bool) -> Refresh:
-    """Return the function that prints a line when the state, the attempt or a queued job's reason changes. What the line before has told
-    is not told again.
+    """Return the function that prints a line when the state, the attempt or a queued job's reason changes. What the line
+    before has told is not told again.
 
     The end is left out unless `with_end`: the caller prints it in full.
     """

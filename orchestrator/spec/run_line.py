@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from orchestrator.spec import hosts, job_writer
+from orchestrator.spec.launchers import recognise
+from orchestrator.spec.launchers.launch_line import INTERPRETER
 from orchestrator.spec.load import SpecFile, checked
 from orchestrator.spec.value_types import NAME, host_texts
 from orchestrator.spec.yaml_document import ECHO_CHARS_MAX, Document, Place, Value, escaped
@@ -23,7 +25,6 @@ Spell: TypeAlias = Callable[[str, str], str]
 
 FALLBACK_NAME = "job"
 NAME_CHARS_MAX = 63
-_PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _SHELL = re.compile(r"(.*/)?((ba|z|da|k)?sh|[^/]+\.sh)")
 
 
@@ -91,18 +92,13 @@ def without_python(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return the interpreter that a command begins with, and the script or module behind it; no interpreter for a command that
     begins otherwise, or whose module is a launcher, which the job file itself reads."""
     rest = list(words[1:])
-    if not words or not _PYTHON.fullmatch(words[0]):
+    if not words or not INTERPRETER.fullmatch(words[0].rpartition("/")[2]):
         return "", tuple(words)
     while rest[:1] == ["-u"]:  # lines are not buffered anyway
         rest = rest[1:]
-    is_launcher = rest[:1] == ["-m"] and rest[1:2] and rest[1].partition(".")[0] in LAUNCHERS
-    if not rest or is_launcher or (rest[0].startswith("-") and rest[0] != "-m"):
+    if not rest or recognise.is_line(words) or (rest[0].startswith("-") and rest[0] != "-m"):
         return "", tuple(words)
     return words[0], tuple(rest)
-
-
-LAUNCHERS = ("torch", "accelerate", "deepspeed", "lightning", "fabric")
-"""Packages whose modules start the ranks of a job, such as torch.distributed.run."""
 
 
 def _hosts(said: str | Sequence[str] | None) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.core.errors import UserError
@@ -69,7 +69,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
     nodes, aside = _place(file, inventory, pool)
     resume_args = tuple(shlex.split(spec.checkpoint.resume_args)) if spec.checkpoint.resume_args else ()
     chosen = _chosen_env(spec)
-    return Plan(
+    made = Plan(
         id=job_id,
         name=spec.name,
         backend=spec.backend,
@@ -78,7 +78,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         argv=argv,
         resume_args=resume_args,
         shell=shell,
-        setup=(*spec.setup, *_accelerate_setup(file, inventory, _size(nodes, pool))),
+        setup=tuple(spec.setup),
         env={name: value for name, (value, _) in chosen.items()},
         defaults={"PYTHONUNBUFFERED": "1"} if spec.logs.unbuffered else {},
         secrets=tuple(spec.secrets),
@@ -99,6 +99,7 @@ def plan(file: SpecFile, inventory: Inventory, job_id: str, created_at: float) -
         batch=_batch(spec),
         set_aside=aside,
     )
+    return replace(made, setup=(*made.setup, *_accelerate_setup(file, inventory, made)))
 
 
 def _batch(spec: JobSpec) -> PlannedBatch | None:
@@ -272,13 +273,6 @@ def _gpus_per_node(file: SpecFile, inventory: Inventory) -> int:
     return int(spec.gpus_per_node)
 
 
-def _size(nodes: tuple[PlannedNode, ...], pool: PlannedPool | None) -> tuple[int, int]:
-    """Return how many nodes and ranks an attempt has."""
-    if pool is not None:
-        return pool.nodes, pool.nodes * pool.ranks_each
-    return len(nodes), sum(len(node.ranks) for node in nodes)
-
-
 def accelerate_file(file: SpecFile, named: str) -> str:
     """Return the path by which ranks find a configuration of Accelerate: relative to the code snapshot where it lies in
     workdir."""
@@ -287,7 +281,7 @@ def accelerate_file(file: SpecFile, named: str) -> str:
     return str(path.relative_to(file.workdir) if inside else path)
 
 
-def _accelerate_setup(file: SpecFile, inventory: Inventory, size: tuple[int, int]) -> tuple[str, ...]:
+def _accelerate_setup(file: SpecFile, inventory: Inventory, made: Plan) -> tuple[str, ...]:
     """Return the setup lines that set what `accelerate launch` would set, by the job's own Python, see
     `agent.rank.accelerate_env`; none without an `accelerate` section."""
     spec = file.spec
@@ -297,9 +291,9 @@ def _accelerate_setup(file: SpecFile, inventory: Inventory, size: tuple[int, int
     settings = {
         "args": list(spec.accelerate.args),
         "config_file": accelerate_file(file, named) if named else None,
-        "nodes": size[0],
-        "processes": size[1],
-        "keep": sorted({*_chosen_env(spec), *spec.env, *spec.secrets}),
+        "nodes": made.pool.nodes if made.pool is not None else len(made.nodes),
+        "processes": made.world_size,
+        "keep": sorted({*made.env, *made.secrets}),
     }
     is_command = spec.entry.kind == "command"
     pythons = ["python", "python3", inventory.python] if is_command else [inventory.python, "python3"]

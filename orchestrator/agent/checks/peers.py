@@ -14,10 +14,10 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from orchestrator.agent import rendezvous_probe, setup_script
 from orchestrator.agent.rendezvous_probe import NONCE_BYTES, proof
+from orchestrator.core.wire.bootstrap import PeerMeasured
 
 DIAL_S_MAX = 2.0
 """How long one address may take to answer."""
@@ -30,17 +30,6 @@ PINGS = 10
 BLOCK = bytes(1 << 16)
 COUNT_BYTES = 8
 GUESTS_MAX = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """A link to another node: the address that answered, round trip, throughput (0: not measured), and the ports' faults."""
-
-    address: str
-    rtt_s: float
-    bytes_per_s: float
-    # Why each of the ports asked for cannot be reached, empty where it can
-    faults: tuple[str, ...]
 
 
 class PeerListener:
@@ -90,7 +79,7 @@ class PeerListener:
             self._guests.release()
 
 
-def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: float) -> Measured:
+def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: float) -> PeerMeasured:
     """Dial each port of another node at the first of its addresses that answers; send for `send_s` to the first port."""
     address, rtt_s, bytes_per_s = "", 0.0, 0.0
     faults = []
@@ -107,7 +96,7 @@ def measure(addresses: Sequence[str], ports: Sequence[int], token: str, send_s: 
                 rtt_s, bytes_per_s = took
             break
         faults.append(", ".join(why))
-    return Measured(address, rtt_s, bytes_per_s, tuple(faults))
+    return PeerMeasured(address, rtt_s, bytes_per_s, tuple(faults))
 
 
 class _Stranger(OSError):

@@ -13,7 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from orchestrator.core.host import procfs
+from orchestrator.core.host import cgroups, procfs
 from orchestrator.core.host_facts import UNKNOWN, UNLIMITED, FolderFacts
 
 LOOK_UP_S_MAX = 3.0
@@ -22,7 +22,6 @@ LOOK_UP_S_MAX = 3.0
 WRITE_TEST_BYTES = 4096
 
 _SHM = Path("/dev/shm")
-_CGROUP = Path("/sys/fs/cgroup")
 _V1_UNLIMITED = 1 << 60
 """Version 1 writes a limit that is none as the largest number of pages."""
 
@@ -33,24 +32,10 @@ def memory_bytes() -> int:
 
 
 def cgroup_bytes() -> int:
-    """Return the smallest memory limit of the cgroups around this process, UNKNOWN without one.
-
-    Version 2 has one line `0::PATH` in /proc/self/cgroup, version 1 a line for each controller (`man 7 cgroups`).
-    """
-    smallest = UNLIMITED
-    for line in procfs.text(procfs.PROC / "self" / "cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (_CGROUP / "memory", "memory.limit_in_bytes") if controllers else (_CGROUP, "memory.max")
-        inner = top / path.lstrip("/")
-        for folder in (inner, *inner.parents):
-            text = procfs.text(folder / name).strip()
-            if text.isdigit():
-                smallest = min(smallest, int(text))
-            if folder == top:
-                break
+    """Return the smallest memory limit of the cgroups around this process, UNKNOWN without one."""
+    names = {True: "memory.max", False: "memory.limit_in_bytes"}
+    texts = [procfs.text(folder / names[is_v2]).strip() for folder, is_v2 in cgroups.folders("memory")]
+    smallest = min((int(text) for text in texts if text.isdigit()), default=UNLIMITED)
     return smallest if smallest < _V1_UNLIMITED else UNKNOWN
 
 

@@ -37,8 +37,7 @@ class Steps:
             case w.OpenPorts(token, port):
                 return self._open(token, port)
             case w.MeasurePeer(addresses, ports, token, send_s):
-                found = peers.measure(addresses, ports, token, send_s)
-                return w.PeerMeasured(found.address, found.rtt_s, found.bytes_per_s, found.faults)
+                return peers.measure(addresses, ports, token, send_s)
             case w.ReduceAll():
                 return self._reduce(step)
             case _:

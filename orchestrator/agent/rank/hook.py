@@ -588,10 +588,9 @@ class Steps:
     def _first_step(self, now_ns: int) -> "memoryview | None":
         if now_ns < self._retry_at_ns:
             return None
-        self._retry_at_ns = (
-            float("inf") if self._notes.guard("worker", is_data_worker) else now_ns + CLAIM_RETRY_NS
-        )
-        if self._retry_at_ns == float("inf"):
+        self._retry_at_ns = now_ns + CLAIM_RETRY_NS
+        if self._notes.guard("worker", is_data_worker):
+            self._retry_at_ns = float("inf")
             return None
         if self._notes.guard("claim", lambda: claim(self._folder)):
             self._retry_at_ns = float("inf")  # ours for good, even if the file cannot be used

@@ -170,7 +170,10 @@ class Template:
             self.begin()
 
     def fork(self, program: spawn.Program) -> int:
-        """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do."""
+        """Fork a rank and return its pid, a child of this process; 0 when a new interpreter must do.
+
+        Raises OSError where it cannot be told whether the rank was forked.
+        """
         if not self.is_ready or self._line is None:
             return 0
         ticket = Path(program.env[RANK_DIR_ENV]) / TICKET
@@ -181,9 +184,9 @@ class Template:
         with contextlib.suppress(OSError):
             ticket.touch()
             self._line.send(json.dumps(order).encode())
-            answer = self._receive(FORK_S_MAX)
-            if answer is not None and isinstance(answer.get("pid"), int):
-                return int(str(answer["pid"]))
+            pid = (self._receive(FORK_S_MAX) or {}).get("pid")
+            if isinstance(pid, int):
+                return pid
         self.why_fresh = self.why_fresh or "its template did not answer"
         self.end()
         return _late_fork(ticket)
@@ -224,14 +227,13 @@ class Template:
 
 
 def _late_fork(ticket: Path) -> int:
-    """Keep a rank that was ordered and has not been heard of from starting; return its pid if it has started already."""
+    """Keep a rank that was ordered and has not been heard of from starting; return its pid if it has started already, else
+    0. Raises OSError where neither is certain: a second rank must not be started on a guess."""
     try:
         ticket.unlink()
     except FileNotFoundError:
         taken = [path.name.rpartition(".")[2] for path in ticket.parent.glob(f"{TICKET}.*")]
         return next((int(pid) for pid in taken), 0)
-    except OSError:
-        return 0
     return 0
 
 
@@ -264,7 +266,10 @@ class Starter:
         """How the ranks are started, for people."""
         if self.is_warm:
             return "forks of a process that has imported torch"
-        why = self._why_fresh or (self._template.why_fresh if self._template is not None else "")
+        why, template = self._why_fresh, self._template
+        if template is not None:
+            late = f"its template has not imported torch within {IMPORT_S_MAX:g} s"
+            why = template.why_fresh or (late if template.pid else "its template died")
         return f"new interpreters{f': {why}' if why else ''}"
 
     @property

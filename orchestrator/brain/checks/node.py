@@ -31,7 +31,7 @@ MISSING_SHOWN_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a job wants of each node; `setup`: its setup lines may still install what is missing."""
+    """What a job wants of each node; `has_setup`: its setup lines may still install what is missing."""
 
     ranks_each: int
     gpus_each: int

@@ -68,11 +68,9 @@ class Report:
     def unusable(self) -> set[str]:
         """Return the nodes that a finding alone makes unusable."""
         return {
-            one.nodes[0] for one in self.findings if one.severity is Severity.ERROR and len(one.nodes) == 1
-        } | {
             name
             for one in self.findings
-            if one.severity is Severity.ERROR and _is_each(one)
+            if one.severity is Severity.ERROR and (len(one.nodes) == 1 or _is_each(one))
             for name in one.nodes
         }
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from orchestrator.core.host import gpus, interfaces
+from orchestrator.core.host import cgroups, gpus, interfaces
 from orchestrator.core.host.procfs import text
 from orchestrator.core.observations import Address
 from orchestrator.core.settings.hardware_facts import (
@@ -31,7 +31,6 @@ CPUS_MAX = 4096
 """Most CPUs in a list of the kernel."""
 
 _GPUS = "proc/driver/nvidia/gpus"
-_CGROUPS = "sys/fs/cgroup"
 _MARKUP = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -77,19 +76,8 @@ def _cores(root: Path, cpus: Iterable[int]) -> int:
 
 
 def _quota_cpus(root: Path) -> float | None:
-    """Return the smallest CPU quota of this process's cgroup and those above it (cgroups(7), both versions)."""
-    quotas = []
-    for line in text(root / "proc/self/cgroup").splitlines():
-        words = line.split(":", 2)
-        if len(words) < 3:
-            continue
-        controllers, path = words[1:]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        base = root / _CGROUPS / ("cpu" if controllers else "")
-        inner = Path(path.lstrip("/"))
-        for folder in (inner, *inner.parents):
-            quotas.append(_quota(base / folder, is_v2=not controllers))
+    """Return the smallest CPU quota of this process's cgroup and those above it."""
+    quotas = [_quota(folder, is_v2=is_v2) for folder, is_v2 in cgroups.folders("cpu", root)]
     return min((quota for quota in quotas if quota), default=None)
 
 

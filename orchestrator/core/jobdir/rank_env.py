@@ -64,18 +64,19 @@ def node_env(
     ours = {} if plan.ssh else outer
     if plan.slurm:
         ours = {name: value for name, value in outer.items() if name not in GPU_NAMES}
-    values = _values(plan, job)
-    chosen = {
-        name: placeholders.fill(text, values) for name, text in plan.env.items() if not _is_of_attempt(text)
-    }
-    env = {**ours, **chosen, **secrets}
+    env = {**ours, **_chosen(plan, _values(plan, job), of_attempt=False), **secrets}
     if node.gpus and "CUDA_VISIBLE_DEVICES" not in plan.env:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(str(gpu) for gpu in node.gpus)
     return env
 
 
-def _is_of_attempt(text: str) -> bool:
-    return not placeholders.OF_AN_ATTEMPT.isdisjoint(placeholders.named(text))
+def _chosen(plan: Plan, values: Mapping[str, str], *, of_attempt: bool) -> dict[str, str]:
+    """Return the user's variables whose values name the attempt, or the others, filled in."""
+    return {
+        name: placeholders.fill(text, values)
+        for name, text in plan.env.items()
+        if of_attempt != placeholders.OF_AN_ATTEMPT.isdisjoint(placeholders.named(text))
+    }
 
 
 GPU_NAMES = (
@@ -108,11 +109,8 @@ def rank_env(
     rank, world = str(seat.rank), str(plan.world_size)
     error_file = job.rank_run(seat.node, attempt, seat.rank) / TORCHELASTIC_ERROR_FILE
     values = {**_values(plan, job), **_attempt_values(attempt, resume_from)}
-    chosen = {
-        name: placeholders.fill(text, values) for name, text in plan.env.items() if _is_of_attempt(text)
-    }
     return {
-        **chosen,
+        **_chosen(plan, values, of_attempt=True),
         "RANK": rank,
         "WORLD_SIZE": world,
         "LOCAL_RANK": str(seat.local_rank),

@@ -11,12 +11,19 @@ from collections.abc import Mapping, Sequence
 from orchestrator.spec.launchers.launch_line import (
     ALL,
     DEVICE,
+    LOGS,
+    NUMBERED,
     RANKS,
     RANKS_EACH,
+    REACHES,
+    RENDEZVOUS,
+    ROLES,
+    STARTS,
     Dropped,
     Given,
     LaunchLine,
     Setting,
+    count_later,
     is_later,
     kind_of,
     last,
@@ -26,7 +33,6 @@ from orchestrator.spec.launchers.launch_line import (
     read,
     sorted_out,
 )
-from orchestrator.spec.launchers.torchrun import count_later
 
 _FOR_RANKS = {
     "": "--cpu --multi-gpu --mixed-precision= --num-cpu-threads-per-process= --enable-cpu-affinity --use-deepspeed "
@@ -66,13 +72,12 @@ _OPTIONS = options(
         **{f"{start}{name}": _ARGS for start, names in _FOR_RANKS.items() for name in names.split()},
     },
     {
-        "orch makes the rendezvous, with a free port for each attempt": "--main-process-ip= --main-process-port= "
-        "--rdzv-backend= --rdzv-conf= --same-network",
-        "orch numbers the nodes": "--machine-rank=",
-        "orch keeps a log of each rank: orch logs --rank 2": "-t/--tee= --log-dir= -q/--quiet",
-        "all ranks have the role default": "--role=",
-        "orch starts and watches the ranks its own way": "--monitor-interval=",
-        "orch reaches the hosts itself": "--deepspeed-hostfile= --deepspeed-multinode-launcher=",
+        RENDEZVOUS: "--main-process-ip= --main-process-port= --rdzv-backend= --rdzv-conf= --same-network",
+        NUMBERED: "--machine-rank=",
+        LOGS: "-t/--tee= --log-dir= -q/--quiet",
+        ROLES: "--role=",
+        STARTS: "--monitor-interval=",
+        REACHES: "--deepspeed-hostfile= --deepspeed-multinode-launcher=",
     },
     own="--num-processes= --num-machines= --gpu-ids= -m/--module --no-python --deepspeed-inclusion-filter= "
     f"--deepspeed-exclusion-filter= {_ELSEWHERE}",

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from orchestrator.spec.launchers.launch_line import (
     ALL,
     DEVICE,
+    LOGS,
+    NUMBERED,
     RANKS_EACH,
+    REACHES,
+    RENDEZVOUS,
+    UNBOUND,
     Dropped,
     LaunchLine,
     Setting,
@@ -20,20 +25,18 @@ from orchestrator.spec.launchers.launch_line import (
     sorted_out,
 )
 
-_REACH = "orch reaches the hosts itself"
 _OPTIONS = options(
     "deepspeed",
     {"--venv-script=": "setup"},
     {
-        "orch makes the rendezvous, with a free port for each attempt": "--master-port= --master-addr=",
-        "orch numbers the nodes": "--node-rank=",
-        f"{_REACH}: write its hosts as ssh.hosts, with backend: ssh and nodes": "-H/--hostfile= --force-multi",
-        _REACH: "--launcher= --launcher-args= --no-ssh --no-ssh-check",
-        f"{_REACH}; their port is ssh.port": "--ssh-port=",
-        "orch keeps a log of each rank: orch logs --rank 2": "--enable-each-rank-log= --log-level= -q/--quiet",
+        RENDEZVOUS: "--master-port= --master-addr=",
+        NUMBERED: "--node-rank=",
+        f"{REACHES}: write its hosts as ssh.hosts, with backend: ssh and nodes": "-H/--hostfile= --force-multi",
+        REACHES: "--launcher= --launcher-args= --no-ssh --no-ssh-check",
+        f"{REACHES}; their port is ssh.port": "--ssh-port=",
+        LOGS: "--enable-each-rank-log= --log-level= -q/--quiet",
         "orch knows the processes that it starts": "--save-pid",
-        "orch binds no rank to cores; a command can: numactl --cpunodebind=0 python3 train.py": "--bind-cores-to-rank "
-        "--bind-core-list=",
+        UNBOUND: "--bind-cores-to-rank --bind-core-list=",
     },
     own="--num-nodes= --num-gpus/--num-accelerators= -i/--include= -e/--exclude= --module --no-python --no-local-rank "
     "--autotuning=",

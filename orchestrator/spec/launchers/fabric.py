@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from orchestrator.spec.launchers.launch_line import (
     ALL,
     DEVICE,
+    NUMBERED,
     OF_JOB,
     OF_NODE,
     RANKS_EACH,
+    RENDEZVOUS,
     Given,
     LaunchLine,
     Setting,
@@ -26,8 +28,8 @@ _OPTIONS = options(
     "fabric run",
     {},
     {
-        "orch makes the rendezvous, with a free port for each attempt": "--main-address= --main-port=",
-        "orch numbers the nodes": "--node-rank=",
+        RENDEZVOUS: "--main-address= --main-port=",
+        NUMBERED: "--node-rank=",
     },
     own="--accelerator= --strategy= --devices= --num-nodes= --precision=",
     abbreviates=False,

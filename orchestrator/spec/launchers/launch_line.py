@@ -35,6 +35,15 @@ ALL = "auto"
 OF_NODE, OF_JOB = "{ranks_per_node}", "{nodes}"
 """Values of variables that the job's size gives."""
 
+RENDEZVOUS = "orch makes the rendezvous, with a free port for each attempt"
+NUMBERED = "orch numbers the nodes"
+LOGS = "orch keeps a log of each rank: orch logs --rank 2"
+ROLES = "all ranks have the role default"
+STARTS = "orch starts and watches the ranks its own way"
+REACHES = "orch reaches the hosts itself"
+UNBOUND = "orch binds no rank to cores; a command can: numactl --cpunodebind=0 python3 train.py"
+"""Why options that several launchers have are not needed."""
+
 _LATER = re.compile(r"[$`]")
 
 
@@ -205,6 +214,13 @@ def number(one: Given, low: int = 1) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", one.value) or int(one.value) < low:
         raise ValueError(f"{one.text}: must be a whole number of at least {low}")
     return int(one.value)
+
+
+def count_later(one: Given, dropped: list[Dropped]) -> None:
+    """Note a count that Slurm's variables would give. Raises ValueError for other variables."""
+    if "SLURM_" not in one.value:
+        number(one)
+    dropped.append(Dropped(one.text, "the job file says how many, and orch asks Slurm for them"))
 
 
 def is_later(text: str) -> bool:

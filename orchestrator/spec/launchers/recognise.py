@@ -99,10 +99,7 @@ def in_words(words: Sequence[str], *, as_program: bool) -> Taken | None:
     if not line.local_rank and line.kind != "command" and not prefix:
         return Taken(line.launcher, tuple(line.program(words)), "", line.settings, line.dropped)
     quoted = [*map(shlex.quote, prefix), *_shell_words(line, [shlex.quote(word) for word in words])]
-    if line.local_rank:
-        return Taken(line.launcher, None, " ".join(quoted), line.settings, line.dropped)
-    plain = [*prefix, *([] if line.kind == "command" else [PYTHON]), *line.program(words)]
-    return Taken(line.launcher, None, shlex.join(plain), line.settings, line.dropped)
+    return Taken(line.launcher, None, " ".join(quoted), line.settings, line.dropped)
 
 
 def _needs_no_shell(command: shell_text.Command, words: Sequence[str]) -> bool:
@@ -210,7 +207,7 @@ def _reader(words: Sequence[str], at: int) -> tuple[Callable[[Sequence[str], int
     if not INTERPRETER.fullmatch(named[0]):
         return None
     module = _behind_options(words, at + 1)
-    if words[module : module + 1] != ["-m"] and tuple(words[module : module + 1]) != ("-m",):
+    if tuple(words[module : module + 1]) != ("-m",):
         return None
     rest = tuple(words[module + 1 : module + 3])
     for name, read in _MODULES.items():
@@ -262,7 +259,7 @@ def _python(words: Sequence[str], at: int) -> LaunchLine:
             dropped.append(Dropped(option, _SILENT[option]))
         else:
             raise ValueError(f"python {option} cannot be taken over; write the line as command")
-    if words[end : end + 1] in (["-c"], ["-"], ("-c",), ("-",)):
+    if tuple(words[end : end + 1]) in (("-c",), ("-",)):
         raise ValueError(f"python {words[end]} is not a script; write the line as command")
     is_module = end < len(words) and words[end] == "-m"
     kept = program(words, end + is_module, "python")

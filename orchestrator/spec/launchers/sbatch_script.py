@@ -22,7 +22,7 @@ from orchestrator.spec.launchers.launch_line import (
 )
 from orchestrator.spec.launchers.recognise import Taken
 from orchestrator.spec.launchers.slurm_size import nested, of_tasks
-from orchestrator.spec.launchers.srun import SBATCH, from_options
+from orchestrator.spec.launchers.srun import GPUS_EACH, SBATCH, from_options
 
 _PREPARES = {"module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval", "ulimit", "unset", "spack", "pyenv",
              "umask", "alias", "shopt"}  # fmt: skip
@@ -256,7 +256,7 @@ def _known_of_slurm(settings: Sequence[Setting], given: Sequence[Given]) -> dict
     """Return Slurm's variables that the directives give their values."""
     values = {one.key: str(one.value) for one in settings}
     known = {"SLURM_NNODES": values.get("nodes", "1"), "SLURM_JOB_NUM_NODES": values.get("nodes", "1")}
-    pairs = (("gpus_of_a_node", "SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE"), (RANKS, "SLURM_NTASKS SLURM_NPROCS"),
+    pairs = ((GPUS_EACH, "SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE"), (RANKS, "SLURM_NTASKS SLURM_NPROCS"),
              (RANKS_EACH, "SLURM_NTASKS_PER_NODE"), ("slurm.cpus_per_task", "SLURM_CPUS_PER_TASK"))  # fmt: skip
     for key, names in pairs:
         if key in values:

@@ -14,6 +14,7 @@ from orchestrator.spec.launchers.launch_line import (
     Given,
     LaunchLine,
     Setting,
+    count_later,
     is_later,
     last,
     number,
@@ -22,7 +23,6 @@ from orchestrator.spec.launchers.launch_line import (
     read,
     sorted_out,
 )
-from orchestrator.spec.launchers.torchrun import count_later
 
 _FIELDS = {
     "-A/--account=": "slurm.account",

@@ -7,11 +7,18 @@ from dataclasses import replace
 
 from orchestrator.spec.launchers.launch_line import (
     ALL,
+    LOGS,
+    NUMBERED,
     RANKS_EACH,
+    RENDEZVOUS,
+    ROLES,
+    STARTS,
+    UNBOUND,
     Dropped,
     Given,
     LaunchLine,
     Setting,
+    count_later,
     is_later,
     kind_of,
     last,
@@ -22,19 +29,17 @@ from orchestrator.spec.launchers.launch_line import (
     sorted_out,
 )
 
-_RENDEZVOUS = "orch makes the rendezvous, with a free port for each attempt"
-_LOGS = "orch keeps a log of each rank: orch logs --rank 2"
 NOT_NEEDED = {
-    _RENDEZVOUS: "--rdzv-backend= --rdzv-endpoint= --rdzv-id= --rdzv-conf= --standalone --master-addr= --local-addr=",
-    f"{_RENDEZVOUS}; rendezvous.port fixes it": "--master-port=",
-    "orch numbers the nodes": "--node-rank=",
-    _LOGS: "--log-dir= -r/--redirects= -t/--tee= --local-ranks-filter= --duplicate-stdout-filters= "
+    RENDEZVOUS: "--rdzv-backend= --rdzv-endpoint= --rdzv-id= --rdzv-conf= --standalone --master-addr= --local-addr=",
+    f"{RENDEZVOUS}; rendezvous.port fixes it": "--master-port=",
+    NUMBERED: "--node-rank=",
+    LOGS: "--log-dir= -r/--redirects= -t/--tee= --local-ranks-filter= --duplicate-stdout-filters= "
     "--duplicate-stderr-filters= --logs-specs= --event-log-handler=",
-    "orch starts and watches the ranks its own way": "--monitor-interval= --start-method= --signals-to-handle= --run-path",
-    "all ranks have the role default": "--role=",
+    STARTS: "--monitor-interval= --start-method= --signals-to-handle= --run-path",
+    ROLES: "--role=",
     "orch sets LOCAL_RANK, and gives the script no argument": "--use-env",
     "each rank has its own LOCAL_RANK and sees all GPUs of its job on the node": "--virtual-local-rank",
-    "orch binds no rank to cores; a command can: numactl --cpunodebind=0 python3 train.py": "--numa-binding=",
+    UNBOUND: "--numa-binding=",
 }
 """Options of torchrun that orch does not need."""
 
@@ -67,9 +72,8 @@ def _line(words: Sequence[str], at: int, given: list[Given], launcher: str) -> L
         settings.append(Setting(RANKS_EACH, "1", f"{launcher} without --nproc-per-node", yields=True))
     kind = kind_of(launcher, given, "-m")
     started = program(words, at, launcher)
-    if words[at + 1 : at + 2] == [
-        "--"
-    ]:  # torchrun takes it away, too: what stands behind it is for the script
+    if words[at + 1 : at + 2] == ["--"]:
+        # torchrun takes it away, too: what stands behind it is for the script
         started = (at, *started[2:])
     return LaunchLine(launcher, kind, started, tuple(settings), tuple(dropped))
 
@@ -94,10 +98,3 @@ def _count(one: Given, settings: list[Setting], dropped: list[Dropped]) -> None:
         raise ValueError(f"{one.text}: orch knows NVIDIA GPUs and CPU ranks only; write the number of ranks")
     else:
         settings.append(Setting(RANKS_EACH, str(number(one)), one.text))
-
-
-def count_later(one: Given, dropped: list[Dropped]) -> None:
-    """Note a count that Slurm's variables would give. Raises ValueError for other variables."""
-    if "SLURM_" not in one.value:
-        number(one)
-    dropped.append(Dropped(one.text, "the job file says how many, and orch asks Slurm for them"))

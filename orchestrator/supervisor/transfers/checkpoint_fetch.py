@@ -75,9 +75,9 @@ class CheckpointFetch:
         later: Callable[[Task], object],
         place: str = "checkpoints",
     ) -> None:
-        """Take up what the manifests tell. `place`: the folder of the checkpoints on a host, in that of the job. `keep`: the number of checkpoints of each series that stay in the job
+        """Take up what the manifests tell. `keep`: the number of checkpoints of each series that stay in the job
         folder, in addition to `resume_point()`, the path that the next attempt starts from. `later` runs a task that
-        may take long (deleting) off the loop."""
+        may take long (deleting) off the loop. `place`: the folder of the checkpoints on a host, in that of the job."""
         self._store = CheckpointStore(job)
         self.carrier = carrier
         self._keep = keep

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.agent.rank import processes, spawn, warm
+from orchestrator.agent.rank import processes, spawn, template, warm
+from orchestrator.core.jobdir import rank_env
+from orchestrator.core.jobdir.layout import JobDir
+from orchestrator.core.slurm import step_env
+from tests.support import jobs
 
 MODULES = {
     "thread": "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n",
@@ -42,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def template(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Template]:
+def imported(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Template]:
     """Return a template of the modules that the test names, once it has said what it is."""
     env = {**os.environ, "PYTHONPATH": str(folder / "lib")}
     one = warm.Template(folder, (sys.executable, "train.py"), env, folder / "code", request.param)
@@ -55,20 +59,20 @@ def template(folder: Path, request: pytest.FixtureRequest) -> Iterator[warm.Temp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", [("well", *REASONS, "breaks")], indirect=True)
+@pytest.mark.parametrize("imported", [("well", *REASONS, "breaks")], indirect=True)
 def test_modules_that_keep_a_process_from_being_forked_are_named_and_left_out(
-    template: warm.Template,
+    imported: warm.Template,
 ) -> None:
-    assert template.unfit == REASONS
-    assert template.is_ready
+    assert imported.unfit == REASONS
+    assert imported.is_ready
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("template", [("thread", "well")], indirect=True)
-def test_without_the_first_module_there_is_no_template(template: warm.Template) -> None:
-    assert not template.is_ready
-    assert template.why_fresh == "import thread started a thread"
-    assert template.fork(spawn.Program((sys.executable, "train.py"), {}, Path(), Path())) == 0
+@pytest.mark.parametrize("imported", [("thread", "well")], indirect=True)
+def test_without_the_first_module_there_is_no_template(imported: warm.Template) -> None:
+    assert not imported.is_ready
+    assert imported.why_fresh == "import thread started a thread"
+    assert imported.fork(spawn.Program((sys.executable, "train.py"), {}, Path(), Path())) == 0
 
 
 @pytest.mark.slow
@@ -117,3 +121,21 @@ def test_a_template_takes_the_place_of_a_python_that_runs_a_script_with_torch(
 def test_a_script_without_torch_whose_ranks_made_steps_has_a_template(tmp_path: Path) -> None:
     (tmp_path / "plain.py").write_text("import helper\n")
     assert warm.reason_against((sys.executable, "plain.py"), tmp_path, has_stepped=True) == ""
+
+
+def test_every_variable_that_a_rank_gets_when_it_starts_is_one_that_imports_may_not_read() -> None:
+    slot = rank_env.RankSlot(0, "node-0", 0, 1, 0, 1)
+    own = rank_env.rank_env(jobs.plan(), JobDir(Path("/job")), slot, 1, ("127.0.0.1", 29500), "")
+    of_slurm = step_env.of_a_rank(0, 0, [("node-0", (0,))])
+    assert set(template.ALONE) == (own.keys() | of_slurm.keys()) - {"ORCH_TAG"}
+
+
+def test_a_late_fork_is_told_from_one_that_will_never_be(tmp_path: Path) -> None:
+    (tmp_path / warm.TICKET).touch()
+    assert warm._late_fork(tmp_path / warm.TICKET) == 0
+    assert not (tmp_path / warm.TICKET).exists(), "a fork that comes now ends"
+    (tmp_path / f"{warm.TICKET}.4711").touch()
+    assert warm._late_fork(tmp_path / warm.TICKET) == 4711
+    (tmp_path / "folder" / warm.TICKET).mkdir(parents=True)
+    with pytest.raises(OSError):
+        warm._late_fork(tmp_path / "folder" / warm.TICKET)
