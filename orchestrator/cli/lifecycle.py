@@ -28,6 +28,14 @@ CANCEL_S_MAX = 120.0
 """How long `orch cancel` waits in addition to the grace of the ranks."""
 
 
+GONE = click.option(
+    "--gone",
+    metavar="HOST",
+    default="",
+    help="Take over a job of this machine, which orch status names and which will not come back.",
+)
+
+
 @click.command()
 @SPEC
 @BACKEND
@@ -77,13 +85,14 @@ def _print_queue(job: Job) -> None:
 @click.command()
 @JOB
 @click.option("--wait/--no-wait", default=True, help="Wait until it has stopped (the default).")
-def cancel(job: str | None, wait: bool) -> int:
+@GONE
+def cancel(job: str | None, wait: bool, gone: str) -> int:
     """Stop a job for good.
 
     Its ranks get TERM, and when monitor.stop_grace is over, KILL.
     """
     found = find_job(job)
-    found.cancel()
+    found.cancel(gone)
     if not wait:
         terminal.say(f"{found.id} is being stopped")
         return 0
@@ -123,8 +132,11 @@ def restart(job: str | None) -> int:
 @JOB
 @click.option("--from", "checkpoint", metavar="CHECKPOINT", help="Start from this one, not the newest.")
 @SET
+@GONE
 @FOLLOW
-def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], follow: bool) -> int:
+def resume(
+    job: str | None, checkpoint: str | None, overrides: tuple[str, ...], gone: str, follow: bool
+) -> int:
     """Let an ended job go on from its newest checkpoint.
 
     It goes on in its own folder, with the code of its submit. A job that has succeeded goes on only with --set or --from: by itself it would find nothing left to do.
@@ -134,7 +146,7 @@ def resume(job: str | None, checkpoint: str | None, overrides: tuple[str, ...], 
         fix = "orch checkpoints lists what there is; without --from: the newest"
         raise UserError("names no checkpoint", "--from", fix)
     before = found.plan() if overrides else None
-    found.resume(checkpoint or "", overrides)
+    found.resume(checkpoint or "", overrides, gone=gone)
     terminal.say(f"resumed {found.id}{f' from {checkpoint}' if checkpoint else ''}")
     if before is not None:
         _warn_of_batch(before, found.plan())

@@ -157,8 +157,8 @@ class Job:
 
         return log_reader.read(self.folder, query or log_reader.LogQuery(), time.time_ns(), self.mask())
 
-    def cancel(self) -> None:
-        """Request the job's end, for which `wait` waits.
+    def cancel(self, gone: str = "") -> None:
+        """Request the job's end, for which `wait` waits. `gone`: as for `resume`.
 
         Raises UserError when it has ended already, and ClusterError when Slurm refuses to cancel it.
         """
@@ -172,20 +172,22 @@ class Job:
 
             slurm_status.cancel(self.folder)
         else:
-            is_left = not was_lost and self._left_behind_by()
+            is_left = not was_lost and self._is_left_behind_by(gone)
             requests.ask(self.folder.requests, "cancel")
             if was_lost:
                 self.look_after()
             elif is_left:
                 supervisor_process.start_supervisor(self.folder)
 
-    def _left_behind_by(self) -> str:
-        """Return the machine that an unended local job has lost, empty for none, see `supervisor_process.left_behind_by`."""
+    def _is_left_behind_by(self, gone: str) -> bool:
+        """Tell whether an unended local job has lost this machine, see `supervisor_process.left_behind_by`."""
+        if not gone:
+            return False
         try:
             silent_s = self._written_status().get("written_s", 0.0)
         except FileNotFoundError:
-            return ""
-        return supervisor_process.left_behind_by(self.folder, silent_s)
+            return False
+        return supervisor_process.left_behind_by(self.folder, silent_s) == gone
 
     def _may_end_without_journal(self) -> bool:
         """Prepare a job whose journal is lost for a supervisor that stops what still runs of it.
@@ -222,9 +224,15 @@ class Job:
         return before
 
     def resume(
-        self, checkpoint: str = "", overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+        self,
+        checkpoint: str = "",
+        overrides: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        *,
+        gone: str = "",
     ) -> None:
-        """Let an ended job go on from its newest checkpoint, or from `checkpoint`.
+        """Let an ended job go on from its newest checkpoint, or from `checkpoint`. `gone` names another machine on which a
+        job of backend local was running and which will not come back; without it such a job is never taken over.
 
         Of several commands at once, one resumes it. Raises UserError if the job runs, and if it has succeeded and
         neither `checkpoint` nor `overrides` give it anything new to do.
@@ -236,11 +244,13 @@ class Job:
                     what = f"another command is resuming the job{locks.by_whom(self.folder.resume_lock)}"
                     fix = "see with orch status what comes of that, then try again"
                     raise ClusterError(what, self.id, fix)
-                self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ)
+                self._resume(checkpoint, tuple(overrides), os.environ if environ is None else environ, gone)
         except OSError as err:
             raise requests.refused(err, self.folder.root) from err
 
-    def _resume(self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    def _resume(
+        self, checkpoint: str, overrides: tuple[str, ...], environ: Mapping[str, str], gone: str
+    ) -> None:
         """Let the job go on, with its resume lock held."""
         from orchestrator.submission import resume
         from orchestrator.supervisor.journal import lost_journal
@@ -248,8 +258,8 @@ class Job:
         if traces := lost_journal.lost_or_damaged(self.folder, self.plan()):
             self._resume_without_journal(traces, checkpoint, overrides, environ)
             return
-        if self._left_behind_by():
-            self.cancel()  # by a supervisor of this machine, which finds nothing of it alive
+        if self._is_left_behind_by(gone):
+            self.cancel(gone)  # by a supervisor of this machine, which finds nothing of it alive
             self.wait(CLOSE_S_MAX)
         before = self.status()
         state = before["state"]
@@ -274,6 +284,8 @@ class Job:
             fix = "orch cancel it there, or wait for its end"
             if silent_s < supervisor_process.LEFT_S_MIN:
                 fix += f"; if that machine is gone, try again once that is {supervisor_process.LEFT_S_MIN:g} s ago"
+            else:
+                fix += f"; if that machine is gone for good: orch resume {self.id} --gone {who['host']}"
         return UserError(what, self.id, fix)
 
     def _resume_without_journal(

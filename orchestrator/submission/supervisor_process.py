@@ -84,7 +84,7 @@ def left_behind_by(job: JobDir, silent_s: float) -> str:
     more: no lock of its supervisor or of an agent is held, and its status is `silent_s` old. Empty for any other job.
 
     Such is a job of a session that was ended from outside, whose folder is on a disk that was kept. An agent holds its lock
-    for as long as ranks of it can run. It is no proof, so only a person who resumes or cancels the job acts on it.
+    for as long as ranks of it can run. It is no proof: a person must have said that the machine is gone.
     """
     who = locks.holder(job.lock)
     if job.ended.exists() or who is None or who["host"] == os.uname().nodename or home.is_slurm(job):

@@ -183,7 +183,9 @@ def outdated(status: Status) -> str:
     """Return that no supervisor keeps this status up to date, and which one last did."""
     holder, queued = status["supervisor"], status.get("queue")
     who = f"its supervisor (pid {holder['pid']} on {holder['host']})" if holder else "its supervisor"
-    gone = "; if that machine is gone: orch resume" if status["backend"] == "local" and holder else ""
+    gone = ""
+    if status["backend"] == "local" and holder:
+        gone = f"; if that machine is gone: orch resume --gone {holder['host']}"
     more = "its batch script starts it again" if queued else f"orch status there tells more{gone}"
     more = "Slurm has suspended it" if queued and queued["state"] == "SUSPENDED" else more
     if full := status.get("full_disk"):

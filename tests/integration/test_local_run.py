@@ -125,7 +125,10 @@ def test_a_job_of_a_session_that_was_cut_off_is_resumed_on_another_machine(desk:
     assert "if that machine is gone, try again once that is 60 s ago" in told.value.fix
     _age(job.job.folder.state)
     assert "if that machine is gone: orch resume" in _status_text(desk)
-    job.job.resume()
+    with pytest.raises(orchestrator.UserError, match="the job is RUNNING on the-old-machine") as told:
+        job.job.resume()
+    assert f"orch resume {job.job.id} --gone the-old-machine" in told.value.fix
+    job.job.resume(gone="the-old-machine")
     status = job.wait()
     assert (status["state"], status["attempt"]) == ("SUCCEEDED", 2)
     assert job.attempts()[1]["resumed_from"] is not None
