@@ -13,7 +13,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, JobGoal, News, NodeFacts, Phase
+from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, Phase
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.scheduling import allocation, fence, placement, rendezvous, restart_policy
 
 KILL_S_MAX = 60.0

@@ -9,7 +9,8 @@ from typing import cast
 
 from orchestrator.brain.diagnosis import suspicion
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
 
 

@@ -11,17 +11,9 @@ from typing import Any, cast
 from orchestrator.brain.diagnosis import desync, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import (
-    APART,
-    AgentState,
-    AttemptFacts,
-    Facts,
-    NodeFacts,
-    PastAttempt,
-    Phase,
-    RankFacts,
-    RendezvousFacts,
-)
+from orchestrator.brain.model.facts import APART, AttemptFacts, Facts, PastAttempt, Phase
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
+from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.brain.scheduling import checkpoints, placement, repeated_failure
 
 HANGS_MAX = 2

@@ -12,21 +12,16 @@ from orchestrator.brain import fold_beats, fold_decisions
 from orchestrator.brain.diagnosis import desync, stragglers, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import (
+from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, News, Phase
+from orchestrator.brain.model.node_facts import (
     AgentLoss,
     AgentState,
-    AttemptFacts,
-    Facts,
     HostBusy,
-    JobGoal,
-    News,
     NodeFacts,
     Orders,
-    Phase,
-    RankFacts,
-    RankState,
     SetupFailure,
 )
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import allocation, checkpoints
 from orchestrator.core import observations
 

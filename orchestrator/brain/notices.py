@@ -12,7 +12,8 @@ from __future__ import annotations
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Topic
-from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase, RankFacts
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
+from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.observations import Framework
 
 ALONE_STEPS = 30

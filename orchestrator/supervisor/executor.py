@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from orchestrator.backends.api import Backend, LaunchError
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AgentState, Facts
+from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core.jobdir import full_disk, rank_env
 from orchestrator.core.jobdir.durable import replace_text
 from orchestrator.core.jobdir.layout import JobDir

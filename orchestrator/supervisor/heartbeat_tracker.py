@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.brain.model.facts import AgentState, Facts
+from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import codec
 from orchestrator.core.wire import messages as m
 from orchestrator.core.wire.messages import Envelope

@@ -12,16 +12,9 @@ from types import MappingProxyType
 
 from orchestrator.brain.diagnosis import stragglers, suspects
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.facts import (
-    AgentState,
-    AttemptFacts,
-    Facts,
-    JobGoal,
-    NodeFacts,
-    Phase,
-    RankFacts,
-    RankState,
-)
+from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal, Phase
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.scheduling import fence, placement
 from orchestrator.core.codec import Json
 from orchestrator.core.jobdir import status_file

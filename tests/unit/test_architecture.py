@@ -83,7 +83,6 @@ IMPURE_CALLS = {"open", "print", "input", "eval", "exec", "__import__", "breakpo
 
 LONG_FILES = {
     "orchestrator/brain/model/events.py": "one list of all that the brain can hear",
-    "orchestrator/brain/model/facts.py": "one list of all that the brain knows",
     "orchestrator/cli/app.py": "one function for each verb",
     "orchestrator/client/job.py": "one method for each thing that can be done with a job",
     "orchestrator/agent/rank/hook.py": "one file is what is copied into every rank",

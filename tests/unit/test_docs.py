@@ -15,7 +15,9 @@ import pytest
 from orchestrator import brain
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.facts import AgentState, News, Phase, RankState
+from orchestrator.brain.model.facts import News, Phase
+from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.cli.group import INTERRUPTED, JOB_FAILED, cli
 from orchestrator.client import post_mortem, stacks
 from orchestrator.core.errors import ClusterError, UserError

@@ -13,7 +13,8 @@ from orchestrator.brain.diagnosis.hang_report import node_of
 from orchestrator.brain.diagnosis.library_errors import explain
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation
 from orchestrator.core.text import named

@@ -19,7 +19,8 @@ from orchestrator.brain.diagnosis import inspections, suspicion
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import AttemptFacts, CountAtStep, CountKey, Facts, RankFacts, RankState
+from orchestrator.brain.model.facts import AttemptFacts, CountAtStep, CountKey, Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core import observations
 from orchestrator.core.text import ranks_text

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from orchestrator.brain.diagnosis import crash, hang, node_lost
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts, Phase
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation, placement, rendezvous
 from orchestrator.brain.scheduling.repeated_failure import recognise

@@ -14,7 +14,9 @@ from orchestrator.brain.diagnosis import collectives, hang_report, inspections, 
 from orchestrator.brain.diagnosis.collectives import Mismatch, Missing, Unknown, Whole
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankFacts
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
+from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.observations import Activity
 from orchestrator.core.text import named, ranks_text

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from orchestrator.brain.diagnosis import collectives, inspections
 from orchestrator.brain.diagnosis.collectives import Mismatch
-from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import text
 from orchestrator.core.observations import Activity, RankInspection
 from orchestrator.core.text import named

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Kind, Verdict
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts, Phase
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.brain.scheduling import allocation, fence
 from orchestrator.core.text import named

@@ -11,7 +11,8 @@ import statistics
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts, RankState, Straggler
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.rank_facts import RankFacts, RankState, Straggler
 
 FACTOR_MIN = 1.3
 """How many times the median of its peers' work is slow."""

@@ -10,7 +10,9 @@ from orchestrator.brain.diagnosis import collectives, hang, hang_report, inspect
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, Phase, RankState
+from orchestrator.brain.model.facts import AttemptFacts, Facts, Phase
+from orchestrator.brain.model.node_facts import AgentState
+from orchestrator.brain.model.rank_facts import RankState
 from orchestrator.core.observations import Activity
 
 BRIEF_S = 2.0

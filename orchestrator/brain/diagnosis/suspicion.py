@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator.brain.model.events import RankHeartbeat
-from orchestrator.brain.model.facts import AttemptFacts, Facts, RankFacts
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.rank_facts import RankFacts
 from orchestrator.core.observations import Activity, RankInspection
 
 START_SUSPECT_S = 30.0

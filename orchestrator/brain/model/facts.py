@@ -1,4 +1,4 @@
-"""Facts of a job: all that the brain knows of nodes, ranks, attempts and checkpoints.
+"""Facts of a job: all that the brain knows of it, its attempts and checkpoints; `node_facts` and `rank_facts` have the rest.
 
 What was ordered and what was observed are always two fields.
 """
@@ -11,12 +11,13 @@ from typing import NamedTuple, TypeAlias
 
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
+from orchestrator.brain.model.node_facts import (
+    NodeFacts,
+)
+from orchestrator.brain.model.rank_facts import RankFacts, RankState
 from orchestrator.core import observations
 from orchestrator.core.end_cause import Cause
 from orchestrator.core.limits import Limits
-
-LAUNCH_FAILURES_MAX = 3
-"""How often the first agent of a node may fail to start before the job says that it cannot be launched."""
 
 APART = "rendezvous between "
 """How the signature of a verdict on two nodes that cannot meet begins; then come their names, the first one last."""
@@ -25,23 +26,6 @@ PLACEMENT = " placement"
 """How the signature of a verdict on an attempt that cannot be placed ends."""
 
 News: TypeAlias = "e.Event | d.Decision"
-
-
-class AgentState(enum.Enum):
-    """Observed state of a node's agent."""
-
-    ABSENT = "absent"
-    LAUNCHING = "launching"
-    UP = "up"
-    SILENT = "silent"
-
-
-class RankState(enum.Enum):
-    """Observed state of a rank's process."""
-
-    WAITING = "waiting"
-    ALIVE = "alive"
-    EXITED = "exited"
 
 
 class Phase(enum.Enum):
@@ -57,206 +41,6 @@ class JobGoal(enum.Enum):
 
     RUN = "run"
     CANCEL = "cancel"
-
-
-@dataclass(slots=True)
-class Orders:
-    """What a node's agent was ordered: the latest attempt of each order, 0 for none.
-
-    The end of a connection voids them all, since they may never have arrived; they are given again when it is back.
-    """
-
-    prepare: int = 0
-    probe: int = 0
-    start: int = 0
-    stop: int = 0
-    stop_at: float = 0.0
-    leave: bool = False
-
-
-@dataclass(slots=True)
-class RendezvousFacts:
-    """What a node has reported for the rendezvous of the current attempt."""
-
-    # Where ranks meet if this is the first node: the address from the plan and the port that it found free.
-    address: str = ""
-    port: int = 0
-    # Its addresses to choose from; empty where the plan fixes the address.
-    addresses: tuple[observations.Address, ...] = ()
-    # The attempt in which it has probed the first node, which addresses of that one it reached, and how others failed.
-    probed: int = 0
-    reached: tuple[observations.Reached, ...] = ()
-    missed: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SetupFailure:
-    """Setup lines that failed, or a program that cannot be started, with the end of their output."""
-
-    reason: str
-    tail: str
-
-
-@dataclass(frozen=True, slots=True)
-class AgentLoss:
-    """How and when (job clock) an agent was lost while it had ranks of the current attempt."""
-
-    how: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class HostBusy:
-    """Who used a host when an agent was last to be started there, and when (job clock) that was."""
-
-    reason: str
-    at: float
-
-
-@dataclass(slots=True)
-class NodeFacts:
-    """One node. Attempts are numbers, 0 for none; `ordered` are wishes, the rest was observed."""
-
-    name: str
-    # Global ranks on it: fixed by the plan, or by `Place` for one attempt.
-    ranks: tuple[int, ...]
-
-    # The agent. `agent_present`: one was up that has neither left nor been seen to have died.
-    agent_state: AgentState = AgentState.ABSENT
-    agent_present: bool = False
-    incarnation: str = ""
-    contact_at: float = 0.0
-    ordered: Orders = field(default_factory=Orders)
-
-    # How long the agent may go on without contact: the longest of all times that it was given, the same while its ranks
-    # have made no step in the current attempt, and whether a connection ended since it was given; see `fence`.
-    fence_s: float = 0.0
-    alone_s: float = 0.0
-    fence_lost: bool = False
-
-    # Whether the node can be used. Launches that failed in a row and why the last one did; what a person must mend first;
-    # how it was lost in an earlier attempt, as long as it has not come back; who else uses it. Empty: nothing of the kind.
-    launched_at: float = 0.0
-    launch_failures: int = 0
-    launch_reason: str = ""
-    excluded: str = ""
-    missing: str = ""
-    busy: HostBusy | None = None
-
-    # The latest attempt that it is set up for, whose ranks were started, of which nothing runs on it any more (and since
-    # when), and for which a `Start` was ever sent: only later attempts are certain to have left nothing.
-    ready: int = 0
-    started: int = 0
-    clear: int = 0
-    cleared_at: float = 0.0
-    ever_started: int = 0
-
-    # Of the current attempt. `inspected`: the last inspection that it has answered.
-    rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)
-    inspected: int = 0
-    setup_failure: SetupFailure | None = None
-    lost: AgentLoss | None = None
-
-    @property
-    def hopeless(self) -> bool:
-        """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
-        return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.incarnation
-
-    def lost_how(self, verdict: d.Verdict | None) -> str:
-        """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
-        judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == self.name
-        silent = verdict.evidence[0].removeprefix(f"{self.name}: ") if verdict and judged else ""
-        return self.lost.how if self.lost is not None else silent
-
-    def forgive(self) -> None:
-        """Forget why the node could not be used: the user has resumed the job, or there is a new allocation."""
-        self.launch_failures, self.launch_reason = 0, ""
-        self.excluded, self.missing, self.busy = "", "", None
-
-    def is_clear(self, attempt: int) -> bool:
-        """Tell whether nothing of `attempt` can be running here."""
-        return self.clear >= attempt or self.ever_started < attempt
-
-
-@dataclass(frozen=True, slots=True)
-class Straggler:
-    """A rank that does its own work slower than its peers."""
-
-    # Its own work in a step without waiting for others, and the median of its peers' work.
-    own_work_s: float
-    peers_s: float
-    # The attempt's own step and the time (job clock) since which it has been slow, and in how many reports in a row.
-    step: int
-    at: float
-    times: int
-
-    @property
-    def factor(self) -> float:
-        return self.own_work_s / self.peers_s
-
-
-@dataclass(slots=True)
-class RankFacts:
-    """One rank in the current attempt."""
-
-    rank: int
-    node: str
-    rank_state: RankState = RankState.WAITING
-    pid: int = 0
-
-    # From its heartbeats, as in `RankHeartbeat`, and when each kind of sign was last seen, as in `SignTimes`.
-    steps: int = 0
-    state: str = ""
-    state_at: float = 0.0
-    log_bytes: int = 0
-    cpu_s: float = 0.0
-    sign_at: float = 0.0
-    # A step proves that the whole gang lives.
-    step_at: float = 0.0
-    beat_at: float = 0.0
-    io_bytes: int = 0
-    median_step_s: float | None = None
-    own_work_s: float | None = None
-    optimizer_steps: int = 0
-    alone: observations.Framework | None = None
-    progress: str = ""
-    exiting: bool = False
-    exiting_at: float = 0.0
-    busy_at: float = 0.0
-    pause_s: float = 0.0
-    activity_at: float = 0.0
-    # Not journaled: the counts of collectives, see `desync`, and slow work, see `stragglers`.
-    groups: tuple[str, ...] = field(default=(), compare=False)
-    straggler: Straggler | None = field(default=None, compare=False)
-
-    # From inspections: the last one and when it was reported; when one found that the rank had entered another collective,
-    # and when one last found it in something that may take long.
-    inspection: observations.RankInspection | None = None
-    inspected_at: float = 0.0
-    collective_at: float = 0.0
-    longer_at: float = 0.0
-
-    # How it ended, as in `Exited`.
-    code: int | None = None
-    signal: int | None = None
-    died_at: float = 0.0
-    ordered: bool = False
-    failure: observations.Failure | None = None
-    oom: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """Tell whether this rank ended badly without being ordered to stop."""
-        return (
-            self.rank_state is RankState.EXITED
-            and not self.ordered
-            and (self.code or 0, self.signal or 0) != (0, 0)
-        )
-
-    @property
-    def ended_well(self) -> bool:
-        """Tell whether this rank ended by itself and with code 0; one that was stopped has not done its work."""
-        return self.rank_state is RankState.EXITED and not self.ordered and self.code == 0
 
 
 @dataclass(frozen=True, slots=True)

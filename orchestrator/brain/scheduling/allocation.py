@@ -15,17 +15,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, JobEnd, Kind, Verdict
-from orchestrator.brain.model.facts import (
-    PLACEMENT,
-    AgentState,
-    AllocationLoss,
-    AttemptFacts,
-    Facts,
-    JobGoal,
-    NodeFacts,
-    Orders,
-    Phase,
-)
+from orchestrator.brain.model.facts import PLACEMENT, AllocationLoss, AttemptFacts, Facts, JobGoal, Phase
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts, Orders
 from orchestrator.brain.model.verdicts import verdict_on
 from orchestrator.core.end_cause import Cause
 

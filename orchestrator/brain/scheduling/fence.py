@@ -12,7 +12,8 @@ from __future__ import annotations
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, NodeFacts
+from orchestrator.brain.model.facts import AttemptFacts, Facts
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts
 
 PAUSES = 2.0
 QUIET_S_MAX = 1800.0

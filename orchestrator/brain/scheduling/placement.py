@@ -13,14 +13,8 @@ from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import (
-    LAUNCH_FAILURES_MAX,
-    PLACEMENT,
-    AgentState,
-    AttemptFacts,
-    Facts,
-    NodeFacts,
-)
+from orchestrator.brain.model.facts import PLACEMENT, AttemptFacts, Facts
+from orchestrator.brain.model.node_facts import LAUNCH_FAILURES_MAX, AgentState, NodeFacts
 from orchestrator.brain.model.verdicts import verdict_on
 
 PATIENCE_S = 10.0

@@ -11,15 +11,8 @@ from dataclasses import dataclass
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Decision, Kind, Verdict
-from orchestrator.brain.model.facts import (
-    APART,
-    AgentState,
-    AttemptFacts,
-    Facts,
-    NodeFacts,
-    Phase,
-    RendezvousFacts,
-)
+from orchestrator.brain.model.facts import APART, AttemptFacts, Facts, Phase
+from orchestrator.brain.model.node_facts import AgentState, NodeFacts, RendezvousFacts
 from orchestrator.brain.model.verdicts import verdict_on
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from orchestrator.brain.model.deadlines import Deadlines
 from orchestrator.brain.model.decisions import Checkpoint, JobEnd, Kind
-from orchestrator.brain.model.facts import AgentState, AttemptFacts, Facts, JobGoal
+from orchestrator.brain.model.facts import AttemptFacts, Facts, JobGoal
+from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.brain.scheduling import allocation
 from orchestrator.brain.scheduling.checkpoints import QUESTION, SUSPICION
 

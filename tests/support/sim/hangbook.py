@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from orchestrator.brain.model import decisions as d
-from orchestrator.brain.model.facts import Facts, RankState
+from orchestrator.brain.model.facts import Facts
+from orchestrator.brain.model.rank_facts import RankState
 
 if TYPE_CHECKING:
     from .ledger import Ledger

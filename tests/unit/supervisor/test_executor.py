@@ -13,7 +13,7 @@ from orchestrator.backends.api import LaunchError
 from orchestrator.brain.brain import Brain
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AgentState
+from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core import observations
 from orchestrator.core.jobdir.layout import JobDir
 from orchestrator.supervisor import translation

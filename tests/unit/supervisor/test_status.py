@@ -12,7 +12,8 @@ import pytest
 from orchestrator.brain.fold_events import fold
 from orchestrator.brain.model import decisions as d
 from orchestrator.brain.model import events as e
-from orchestrator.brain.model.facts import AgentState, Facts, News
+from orchestrator.brain.model.facts import Facts, News
+from orchestrator.brain.model.node_facts import AgentState
 from orchestrator.core.jobdir import status_file
 from orchestrator.supervisor import status as status_object
 from orchestrator.supervisor.journal.planned import planned

@@ -1,0 +1,140 @@
+"""Facts about nodes: the agent on each, what it was ordered and has done, and how it failed."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from orchestrator.brain.model import decisions as d
+from orchestrator.core import observations
+
+LAUNCH_FAILURES_MAX = 3
+"""How often the first agent of a node may fail to start before the job says that it cannot be launched."""
+
+
+class AgentState(enum.Enum):
+    """Observed state of a node's agent."""
+
+    ABSENT = "absent"
+    LAUNCHING = "launching"
+    UP = "up"
+    SILENT = "silent"
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a node's agent was ordered: the latest attempt of each order, 0 for none.
+
+    The end of a connection voids them all, since they may never have arrived; they are given again when it is back.
+    """
+
+    prepare: int = 0
+    probe: int = 0
+    start: int = 0
+    stop: int = 0
+    stop_at: float = 0.0
+    leave: bool = False
+
+
+@dataclass(slots=True)
+class RendezvousFacts:
+    """What a node has reported for the rendezvous of the current attempt."""
+
+    # Where ranks meet if this is the first node: the address from the plan and the port that it found free.
+    address: str = ""
+    port: int = 0
+    # Its addresses to choose from; empty where the plan fixes the address.
+    addresses: tuple[observations.Address, ...] = ()
+    # The attempt in which it has probed the first node, which addresses of that one it reached, and how others failed.
+    probed: int = 0
+    reached: tuple[observations.Reached, ...] = ()
+    missed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetupFailure:
+    """Setup lines that failed, or a program that cannot be started, with the end of their output."""
+
+    reason: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLoss:
+    """How and when (job clock) an agent was lost while it had ranks of the current attempt."""
+
+    how: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class HostBusy:
+    """Who used a host when an agent was last to be started there, and when (job clock) that was."""
+
+    reason: str
+    at: float
+
+
+@dataclass(slots=True)
+class NodeFacts:
+    """One node. Attempts are numbers, 0 for none; `ordered` are wishes, the rest was observed."""
+
+    name: str
+    # Global ranks on it: fixed by the plan, or by `Place` for one attempt.
+    ranks: tuple[int, ...]
+
+    # The agent. `agent_present`: one was up that has neither left nor been seen to have died.
+    agent_state: AgentState = AgentState.ABSENT
+    agent_present: bool = False
+    incarnation: str = ""
+    contact_at: float = 0.0
+    ordered: Orders = field(default_factory=Orders)
+
+    # How long the agent may go on without contact: the longest of all times that it was given, the same while its ranks
+    # have made no step in the current attempt, and whether a connection ended since it was given; see `fence`.
+    fence_s: float = 0.0
+    alone_s: float = 0.0
+    fence_lost: bool = False
+
+    # Whether the node can be used. Launches that failed in a row and why the last one did; what a person must mend first;
+    # how it was lost in an earlier attempt, as long as it has not come back; who else uses it. Empty: nothing of the kind.
+    launched_at: float = 0.0
+    launch_failures: int = 0
+    launch_reason: str = ""
+    excluded: str = ""
+    missing: str = ""
+    busy: HostBusy | None = None
+
+    # The latest attempt that it is set up for, whose ranks were started, of which nothing runs on it any more (and since
+    # when), and for which a `Start` was ever sent: only later attempts are certain to have left nothing.
+    ready: int = 0
+    started: int = 0
+    clear: int = 0
+    cleared_at: float = 0.0
+    ever_started: int = 0
+
+    # Of the current attempt. `inspected`: the last inspection that it has answered.
+    rendezvous: RendezvousFacts = field(default_factory=RendezvousFacts)
+    inspected: int = 0
+    setup_failure: SetupFailure | None = None
+    lost: AgentLoss | None = None
+
+    @property
+    def hopeless(self) -> bool:
+        """Tell whether no agent can be started here. Where one has been up before, the host may be rebooting."""
+        return self.launch_failures >= LAUNCH_FAILURES_MAX and not self.incarnation
+
+    def lost_how(self, verdict: d.Verdict | None) -> str:
+        """Return how the node was lost in the current attempt, by its verdict too; empty if it was not."""
+        judged = verdict is not None and verdict.kind is d.Kind.NODE_LOST and verdict.node == self.name
+        silent = verdict.evidence[0].removeprefix(f"{self.name}: ") if verdict and judged else ""
+        return self.lost.how if self.lost is not None else silent
+
+    def forgive(self) -> None:
+        """Forget why the node could not be used: the user has resumed the job, or there is a new allocation."""
+        self.launch_failures, self.launch_reason = 0, ""
+        self.excluded, self.missing, self.busy = "", "", None
+
+    def is_clear(self, attempt: int) -> bool:
+        """Tell whether nothing of `attempt` can be running here."""
+        return self.clear >= attempt or self.ever_started < attempt
