@@ -114,7 +114,7 @@ def _no_first_step(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) ->
     if due_s is None or not deadlines.passed(due_s):
         return None
     summary = f"no first step within {limit_s:g} s (monitor.first_step_timeout)"
-    culprits = [rank for rank in inspections.living(facts) if not _waits(attempt, rank)]
+    culprits = [rank for rank in inspections.living(facts) if not inspections.waits(attempt, rank)]
     return _hang(
         facts, attempt, culprits, summary, study(facts, attempt), since_s=due_s,
         culprit=hang_report.who(attempt, culprits), signature=f"hang first step {hang_report.places(attempt, culprits)}",
@@ -191,9 +191,9 @@ def _verified(facts: Facts, attempt: AttemptFacts, deadlines: Deadlines) -> Verd
     if certain:
         return _silence(facts, attempt, answer, certain)
     culprits = suspects(facts, attempt, answer)
-    if all(_waits(attempt, rank) for rank in alive) and _is_proof(facts, attempt, alive, answer):
+    if all(inspections.waits(attempt, rank) for rank in alive) and _is_proof(facts, attempt, alive, answer):
         return _silence(facts, attempt, answer, culprits)
-    late = [rank for rank in alive if not _waits(attempt, rank)] or alive
+    late = [rank for rank in alive if not inspections.waits(attempt, rank)] or alive
     behind = answer.behind if isinstance(answer, Missing) else ()
     late = [rank for rank in late if rank.rank in behind] or late
     if not _is_over(facts, attempt, late):
@@ -206,7 +206,7 @@ def suspects(facts: Facts, attempt: AttemptFacts, answer: collectives.Answer) ->
     """Return the ranks to name when all stand still: those that wait for no other rank, else those that others wait for."""
     alive = _judged(facts, answer)
     certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
-    unsure = certain or [rank for rank in alive if not _waits(attempt, rank)]
+    unsure = certain or [rank for rank in alive if not inspections.waits(attempt, rank)]
     behind = answer.behind if isinstance(answer, Missing) else ()
     if unsure:
         return [rank for rank in unsure if rank.rank in behind] or _likely(unsure, facts)
@@ -240,7 +240,7 @@ def _proved(facts: Facts, attempt: AttemptFacts, alive: list[RankFacts]) -> list
     wait. What one rank can never do by itself another may yet let it do, as long as that one can go on; and where no
     rank is seen to wait for others, each may be all that the program is to do."""
     certain = [rank for rank in alive if _is_certain(facts, attempt, rank)]
-    waiting = [rank for rank in alive if _waits(attempt, rank)]
+    waiting = [rank for rank in alive if inspections.waits(attempt, rank)]
     return certain if waiting and len(certain) + len(waiting) == len(alive) else []
 
 
@@ -312,9 +312,9 @@ def _is_over(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
 def _patience_s(facts: Facts, attempt: AttemptFacts, rank: RankFacts) -> float:
     """Return for how long a rank may stand where it does: the longest that fits what it was seen in since it last moved."""
     still_s = inspections.still_s(facts, attempt, rank)
-    waited_for = any(_waits(attempt, one) for one in inspections.living(facts))
+    waited_for = any(inspections.waits(attempt, one) for one in inspections.living(facts))
     took_longer = still_s is not None and rank.longer_at >= rank.inspected_at - still_s
-    is_whole = _waits(attempt, rank)  # then all wait for each other, and the network may come back
+    is_whole = inspections.waits(attempt, rank)  # then all wait for each other, and the network may come back
     return suspicion.patience_s(facts, attempt, longer=took_longer or is_whole or not waited_for)
 
 
@@ -324,19 +324,9 @@ def _is_free(facts: Facts, attempt: AttemptFacts, ranks: list[RankFacts]) -> boo
     assert facts.limits is not None
     if suspicion.is_fixed(facts) or (facts.limits.patience_s and suspicion.has_stepped(facts)):
         return False
-    if any(_waits(attempt, rank) for rank in inspections.living(facts)):
+    if any(inspections.waits(attempt, rank) for rank in inspections.living(facts)):
         return False
-    return all(_does(attempt, rank, Activity.SPINNING, Activity.SLEEPING) for rank in ranks)
-
-
-def _waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
-    return _does(attempt, rank, Activity.WAITING_FOR_RANKS)
-
-
-def _does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool:
-    """Tell whether the last inspection has found the rank in one of these activities."""
-    inspection = inspections.result(attempt, rank)
-    return inspection is not None and inspection.activity in activities
+    return all(inspections.does(attempt, rank, Activity.SPINNING, Activity.SLEEPING) for rank in ranks)
 
 
 def _likely(ranks: list[RankFacts], facts: Facts) -> list[RankFacts]:

@@ -160,3 +160,14 @@ def _pause_s(facts: Facts, attempt: AttemptFacts, number: int) -> float:
         return pause_s
     stills = [still for rank in living(facts) if (still := still_s(facts, attempt, rank)) is not None]
     return PAUSES_S[0] if stills and min(stills) < STILL_S else pause_s
+
+
+def waits(attempt: AttemptFacts, rank: RankFacts) -> bool:
+    """Tell whether the last inspection has found the rank waiting for others."""
+    return does(attempt, rank, Activity.WAITING_FOR_RANKS)
+
+
+def does(attempt: AttemptFacts, rank: RankFacts, *activities: Activity) -> bool:
+    """Tell whether the last inspection has found the rank in one of these activities."""
+    inspection = result(attempt, rank)
+    return inspection is not None and inspection.activity in activities
