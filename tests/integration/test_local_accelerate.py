@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,8 @@ accelerator.end_training()
 
 
 def _found(text: str) -> list[dict[str, Any]]:
-    said = [json.loads(line.partition("found ")[2]) for line in text.splitlines() if "found {" in line]
+    starts = [one.end() for one in re.finditer("found (?={)", text)]  # of two ranks perhaps on one line
+    said = [json.JSONDecoder().raw_decode(text, at)[0] for at in starts]
     return sorted(said, key=lambda one: int(one["rank"]))
 
 

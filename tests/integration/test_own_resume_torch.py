@@ -45,6 +45,7 @@ if init_from == "resume":
     checkpoint = torch.load(os.path.join(out_dir, "ckpt.pt"))
     model.load_state_dict(checkpoint["model"])
     iter_num = checkpoint["iter_num"]
+    dist.barrier()  # rank 0 overwrites the file that others read
 print("begins at", iter_num, "in", out_dir, flush=True)
 while iter_num < 60:
     if iter_num % 10 == 0 and iter_num and rank == 0:
