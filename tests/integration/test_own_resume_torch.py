@@ -22,12 +22,12 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 def step():
+    time.sleep(0.02)  # longer than the coarse time of a file that was just saved is behind
     optimizer.zero_grad()
     model(torch.ones(2, 4)).sum().backward()
     for one in model.parameters():
         dist.all_reduce(one.grad)
     optimizer.step()
-    time.sleep(0.02)
 """
 )
 
